@@ -2,7 +2,6 @@
 
 import http.client
 import threading
-import time
 import urllib.parse
 from contextlib import contextmanager
 
@@ -21,14 +20,10 @@ class Searcher:
     """Finds the sentences in their order, or backwards."""
 
     def __init__(self, step: int = 1):
-        self.step, self.queries, self.busy, self.busiest = step, [], 0, 0
+        self.step, self.queries = step, []
 
     def search_hits(self, queries, top_k=5):
-        self.busy += 1
-        self.busiest = max(self.busiest, self.busy)
-        time.sleep(0.01)
         self.queries.append(queries)
-        self.busy -= 1
         if queries == "broken":
             raise CheckpointError("the vectors are <not> finite")
         ranks = [{"dense": 1, "lexical": 7}, {"lexical": 5}, {}, {}]
@@ -109,18 +104,6 @@ def test_what_is_refused(path, headers, status):
     assert answered == status
     assert "alert" in checked(text).values("role")
     assert searcher.queries == (["broken"] if status == 500 else [])
-
-
-def test_encoders_are_asked_by_one_thread_at_a_time():
-    searcher = Searcher()
-    with served(one=searcher) as port:
-        threads = [threading.Thread(target=ask, args=(port, query(f"number {index}"))) for index in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(searcher.queries) == 6
-    assert searcher.busiest == 1
 
 
 def test_a_port_in_use_and_invalid_options():

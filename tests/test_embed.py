@@ -370,15 +370,6 @@ def test_an_edit_that_keeps_the_size_is_refused(tmp_path, shards, capsys):
     cli.main(arguments(tmp_path))
 
 
-def test_embeddings_that_were_removed_are_made_again(tmp_path, shards):
-    cli.main(arguments(tmp_path))
-    shutil.rmtree(tmp_path / "out")
-    cli.main(arguments(tmp_path))
-    next((tmp_path / "out").glob("shard-3*.parquet")).unlink()
-    cli.main(arguments(tmp_path))
-    check(tmp_path / "out", shards)
-
-
 def test_damaged_state_files_are_named(tmp_path, shards, capsys):
     cli.main(arguments(tmp_path))
     for name in ("settings.json", "inputs/shard-1.txt.json"):
@@ -449,3 +440,5 @@ def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, mo
     Path(out, "shard-3.txt.000001.parquet").unlink()
     with pytest.raises(DataError, match=r"shard-3\.txt\.000001\.parquet is missing"):
         find_store(out)
+    cli.main(arguments(tmp_path))  # makes it again
+    check(tmp_path / "out", shards)

@@ -1,11 +1,9 @@
-import sys
-
 import numpy as np
 import pytest
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Settings, geometry
+from diffcse_jax.evaluation import geometry
 
 GEOMETRY, RETRIEVAL = geometry.PROBES
 
@@ -39,6 +37,8 @@ def test_measures_follow_their_definitions(tmp_path, vectors):
     kernel = [np.exp(-2 * np.sum((units[u] - units[v]) ** 2)) for u in units for v in units if u != v]
     assert results["alignment"] == pytest.approx(alignment, rel=1e-5)
     assert results["uniformity"] == pytest.approx(np.log(np.mean(kernel)), rel=1e-4)
+    values = np.linalg.svd(np.stack([*vectors.values()]), compute_uv=False)
+    np.testing.assert_allclose(results["singular_values"], values / values[0], rtol=1e-5)
     groups = results["similarity_by_rating"]
     assert [group["n"] for group in groups] == [2, 0, 0, 1, 3]
     assert (groups[3]["mean"], groups[3]["std"]) == pytest.approx((units["a"] @ units["f"], 0))
@@ -60,12 +60,6 @@ def test_data_without_a_geometry_is_refused(tmp_path, vectors, row, message):
         GEOMETRY.run(TableEncoder(vectors), tmp_path)
 
 
-def test_values_of_known_matrices():
-    assert geometry.uniformity(np.eye(6, dtype=np.float32)) == pytest.approx(-4)
-    values = geometry.singular_values(np.diag([2, 8, 4]).astype(np.float32))
-    np.testing.assert_allclose(values, [1, 0.5, 0.25], rtol=1e-6)
-
-
 def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, vectors):
     vectors["b"] = vectors["a"] * 3  # found at once
     vectors["f"] = -vectors["e"]  # found last
@@ -76,14 +70,3 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     hits = results["examples"][0]
     assert hits["query"] == "a"
     assert {text for text, _ in hits["hits"][:2]} <= {"a", "b"}
-
-
-def test_pictures_are_drawn_if_matplotlib_is_installed(tmp_path, vectors, monkeypatch, capsys):
-    write_stsb(tmp_path, "dev", ROWS)
-    results = GEOMETRY.run(TableEncoder(vectors), tmp_path, Settings(mode="dev"))
-    models = [{"model": "a", "tasks": {"geometry": results}}] * 2
-    for path in geometry.draw(models, tmp_path / "report"):
-        assert path.read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert geometry.draw(models, tmp_path / "none") == []
-    assert "pip install 'diffcse_jax[report]'" in capsys.readouterr().err

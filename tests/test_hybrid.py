@@ -65,8 +65,6 @@ def test_words_of_scripts_without_spaces_are_pairs_of_characters():
     [
         ("german", "Die Katze liegt auf dem Dach und schläft, weil es dort warm ist."),
         ("french", "Le chat dort sur le toit parce que la maison est chaude."),
-        ("spanish", "El gato duerme en el tejado porque la casa es muy fría."),
-        ("english", "The cat sleeps on the roof because it is warm there."),
         ("english", "sqlite3 libxml2 gtk4"),
         ("english", "東京は日本の首都です"),
     ],

@@ -29,18 +29,6 @@ def test_ranks_in_blocks_match_scipy(monkeypatch):
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets), expected)
 
 
-@given(
-    st.lists(st.lists(st.sampled_from(["a", "bc", "d"]), max_size=12).map(" ".join)),
-    st.integers(0, 5),
-    st.integers(2, 7),
-)
-def test_halves_hold_all_words(sentences, limit, fewest_words):
-    halves = retrieval.halves(sentences, limit, fewest_words)
-    usable = [sentence for sentence in dict.fromkeys(sentences) if len(sentence.split()) >= fewest_words]
-    assert [f"{a} {b}" for a, b in halves] == usable[:limit]
-    assert all(0 <= len(b.split()) - len(a.split()) <= 1 for a, b in halves)
-
-
 @given(st.lists(st.tuples(*[st.sampled_from("abcdefghijkl")] * 2)), st.integers(1, 4), st.randoms())
 def test_chosen_pairs_depend_on_no_order_and_share_no_text(pairs, limit, random):
     order = {text: rank for rank, text in enumerate(f"{a} {b}" for a in "fedcbalkjihg" for b in "abcdefghijkl")}

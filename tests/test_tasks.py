@@ -6,7 +6,7 @@ import pytest
 
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation.senteval_data import extract, senteval_folder
-from diffcse_jax.evaluation.sts import OFFICIAL_SIZES, STSB, YEARS, size_problem
+from diffcse_jax.evaluation.sts import OFFICIAL_SIZES, size_problem
 from diffcse_jax.evaluation.tasks import TASKS, expand_groups
 
 ROW = b"-\t-\t-\t-\t5\ta\tb\n"
@@ -43,12 +43,6 @@ def test_every_task_has_its_official_sizes():
 )
 def test_other_sizes_are_described(task, scores, mode, reason):
     assert size_problem(task, scores, mode) == reason
-
-
-def test_the_files_here_are_official(data_dir):
-    for task, splits in ((STSB, ("dev", "test")), *((year, year.splits) for year in (YEARS[0], YEARS[2]))):
-        counts = {split: len(task.load(data_dir / "senteval", split).gold) for split in splits}
-        assert counts.items() <= OFFICIAL_SIZES[task.name].items()
 
 
 def write_archive(path, members):

@@ -7,7 +7,6 @@ pages of other sites cannot read answers through a name of their own (DNS rebind
 
 import socket
 import sys
-import threading
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -37,18 +36,17 @@ _HEADERS = {
 
 
 class Corpus:
-    """A text with the models that search it: encoders with an index of its sentences. One thread searches at a time."""
+    """A text with the models that search it: encoders with an index of its sentences."""
 
     def __init__(self, name: str, sentences: Sequence[str], models: Mapping[str, Any], top_k: int = 10):
         self.name, self.size = name, len(sentences)
         shown = min(_EXAMPLES, self.size)
         self.examples = [sentences[index * self.size // shown][:LONGEST_QUERY] for index in range(shown)]
-        self._models, self._top_k, self._lock = models, top_k, threading.Lock()
+        self._models, self._top_k = models, top_k
 
     def search(self, query: str) -> dict[str, list[Hit]]:
         """Return hits, best first, by the name of the model."""
-        with self._lock:
-            return {name: model.search_hits(query, top_k=self._top_k)[0] for name, model in self._models.items()}
+        return {name: model.search_hits(query, top_k=self._top_k)[0] for name, model in self._models.items()}
 
 
 def serve(
