@@ -81,19 +81,6 @@ def test_pairs_of_a_file(metric, content, score, tmp_path):
     assert evaluation.measure(angles(a=0.0, b=0.3, c=0.2, d=0.0)).scores[metric] == pytest.approx(score)
 
 
-@pytest.mark.parametrize(
-    ("metric", "content", "message"),
-    [
-        ("pairs_retrieval", "a\tb\nc\n", "pairs.tsv, line 2: expected two tab-separated texts, found 1"),
-        ("pairs_spearman", "1\ta\tb\n1.0\ta\tc\n", "pairs.tsv: .* at least two pairs with different scores"),
-    ],
-)
-def test_invalid_pairs_are_named(metric, content, message, tmp_path):
-    (tmp_path / "pairs.tsv").write_text(content)
-    with pytest.raises(DataError, match=message):
-        build(metric=metric, pairs_file=str(tmp_path / "pairs.tsv"))
-
-
 def test_also_reported_metrics(tmp_path, capsys):
     chosen_by, others, labelled = (tmp_path / name for name in ("dev.tsv", "others.tsv", "labelled.tsv"))
     chosen_by.write_text("1\ta\tb\n2\ta\tc\n3\ta\td\n")

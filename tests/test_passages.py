@@ -13,7 +13,7 @@ from tiny_model import write_tiny_model
 from diffcse_jax import cli
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.search.index import SentenceIndex
-from diffcse_jax.search.records import as_passages, split_text
+from diffcse_jax.search.records import split_text
 from diffcse_jax.search.vector_store import EncoderRecord
 
 
@@ -52,18 +52,6 @@ def test_passages_end_with_sentences_and_overlap():
     characters = [(place, place + 1) for place in range(9)]
     assert split_text("a" * 9, characters, 4) == [(0, 4), (3, 7), (6, 9)]
     assert split_text("", [], 4) == [(0, 0)]
-
-
-def test_records_of_a_place_are_one_document():
-    records = [{"line": 7, "title": "T", "sentence": "ab"}, {"line": 7, "title": "", "sentence": "cd"}]
-    assert [
-        *as_passages(records, lambda texts, titles: [[(0, 1), (1, 2)] if title else [(0, 2)] for title in titles])
-    ] == [
-        {"line": 7, "title": "T", "sentence": "a", "start": 0},
-        {"line": 7, "title": "T", "sentence": "b", "start": 1},
-        {"line": 7, "title": "", "sentence": "cd", "start": 0},
-    ]
-    assert [*as_passages([{"sentence": "ab"}], None)] == [{"document": 0, "sentence": "ab", "start": 0}]
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])

@@ -78,8 +78,15 @@ def test_tasks_on_own_files(tmp_path):
     assert duplicates == pytest.approx({"average_precision": 100 * (1 + 2 / 3) / 2, "n": 4})  # a-b, c-e, c-h, a-z
 
 
-@pytest.mark.parametrize("content", ["a\tb\t1\n", "a\tb\t0.5\na\tb\t1\n"])
-def test_labels_are_checked(content, tmp_path):
+@pytest.mark.parametrize(
+    ("task", "content", "message"),
+    [
+        ("duplicates", "a\tb\t1\n", r"pairs\.tsv: duplicates needs pairs labelled 1"),
+        ("duplicates", "a\tb\t0.5\na\tb\t1\n", r"pairs\.tsv: duplicates needs pairs labelled 1"),
+        ("pairs_retrieval", "a\tb\nc\n", r"pairs\.tsv, line 2: expected two tab-separated texts, found 1"),
+    ],
+)
+def test_invalid_files_are_named(task, content, message, tmp_path):
     (tmp_path / "pairs.tsv").write_text(content)
-    with pytest.raises(DataError, match=r"pairs\.tsv: duplicates needs pairs labelled 1"):
-        find_task(f"duplicates:{tmp_path}/pairs.tsv").run(Angles(), tmp_path)
+    with pytest.raises(DataError, match=message):
+        find_task(f"{task}:{tmp_path}/pairs.tsv").run(Angles(), tmp_path)
