@@ -9,11 +9,12 @@ sums differs.
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float, Float32, Int, Int32
 
 SEED = 1111
@@ -26,26 +27,18 @@ NO_ROW = -1
 Inputs = Float32[np.ndarray, "_ dim"]
 Weights = Float32[np.ndarray, "classes dim_and_bias"]
 Batches = Int32[Array | np.ndarray, "*fits batches batch_size"]
+_State = tuple[Any, optax.OptState]  # weights and state of the optimizer, of all fits or under `jax.vmap` of one
 
 
-class Optimizer(NamedTuple):
-    """Adam as PyTorch computes it. RMSprop is the case without momentum and bias correction."""
-
-    learning_rate: float
-    mean_decay: float
-    square_decay: float
-    bias_correction: bool
-    epsilon: float = 1e-8
-
-
-ADAM = Optimizer(learning_rate=1e-3, mean_decay=0.9, square_decay=0.999, bias_correction=True)
-RMSPROP = Optimizer(learning_rate=1e-2, mean_decay=0.0, square_decay=0.99, bias_correction=False)
+# As in PyTorch, epsilon is added to the square root.
+ADAM = optax.adam(1e-3)
+RMSPROP = optax.rmsprop(1e-2, decay=0.99, eps=1e-8, eps_in_sqrt=False)
 
 
 class Recipe(NamedTuple):
     """How a classifier is trained."""
 
-    optimizer: Optimizer
+    optimizer: optax.GradientTransformation
     batch_size: int  # rows per update; the last batch of a pass may be smaller
     tenacity: int  # blocks without improvement that are allowed; the next one ends training
     passes_per_block: int  # passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`)
@@ -67,15 +60,6 @@ class Classifiers(NamedTuple):
     weights: Float32[np.ndarray, "fits regularizations classes dim_and_bias"]
 
 
-class _State(NamedTuple):
-    """The state of all fits, or under `jax.vmap` that of one."""
-
-    weights: Float32[Array | np.ndarray, "*fits regularizations classes dim_and_bias"]
-    mean: Float32[Array | np.ndarray, "*fits regularizations classes dim_and_bias"]
-    square: Float32[Array | np.ndarray, "*fits regularizations classes dim_and_bias"]
-    updates: Int32[Array | np.ndarray, "*fits"]
-
-
 def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
     """Return a fit whose dev rows are a random 5 % of these rows."""
     permuted = rows[np.random.RandomState(SEED).permutation(len(rows))]
@@ -90,22 +74,22 @@ def train_classifiers(
     data = jnp.asarray(with_bias(features)), jnp.asarray(labels, jnp.int32)
     dev_rows = _padded([fit.dev for fit in fits])
     shape = (len(fits), len(REGULARIZATIONS), classes, features.shape[1] + 1)
-    weights = np.broadcast_to(initial_weights(classes, features.shape[1]), shape).copy()
-    state = _State(weights, np.zeros_like(weights), np.zeros_like(weights), np.zeros(len(fits), np.int32))
+    weights = np.broadcast_to(initial_weights(classes, features.shape[1]), shape)
+    state: _State = jax.tree.map(np.array, (weights, jax.vmap(recipe.optimizer.init)(weights)))
     best, best_weights, failures = np.full(shape[:2], -1), weights.copy(), np.zeros(shape[:2], int)
     for batches in _blocks(fits, recipe):
         running = np.flatnonzero((failures <= recipe.tenacity).any(axis=1))
         for start in range(0, len(running), FITS_AT_ONCE):
             # All groups have the same size, so that one compilation serves all. Repetition fills the last group.
             group = np.resize(running[start : start + FITS_AT_ONCE], min(len(fits), FITS_AT_ONCE))
-            before = _State(*(part[group] for part in state))
+            before = jax.tree.map(lambda part, group=group: part[group], state)
             after, counts = _train_block(before, *data, batches[group], dev_rows[group], recipe.optimizer)
-            for part, new in zip(state, after, strict=True):
+            for part, new in zip(*map(jax.tree.leaves, (state, after)), strict=True):
                 part[group] = new
             correct = np.asarray(counts)
             better = (correct > best[group]) & (failures[group] <= recipe.tenacity)
             best[group] = np.where(better, correct, best[group])
-            best_weights[group] = np.where(better[:, :, None, None], after.weights, best_weights[group])
+            best_weights[group] = np.where(better[:, :, None, None], after[0], best_weights[group])
             failures[group] += ~better
         if not running.size:
             break
@@ -166,44 +150,34 @@ def _train_block(
     labels: Int32[Array, " rows"],
     batches: Batches,
     dev_rows: Int32[Array | np.ndarray, "group dev"],
-    optimizer: Optimizer,
+    optimizer: optax.GradientTransformation,
 ) -> tuple[_State, Int32[Array, "group regularizations"]]:
     """Train on these batches, then count the dev rows that are classified correctly."""
     most_batches = (jnp.asarray(batches)[:, :, 0] != NO_ROW).sum(axis=1).max()
 
     def train_fit(state: _State, batches: Array, dev_rows: Array) -> tuple[_State, Array]:
         def update(index: Array, state: _State) -> _State:
-            rows = batches[index]
-            updated = _updated(state, features[rows], labels[rows], rows != NO_ROW, optimizer)
+            (weights, opt_state), rows = state, batches[index]
+            gradient = _gradient(weights, features[rows], labels[rows], rows != NO_ROW)
+            updates, opt_state = optimizer.update(gradient, opt_state)
+            updated = optax.apply_updates(weights, updates), opt_state
             has_batch = rows[0] != NO_ROW  # false after the last batch of a fit with fewer rows than others
             return jax.tree.map(lambda new, old: jnp.where(has_batch, new, old), updated, state)
 
         state = jax.lax.fori_loop(0, most_batches, update, state)
-        predicted = _logits(state.weights, features[dev_rows]).argmax(axis=2)
+        predicted = _logits(state[0], features[dev_rows]).argmax(axis=2)
         correct = (predicted == labels[dev_rows][:, None]) & (dev_rows != NO_ROW)[:, None]
         return state, correct.sum(axis=0)
 
     return jax.vmap(train_fit)(states, jnp.asarray(batches), jnp.asarray(dev_rows))
 
 
-def _updated(state: _State, features: Array, labels: Array, real: Array, optimizer: Optimizer) -> _State:
-    """Follow the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
-    wanted = jax.nn.one_hot(labels, state.weights.shape[1])[:, None]
-    errors = jax.nn.softmax(_logits(state.weights, features)) - wanted
+def _gradient(weights: Array, features: Array, labels: Array, real: Array) -> Array:
+    """Return the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
+    errors = jax.nn.softmax(_logits(weights, features)) - jax.nn.one_hot(labels, weights.shape[1])[:, None]
     weight = real.astype(jnp.float32) / jnp.maximum(real.sum(), 1).astype(jnp.float32)
-    penalty = jnp.array(REGULARIZATIONS)[:, None, None] * state.weights
-    gradient = jnp.einsum("brc,bd->rcd", errors * weight[:, None, None], features, precision="highest") + penalty
-    updates = state.updates + 1
-    mean = optimizer.mean_decay * state.mean + (1 - optimizer.mean_decay) * gradient
-    square = optimizer.square_decay * state.square + (1 - optimizer.square_decay) * gradient**2
-    direction, scale = mean, jnp.sqrt(square)
-    if optimizer.bias_correction:
-        # 1 - decay ** updates, without cancellation, which would leave four digits in float32
-        logs = (updates.astype(jnp.float32) * float(np.log(d)) for d in (optimizer.mean_decay, optimizer.square_decay))
-        of_mean, of_square = (-jnp.expm1(log) for log in logs)
-        direction, scale = direction / of_mean, scale / jnp.sqrt(of_square)
-    weights = state.weights - optimizer.learning_rate * direction / (scale + optimizer.epsilon)
-    return _State(weights, mean, square, updates)
+    penalty = jnp.array(REGULARIZATIONS)[:, None, None] * weights
+    return jnp.einsum("brc,bd->rcd", errors * weight[:, None, None], features, precision="highest") + penalty
 
 
 def _logits(weights: Array | np.ndarray, features: Array) -> Array:
