@@ -33,7 +33,6 @@ STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR,
 DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
 MOST_PAIRS = 1000
 MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 pairs cannot tell from chance
-FEWEST_DOCUMENTS = 0.2  # fraction of held-out documents with pairs, for a metric to speak for all documents
 RESAMPLES = 1000
 
 Training = Callable[[], Iterable[str]]
@@ -198,7 +197,6 @@ class DevEvaluation:
     also: Sequence[Metric] = ()  # metrics of `eval.beside`, which are only reported
     hold: Sequence[RetrievalMetric] = ()  # metrics of `eval.hold`, which the exported model may not lower
     drift_check: DriftCheck | None = None  # None if it is off
-    caveat: str = ""  # why a gain says little about the documents, if there is a reason
 
     @property
     def metric(self) -> str:
@@ -261,11 +259,10 @@ def build_dev_evaluation(
     chosen, also, hold = hosts.decided_by_first(lambda: _all_texts(config, training))
     return DevEvaluation(
         chosen=_metric_of(chosen, options.batch_size),
-        text=json_digest({name: value for name, value in chosen.items() if name != "documents"}),
+        text=json_digest(chosen),
         also=[_metric_of(texts, options.batch_size) for texts in also],
         hold=[_metric_of(texts, options.batch_size) for texts in hold],
         drift_check=build_drift_check(options, start) if start and (options.guard or options.max_drop) else None,
-        caveat=_caveat(chosen),
     )
 
 
@@ -313,12 +310,6 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
             _notice(f"eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
         also = [name for name in also if name not in {*STS_METRICS, metric}]
     chosen, *others = [_texts(config, name, training) for name in (metric, *also)]
-    if caveat := _caveat(chosen):
-        kept = " With eval.keep_start the starting checkpoint is exported." if options.keep_start else ""
-        _notice(
-            f"{caveat}.{kept} To train on single sentences use --config.data.pairs=dropout and some dropout, see "
-            "docs/adapting.md"
-        )
     hold = []
     for name in dict.fromkeys(options.hold):
         try:
@@ -335,13 +326,6 @@ def _notice(message: str) -> None:
     print(f"notice: {message}", file=sys.stderr)
 
 
-def _caveat(texts: Texts) -> str:
-    having, documents = texts.get("documents", (1, 1))
-    if having >= FEWEST_DOCUMENTS * documents:
-        return ""
-    return f"only {having:,} of {documents:,} held-out documents have pairs for {texts['metric']}, too few to judge all"
-
-
 def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAIRS) -> Texts:
     """Return a metric and its text; of pairs made from documents or sentences, at most `most`."""
     options = config.eval
@@ -350,9 +334,9 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
     if metric in STS_METRICS:
         return texts | {"scored_pairs": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
-        found, *documents = held_out_queries(config.data, metric, most)
+        found = held_out_queries(config.data, metric, most)
         *pairs, passages, document_of = map(list, zip(*found, strict=True))
-        return texts | {"pairs": pairs, "passages": passages, "document_of": document_of, "documents": documents}
+        return texts | {"pairs": pairs, "passages": passages, "document_of": document_of}
     if metric == "halves_retrieval":
         return texts | {"pairs": _halves(config, training, most)}
     if kind == "pairs_retrieval":

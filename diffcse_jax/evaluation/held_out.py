@@ -32,24 +32,16 @@ class Query(NamedTuple):
     document: int
 
 
-def held_out_queries(data: DataConfig, metric: str, most: int) -> tuple[list[Query], int, int]:
-    """Return at most `most` queries, how many held-out documents have any, and how many there are."""
-    having = documents = 0
-    passage = itertools.count()
+def held_out_queries(data: DataConfig, metric: str, most: int) -> list[Query]:
+    """Return at most `most` queries of the held-out documents for a metric of `HELD_OUT_PAIRS`."""
+    passages = itertools.count()
 
     def usable() -> Iterator[Query]:
-        nonlocal having, documents
-        for document in Holdout(open_documents(data), data.held_out):
-            found = [
-                Query(*pair, number, documents)
-                for section in document
-                for pairs in HELD_OUT_PAIRS[metric](section, data.max_length)
-                for number in [next(passage)]
-                for pair in pairs
-                if not isinstance(checked(pair), Fault)
-            ]
-            having, documents = having + bool(found), documents + 1
-            yield from found
+        for number, document in enumerate(Holdout(open_documents(data), data.held_out)):
+            for section in document:
+                for pairs in HELD_OUT_PAIRS[metric](section, data.max_length):
+                    passage = next(passages)
+                    yield from (Query(*pair, passage, number) for pair in pairs if not isinstance(checked(pair), Fault))
 
     chosen = choose_pairs(usable(), most, digest)
     if len(chosen) < 2:
@@ -58,7 +50,7 @@ def held_out_queries(data: DataConfig, metric: str, most: int) -> tuple[list[Que
             f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more "
             "documents or choose another eval.metric"
         )
-    return chosen, having, documents
+    return chosen
 
 
 # The pairs of each passage of a section

@@ -50,7 +50,7 @@ def select(run: Run, baseline: Record) -> Selection:
     Candidates are the best checkpoint and, with `eval.interpolate`, weights between the start and that checkpoint.
     Models that keep `eval.max_drop` come first, then models without a regression in `eval.hold`, then the best score;
     of equal models, the one nearest to the start. With `eval.keep_start`, the starting checkpoint is chosen instead if
-    the gain may be chance, if a metric of `eval.hold` dropped, or if there is another objection.
+    the gain may be chance or if a metric of `eval.hold` dropped.
     """
     options, evaluation, base = run.config.eval, run.evaluation, run.base
     metric, drift = evaluation.metric, evaluation.drift_metric
@@ -71,11 +71,9 @@ def select(run: Run, baseline: Record) -> Selection:
         objections.append(f"No model keeps {drift} within {limit}.")
     if lost := regressions.get(weight):
         objections.append(f"But other queries got worse: {', '.join(lost)} (eval.hold).")
-    if higher and evaluation.caveat:
-        objections.append(f"But {evaluation.caveat}.")
     low, high = evaluation.interval(baseline.outcomes, chosen.outcomes)
     doubt = "the interval includes 0" if higher and low <= 0 else ""
-    if not doubt and higher and getattr(evaluation.chosen, "resampled", sum(map(len, chosen.outcomes))) < FEWEST:
+    if not doubt and higher and sum(map(len, chosen.outcomes)) < FEWEST:
         doubt = f"fewer than {FEWEST} are too few"
     keeps_start = options.keep_start and bool(not higher or objections or doubt)
 
