@@ -38,7 +38,6 @@ from diffcse_jax.search.vector_store import (
 
 FORMATS = (".jsonl", ".npy", ".parquet")
 ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is what a crash can cost
-CHARACTERS_PER_FILE = 1 << 28  # because the texts of a Parquet file are held in memory until it is written
 PARQUET: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
 
 
@@ -263,7 +262,7 @@ class _Job:
         note = source.note
         if source.records:
             try:
-                for chunk in in_chunks(source.records, self.settings["rows_per_file"], CHARACTERS_PER_FILE):
+                for chunk in in_chunks(source.records, self.settings["rows_per_file"]):
                     parts.append(f"{source.file}.{len(parts):06d}.parquet")
                     if (self.output / parts[-1]).is_file():
                         progress.update(len(chunk))

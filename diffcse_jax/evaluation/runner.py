@@ -31,10 +31,14 @@ def run(
     if with_published and settings.mode == "dev":
         raise ConfigError("--published scores are scores of test splits. Leave out --mode dev")
 
-    def keep(so_far: list[Results]) -> None:
+    done: list[Results] = []
+
+    def keep(found: Results) -> None:  # after each task, because the next may fail
+        so_far = [*done, found]
         results.write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, output)
 
-    done = evaluate(models, settings, keep)
+    for model in dict.fromkeys(models):
+        done.append(evaluate_model(model, settings, keep))
     parts = [results.describe(each) for each in done] if style == "text" else []
     if len(done) > 1 or with_published or style != "text":
         parts.append(results.compare(done, with_published=with_published, style=style))
@@ -42,14 +46,6 @@ def run(
     if pictures := geometry.draw(done, output.parent / "report"):
         print("pictures:", *pictures, file=sys.stderr)
     return 3 if any(each["missing"] for each in done) and not allow_missing else 0
-
-
-def evaluate(models: Sequence[str], settings: Settings, keep: Callable[[list[Results]], None]) -> list[Results]:
-    """Run all tasks on one model after another. `keep` gets the results so far after each task: the next may fail."""
-    done: list[Results] = []
-    for model in dict.fromkeys(models):
-        done.append(evaluate_model(model, settings, lambda results: keep([*done, results])))
-    return done
 
 
 def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], None] = lambda _: None) -> Results:

@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -131,17 +132,10 @@ def read_all(inputs: Sequence[str], option: str = "--input", **options: Any) -> 
     return records()
 
 
-def in_chunks(records: Iterable[Record], rows: int, characters: int = sys.maxsize) -> Iterator[list[Record]]:
-    """Yield lists of `rows` records, or fewer if the texts reach a number of characters."""
-    chunk: list[Record] = []
-    held = 0
-    for record in records:
-        chunk.append(record)
-        held += len(record[TEXT])
-        if len(chunk) == rows or held >= characters:
-            yield chunk
-            chunk, held = [], 0
-    if chunk:
+def in_chunks(records: Iterable[Record], rows: int) -> Iterator[list[Record]]:
+    """Yield lists of at most `rows` records. Python 3.12 has `itertools.batched`."""
+    remaining = iter(records)
+    while chunk := list(itertools.islice(remaining, rows)):
         yield chunk
 
 
