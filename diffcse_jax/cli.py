@@ -316,7 +316,7 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: that of documents, if any)")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the stored embeddings")
     _add_passages(add, default=False)
-    add("--rows_per_file", type=int, help="texts in a Parquet file (default: as in the existing files, or 5,000)")
+    add("--rows_per_file", type=int, default=5000, help="texts in a Parquet file")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
 
     def prepare(options: argparse.Namespace) -> Work:

@@ -10,7 +10,7 @@ from html_pages import checked
 
 from diffcse_jax.apps import demo
 from diffcse_jax.apps.demo import Corpus, open_server
-from diffcse_jax.errors import CheckpointError, ConfigError, NoSentencesError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.search.index import Hit
 
 SENTENCES = ["A <b>bold</b> sentence & more.", "Rain falls.", "Bread is baked.", "The train leaves."]
@@ -110,9 +110,8 @@ def test_a_port_in_use_and_invalid_options():
     corpus = Corpus("t", SENTENCES, {})
     with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"--port {port}: .*Choose another --port"):
         open_server(corpus, "127.0.0.1", port)
-    for host, port in (("127.0.0.1", 70000), ("no such host", 0)):
-        with pytest.raises(ConfigError, match=f"--host {host} --port {port}"):
-            open_server(corpus, host, port)
+    with pytest.raises(ConfigError, match="--host no such host --port 0"):
+        open_server(corpus, "no such host", 0)
     with pytest.raises(ConfigError, match="--against a is the same as --model"):
         demo.serve("a", "text.txt", against="a", top_k=1, host="127.0.0.1", port=0)
 
@@ -122,13 +121,7 @@ def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
     file.write_bytes(b"One.\nTwo.\nOne.\n\xff\n")
     assert demo.read_texts(str(file)) == [{"line": 1, "sentence": "One."}, {"line": 2, "sentence": "Two."}]
     assert "1 " in capsys.readouterr().err  # the line that is not UTF-8 is reported
-    table = tmp_path / "table.csv"
-    table.write_text("id,body\n7,First.\n8,Second.\n")
-    assert [each["sentence"] for each in demo.read_texts(str(table), ("body",))] == ["First.", "Second."]
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents/a.md").write_text("# Title\n\nThe first paragraph.\n")
     texts = demo.read_texts(str(tmp_path / "documents"))
     assert "The first paragraph." in " ".join(each["sentence"] for each in texts)
-    file.write_text("\n")
-    with pytest.raises(NoSentencesError):
-        demo.read_texts(str(file))

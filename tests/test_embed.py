@@ -319,7 +319,7 @@ def test_other_settings_and_other_weights_are_refused(tmp_path, shards, monkeypa
     message = error_of(capsys, *arguments(tmp_path, dtype="float16"))
     assert "begun with other settings: dtype: 'float32' then, 'float16' now. Use the earlier" in message
     shutil.rmtree(tmp_path / "out.state")  # then the Parquet files hold the settings
-    cli.main(arguments(tmp_path)[:-2])  # without --rows_per_file
+    cli.main(arguments(tmp_path))
     check(tmp_path / "out", shards)
     assert "rows_per_file: 10 then, 7 now" in error_of(capsys, *arguments(tmp_path, rows_per_file="7"))
     monkeypatch.setattr(HashEncoder, "training", "one step more")

@@ -7,7 +7,6 @@ SHA-256 and the list of its files. The same command, started again after a crash
 
 import contextlib
 import dataclasses
-import functools
 import glob
 import json
 import os
@@ -100,7 +99,7 @@ def embed(
     output: Path,
     load: Callable[[], SentenceEncoder],
     *,
-    rows_per_file: int | None = None,
+    rows_per_file: int = ROWS_PER_FILE,
     batch_size: int = 64,
     dtype: str = "float32",
     normalize: bool = False,
@@ -119,19 +118,18 @@ def embed(
     Raises:
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
     """
-    index, count = hosts.process_from_environment() or (0, 1)
+    process, count = hosts.process_from_environment() or (0, 1)
     if distributed:
         hosts.join()
-        index, count = jax.process_index(), jax.process_count()
-    names = find_inputs(inputs)
-    mine = [_Input(name, output, columns, id_column, passages) for name in names[index::count]]
+        process, count = jax.process_index(), jax.process_count()
+    paths = find_inputs(inputs)
+    mine = {path: _open(path, columns, id_column, passages) for path in paths[process::count]}
     encoder = load()
     prompts = encoder.prompts
     prompt = prompts.document if prompt_name is None else prompts.choose(prompt_name=prompt_name)
-    settings = {"dtype": dtype, "normalize": normalize, "columns": [*columns], "id_column": id_column}
-    settings |= {"passages": passages, "rows_per_file": rows_per_file}
-    settings = _begin(output, settings, encoder.record(prompt), [Path(name).name for name in names])
-    job = _Job(output, encoder, settings, batch_size, prompt)
+    settings = dataclasses.asdict(encoder.record(prompt)) | {"dtype": dtype, "normalize": normalize}
+    settings |= {"columns": [*columns], "id_column": id_column, "passages": passages, "rows_per_file": rows_per_file}
+    job = _Job(output, encoder, _begin(output, encoder.record(prompt), settings, paths), batch_size)
     try:
         with hosts.terminated_like_interrupted(), disk_errors(output, safe="Complete Parquet files are kept."):
             job.run(mine)
@@ -139,75 +137,47 @@ def embed(
         raise Interrupted(
             f"interrupted after {job.embedded:,} sentences; complete Parquet files are kept. To resume, run {command}"
         ) from error
-    print(f"process {index} of {count}: {job.embedded:,} sentences of {len(mine)} files embedded", file=sys.stderr)
+    print(f"process {process} of {count}: {job.embedded:,} sentences of {len(mine)} files embedded", file=sys.stderr)
     hosts.wait_for_all()
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
     """Return the inputs that the patterns match, in the order of their names; a pattern may also be a file's name."""
-    found = set()
-    for pattern in patterns:
-        expanded = os.path.expanduser(pattern)
-        if os.path.exists(expanded) or not glob.has_magic(expanded):
-            found.add(expanded)  # `read_records` reports it if it does not exist
-        elif not (matches := glob.glob(expanded)):
+    found: dict[str, str] = {}
+    for pattern in map(os.path.expanduser, patterns):
+        is_pattern = glob.has_magic(pattern) and not os.path.exists(pattern)
+        matches = glob.glob(pattern) if is_pattern else [pattern]  # `read_records` reports a file that does not exist
+        if not matches:
             raise DataError(f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes")
-        else:
-            found.update(matches)
-    by_name: dict[str, str] = {}
-    for path in sorted(found, key=lambda path: (Path(path).name, path)):
-        if (other := by_name.setdefault(Path(path).name, path)) != path:
-            raise DataError(
-                f"--input: {other} and {path} have the same name, which names the Parquet files. Embed them into two "
-                "folders"
-            )
-    return [*by_name.values()]
+        for path in matches:
+            if (other := found.setdefault(Path(path).name, path)) != path:
+                raise DataError(
+                    f"--input: {other} and {path} have the same name, which names the Parquet files. Embed them into "
+                    "two folders"
+                )
+    return [found[name] for name in sorted(found)]
 
 
-class _Input:
-    """An input of `embed`, and what its state file says. An input without any text is not an error."""
-
-    def __init__(self, name: str, output: Path, columns: Sequence[str], id_column: str, titled: bool):
-        self.name, self.file, self.output, self.note = name, Path(name).name, output, ""
-        self.state = input_record(output, self.file)
-        self.records: Records | None = None
-        try:
-            self.records = read_records(name, columns=columns, id_column=id_column, titled=titled)
-        except NoSentencesError as error:
-            self.note = str(error)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        return self.records.digest if self.records else ""
-
-    def is_done(self) -> bool:
-        """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
-        earlier = _read_state(self.state)
-        parts = earlier.get("parts")
-        if parts != [] and earlier.get("sha256", self.digest) != self.digest:
-            raise DataError(
-                f"{self.name} is not the text that was embedded into {self.output} under this name: its SHA-256 has "
-                f"changed. Give another --output, or remove {self.state} and the Parquet files of this name"
-            )
-        written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
-        return written and earlier.get("sha256") == self.digest
+def _open(path: str, columns: Sequence[str], id_column: str, titled: bool) -> Records | str:
+    """Open an input, or say why it has no texts, which is not an error."""
+    try:
+        return read_records(path, columns=columns, id_column=id_column, titled=titled)
+    except NoSentencesError as error:
+        return str(error)
 
 
-def _begin(output: Path, settings: dict[str, Any], record: EncoderRecord, names: list[str]) -> dict[str, Any]:
+def _begin(output: Path, record: EncoderRecord, settings: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     """Write the settings of a new folder, or refuse other settings than those that it was begun with; return them."""
     path = state_of(output) / SETTINGS_FILE
-    settings = dataclasses.asdict(record) | settings
     with (
         disk_errors(output, safe="Nothing was changed.", instead="give another --output"),
         lock(path.with_suffix(".lock"), wait=True),
     ):
         output.mkdir(parents=True, exist_ok=True)
         parts = sorted(output.glob("*.parquet"))
-        earlier = _read_state(path) or (read_settings(parts[0]) if parts else {})
-        settings["rows_per_file"] = settings["rows_per_file"] or earlier.get("rows_per_file") or ROWS_PER_FILE
-        if earlier:
+        if earlier := _read_state(path) or (read_settings(parts[0]) if parts else {}):
             EncoderRecord.read(earlier, path).require(record, output)
-            settings["model"] = earlier["model"]
+            settings["model"] = earlier["model"]  # the same model may be moved
             changed = [
                 f"{key}: {earlier.get(key)!r} then, {value!r} now"
                 for key, value in settings.items()
@@ -218,7 +188,7 @@ def _begin(output: Path, settings: dict[str, Any], record: EncoderRecord, names:
                     f"{output} was begun with other settings: {'; '.join(changed)}. Use the earlier settings, or give "
                     f"another --output, or remove {output} and {state_of(output)}"
                 )
-        inputs = sorted({*earlier.get("inputs", []), *names})
+        inputs = sorted({*earlier.get("inputs", []), *(Path(each).name for each in paths)})
         if inputs != earlier.get("inputs"):
             write_json(path, settings | {"inputs": inputs})
     return settings
@@ -232,56 +202,64 @@ class _Job:
     encoder: SentenceEncoder
     settings: Mapping[str, Any]
     batch_size: int
-    prompt: str
     embedded: int = 0
 
-    def run(self, inputs: Sequence[_Input]) -> None:
+    def run(self, inputs: Mapping[str, Records | str]) -> None:
         """Embed what is missing of the inputs."""
-        pending = [each for each in inputs if not each.is_done()]
+        pending = {path: texts for path, texts in inputs.items() if not self.is_done(path, texts)}
         if parts := len([*self.output.glob("*.parquet")]):
-            print(
-                f"resuming {self.output}: {len(inputs) - len(pending)} of {len(inputs)} inputs are complete, "
-                f"{parts:,} Parquet files exist",
-                file=sys.stderr,
-            )
+            complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
+            print(f"resuming {self.output}: {complete}, {parts:,} Parquet files exist", file=sys.stderr)
         with self.encoder.warning_once(), Progress("embedding", "sentences") as progress:
-            for each in pending:
+            for path, texts in pending.items():
                 try:
-                    held = lock(each.state.with_suffix(".lock"))
+                    held = lock(self.state_of(path).with_suffix(".lock"))
                 except InUseError as error:
-                    raise InUseError(
-                        f"{error}. Wait until it ends, or divide the inputs: give each process JAX_PROCESS_ID and "
-                        "JAX_NUM_PROCESSES"
-                    ) from error
+                    advice = "divide the inputs: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
+                    raise InUseError(f"{error}. Wait until it ends, or {advice}") from error
                 with held:
-                    self._embed_input(each, progress)
+                    self.embed_input(path, texts, progress)
 
-    def _embed_input(self, source: _Input, progress: Progress) -> None:
-        write_json(source.state, {"sha256": source.digest, "parts": None})
+    def state_of(self, path: str) -> Path:
+        return input_record(self.output, Path(path).name)
+
+    def is_done(self, path: str, texts: Records | str) -> bool:
+        """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
+        earlier, digest = _read_state(self.state_of(path)), _digest(texts)
+        parts = earlier.get("parts")
+        if parts != [] and earlier.get("sha256", digest) != digest:
+            raise DataError(
+                f"{path} is not the text that was embedded into {self.output} under this name: its SHA-256 has "
+                f"changed. Give another --output, or remove {self.state_of(path)} and the Parquet files of this name"
+            )
+        written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
+        return written and earlier.get("sha256") == digest
+
+    def embed_input(self, path: str, texts: Records | str, progress: Progress) -> None:
+        """Write the missing Parquet files of an input, and which ones there are."""
+        write_json(self.state_of(path), {"sha256": _digest(texts), "parts": None})
         parts: list[str] = []
-        note = source.note
-        if source.records:
-            try:
-                for chunk in in_chunks(source.records, self.settings["rows_per_file"]):
-                    parts.append(f"{source.file}.{len(parts):06d}.parquet")
-                    if (self.output / parts[-1]).is_file():
-                        progress.update(len(chunk))
-                    else:
-                        self._write_part(parts[-1], chunk, progress)
-                skipped = source.records.corpus.skipped_summary()
-                note = f"{source.name}: {skipped}" if skipped else ""
-            except NoSentencesError as error:  # lines without text
-                note = str(error)
+        note = texts if isinstance(texts, str) else ""
+        try:
+            for chunk in in_chunks(() if isinstance(texts, str) else texts, self.settings["rows_per_file"]):
+                parts.append(f"{Path(path).name}.{len(parts):06d}.parquet")
+                if not (self.output / parts[-1]).is_file():
+                    self.write_part(parts[-1], chunk)
+                    self.embedded += len(chunk)
+                progress.update(len(chunk))
+            if isinstance(texts, Records) and (skipped := texts.corpus.skipped_summary()):
+                note = f"{path}: {skipped}"
+        except NoSentencesError as error:  # lines without text
+            note = str(error)
         if note:
             log_line(note)
-        write_json(source.state, {"sha256": source.digest, "parts": parts})
+        write_json(self.state_of(path), {"sha256": _digest(texts), "parts": parts})
 
-    def _write_part(self, name: str, chunk: Sequence[Record], progress: Progress) -> None:
-        count = len(chunk)
-        if self.settings["passages"]:
-            chunk = self.encoder.split(chunk, self.prompt)
-        table = table_of(chunk)
-        options = {"normalize": self.settings["normalize"], "prompt": self.prompt}
+    def write_part(self, name: str, chunk: Sequence[Record]) -> None:
+        """Write a Parquet file, which gets its name when it is complete."""
+        prompt = self.settings["prompt"]
+        table = table_of(self.encoder.split(chunk, prompt) if self.settings["passages"] else chunk)
+        options = {"normalize": self.settings["normalize"], "prompt": prompt}
         vectors = self.encoder.encode(searched_texts(table), batch_size=self.batch_size, **options)
         partial = state_of(self.output) / "inputs" / f"{name}.tmp"
         try:
@@ -291,8 +269,10 @@ class _Job:
             partial.replace(self.output / name)
         finally:
             partial.unlink(missing_ok=True)
-        self.embedded += count
-        progress.update(count)
+
+
+def _digest(texts: Records | str) -> str:
+    return texts.digest if isinstance(texts, Records) else ""
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
