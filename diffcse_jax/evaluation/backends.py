@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float32
 
 from diffcse_jax.data.sources import open_text
-from diffcse_jax.data.tokenizer import warn_of_cut
+from diffcse_jax.data.tokenizer import load_tokenizer, warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
@@ -21,13 +21,13 @@ from diffcse_jax.io import expand_path, find_run, read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.prompts import SETTINGS
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
 BLOCK = 8192  # embeddings held in float64 at once
+NAMES_OF_CODE = ("auto_map", "configuration_files")  # in config.json
 OPTIMIZER = optax.adam(1e-3)
-WRITTEN = ("config.json", "modules.json", pooling_modules.TEXT_SETTINGS, SETTINGS)  # for the chosen pooler
+WRITTEN = ("config", "modules.json", pooling_modules.TEXT_SETTINGS)  # files that are written for the chosen pooler
 
 
 def load_encoder(model: str, settings: Settings) -> Encoder:
@@ -59,7 +59,7 @@ class TorchEncoder:
     """
 
     def __init__(self, path_or_id: str, pooler: str | None = None, truncate_dim: int | None = None):
-        require_extra("sentence_transformers", "torch")
+        require_extra("torch", "torch")
         from sentence_transformers import SentenceTransformer
 
         checkpoint = hf.read(path_or_id)  # refuses what the JAX encoder refuses
@@ -73,14 +73,15 @@ class TorchEncoder:
         self.truncate_dim = pooling_modules.checked_truncation(
             truncate_dim, sentence_head.embedding_size(self.pooler, sizes.hidden_size)
         )
+        self._tokenizer = load_tokenizer(checkpoint.folder)
         self._max_length = pooling_modules.max_length_of(checkpoint.folder, sizes.max_length)
         chosen = RecordedPooler(self.pooler, head, self.truncate_dim, sentence_head, self.prompts)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for file in checkpoint.folder.iterdir():
-                if file.is_file() and file.name not in WRITTEN:
+                if file.is_file() and not file.name.startswith(WRITTEN):
                     (folder / file.name).symlink_to(file.resolve())
-            config = {key: value for key, value in checkpoint.hf_config.items() if key != "auto_map"}
+            config = {key: value for key, value in checkpoint.hf_config.items() if key not in NAMES_OF_CODE}
             write_json(folder / "config.json", config | {"output_hidden_states": True})
             pooling_modules.write(folder, chosen, sizes.num_blocks, sizes.hidden_size)
             text = checkpoint.folder / pooling_modules.TEXT_SETTINGS
@@ -97,7 +98,7 @@ class TorchEncoder:
     def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
         """Return embeddings. Sentences longer than the model's positions are cut."""
         prompt = self.prompts.choose(prompt)
-        lengths = map(len, self._model.tokenizer([prompt + each for each in sentences], verbose=False)["input_ids"])
+        lengths = map(len, self._tokenizer([prompt + each for each in sentences], verbose=False)["input_ids"])
         warn_of_cut(sum(length > self._max_length for length in lengths), len(sentences), self._max_length)
         found = self._model.encode([*sentences], prompt=prompt, batch_size=batch_size, show_progress_bar=False)
         return require_finite(found)
