@@ -93,12 +93,6 @@ def test_also_reported_metrics(tmp_path, capsys):
     assert measured.scores == pytest.approx({"pairs_spearman": -100, beside[0]: 75, beside[1]: 50})
     assert [len(values) for values in measured.outcomes] == [3]  # of the metric that chooses
 
-    write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
-    evaluation = build(data_dir=str(tmp_path), metric="halves_retrieval", beside=("stsb_spearman",))
-    halves = {"one two three": 0.0, "four five six": 0.1, "seven eight nine": 1.0, "ten eleven twelve thirteen": 1.2}
-    scores = evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=0.5, **halves)).scores
-    assert (scores["halves_retrieval"], scores["stsb_spearman"]) == pytest.approx((100, 100))
-
 
 def test_regressions_beyond_chance(monkeypatch, capsys):
     monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])

@@ -109,15 +109,9 @@ class VectorStore:
         return (vectors if is_unit else normalize(vectors) for _, vectors in self._blocks([VECTOR]))
 
     def texts(self) -> pa.Table:
-        """Return the texts and their other columns; raise `CheckpointError` if the columns of files differ."""
-        tables = [self._texts_of(part) for part in self.parts]
-        for table in tables:
-            if table.column_names != tables[0].column_names:
-                one, other = (", ".join(each.column_names) for each in (tables[0], table))
-                raise CheckpointError(
-                    f"some texts have the columns {one}, others {other}. Build one index for each kind"
-                )
-        return pa.concat_tables(tables)
+        """Return the texts and their other columns, which all files must have."""
+        with _reading(self.folder):
+            return pa.concat_tables([self._texts_of(part) for part in self.parts])
 
     def _texts_of(self, part: Path) -> pa.Table:
         with _reading(part):
