@@ -66,10 +66,9 @@ class ArrayStore:
     def __len__(self) -> int:
         return len(self.table)
 
-    def rows(self, numbers: Int[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-        """Return the texts of rows, and their other columns."""
-        # `take` has a limit of 2 GiB.
-        return [self.table.slice(number, 1).to_pylist()[0] for number in numbers.tolist()]
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the text of a row, and its other columns."""
+        return self.table.slice(number, 1).to_pylist()[0]
 
     def embeddings(self, numbers: Int[np.ndarray, " rows"] | slice) -> Vectors:
         """Return embeddings of length 1, up to rounding."""

@@ -216,44 +216,33 @@ class SentenceIndex:
             )
         count = top_k
         while True:
-            passages = self._find(queries, texts, mode, count)
-            found = [self._best_passages(each) for each in passages]
+            found = self._find(queries, texts, mode, count)
+            # The best row of each document.
+            best = [np.sort(np.unique(self._documents[rows], return_index=True)[1])[:top_k] for _, rows, _ in found]
             short = any(
-                len(rows) < top_k and len(all_rows) == count
-                for (_, rows, _), (_, all_rows, _) in zip(found, passages, strict=True)
+                len(kept) < top_k and len(rows) == count for kept, (_, rows, _) in zip(best, found, strict=True)
             )
             if not short or count == len(self):
                 break
             count = min(4 * count, len(self))  # further passages of the same documents took places
-        wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *(rows[:top_k] for _, rows, _ in found)]))
-        texts_of = dict(zip(wanted.tolist(), self.store.rows(wanted), strict=True))
         return [
             [
-                Hit(score, texts_of[row], ranks.get(row, {}))
-                for score, row in zip(scores[:top_k].tolist(), rows[:top_k].tolist(), strict=True)
+                Hit(score, self.store.row(row), ranks.get(row, {}))
+                for score, row in zip(scores[kept].tolist(), rows[kept].tolist(), strict=True)
                 if threshold is None or score >= threshold
             ]
-            for scores, rows, ranks in found
+            for kept, (scores, rows, ranks) in zip(best, found, strict=True)
         ]
 
-    def _best_passages(self, found: Found) -> Found:
-        """Keep the best row of each document."""
-        scores, rows, ranks = found
-        if self._documents is None:
-            return found
-        kept = np.sort(np.unique(self._documents[rows], return_index=True)[1])
-        return scores[kept], rows[kept], ranks
-
     @functools.cached_property
-    def _documents(self) -> Int[np.ndarray, " rows"] | None:
-        """The document of each row; None if no document has several rows."""
+    def _documents(self) -> Int[np.ndarray, " rows"]:
+        """The document of each row."""
         table = self.store.table
         if START not in table.column_names:
-            return None
+            return np.arange(len(table))
         numbers: dict[Any, int] = {}
         places = (table[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in table.column_names)
-        documents = [numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)]
-        return np.array(documents) if len(numbers) < len(documents) else None
+        return np.array([numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)])
 
     def _find(self, queries: Queries | None, texts: Sequence[str], mode: str, count: int) -> list[Found]:
         if mode == "lexical":
