@@ -38,7 +38,7 @@ MODULES: dict[str, dict[str, Sequence[str]]] = {
     },
     "Evaluation": {
         "diffcse_jax.evaluation": ("Settings",),
-        "diffcse_jax.evaluation.runner": ("evaluate",),
+        "diffcse_jax.evaluation.runner": ("evaluate_model",),
         "diffcse_jax.evaluation.retrieval": ("retrieval_scores",),
         "diffcse_jax.models.pooling": (),
     },
