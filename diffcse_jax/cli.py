@@ -189,7 +189,7 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     """
     add = parser.add_argument
     add("--model", dest="models", required=True, help=MODEL, **SEVERAL)
-    tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, duplicates, documents, retrieval"
+    tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, documents, retrieval"
     add("--tasks", default="sts", help=tasks)
     add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
     add(

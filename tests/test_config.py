@@ -32,7 +32,7 @@ def legal_values(key: str) -> st.SearchStrategy:
     if key == "eval.metric":
         return st.sampled_from(DEV_METRICS)
     if key == "eval.beside":
-        return st.lists(st.sampled_from((*DEV_METRICS, "duplicates:pairs.tsv")), max_size=3).map(tuple)
+        return st.lists(st.sampled_from((*DEV_METRICS, "pairs_retrieval:pairs.tsv")), max_size=3).map(tuple)
     choices, low, high = (field.metadata[name] for name in ("choices", "low", "high"))
     if choices:
         items = st.sampled_from(choices)

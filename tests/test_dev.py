@@ -81,16 +81,15 @@ def test_pairs_of_a_file(metric, content, score, tmp_path):
 
 
 def test_also_reported_metrics(tmp_path, capsys):
-    chosen_by, others, labelled = (tmp_path / name for name in ("dev.tsv", "others.tsv", "labelled.tsv"))
+    chosen_by, others = (tmp_path / name for name in ("dev.tsv", "others.tsv"))
     chosen_by.write_text("1\ta\tb\n2\ta\tc\n3\ta\td\n")
     others.write_text("a\tb\nc\td\n")
-    labelled.write_text("a\tb\t0\na\tc\t1\na\td\t0\n")
-    beside = (f"pairs_retrieval:{others}", f"duplicates:{labelled}", "pairs_spearman", "stsb_spearman")
+    beside = (f"pairs_retrieval:{others}", "pairs_spearman", "stsb_spearman")
     evaluation = build(metric="pairs_spearman", pairs_file=str(chosen_by), beside=beside)
     assert "eval.beside: stsb_spearman is left out: " in capsys.readouterr().err  # there is no such data here
     measured = evaluation.measure(angles(a=0.0, b=0.1, c=0.5, d=1.0))
     assert evaluation.metric == "pairs_spearman"
-    assert measured.scores == pytest.approx({"pairs_spearman": -100, beside[0]: 75, beside[1]: 50})
+    assert measured.scores == pytest.approx({"pairs_spearman": -100, beside[0]: 75})
     assert [len(values) for values in measured.outcomes] == [3]  # of the metric that chooses
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import retrieval
 from diffcse_jax.evaluation.results import task_title
-from diffcse_jax.evaluation.retrieval import average_precision
 from diffcse_jax.evaluation.tasks import expand_groups, find_task
 from diffcse_jax.models.prompts import NO_PROMPTS
 
@@ -57,36 +56,25 @@ class Angles:
         return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1).filter(lambda pairs: any(p[1] for p in pairs)))
-def test_average_precision_is_the_mean_over_positives(pairs):
-    similarities, labels = (np.array(column) for column in zip(*pairs, strict=True))
-    expected = [labels[similarities >= similarity].mean() for similarity in similarities[labels]]
-    assert average_precision(similarities.astype(np.float32), labels.astype(int)) == pytest.approx(np.mean(expected))
-
-
 def test_tasks_on_own_files(tmp_path):
-    pairs, labelled = tmp_path / "a/test.tsv", tmp_path / "quora.tsv"
+    pairs = tmp_path / "a/test.tsv"
     pairs.parent.mkdir()
     pairs.write_text("a\tb\nd\tc\nk\tk\n")
-    labelled.write_text("a\tb\t1\na\tz\t0\nc\th\t1\nc\te\t0.0\n")
-    names = [f"pairs_retrieval:{pairs}", f"duplicates:{labelled}"]
-    assert expand_groups([*names, names[0]], "test") == names
-    assert [task_title(name) for name in names] == ["pairs_retrieval a/test", f"duplicates {tmp_path.name}/quora"]
-    assert task_title("STS12") == "STS12"
-    retrieval, duplicates = (find_task(name).run(Angles(), tmp_path) for name in names)
-    assert retrieval == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3})
-    assert duplicates == pytest.approx({"average_precision": 100 * (1 + 2 / 3) / 2, "n": 4})  # a-b, c-e, c-h, a-z
+    name = f"pairs_retrieval:{pairs}"
+    assert expand_groups([name, name], "test") == [name]
+    assert [task_title(each) for each in (name, "STS12")] == ["pairs_retrieval a/test", "STS12"]
+    scores = find_task(name).run(Angles(), tmp_path)
+    assert scores == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3})
 
 
 @pytest.mark.parametrize(
-    ("task", "content", "message"),
+    ("content", "message"),
     [
-        ("duplicates", "a\tb\t1\n", r"pairs\.tsv: duplicates needs pairs labelled 1"),
-        ("duplicates", "a\tb\t0.5\na\tb\t1\n", r"pairs\.tsv: duplicates needs pairs labelled 1"),
-        ("pairs_retrieval", "a\tb\nc\n", r"pairs\.tsv, line 2: expected two tab-separated texts, found 1"),
+        ("a\tb\n", r"pairs\.tsv: pairs_retrieval needs at least two pairs"),
+        ("a\tb\nc\n", r"pairs\.tsv, line 2: expected two tab-separated texts, found 1"),
     ],
 )
-def test_invalid_files_are_named(task, content, message, tmp_path):
+def test_invalid_files_are_named(content, message, tmp_path):
     (tmp_path / "pairs.tsv").write_text(content)
     with pytest.raises(DataError, match=message):
-        find_task(f"{task}:{tmp_path}/pairs.tsv").run(Angles(), tmp_path)
+        find_task(f"pairs_retrieval:{tmp_path}/pairs.tsv").run(Angles(), tmp_path)

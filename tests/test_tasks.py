@@ -21,7 +21,7 @@ def test_groups_expand_once():
 
 
 def test_unknown_tasks_are_refused_with_the_nearest_one():
-    with pytest.raises(ConfigError, match=r"unknown task 'STS17'\. Did you mean STS16\? Known .* duplicates:FILE"):
+    with pytest.raises(ConfigError, match=r"unknown task 'STS17'\. Did you mean STS16\? Known .* pairs_retrieval:FILE"):
         expand_groups(["STS17"], "test")
 
 

@@ -38,7 +38,6 @@ SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, rea
 ENTRY_POINTS = "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
 # Dev metrics on the user's own files.
 OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")
-REPORTED_METRICS = (*OWN_METRICS, "duplicates:FILE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,9 +372,8 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
     for key, metrics in (("beside", options.beside), ("hold", options.hold), ("metric", (options.metric,))):
         for metric in metrics:
             kind, _, file = metric.partition(":")
-            own = REPORTED_METRICS if key == "beside" else OWN_METRICS
-            if metric not in DEV_METRICS and not (file and kind in [each.partition(":")[0] for each in own]):
-                yield f"eval.{key}: {metric!r} is not one of {', '.join((*DEV_METRICS, *own))}"
+            if metric not in DEV_METRICS and not (file and kind in [each.partition(":")[0] for each in OWN_METRICS]):
+                yield f"eval.{key}: {metric!r} is not one of {', '.join((*DEV_METRICS, *OWN_METRICS))}"
             for names, missing, needed in (
                 (("pairs_spearman", "pairs_retrieval"), not options.pairs_file, "eval.pairs_file, a file of pairs"),
                 (("stsb_spearman",), "STSBenchmark" not in options.tasks, "STSBenchmark in eval.tasks"),

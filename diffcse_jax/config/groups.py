@@ -233,7 +233,7 @@ class EvalConfig:
     )
     beside: tuple[str, ...] = option(
         (),
-        "further dev metrics to log, which never select: as eval.metric, or `pairs_retrieval:FILE`, `duplicates:FILE`",
+        "further dev metrics to log, which never select: as eval.metric, or `pairs_retrieval:FILE`",
     )
     tasks: tuple[str, ...] = option(
         ("STSBenchmark",), "STS dev sets to score", choices=("STSBenchmark", "SICKRelatedness")

@@ -20,7 +20,7 @@ from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_collections
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, held_out_queries
-from diffcse_jax.evaluation.retrieval import read_labelled_pairs, read_retrieval_pairs
+from diffcse_jax.evaluation.retrieval import read_retrieval_pairs
 from diffcse_jax.evaluation.senteval_data import is_local, senteval_folder
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, correlations, read_pairs, similarities, size_problem
 from diffcse_jax.io import expand_path, json_digest
@@ -36,7 +36,7 @@ MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 
 RESAMPLES = 1000
 
 Training = Callable[[], Iterable[str]]
-Texts = dict[str, Any]  # a metric and its text as JSON: `metric`, and `pairs`, `labelled_pairs` or `scored_pairs`
+Texts = dict[str, Any]  # a metric and its text as JSON: `metric`, and `pairs`, `collection` or `scored_pairs`
 
 
 # Metrics
@@ -126,16 +126,6 @@ class CollectionMetric(Metric):
     @property
     def units(self) -> str:
         return f"{len(self.collection.queries):,} queries"
-
-
-@dataclasses.dataclass(frozen=True)
-class DuplicatesMetric(Metric):
-    """Average precision with which cosine similarity finds the pairs that mean the same. It is only reported."""
-
-    pairs: ScoredPairs
-
-    def measure(self, encoder: Encoder) -> Measured:
-        return Measured({self.name: retrieval.duplicates_score(encoder, self.pairs, self.batch_size)}, [])
 
 
 def paired_interval(
@@ -343,8 +333,6 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
         return texts | {"pairs": list(read_retrieval_pairs(file or options.pairs_file))}
     if kind == search_collections.KIND:
         return texts | {"collection": search_collections.read_collection(expand_path(file))}
-    if kind == "duplicates":
-        return texts | {"labelled_pairs": _as_json(read_labelled_pairs(file))}
     path = expand_path(options.pairs_file)
     own = read_pairs(path, columns=(0, 1, 2))
     if np.ptp(own.gold) == 0:
@@ -360,8 +348,6 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
         return RetrievalMetric(name, batch_size, queries, targets, texts.get("passages"), texts.get("document_of"))
     if "collection" in texts:
         return CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
-    if "labelled_pairs" in texts:
-        return DuplicatesMetric(name, batch_size, _from_json(texts["labelled_pairs"]))
     return CorrelationMetric(name, batch_size, {key: _from_json(each) for key, each in texts["scored_pairs"].items()})
 
 

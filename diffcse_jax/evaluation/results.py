@@ -18,7 +18,7 @@ from diffcse_jax.io import expand_path, find_run, read_json, write_json
 Results = dict[str, Any]
 
 # A task's column shows the first that it has.
-SCORES = ("spearman", "acc", "devacc", CHOOSES, "mrr", "average_precision")
+SCORES = ("spearman", "acc", "devacc", CHOOSES, "mrr")
 PROBES = {name: ("geometry", name) for name in ("alignment", "uniformity")} | {
     f"recall@{k}": ("retrieval", f"recall@{k}") for k in CUTOFFS
 }

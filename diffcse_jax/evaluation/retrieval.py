@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.data.sentences import some_words, words
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
-from diffcse_jax.evaluation.sts import ScoredPairs, encode_groups, read_pairs, read_table, similarities
+from diffcse_jax.evaluation.sts import encode_groups, read_table
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 
@@ -76,18 +76,6 @@ def ranks_among(
     """Return the rank, from 1, of column `targets[i]` in row i, highest first. Ties share their mean rank."""
     own = scores[np.arange(len(targets)), targets][:, None]
     return (scores > own).sum(axis=1) + ((scores == own).sum(axis=1) + 1) / 2
-
-
-def average_precision(scores: Float32[np.ndarray, " pairs"], labels: Int[np.ndarray, " pairs"]) -> float:
-    """Return the mean, over positives, of the precision among all pairs with at least the same score.
-
-    Pairs with equal scores count together, so that a constant score gets the fraction of positives.
-    """
-    values, where = np.unique(-scores, return_inverse=True)
-    pairs = np.bincount(where, minlength=len(values))
-    positives = np.bincount(where, weights=labels, minlength=len(values))
-    precisions = np.cumsum(positives) / np.cumsum(pairs)
-    return float((precisions * positives).sum() / positives.sum())
 
 
 # Pairs from unlabelled text
@@ -155,17 +143,6 @@ def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, An
     return retrieval_scores(*encode_pairs(encoder, queries, targets)) | {"n": len(queries)}
 
 
-def score_duplicates(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
-    """Distinguish pairs that mean the same from other pairs, by cosine similarity."""
-    pairs = read_labelled_pairs(file)
-    return {"average_precision": duplicates_score(encoder, pairs), "n": len(pairs.gold)}
-
-
-def duplicates_score(encoder: Encoder, pairs: ScoredPairs, batch_size: int = 64) -> float:
-    """Return the average precision, x 100, with which cosine similarity finds the pairs labelled 1."""
-    return 100 * average_precision(similarities(encoder, {"": pairs}, batch_size)[""], pairs.gold.astype(int))
-
-
 def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
     """Read queries and targets from a file of two tab-separated texts, or those of held-out docstrings."""
     if file == DOCSTRINGS:
@@ -181,12 +158,3 @@ def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
     if len(table) < 2:
         raise DataError(f"{path}: pairs_retrieval needs at least two pairs")
     return [query for _, (query, _) in table], [target for _, (_, target) in table]
-
-
-def read_labelled_pairs(file: str) -> ScoredPairs:
-    """Read pairs from a file of two tab-separated texts and a label, 1 if they mean the same and 0 otherwise."""
-    path = expand_path(file)
-    pairs = read_pairs(path, columns=(2, 0, 1), scale=(0.0, 1.0))
-    if not np.isin(pairs.gold, (0.0, 1.0)).all() or np.ptp(pairs.gold) == 0:
-        raise DataError(f"{path}: duplicates needs pairs labelled 1 (the same) and pairs labelled 0, nothing else")
-    return pairs

@@ -15,7 +15,7 @@ from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.results import Results
 from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.evaluation.sts import size_problem
-from diffcse_jax.evaluation.tasks import PROMPTED, expand_groups, find_task, own_kind
+from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_kind
 
 RECORDED = ("backend", "mode", "aggregation", "similarity", "post")  # settings kept with results
 
@@ -64,7 +64,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     scores: dict[str, dict] = {}
     with _recorded_warnings() as notes:
         encoder = CachedEncoder(load_encoder(model, settings))
-        has_prompt = encoder.prompts.default or PROMPTED.issuperset(map(own_kind, tasks))
+        has_prompt = encoder.prompts.default or all(map(own_kind, tasks))  # those of queries and documents
         if not has_prompt and (warning := encoder.prompts.warning(model)):
             warn_user(warning)
 
@@ -93,8 +93,6 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
 
 def _plan(settings: Settings) -> dict[str, Task]:
     """Check the settings before hours are spent on them, and return the tasks by name."""
-    if settings.top_k < 1:
-        raise ConfigError(f"--top_k: expected at least 1, got {settings.top_k}")
     names = expand_groups(settings.tasks.split(","), settings.mode)
     if settings.queries:
         if "retrieval" not in names:

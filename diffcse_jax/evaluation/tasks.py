@@ -19,9 +19,7 @@ OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
     search_collections.KIND: search_collections.score_collection,
     "documents": systems.score_documents,
     "pairs_retrieval": retrieval.score_pairs,
-    "duplicates": retrieval.score_duplicates,
 }
-PROMPTED = {*OWN} - {"duplicates"}  # they have queries and documents, with prompts of their own
 GROUPS = {"sts": tuple(task.name for task in STS_TASKS), "transfer": tuple(task.name for task in TRANSFER_TASKS)}
 GROUPS["full"] = GROUPS["sts"] + GROUPS["transfer"]
 ALIASES = {  # without case and punctuation
