@@ -5,8 +5,8 @@ again. It must end as it does without a fault, bit for bit, or report in one par
 right, end so. Signals come at a file operation or at a moment of computing. A disk is full or read-only from a file
 operation on. Files get a flipped bit or a cut-off end. A library that is loaded before libc (faulty_files.c) does it.
 
-Commands run in a process that is forked from this one, which has imported everything and never computes. It runs one
-command after the other until a fault kills it. Compiled programs are kept on disk.
+Each command runs in a process that is forked from this one, which has imported everything and never computes. Compiled
+programs are kept on disk.
 """
 
 import argparse
@@ -25,8 +25,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -142,76 +140,47 @@ def load_library(folder: Path) -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-class Worker:
-    """Runs commands, one at a time, in a process that is forked anew after one that died."""
-
-    def __init__(self, world: World):
-        self._world, self.process = world, None
-
-    def run(self, command: str, fault: Fault | None = None, *, record_all: bool = False) -> Ended:
-        if self.process is None:
-            self._connection, there = multiprocessing.Pipe()
-            fork = multiprocessing.get_context("fork")
-            self.process = fork.Process(target=serve, args=(there, self._world), daemon=True)
-            self.process.start()
-            there.close()
-        log, record = self._world.base / "log", self._world.base / "record"
-        log.write_bytes(b"")
-        record.write_bytes(b"")
-        self._connection.send((command, fault or Fault(), record_all, log, record))
-        code, seconds, hangs = None, 0.0, not self._connection.poll(LONGEST)
-        try:
-            code, seconds = self._connection.recv() if not hangs else (None, 0.0)
-        except (EOFError, ConnectionResetError):
-            self.process.join()
-            code, self.process = self.process.exitcode, None
-        if hangs:
-            self.renew()
-        lines = [line.split("\t") for line in record.read_text(errors="replace").splitlines()]
-        paths = [(int(number), name, str(Path(path).relative_to(self._world.trial))) for number, name, path in lines]
-        return Ended(code, log.read_text(errors="replace"), paths, seconds)
-
-    def renew(self) -> None:
-        """Let the next command run in a new process, which has compiled nothing."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
-            self.process = None
+def run(world: World, command: str, fault: Fault | None = None, *, record_all: bool = False) -> Ended:
+    """Run a command in a process of its own."""
+    log, record = world.base / "log", world.base / "record"
+    log.write_bytes(b"")
+    record.write_bytes(b"")
+    arguments = (world, command, fault or Fault(), record_all, log, record)
+    process = multiprocessing.get_context("fork").Process(target=serve, args=arguments)
+    before = os.times()
+    process.start()
+    process.join(LONGEST)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    lines = [line.split("\t") for line in record.read_text(errors="replace").splitlines()]
+    paths = [(int(number), name, str(Path(path).relative_to(world.trial))) for number, name, path in lines]
+    return Ended(code, log.read_text(errors="replace"), paths, seconds)
 
 
-def serve(connection: Any, world: World) -> None:
-    """Run commands until the connection is closed."""
+def serve(world: World, command: str, fault: Fault, record_all: bool, log: Path, record: Path) -> None:
+    """Be the process of a command. Its exit code is that of the command; `multiprocessing` prints tracebacks."""
     from diffcse_jax.errors import reported_to_user
 
     prepare()
     library = ctypes.CDLL(os.environ["DIFFCSE_FAULTY_FILES"])
     library.fault_after.argtypes = [ctypes.c_double, ctypes.c_int]
-    while True:
-        command, fault, record_all, log, record = connection.recv()
-        records, output = (os.open(path, os.O_WRONLY | os.O_APPEND) for path in (record, log))
-        for number in (1, 2):  # as C and threads use them, too
-            os.dup2(output, number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        begun, code = time.process_time(), 0
-        if fault.seconds:
-            library.fault_after(fault.seconds, fault.signal)
-        operation = ctypes.c_long(fault.operation)
-        library.fault_arm(str(world.trial).encode(), operation, fault.signal, fault.error, records, int(record_all))
-        try:
-            with reported_to_user():
-                code = COMMANDS[command](world)
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        except BaseException:  # as an interpreter reports it
-            traceback.print_exc()
-            code = 1
+    records, output = (os.open(path, os.O_WRONLY | os.O_APPEND) for path in (record, log))
+    for number in (1, 2):  # as C and threads use them, too
+        os.dup2(output, number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if fault.seconds:
+        library.fault_after(fault.seconds, fault.signal)
+    operation = ctypes.c_long(fault.operation)
+    library.fault_arm(str(world.trial).encode(), operation, fault.signal, fault.error, records, int(record_all))
+    try:
+        with reported_to_user():
+            sys.exit(COMMANDS[command](world))
+    finally:
         library.fault_disarm()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for file in (records, output):
-            os.close(file)
-        connection.send((code, time.process_time() - begun))
 
 
 # The world before any fault.
@@ -358,8 +327,7 @@ class Judge:
     """Runs trials and compares their outcomes with those without faults."""
 
     def __init__(self, world: World, seed: int):
-        self._world, self.worker = world, Worker(world)
-        self._chance = random.Random(seed)
+        self._world, self._chance = world, random.Random(seed)
         self._expected: dict[str, dict[str, str]] = {}
 
     def observe(self) -> dict[tuple[str, str], Ended]:
@@ -386,7 +354,7 @@ class Judge:
         return found
 
     def _clean(self, command: str, fault: Fault | None = None, *, code: int = 0) -> Ended:
-        ended = self.worker.run(command, fault, record_all=True)
+        ended = run(self._world, command, fault, record_all=True)
         assert ended.code == code, f"{command} ends with {ended.code} instead of {code}:\n{ended.output}"
         return ended
 
@@ -396,17 +364,17 @@ class Judge:
         self._begin(trial)
         printed = ""
         for fault in trial.faults:
-            ended = self.worker.run(trial.command, fault)
+            ended = run(world, trial.command, fault)
             while fault.seconds > 0.001 and ended.code == 0:  # done before: a process that has compiled is faster
                 fault = fault._replace(seconds=fault.seconds / 3)
                 self._begin(trial)
-                ended = self.worker.run(trial.command, fault)
+                ended = run(world, trial.command, fault)
             printed += ended.output
             self._judge_fault(verdict, fault, ended)
         names = [path.name for path in (world.workdir / "checkpoints").glob("*")]
         checkpoints = sorted(int(name) for name in names if name.isdecimal())
         intact = {path: self._damage(trial.kind, world.trial / path) for path in trial.damaged}
-        ended = self.worker.run(trial.command)
+        ended = run(world, trial.command)
         self._judge_message(verdict, ended)
         printed += ended.output
         if ended.code == 2 and intact:
@@ -414,7 +382,7 @@ class Judge:
             for path, content in intact.items():
                 (world.trial / path).parent.mkdir(parents=True, exist_ok=True)
                 (world.trial / path).write_bytes(content)
-            ended = self.worker.run(trial.command)
+            ended = run(world, trial.command)
             printed += ended.output
         if ended.code != 0:
             verdict.problems["hung" if ended.code is None else "lost"] = f"{ended.code}: {ended.output[-900:]}"
@@ -447,8 +415,6 @@ class Judge:
             verdict.problems.setdefault("unclear", f"{ended.code}: {ended.output[-900:]}")
         elif ended.code == 2:
             verdict.ending = "told"
-        if fault.error and "checkpoints/" in verdict.where:
-            self.worker.renew()  # threads that still write end with their process
 
     def _judge_message(self, verdict: Verdict, ended: Ended) -> None:
         """Look for tracebacks, and for an error of more or less than one paragraph."""
@@ -470,12 +436,9 @@ class Judge:
             verdict.ending = "told"  # a damaged file that nothing depends on is named, and stays damaged
         elif differing:
             verdict.problems["silent" if trial.damaged else "lost"] = f"differ: {sorted(differing)[:5]}"
-        # What a process could not remove is removed once it has ended; that of trials lives on.
-        alive = f".{self.worker.process.pid if self.worker.process else 0}."
         partial = re.compile(r"tmp$|\.tmp[.-]|\.old$|(^|/)\.[^/]+\.[0-9a-f]{32}$")
         paths = (str(path.relative_to(self._world.trial)) for path in self._world.trial.rglob("*"))
-        left = [path for path in paths if partial.search(path)]
-        if left := [path for path in left if alive not in path]:
+        if left := [path for path in paths if partial.search(path)]:
             verdict.problems["left over"] = ", ".join(left[:5])
 
     def _damage(self, kind: str, file: Path) -> bytes:
@@ -525,7 +488,6 @@ def main() -> int:
         found = document(verdicts, options.seed)
         if options.output:
             options.output.write_text(json.dumps(found, indent=1) + "\n")
-    judge.worker.renew()
     print(found["faults"], "faults:", found["ended"], "problems:", found["problems"])
     return 1 if any(verdict.problems for verdict in verdicts) else 0
 

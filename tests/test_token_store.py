@@ -27,7 +27,7 @@ from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open, open_vectors
+from diffcse_jax.data.token_store import Examples, SentenceVectors, TokenStore, build_or_open, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, DiskError
@@ -266,13 +266,8 @@ def vectors_of(sentences: Sequence[str], **options) -> np.ndarray:
     )
 
 
-def write_part(path: Path, sentences: Sequence[str], vectors: np.ndarray) -> None:
-    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    pq.write_table(pa.table({"sentence": sentences, "embedding": embedding}), path)
-
-
 def stored(folder: Path, *files: Path, dtype: str = "float32") -> VectorStore:
-    """The store that the command writes of these files, with vectors of `vectors_of`."""
+    """Return the store that the command writes of these files, with vectors of `vectors_of`."""
     record = EncoderRecord("hash", "avg", "float32", DIMENSION, "0123")
     encoder = mock.MagicMock(spec=SentenceEncoder, encode=vectors_of, record=lambda prompt: record, prompts=NO_PROMPTS)
     folder.mkdir(exist_ok=True)
@@ -303,19 +298,15 @@ def tokenised(tmp_path, tokenizer):
     return tokenised
 
 
-def check_vectors(source: BatchSource, tokenizer: transformers.PreTrainedTokenizerFast, tolerance: float = 0.0) -> None:
+def check_vectors(tokenizer, examples: Examples, vectors: SentenceVectors, tolerance: float = 0.0, **options) -> None:
     """Compare the embeddings of each batch with those of the sentences that its tokens spell."""
+    source = BatchSource(examples, batch_size=4, steps=8, seed=3, pad_token_id=0, vectors={"store": vectors}, **options)
     for index in range(len(source)):
         views = source[index]
         texts = tokenizer.batch_decode(views.rows.input_ids, skip_special_tokens=True)
         expected = vectors_of(texts).reshape(*views.input_ids.shape[:2], DIMENSION)
         assert views.vectors["store"].dtype == np.float32
         np.testing.assert_allclose(views.vectors["store"], expected, rtol=tolerance)
-
-
-def source_of(examples: Examples, vectors, **options) -> BatchSource:
-    options = {"batch_size": 4, "steps": 8, "seed": 3, "pad_token_id": 0, "vectors": {"store": vectors}} | options
-    return BatchSource(examples, **options)
 
 
 def test_sentences_get_their_vectors_from_any_number_of_files(tmp_path, text, tokenizer, tokenised):
@@ -325,54 +316,45 @@ def test_sentences_get_their_vectors_from_any_number_of_files(tmp_path, text, to
     more.write_text("more text\n" * 30 + "first 7\n" + "".join(f"second {row}\n" for row in range(9)))
     corpus, tokens = tokenised(table)
     vectors = open_vectors(stored(tmp_path / "store", table, more, dtype="float16"), corpus, tokens)
-    check_vectors(source_of(tokens, vectors, shards=Shards(range(1, 2), 2)), tokenizer, tolerance=1e-3)
+    check_vectors(tokenizer, tokens, vectors, 1e-3, shards=Shards(range(1, 2), 2))
     corpus, tokens = tokenised(text, documents="blank_lines")
     vectors = open_vectors(stored(tmp_path / "next", text), corpus, tokens)
-    check_vectors(source_of(Neighbours(tokens, within=2), vectors), tokenizer)
-    check_vectors(source_of(Neighbours(tokens), vectors, next_sentence=True), tokenizer)
+    check_vectors(tokenizer, Neighbours(tokens, within=2), vectors)
+    check_vectors(tokenizer, Neighbours(tokens), vectors, next_sentence=True)
 
 
 def test_stores_and_texts_that_do_not_fit_are_refused(tmp_path, text, tokenised):
     store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
-    vectors = np.ones((3, DIMENSION), np.float32)
-    vectors[1, 2] = np.nan
-    write_part(store.parts[1], ["a", "b", "c"], vectors)
-    with pytest.raises(DataError, match=r"000001\.parquet, row 2: the text is missing, or the embedding is NaN"):
-        open_vectors(store, corpus, tokens)
     with text.open("a") as file:
         file.write("number 1 is here\n")
     with pytest.raises(DataError, match="has changed since this run started"):
         open_vectors(store, corpus, tokens)
-    store = stored(tmp_path / "other", text)
-    open_vectors(store, *tokenised(text))
-    for part in store.parts:
-        part.unlink()
-    open_vectors(store, *tokenised(text))  # copied before
-    text.write_text("number 1 is here\n\nwho is this\nnumber 2 is here\nand this\nwho is this\n")
-    store = stored(tmp_path / "again", tmp_path / "text.txt")
     text.write_text(text.read_text() + "what\n\nwhat\n")
-    with pytest.raises(DataError, match=r"lacks the embeddings of 2 of 7 sentences of .* on line 7: 'what'"):
+    with pytest.raises(DataError, match=r"lacks the embeddings of 2 of 27 sentences of .* on line \d+: 'what'"):
         open_vectors(store, *tokenised(text))
-    assert len([*(tmp_path / "cache").rglob("vectors-*")]) == 1
+    assert not [*(tmp_path / "cache").rglob("vectors-*")]
 
 
 def test_files_that_are_no_store_are_refused(tmp_path):
+    def write(name: str, vectors: list[list[float]]) -> None:
+        embedding = pa.FixedSizeListArray.from_arrays(pa.array(np.array(vectors).reshape(-1), "f4"), len(vectors[0]))
+        pq.write_table(pa.table({"sentence": ["a"] * len(vectors), "embedding": embedding}), tmp_path / name)
+
     assert find_store("minilm") is find_store(str(tmp_path)) is None
-    write_part(tmp_path / "a.parquet", ["a"], np.ones((1, 3), np.float32))
-    write_part(tmp_path / "b.parquet", ["b"], np.ones((1, 4), np.float32))
+    write("a.parquet", [[1, 2, 3]])
+    write("b.parquet", [[1, 2, 3, 4]])
     with pytest.raises(DataError, match=r"b\.parquet holds embeddings of type .*\[4\], but a\.parquet has .*\[3\]"):
         find_store(str(tmp_path))
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
         find_store(str(tmp_path))
-    pq.write_table(pa.table({"sentence": ["b"], "embedding": [[1.0, 2.0, 3.0]]}), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"b\.parquet was not written by `diffcse embed`: .*has: sentence"):
-        find_store(str(tmp_path))
+    write("b.parquet", [[1, 2, 3], [1, np.nan, 3]])
+    with pytest.raises(DataError, match=r"b\.parquet, row 2: the text is missing, or the embedding is NaN"):
+        list(find_store(str(tmp_path)).blocks())
 
 
 def test_a_damaged_copy_is_made_again(tmp_path, text, tokenised, capsys):
-    store = stored(tmp_path / "store", text)
-    corpus, tokens = tokenised(text)
+    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
     open_vectors(store, corpus, tokens)
     (path,) = (tmp_path / "cache").glob("*/vectors-*/vectors.npy")
     content = path.read_bytes()
@@ -380,12 +362,13 @@ def test_a_damaged_copy_is_made_again(tmp_path, text, tokenised, capsys):
     open_vectors(store, corpus, tokens)
     assert f"warning: {path} is damaged or missing; making" in capsys.readouterr().err
     assert path.read_bytes() == content
+    store.parts[0].unlink()
+    open_vectors(store, corpus, tokens)  # the copy suffices
 
 
 def test_a_flipped_bit_of_a_vector_is_noticed(tmp_path, text, tokenised):
-    store = stored(tmp_path / "store", text)
+    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
     part = store.parts[1]
-    corpus, tokens = tokenised(text)
     column = pq.ParquetFile(part).metadata.row_group(0).column(2)
     content = bytearray(part.read_bytes())
     content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
@@ -396,8 +379,7 @@ def test_a_flipped_bit_of_a_vector_is_noticed(tmp_path, text, tokenised):
 
 def test_a_full_disk_is_reported(tmp_path, text, tokenised, monkeypatch):
     """Room is reserved first: on a full disk, writing to mapped memory would end the process."""
-    store = stored(tmp_path / "store", text)
-    corpus, tokens = tokenised(text)
+    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(DiskError, match=rf"cannot write .*/vectors-.*: No space left.* {store.folder} is unchanged"):
