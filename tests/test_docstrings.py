@@ -1,5 +1,3 @@
-import textwrap
-
 import pytest
 
 from diffcse_jax.config import DataConfig
@@ -49,9 +47,6 @@ GOOGLE_STYLE = """Opens the file at the path.
     Args:
       path: The path of the file to open.
 
-    Returns:
-      The open file with its contents.
-
     set_mode(path) is called when x_y = 3 for now.
     """
 
@@ -59,80 +54,50 @@ GOOGLE_STYLE = """Opens the file at the path.
 @pytest.mark.parametrize(
     ("docstring", "expected"),
     [
-        (
-            NUMPY_STYLE,
-            [
-                "Compute the median along the specified axis.",
-                "Returns the median of the array elements, see mean.",
-                "It is robust, e.g. against outliers.",
-                "Given a vector of values, the median is its middle value.",
-            ],
-        ),
-        (
-            GOOGLE_STYLE,
-            [
-                "Opens the file at the path.",
-                "Files are opened for reading in binary mode unless told otherwise by the caller.",
-            ],
-        ),
+        (NUMPY_STYLE, ["Compute the median along the specified axis.",
+                       "Returns the median of the array elements, see mean.", "It is robust, e.g. against outliers.",
+                       "Given a vector of values, the median is its middle value."]),
+        (GOOGLE_STYLE, ["Opens the file at the path.",
+                        "Files are opened for reading in binary mode unless told otherwise by the caller."]),
         ("Too short a one.", []),
         ("This has no end of a sentence", []),
         (" ".join(["Word"] * 60) + ".", [" ".join(["Word"] * 60) + "."]),
         (" ".join(["Word"] * 61) + ".", []),
         ("Is this a short question? Yes, it is one, indeed!", ["Is this a short question?", "Yes, it is one, indeed!"]),
     ],
-)
+)  # fmt: skip
 def test_sentences_are_prose_without_markup(docstring, expected):
     assert [*filter(docstrings.is_english, docstrings.spans_of(docstring))] == expected
 
 
-@pytest.fixture
-def sources(tmp_path, monkeypatch):
-    """Replace the installed packages by 200 functions with docstrings of three sentences."""
-    function = '''
-        def function_{0}():
-            """Compute the value of function {0}.
+FUNCTION = '''
+def function_{0}():
+    """Compute the value of function {0}.
 
-            The value of number {0} is large for most of the arguments. This sentence occurs in all docstrings here.
-            """
-            raise RuntimeError("this must not run")
-    '''
-    module = textwrap.dedent(function)
-    (tmp_path / "module.py").write_text("".join(module.format(number) for number in range(200)) + "\n1 / 0\n")
+    The value of number {0} is large for most of the arguments. This sentence occurs in all docstrings here.
+    """
+    raise RuntimeError("this must not run")
+'''
+
+
+def test_functions_are_either_in_the_corpus_or_held_out(tmp_path, monkeypatch):
+    """200 functions stand for the installed packages."""
+    (tmp_path / "module.py").write_text("".join(map(FUNCTION.format, range(200))) + "\n1 / 0\n")
     (tmp_path / "broken.py").write_text("def (")
     files = [("package.broken", tmp_path / "broken.py"), ("package.module", tmp_path / "module.py")]
     monkeypatch.setattr(docstrings, "_source_files", lambda: iter(files))
     docstrings._docstrings.cache_clear()
-    yield
-    docstrings._docstrings.cache_clear()
-
-
-@pytest.mark.usefixtures("sources")
-def test_functions_are_either_in_the_corpus_or_held_out():
     pairs = docstrings.docstring_pairs()
     corpus = [sentence for (sentence,) in open_corpus(DataConfig(train_file="docstrings"))]
-    assert corpus == list(docstrings.docstring_sentences())
-    assert 5 <= len(pairs) <= 40  # 20 expected, standard deviation 4
-    assert docstrings.docstring_pairs(3) == pairs[:3]
-    value = "The value of number {} is large for most of the arguments."
-    repeated = "This sentence occurs in all docstrings here."
-    held_out = {int(summary.removeprefix("Compute the value of function ")[:-1]): rest for summary, rest in pairs}
-    assert held_out == {number: f"{value.format(number)} {repeated}" for number in held_out}
-    summaries = [f"Compute the value of function {number}." for number in range(200)]
-    assert {*corpus} & {*summaries} == {summaries[number] for number in range(200) if number not in held_out}
-    assert repeated not in corpus
     leads = list(open_corpus(DataConfig(train_file="docstrings", pairs="lead")))
-    assert sorted(leads) == sorted(
-        (summaries[number], value.format(number)) for number in range(200) if number not in held_out
-    )
-
-
-def test_the_standard_library_is_a_corpus_without_what_is_held_out(monkeypatch):
-    monkeypatch.setattr(docstrings, "PACKAGES", ())
+    assert docstrings.docstring_pairs(3) == pairs[:3]
     docstrings._docstrings.cache_clear()
-    corpus, pairs = {*docstrings.docstring_sentences()}, docstrings.docstring_pairs()
-    docstrings._docstrings.cache_clear()
-    halves = [half for pair in pairs for half in pair]
-    assert len(corpus) >= 3000
-    assert len({*halves}) == len(halves) >= 60
-    assert not corpus.intersection(span for half in halves for span in docstrings.spans_of(half))
+    assert 5 <= len(pairs) <= 40  # 20 expected, standard deviation 4
+    summaries = [f"Compute the value of function {number}." for number in range(200)]
+    values = [f"The value of number {number} is large for most of the arguments." for number in range(200)]
+    repeated = "This sentence occurs in all docstrings here."
+    held_out = {summaries.index(summary) for summary, _ in pairs}
+    assert dict(pairs) == {summaries[number]: f"{values[number]} {repeated}" for number in held_out}
+    trained = [number for number in range(200) if number not in held_out]
+    assert {*corpus} == {text for number in trained for text in (summaries[number], values[number])}
+    assert sorted(leads) == sorted((summaries[number], values[number]) for number in trained)
