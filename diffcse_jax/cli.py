@@ -1,17 +1,20 @@
 """The command `diffcse`: the options of each command, and the function of the package that it calls.
 
-Each command imports what it needs when it runs, so that `--help` and errors appear quickly.
+Each command is a function: its docstring is the help, it adds the options, and it returns the name of the function to
+call, whose parameters are the options. That is imported when the command runs, so that `--help` and errors appear
+quickly.
 """
 
 import argparse
 import dataclasses
+import importlib
 import inspect
 import logging
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,6 @@ Any key of the configuration is an option: --config.train.steps=100, --config.op
 docs/reference.md lists all keys with their meaning, default and range.
 """
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
-RESULTS: dict[str, Any] = {"nargs": "+", "default": [], "metavar": "FILE"}
 TABLE_FORMATS: dict[str, Any] = {"choices": ("text", "markdown", "latex"), "default": "text"}
 
 
@@ -41,9 +43,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return action.help or "" if hidden else f"{action.help} (default: %(default)s)"
 
 
-Work = Callable[[], Any]
-Prepare = Callable[[argparse.Namespace], Work]  # imports what a command needs, and returns the call
-Command = Callable[[argparse.ArgumentParser], Prepare]  # adds the options of a command
+Add = Callable[..., Any]  # a parser's `add_argument`
+Call = Callable[[], Any]
+Prepare = Callable[[argparse.Namespace], Call]
+Command = Callable[[Add], str | Prepare]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser, commands = build_parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command not in ("train", "finetune", "study"):  # these accept configuration keys
-        parser.error(f"unrecognized arguments: {' '.join(rest)}. See diffcse {options.command} --help")
-    options.overrides, options.again = rest, shlex.join(["diffcse", *arguments])
+    if rest and options.name not in WITH_KEYS:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}. See diffcse {options.name} --help")
+    options.overrides, options.command = rest, shlex.join(["diffcse", *arguments])
     with reported_to_user():
         for name in ("batch_size", "rows_per_file", "top_k"):
             if (count := getattr(options, name, None)) is not None and count < 1:
@@ -69,14 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
             if not options.verbose:  # Orbax logs each step of each save, and its errors several times
                 logging.getLogger("absl").setLevel(logging.CRITICAL)
-            work = commands[options.command](options)
+            call = commands[options.name](options)
         try:
-            code = work()
+            result = call()
+            if isinstance(result, Path):
+                print(result)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader of the output, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
-            code = 141
-        return code if isinstance(code, int) else 0
+            result = 141
+        return result if isinstance(result, int) else 0
     raise AssertionError  # errors exit
 
 
@@ -84,27 +89,37 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, Prepare]]:
     """Return the parser of all commands, and what prepares each of them."""
     parser = argparse.ArgumentParser(prog="diffcse", description="Train, evaluate and use sentence embeddings.")
     parser.add_argument("--version", action="version", version=f"diffcse_jax {__version__}")
-    parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parsers = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     commands: dict[str, Prepare] = {}
     for command in COMMANDS:
-        description = inspect.getdoc(command) or ""
+        name, description = command.__name__, inspect.getdoc(command) or ""
         sub = parsers.add_parser(
-            command.__name__,
+            name,
             help=description.splitlines()[0].rstrip("."),
             description=description,
+            epilog=KEYS if name in WITH_KEYS else None,
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
-        commands[command.__name__] = command(sub)
+        called = command(sub.add_argument)
+        commands[name] = partial(_prepare, called) if isinstance(called, str) else called
         sub.add_argument("--quiet", action="store_true", help="print warnings and errors only")
         sub.add_argument("--verbose", action="store_true", help="also print the log messages of libraries")
     return parser, commands
 
 
+def _prepare(name: str, options: argparse.Namespace) -> Call:
+    """Import a function, and return its call with the options that it has parameters for."""
+    module, _, function = name.partition(":")
+    called = getattr(importlib.import_module(module), function)
+    given = {**vars(options), "load": partial(_load_encoder, options)}
+    return partial(called, **{name: given[name] for name in inspect.signature(called).parameters if name in given})
+
+
 # Training
 
 
-def train(parser: argparse.ArgumentParser) -> Prepare:
+def train(add: Add) -> Prepare:
     """Train an encoder and export it.
 
     If a run was stopped, the same command resumes it. When training ends, the selected model is exported to
@@ -114,20 +129,20 @@ def train(parser: argparse.ArgumentParser) -> Prepare:
       diffcse train --config diffcse_base
       diffcse train --config adapt --workdir runs/mine --config.data.train_file=documents.txt
     """
-    _add_run_options(parser, "configs", SHIPPED.glob("*.py"))
+    _add_run_options(add, "configs", SHIPPED.glob("*.py"))
 
-    def prepare(options: argparse.Namespace) -> Work:
-        name, config = run_configuration(options, options.overrides)
-        from diffcse_jax.api import named_workdir, run
+    def prepare(options: argparse.Namespace) -> Call:
+        config, workdir = _read_run_options(options)
+        from diffcse_jax.api import run
         from diffcse_jax.training.callbacks import WandB
 
         callbacks = [WandB(os.environ["WANDB_PROJECT"])] if os.environ.get("WANDB_PROJECT") else []
-        return partial(run, config, named_workdir(options.workdir, name, config), callbacks)
+        return partial(run, config, workdir, callbacks)
 
     return prepare
 
 
-def finetune(parser: argparse.ArgumentParser) -> Prepare:
+def finetune(add: Add) -> Prepare:
     """Fine-tune an encoder on labelled tasks.
 
     At the end, WORKDIR contains `export` (the encoder), `tasks` (the heads), `predictions` and `report`. If a run was
@@ -135,22 +150,18 @@ def finetune(parser: argparse.ArgumentParser) -> Prepare:
 
       diffcse finetune --config finetune_multitask --config.init=runs/mine
     """
-    _add_run_options(parser, "configs", SHIPPED.glob("finetune*.py"))
+    _add_run_options(add, "configs", SHIPPED.glob("finetune*.py"))
 
-    def prepare(options: argparse.Namespace) -> Work:
-        overrides = [
-            re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each) for each in options.overrides
-        ]
-        name, config = run_configuration(options, overrides)
-        from diffcse_jax.api import named_workdir
+    def prepare(options: argparse.Namespace) -> Call:
+        config, workdir = _read_run_options(options)
         from diffcse_jax.apps.finetune.train import run_finetune
 
-        return partial(run_finetune, config, named_workdir(options.workdir, name, config))
+        return partial(run_finetune, config, workdir)
 
     return prepare
 
 
-def study(parser: argparse.ArgumentParser) -> Prepare:
+def study(add: Add) -> str:
     """Train variants with several seeds and compare them in a table.
 
     If a study was stopped, the same command continues it. Several processes may run it at the same time, each with its
@@ -159,27 +170,20 @@ def study(parser: argparse.ArgumentParser) -> Prepare:
       diffcse study --config minilm --workdir runs/minilm --config.data.train_file=sentences.txt
       diffcse study --config minilm --workdir runs/minilm --report
     """
-    _add_run_options(parser, "configs/studies", (SHIPPED / "studies").glob("*.py"))
-    add = parser.add_argument
+    _add_run_options(add, "configs/studies", (SHIPPED / "studies").glob("*.py"))
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
     add("--start", action="store_true", help="also score the starting checkpoint, with its own pooler")
     add("--report", action="store_true", help="train nothing; write and print the table of the finished runs")
     add("--format", help="format of the printed table", **TABLE_FORMATS)
-
-    def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.apps.study.runs import run_study
-
-        return partial(run_study, **_own_options(options), overrides=options.overrides)
-
-    return prepare
+    return "diffcse_jax.apps.study.runs:run_study"
 
 
 # Models
 
 
-def evaluate(parser: argparse.ArgumentParser) -> Prepare:
+def evaluate(add: Add) -> Prepare:
     """Score encoders on STS, SentEval and retrieval tasks.
 
     Exits with 3 if data of a task is missing.
@@ -187,7 +191,6 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
       diffcse evaluate --model runs/diffcse_base --tasks sts,transfer --data_dir DIR
       diffcse evaluate --model runs/seed1 runs/seed2 --tasks sts --published --format markdown
     """
-    add = parser.add_argument
     add("--model", dest="models", required=True, help=MODEL, **SEVERAL)
     tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, documents, retrieval"
     add("--tasks", default="sts", help=tasks)
@@ -219,63 +222,42 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
     add("--output", type=Path, default=Path("results.json"), help="results file; pictures go to report/ next to it")
 
-    def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.evaluation import Settings, runner
+    def prepare(options: argparse.Namespace) -> Call:
+        from diffcse_jax.evaluation import Settings
         from diffcse_jax.hosts import keep_compiled
 
         keep_compiled()
-        own = _own_options(options)
-        names = own.keys() & {field.name for field in dataclasses.fields(Settings)}
-        settings = Settings(**{name: own.pop(name) for name in names})
-        return partial(runner.run, settings=settings, **own)
+        names = [field.name for field in dataclasses.fields(Settings) if hasattr(options, field.name)]
+        options.settings = Settings(**{name: getattr(options, name) for name in names})
+        return _prepare("diffcse_jax.evaluation.runner:run", options)
 
     return prepare
 
 
-def export(parser: argparse.ArgumentParser) -> Prepare:
+def export(add: Add) -> str:
     """Write a trained model as a Hugging Face and sentence-transformers folder.
 
     diffcse export --model runs/mine --output DIR
-    diffcse export --model runs/mine --push_to_hub USER/NAME
     """
-    add = parser.add_argument
-    add("--model", required=True, metavar="RUN", help="the folder of a run, or one checkpoint in it")
-    add("--output", help="the folder to write (default with --push_to_hub: RUN/export)")
+    add("--model", type=Path, required=True, metavar="RUN", help="the folder of a run, or one checkpoint in it")
+    add("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
     add("--truncate_dim", type=int, help="record this size, to which embeddings are then cut")
-    add("--onnx", action="store_true", help="add onnx/model.onnx and an int8 version, checked against the model")
-    add("--results", help="results.json files for the card (default: those in RUN)", **RESULTS)
+    add(
+        "--onnx",
+        dest="with_onnx",
+        action="store_true",
+        help="add onnx/model.onnx and an int8 version, checked against the model",
+    )
+    add("--hub_id", metavar="USER/NAME", help="the model's id on the hub, for the card")
     add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
     add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: data.language)")
-    add("--push_to_hub", metavar="USER/NAME", help="also upload it, with the token from HF_TOKEN or `hf auth login`")
-    add("--private", action="store_true", help="with --push_to_hub: make a new repository private")
-
-    def prepare(options: argparse.Namespace) -> Work:
-        if not options.output and not options.push_to_hub:
-            parser.error("give --output DIR or --push_to_hub USER/NAME")
-        if options.private and not options.push_to_hub:
-            parser.error("--private needs --push_to_hub")
-        from diffcse_jax.export.card import About
-        from diffcse_jax.export.folder import export_and_upload
-        from diffcse_jax.io import expand_path
-
-        results = tuple(map(expand_path, options.results))
-        return partial(
-            export_and_upload,
-            expand_path(options.model),
-            expand_path(options.output) if options.output else None,
-            options.truncate_dim,
-            with_onnx=options.onnx,
-            about=About(options.push_to_hub, options.license, tuple(options.language), results),
-            private=options.private,
-        )
-
-    return prepare
+    return "diffcse_jax.export:export"
 
 
 # Text
 
 
-def encode(parser: argparse.ArgumentParser) -> Prepare:
+def encode(add: Add) -> str:
     """Encode texts into one file.
 
     The suffix of --output chooses the format. `.jsonl` and `.parquet` contain each text with its line and its
@@ -285,22 +267,15 @@ def encode(parser: argparse.ArgumentParser) -> Prepare:
       echo 'A man plays the guitar.' | diffcse encode --model minilm
       diffcse encode --model runs/mine --input text.txt.gz --output embeddings.npy
     """
-    _add_encoder_options(parser)
-    _add_text_options(parser, "inputs", "text that training reads (default: standard input)", nargs="+", default=["-"])
-    add = parser.add_argument
+    _add_encoder_options(add)
+    _add_text_options(add, "inputs", "text that training reads (default: standard input)", nargs="+", default=["-"])
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: its default prompt, if any)")
     add("--output", default="-", metavar="FILE", help=".npy, .parquet or .jsonl; `-`: JSONL to standard output")
-
-    def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.apps.embed import encode
-
-        return partial(encode, load=partial(_load_encoder, options), **_own_options(options, *ENCODER_OPTIONS))
-
-    return prepare
+    return "diffcse_jax.apps.embed:encode"
 
 
-def embed(parser: argparse.ArgumentParser) -> Prepare:
+def embed(add: Add) -> str:
     """Embed any amount of text into a folder of Parquet files, and resume after a crash.
 
     pyarrow, polars, datasets and `diffcse search` read the folder. Its state is in OUTPUT.state. Several processes can
@@ -308,9 +283,8 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
 
       diffcse embed --model runs/mine --input 'shards/*.txt.gz' --output embeddings
     """
-    _add_encoder_options(parser)
-    _add_text_options(parser, "inputs", "text that training reads; put patterns in quotes", required=True, **SEVERAL)
-    add = parser.add_argument
+    _add_encoder_options(add)
+    _add_text_options(add, "inputs", "text that training reads; put patterns in quotes", required=True, **SEVERAL)
     add("--output", required=True, type=Path, metavar="DIR", help="folder of Parquet files")
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: that of documents, if any)")
@@ -318,17 +292,10 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
     _add_passages(add, default=False)
     add("--rows_per_file", type=int, default=5000, help="texts in a Parquet file")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
-
-    def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.apps.embed import embed
-
-        own = _own_options(options, *ENCODER_OPTIONS)
-        return partial(embed, load=partial(_load_encoder, options), command=options.again, **own)
-
-    return prepare
+    return "diffcse_jax.apps.embed:embed"
 
 
-def search(parser: argparse.ArgumentParser) -> Prepare:
+def search(add: Add) -> str:
     """Find the texts that are most similar to queries, or that share words with them.
 
     --input is text, the output of `diffcse embed` or `diffcse encode`, or an index. Embeddings and indexes record their
@@ -339,38 +306,27 @@ def search(parser: argparse.ArgumentParser) -> Prepare:
       diffcse search --input embeddings --queries questions.txt --top_k 10 --json > hits.jsonl
       diffcse search --model runs/mine --input documents/ --mode hybrid --output index 'first query'
     """
-    add = parser.add_argument
     add("queries", nargs="*", metavar="QUERY", help="queries (default: --queries)")
     add("--queries", dest="queries_file", default="-", metavar="FILE", help="file of queries (default: standard input)")
     add("--top_k", type=int, default=5, help="the largest number of hits for a query")
     add("--threshold", type=float, help="the lowest score of a hit (default: any)")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the queries (default: that of queries, if any)")
     add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
-    _add_encoder_options(parser, recorded="that of the embeddings")
-    _add_text_options(parser, "source", "text that training reads, embeddings or an index", required=True)
+    _add_encoder_options(add, recorded="that of the embeddings")
+    _add_text_options(add, "source", "text that training reads, embeddings or an index", required=True)
     add("--output", type=Path, metavar="DIR", help="save the index to this folder, so that the next search is fast")
     _add_mode_options(add, "that of the index, or what the run recommends")
     _add_passages(add)
     storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
     add("--storage", choices=("float32", "float16", "int8", "bits"), default="", help=storage)
     add("--faiss", default="", metavar="FACTORY", help="faiss index: Flat is exact; IVF1024,Flat and HNSW32 are not")
-
-    def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.apps.search import search
-
-        def load(record: Any) -> Any:
-            recorded = dataclasses.asdict(record) if record else {}
-            return _load_encoder(options, **recorded, truncate_dim=recorded.get("dimension"))
-
-        return partial(search, load=load, model=options.model, **_own_options(options, *ENCODER_OPTIONS))
-
-    return prepare
+    return "diffcse_jax.apps.search:search"
 
 
 # Pages
 
 
-def report(parser: argparse.ArgumentParser) -> Prepare:
+def report(add: Add) -> str:
     """Write an HTML page about one or more runs.
 
     The page shows the result, the training curves, searches before and after training, and the configuration. It works
@@ -379,21 +335,14 @@ def report(parser: argparse.ArgumentParser) -> Prepare:
       diffcse report --model runs/quickstart
       diffcse report --model runs/seed-1 runs/seed-2 --output seeds.html
     """
-    add = parser.add_argument
     add("--model", dest="models", required=True, metavar="RUN", help="folders of runs", **SEVERAL)
     add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html, or report.html)")
-    add("--results", help="results.json files of other models, to compare the runs with", **RESULTS)
+    add("--results", nargs="+", default=[], metavar="FILE", help="results.json files of other models, to compare with")
     add("--skip_models", action="store_true", help="load no model, so the page has no searches")
-
-    def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.apps.report.page import write_report
-
-        return lambda: print(write_report(**_own_options(options)))
-
-    return prepare
+    return "diffcse_jax.apps.report.page:write_report"
 
 
-def demo(parser: argparse.ArgumentParser) -> Prepare:
+def demo(add: Add) -> str:
     """Search a text in the browser, with one model or two.
 
     Only this machine can open the page, unless --host says otherwise.
@@ -401,56 +350,43 @@ def demo(parser: argparse.ArgumentParser) -> Prepare:
       diffcse demo --model runs/quickstart --input documents/
       diffcse demo --model runs/quickstart --against minilm --input docstrings
     """
-    add = parser.add_argument
     add("--model", required=True, help=MODEL)
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
-    _add_text_options(parser, "text", "text that training reads", required=True)
+    _add_text_options(add, "text", "text that training reads", required=True)
     add("--top_k", type=int, default=10, help="the number of hits")
     _add_mode_options(add, "what the run recommends")
     _add_passages(add)
     add("--host", default="127.0.0.1", help="the address to listen on")
     add("--port", type=int, default=8000, help="the port; 0: any free one")
-
-    def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.apps.demo import serve
-
-        return partial(serve, **_own_options(options, "id_column"))
-
-    return prepare
+    return "diffcse_jax.apps.demo:serve"
 
 
 COMMANDS: tuple[Command, ...] = (train, evaluate, encode, embed, search, export, finetune, study, report, demo)
+WITH_KEYS = ("train", "finetune", "study")  # commands that also accept keys of the configuration
 
 
 # Shared options
 
 
-def _add_run_options(parser: argparse.ArgumentParser, folder: str, files: Any) -> None:
+def _add_run_options(add: Add, folder: str, files: Iterable[Path]) -> None:
     names = ", ".join(sorted(file.stem for file in files))
-    parser.epilog = KEYS
-    add = parser.add_argument
     add("--config", metavar="NAME_OR_FILE", required=True, help=f"a file, or the name of one in {folder}: {names}")
     default = folder.replace("configs", "runs")
     add("--workdir", metavar="DIR", help=f"{{name}}, {{seed}} and {{KEY}} stand for values (default: {default}/NAME)")
 
 
-def run_configuration(options: argparse.Namespace, rest: Sequence[str]) -> tuple[str, Config]:
-    """Return the name of the chosen configuration, and the configuration with its overrides."""
-    return configuration(options.config, read_overrides(rest, others=("config", "workdir", "quiet", "verbose")))
+def _read_run_options(options: argparse.Namespace) -> tuple[Config, Path]:
+    """Return the chosen configuration with its overrides, and the run folder."""
+    rest = [re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each) for each in options.overrides]
+    overrides = read_overrides(rest, others=("config", "workdir", "quiet", "verbose"))
+    name, config = configuration(options.config, overrides)
+    from diffcse_jax.api import named_workdir
+
+    return config, named_workdir(options.workdir, name, config)
 
 
-def _own_options(options: argparse.Namespace, *without: str) -> dict[str, Any]:
-    """Return the command's own options by name, as arguments for the function that it calls."""
-    without = (*without, "command", "quiet", "verbose", "overrides", "again")
-    return {name: value for name, value in vars(options).items() if name not in without}
-
-
-ENCODER_OPTIONS = ("model", "pooler", "truncate_dim", "precision")
-
-
-def _add_encoder_options(parser: argparse.ArgumentParser, recorded: str = "") -> None:
-    """Add `--batch_size` and `ENCODER_OPTIONS`; `recorded` says where defaults come from if --model is optional."""
-    add = parser.add_argument
+def _add_encoder_options(add: Add, recorded: str = "") -> None:
+    """Add the options of an encoder; `recorded` says where defaults come from if --model is optional."""
     default = recorded or "the model's"
     add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
     add("--pooler", help=f"use this pooler instead of the recorded one (default: {default})")
@@ -460,33 +396,33 @@ def _add_encoder_options(parser: argparse.ArgumentParser, recorded: str = "") ->
     add("--batch_size", type=int, default=64, help="texts per step on this host")
 
 
-def _add_text_options(parser: argparse.ArgumentParser, dest: str, about: str, **settings: Any) -> None:
+def _add_text_options(add: Add, dest: str, about: str, **settings: Any) -> None:
     """Add `--input`, whose value gets the name `dest`, `--columns` and `--id_column`."""
-    add = parser.add_argument
     add("--input", dest=dest, metavar="TEXT", help=about, **settings)
     add("--columns", nargs="+", default=[], help="columns of text (default: the only one, or one with a known name)")
     add("--id_column", default="", metavar="NAME", help="copy the values of this column to `id`")
 
 
-def _add_mode_options(add: Callable[..., Any], default: str) -> None:
+def _add_mode_options(add: Add, default: str) -> None:
     mode = f"dense: compare embeddings; lexical: words, by BM25; hybrid: both (default: {default})"
     add("--mode", choices=("dense", "lexical", "hybrid"), default="", help=mode)
     add("--language", default="", help="language of BM25's stop words and stemmer, such as german (default: detected)")
     add("--weight", type=float, help="weight of BM25 in hybrid scores, from 0 to 1 (default: a measured one)")
 
 
-def _add_passages(add: Callable[..., Any], default: bool = True) -> None:
+def _add_passages(add: Add, default: bool = True) -> None:
     split = "split texts that are longer than the model reads into overlapping passages, instead of truncating them"
     add("--passages", action=argparse.BooleanOptionalAction, default=default, help=split)
 
 
-def _load_encoder(options: argparse.Namespace, **recorded: Any) -> Any:
+def _load_encoder(options: argparse.Namespace, record: Any = None) -> Any:
     """Load the encoder that the options name. Options that are left out have their recorded values."""
     from diffcse_jax.encoder import SentenceEncoder
     from diffcse_jax.hosts import keep_compiled
 
     keep_compiled()
-    own = {name: getattr(options, name) for name in ENCODER_OPTIONS}
+    recorded = dataclasses.asdict(record) | {"truncate_dim": record.dimension} if record else {}
+    own = {name: getattr(options, name) for name in ("model", "pooler", "truncate_dim", "precision")}
     chosen = {name: recorded.get(name) if value is None else value for name, value in own.items()}
     model, precision = str(chosen.pop("model")), chosen.pop("precision") or "float32"
     return SentenceEncoder.from_pretrained(model, dtype=precision, **chosen)

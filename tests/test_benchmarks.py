@@ -12,17 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sentence_transformers
 import torch
-from tiny_model import write_tiny_model
 
 from benchmarks import (
-    adaptation_recipes,
-    components,
     encode,
     flops,
     input_pipeline,
-    long_texts,
     measure,
     torch_twin,
     train_step,
@@ -163,24 +158,6 @@ def test_flops_of_a_transformer_are_nearly_those_xla_counts():
     assert 1.0 < counted / flops.transformer_flops(sizes, rows=4, length=32) < 1.05
 
 
-def test_flops_of_gated_blocks_with_windows():
-    sizes = hf.transformer_config(workload.BY_NAME["answerdotai/ModernBERT-base"], source="test")
-    dense = 2 * (4 * 768 * 768 + 3 * 768 * 1152)
-    seen = 8 * 8192 + 14 * 129  # blocks 0, 3, ... 21 see all positions, the others 64 to either side
-    assert flops.transformer_flops(sizes, rows=2, length=8192) == 2 * 8192 * (22 * dense + 4 * 768 * seen)
-
-
-@pytest.mark.slow
-def test_long_texts_command(monkeypatch, capsys):
-    monkeypatch.setattr(long_texts, "QUERIES", 128)
-    record = long_texts.main(["--blocks", "1", "--lengths", "64", "512", "--repeats", "1"])
-    short, parts, at_once = record["rows"]
-    assert [row["most_queries"] for row in (short, parts, at_once)] == [128, 128, 512]
-    for memory in ("encode_bytes", "step_bytes"):
-        assert short[memory] < parts[memory] < at_once[memory]
-    assert 0 < short["encode_cpu_seconds"] < at_once["encode_cpu_seconds"]
-
-
 @pytest.mark.slow
 def test_train_step_command(tmp_path):
     output = tmp_path / "results" / "tiny.json"
@@ -195,13 +172,6 @@ def test_train_step_command(tmp_path):
         assert np.isfinite(side["loss"])
     medians = {name: side["step_seconds"]["median"] for name, side in record["implementations"].items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
-
-
-def test_the_libraries_attention_computes_the_same():
-    same = components.attention("tiny", rows=4, length=10, backward=True)
-    as_is, library = (jax.tree.leaves(compute()) for compute in same.values())
-    for one, other in zip(as_is, library, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -228,27 +198,6 @@ def in_this_process(build: Callable[..., measure.Implementation], *arguments: An
         return 1.0
 
     yield measure.Worker(run(1), run, side.facts)
-
-
-@pytest.mark.slow
-def test_adaptation_recipes_command(tmp_path, monkeypatch, minilm_dir):
-    monkeypatch.setattr(adaptation_recipes, "_alone", lambda function, *arguments: function(*arguments))
-    text, pairs, output = (tmp_path / name for name in ("text.txt", "pairs.tsv", "record.json"))
-    text.write_text("".join(f"Subject {i} is this. It has the number {i * i} of all.\n\n" for i in range(80)))
-    pairs.write_text("a\tb\nc\td\n")
-    plain = write_tiny_model(tmp_path / "plain", minilm_dir, blocks=1)
-    model = tmp_path / "model"
-    sentence_transformers.SentenceTransformer(str(plain)).save(str(model))  # it records its pooler
-    options = ["--steps", "2", "--batch_size", "8", "--max_length", "16", "--held_out", "0.2", "--output", output]
-    options += ["--text", text, "--model", model, "--tasks", f"pairs_retrieval:{pairs}"]
-    adaptation_recipes.main(list(map(str, options)))
-    record = json.loads(output.read_text())
-    sides = record["sides"]
-    assert list(sides) == ["start", "ours", "pairs", "simcse", "tsdae"]
-    assert record["config"]["train"]["steps"] == 2
-    for name, side in sides.items():
-        assert list(side["scores"]) == [f"pairs_retrieval:{pairs}"]
-        assert name == "start" or min(side["seconds"], side["processor_seconds"], side["learning_rate"]) > 0
 
 
 def test_input_pipeline_command(tmp_path):

@@ -1,13 +1,11 @@
 """Which checkpoints are kept, which is the best one, and how damage is detected. Whole runs are in test_resume.py."""
 
-import json
 import logging
 import math
 import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -114,22 +112,15 @@ def flip_bits(step: Path, item: str) -> None:
         file.write_bytes(content)
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def edit(path: Path, change: Callable[[dict], object]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+def improve_score(step: Path) -> None:
+    path = step / "record/metadata"
+    path.write_text(path.read_text().replace("79.0", "99.0"))
 
 
 DAMAGE = {
     "bits of parameters": lambda step: flip_bits(step, "params"),
     "bits of moments": lambda step: flip_bits(step, "opt_state"),
-    "a cut-off description of moments": lambda step: truncate(step / "opt_state/array_metadatas/process_0"),
-    "a position in the data": lambda step: edit(step / "record/metadata", lambda record: record["data"].update(next=1)),
-    "a score": lambda step: edit(step / "record/metadata", lambda record: record["dev"].update(stsb=99.0)),
+    "a score": improve_score,
     "no record": lambda step: shutil.rmtree(step / "record"),
 }
 

@@ -48,13 +48,10 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 """  # noqa: E501
 
 
-def test_cycles_of_loops_branches_and_fusions():
+def test_cycles_and_collectives_are_read_from_the_program():
     assert Program(TEXT).cycles() == {"matrix products": 100, "random bits": 30, "copies and casts": 7}
     (dearest,) = Program(TEXT).dearest(1)
     assert (dearest["cycles"], dearest["times"], dearest["result"]) == (100, 1, "bf16[8,4]")
-
-
-def test_collectives_with_all_their_arrays():
     found = [(one.kind, one.bytes, one.arrays) for one in Program(TEXT).collectives()]
     assert found == [("all-reduce", 12 * 64 * 4 + 2, (Array("f32", (12, 64)), Array("bf16", ())))]
 

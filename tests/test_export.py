@@ -77,15 +77,8 @@ def pooler_of(folder: Path) -> str:
     ("family", "pooler"),
     [
         ("bert", "cls"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("bert", "avg_first_block_last"),
-                ("distilbert", "cls"),
-                ("mpnet", "avg_top2"),
-                ("xlm-roberta", "avg"),
-            )
-        ),
+        pytest.param("distilbert", "cls", marks=pytest.mark.slow),
+        pytest.param("mpnet", "avg_top2", marks=pytest.mark.slow),
     ],
 )
 def test_every_reader_gives_the_trained_embeddings(family, pooler, saved, tmp_path, capfd):
@@ -130,29 +123,12 @@ def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, 
         TorchEncoder(str(out), "cls")
 
 
-def test_the_card_describes_the_model(saved, by_jax_alone, tmp_path):
-    saved(pooler="cls_before_pooler")
-    check = export.export(tmp_path / "workdir", tmp_path / "out", about=export.About(hub_id="ada/model", license="mit"))
-    assert set(check["maximal_absolute_difference"]) == {"diffcse_jax"}
-    card = (tmp_path / "out/README.md").read_text()
-    facts = ["base_model: bert-base-uncased", "license: mit", "wiki1m", "cls_before_pooler", "jax 0."]
-    facts += ["0.5 x step 250 + 0.5 x the starting checkpoint", 'SentenceTransformer("ada/model")']
-    for fact in [*facts, "The run's verdict: better than the start."]:
-        assert fact in card
-    cells = [[cell.strip() for cell in line.split("|")] for line in card.splitlines()]
-    rows = {row[1]: row[2] for row in cells if len(row) == 4}
-    assert rows["bert-base-uncased before training (avg)"] == "79.50"
-    assert rows["this model (cls_before_pooler)"] == "81.25"
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="the extra `onnx` is not installed")
-@pytest.mark.parametrize(("family", "pooler", "truncate_dim"), [("mpnet", "avg_first_block_last", 6)])
-def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(
-    saved, tmp_path, monkeypatch, family, pooler, truncate_dim, capsys
-):
+def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_path, monkeypatch, capsys):
+    pooler, truncate_dim = "avg_first_block_last", 6
     monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)  # int8 is scored without STS-B
-    trained, private, out = saved(family, pooler), str(tmp_path), tmp_path / "out"
+    trained, private, out = saved("mpnet", pooler), str(tmp_path), tmp_path / "out"
     paths = {name: private for name in ("_name_or_path", "name_or_path", "tokenizer_file", "cache_dir")}
     trained.hf_config.update(paths)
     settings = trained.folder / "tokenizer_config.json"
@@ -176,11 +152,7 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(
     assert (measured["score"], measured["float32"]) == ("guard_agreement", pytest.approx(100))
     assert "model_qint8.onnx: agreement of similarities" in capsys.readouterr().out
     graph = onnx.OnnxEncoder(out, onnx.GRAPH, pooler, truncate_dim)
-    for texts in (
-        ["dog"],
-        ["dog cat", "cat dog"],
-        ["a dog and a cat", "dog", "dogs " * 20],
-    ):  # without padding and with
+    for texts in (["dog"], ["a dog and a cat", "dog", "dogs " * 20]):  # without padding and with
         np.testing.assert_allclose(graph.encode(texts), normalize(encoder.encode(texts)), atol=1e-5)
 
 

@@ -51,8 +51,7 @@ def former_transformers_adamw(
     return history
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-7])  # the second near epsilon
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("scale", "weight_decay"), [(1.0, 0.1), (1e-7, 0.0)])  # the second is near epsilon
 def test_updates_are_those_of_the_originals_adamw(scale, weight_decay):
     config = dataclasses.replace(CONSTANT, weight_decay=weight_decay)
     grads = [random_tree(seed, scale) for seed in range(1, 8)]
@@ -89,14 +88,6 @@ def test_learning_rates(warmup_steps, schedule, expected):
     config = OptimConfig(learning_rate=0.5, warmup_steps=warmup_steps, schedule=schedule)
     rate = learning_rate_schedule(config, total_steps=5)
     np.testing.assert_allclose([rate(jnp.int32(step)) for step in range(6)], 0.5 * np.array(expected), atol=1e-7)
-
-
-def test_updates_follow_the_schedule():
-    # Adam's update of a constant gradient is 1, so each step moves by its learning rate.
-    config = OptimConfig(learning_rate=0.5, warmup_steps=2, clip_norm=0.0)
-    history = run(config, {"kernel": jnp.zeros(1)}, [{"kernel": jnp.ones(1)}] * 5, total_steps=5)
-    moved = -np.diff([0.0] + [float(params["kernel"][0]) for params in history])
-    np.testing.assert_allclose(moved, [0.0, 0.25, 0.5, 1 / 3, 1 / 6], rtol=1e-4, atol=1e-7)
 
 
 def test_decay_spares_biases_and_norms():

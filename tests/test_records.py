@@ -59,17 +59,11 @@ def test_unreadable_metrics_are_named_and_kept_aside(tmp_path, capsys):
 
 
 def test_intact_metrics_are_only_appended_to(tmp_path, monkeypatch):
-    (tmp_path / "metrics.jsonl").write_bytes(lines(row(1), row(2)))
-    monkeypatch.setattr(records, "write_text", None)  # not called
-    MetricsWriter(tmp_path, resumed_at=2).write(3, {"loss": 3.0})
-    assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
-
-
-def test_rows_after_the_checkpoint_are_removed(tmp_path):
-    for resumed_at, expected in ((1, [row(1)]), (0, [])):
-        (tmp_path / "metrics.jsonl").write_bytes(lines(row(1), row(2)))
-        MetricsWriter(tmp_path, resumed_at=resumed_at)
-        assert read_metrics(tmp_path) == expected
+    (tmp_path / "metrics.jsonl").write_bytes(lines(row(1), row(2), row(3)))
+    MetricsWriter(tmp_path, resumed_at=2)  # row 3 follows the checkpoint
+    monkeypatch.setattr(records, "write_text", None)  # not called again
+    MetricsWriter(tmp_path, resumed_at=2).write(3, {"loss": 4.0})
+    assert read_metrics(tmp_path) == [row(1), row(2), {"step": 3, "loss": 4.0}]
 
 
 def test_a_row_that_does_not_fit_on_the_disk_is_removed(tmp_path, monkeypatch):

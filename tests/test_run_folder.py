@@ -111,28 +111,21 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
     assert (path.read_text() if path.exists() else None) == content
 
 
-def test_an_interrupted_start_begins_again(tmp_path):
-    start(tmp_path)
-    (tmp_path / "config.json").unlink()  # it is written last
-    (tmp_path / "checkpoints/1").rmdir()
-    start(tmp_path, encoder=OTHER)
-    with pytest.raises(ConfigError, match=r"model\.name_or_path"):
-        start(tmp_path)
-
-
 def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
     start(tmp_path)
     (tmp_path / "checkpoints/1").rmdir()
-    trained_or_computed = [tmp_path / "generator", tmp_path / "vectors"]
-    for folder in trained_or_computed:
-        folder.mkdir()
+    vectors = tmp_path / "vectors"
+    vectors.mkdir()
     start(tmp_path, {"mesh": {"data": 2}})
+    assert vectors.is_dir()  # of the same run: they are kept
+    for _ in range(2):
+        (tmp_path / "checkpoints/1").rmdir()
+        start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
+        (tmp_path / "config.json").unlink()  # it is written last: a start that was interrupted
     (tmp_path / "checkpoints/1").rmdir()
-    assert all(folder.is_dir() for folder in trained_or_computed)  # of the same run: they are kept
     start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
     assert read_config(tmp_path).train.seed == 1
-    assert not any(folder.exists() for folder in trained_or_computed)
-    start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
+    assert not vectors.exists()
 
 
 def test_keys_that_do_not_change_results_may_change(tmp_path):
@@ -219,9 +212,8 @@ def test_the_true_name_of_a_base_model(tmp_path):
     for name in ("org/name", "org/name@v1.0"):
         assert describe_base_model(name, tmp_path, {}) == BaseModel("org/name", "org/name")
     assert local(_name_or_path="org/parent") == BaseModel("mine", "org/parent")
-    for path in ("/home/ada/x", "./x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
+    for path in ("/home/ada/x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
         assert local(_name_or_path=path) == BaseModel("mine")
     card = "---\nbase_model: [org/parent]\nlicense: other\nlicense_name: own\nlanguage: [de, fr]\n---\n# Mine\n"
     assert local(card) == BaseModel("mine", "org/parent", {"license": "other", "license_name": "own"}, ("de", "fr"))
-    for damaged in ("---\nlicense: [\n---\n", "---\nlicense: 3\nlanguage: null\n---\n"):
-        assert local(damaged) == BaseModel("mine")
+    assert local("---\nlicense: [\n---\n") == BaseModel("mine")

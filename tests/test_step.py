@@ -45,29 +45,17 @@ def test_a_step_is_a_function_of_state_and_batch(run):
 def test_what_a_step_changes(run):
     step, start = run
     state, old = start(), jax.tree.map(np.asarray, start())
-    pretrained = {name: array.copy() for name, array in ENCODER.transformer.items()}
     new, metrics = step(state)
     assert new.step == 1
     assert metrics["grad_norm"] > 0
     assert new.bad_steps == metrics["bad_steps"] == metrics["bad_gradient"] == 0
-    assert new.params.keys() == old.params.keys()
     for name, value in new.params.items():
         assert value.dtype == jnp.float32
         if not name.endswith("attention.key.bias"):  # softmax ignores it: its gradient is rounding noise
             assert (value != old.params[name]).any(), name
     assert all(array.is_deleted() for array in state.params.values())  # the new state has their memory
-    jax.tree.map(np.testing.assert_array_equal, ENCODER.transformer, pretrained)
     step(new)
     assert metrics["bad_steps"] == 0  # readable though the state was given up
-
-
-def test_training_on_one_batch_lowers_the_loss(run):
-    step, start = run
-    state, losses = start(), []
-    for _ in range(80):
-        state, metrics = step(state)
-        losses.append(float(metrics["loss"]))
-    assert np.mean(losses[-20:]) < 0.9 * np.mean(losses[:20])
 
 
 @pytest.mark.parametrize("spoilt", ["encoder.embeddings.word.embedding", "encoder.blocks.0.attention.query.kernel"])

@@ -33,11 +33,10 @@ class ModelConfig:
     pooler: str = option(
         "cls",
         "how hidden states become the sentence embedding: position 0 of the last layer (`cls`, `cls_before_pooler`); "
-        "the mean over real tokens of the last layer (`avg` or `mean`), of the last two (`avg_top2`), of the embedding "
-        "output and the last (`avg_first_last`, DiffCSE code), or of the first block and the last "
-        "(`avg_first_block_last`, SimCSE code of 2022); `max`, `mean_sqrt_len_tokens`, `weightedmean` and `lasttoken` "
-        "as in sentence-transformers; poolers over the last layer joined by `+`, such as `cls_before_pooler+max`, are "
-        "concatenated; `own`: the one that the checkpoint records, or else `avg`",
+        "the mean over tokens of the last layer (`avg`), of the last two (`avg_top2`), of the embedding output and the "
+        "last (`avg_first_last`), or of the first block and the last (`avg_first_block_last`); `max`, "
+        "`mean_sqrt_len_tokens`, `weightedmean`, `lasttoken` as in sentence-transformers; several joined by `+`; "
+        "`own`: the one that the checkpoint records, or else `avg`",
         choices=(*POOLERS, OWN_POOLER),
         also=is_pooler,
         aliases={"mean": "avg"},
@@ -75,30 +74,27 @@ class DataConfig:
     train_file: str = option(
         "wiki1m",
         "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a folder, or a pattern such "
-        "as `shards/*.txt.gz`, of files of one kind; a folder of ArrayRecord shards; for documents also "
-        "markdown, html, rst and pdf; `wiki1m` (10^6 Wikipedia sentences of the hub) or `docstrings` (of the "
-        "installed Python packages)",
+        "as `shards/*.txt.gz`, of files of one kind; a folder of ArrayRecord shards; for documents also markdown, "
+        "html, rst and pdf; `wiki1m` (Wikipedia sentences of the hub) or `docstrings` (of installed Python packages)",
     )
     columns: tuple[str, ...] = option(
         (),
-        "columns or keys to read: sentence [, positive [, hard negatives]]; empty: the only column (Parquet: the only "
-        "one of strings), or those named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, "
-        "hard_neg, ...",
+        "columns or keys to read: sentence [, positive [, hard negatives]]; empty: the only one (of strings), or those "
+        "named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, hard_neg, ...",
     )
     documents: str = option(
         "auto",
-        "what a document is: `blank_lines`: the lines of a txt file between blank (or skipped) lines, each a sentence; "
-        "`none`: the text has no documents; `auto`: no documents with data.pairs='columns', otherwise text between the "
-        "blank lines of a txt file (each line if there are none), a jsonl or json object or Parquet row with title and "
-        "text, a txt or markdown file of a folder or pattern, or a docstring; such text is split into sentences",
+        "what a document is: `blank_lines`: the lines of a txt file between blank lines, all sentences; `none`: there "
+        "are no documents; `auto`: `none` with data.pairs='columns', otherwise text between blank lines, an object or "
+        "row with title and text, a file of a folder, or a docstring, which are split into sentences",
         choices=("auto", "none", "blank_lines"),
     )
     pairs: str = option(
         "columns",
-        "sentence and positive: the `columns` of the text (a single one is its own positive); or made of documents: "
+        "sentence and positive: the `columns` of the text (a single one is its own positive); or, of documents: "
         "`dropout`, a sentence twice (SimCSE); `lead`, the title or first sentence and the rest; `neighbours`, a "
-        "sentence and the next one; `passages`, a passage of whole sentences of about data.max_length and the next "
-        "one; `crops`, two random spans, new in each epoch (Contriever)",
+        "sentence and the next one; `passages`, about data.max_length tokens of whole sentences and the next ones; "
+        "`crops`, two random spans, new in each epoch (Contriever)",
         choices=("columns", "dropout", *SECOND_TEXTS),
     )
     held_out: float = option(
@@ -110,9 +106,8 @@ class DataConfig:
     )
     cloze: float = option(
         0.0,
-        "with `lead`: share of the passages without a title or first sentence that an epoch uses. A window of 5 to 25 "
-        "words, new in each epoch, is taken out of the passage and paired with the rest of it (inverse cloze, Lee et "
-        "al. 2019); 0: such text is left out",
+        "with `lead`: share of the passages without a title or first sentence that an epoch uses, each paired with a "
+        "window of 5 to 25 words that is taken out of it (inverse cloze, Lee et al. 2019); 0: such text is left out",
         low=0.0,
         high=1.0,
     )
@@ -224,12 +219,10 @@ class EvalConfig:
         "stsb_spearman",
         "dev metric that selects the checkpoint to export: `stsb_spearman`; `average_spearman` of eval.tasks; "
         "`pairs_spearman` of eval.pairs_file (rows of score, sentence, sentence); `pairs_retrieval` of eval.pairs_file "
-        "(rows of two texts; mean reciprocal rank of the second, given the first). Without labels, the same retrieval "
-        "for up to 1,000 pairs of held-out documents (data.held_out): `mixed_retrieval` (titles; sentences and windows "
-        "of 5 to 25 words taken out of their passages; a passage's longest words), `lead_retrieval` (title or first "
-        "sentence, and the rest), `neighbours_retrieval` (a sentence and the next one), `halves_retrieval` (the two "
-        "halves of a sentence; of training sentences if nothing is held out). Of a search collection with judgements "
-        "`retrieval:FOLDER`, which is nDCG@10",
+        "(rows of two texts; mean reciprocal rank of the second, given the first); the same for up to 1,000 pairs of "
+        "held-out documents: `mixed_retrieval` (titles; sentences, windows and the longest words of passages), "
+        "`lead_retrieval` (title or first sentence, and the rest), `neighbours_retrieval` (a sentence and the next "
+        "one), `halves_retrieval` (of a sentence); `retrieval:FOLDER`, nDCG@10 of a search collection",
     )
     beside: tuple[str, ...] = option(
         (),
@@ -252,8 +245,7 @@ class EvalConfig:
     hold: tuple[str, ...] = option(
         (),
         "document metrics in which the selected model must not be significantly worse than the starting checkpoint (95 "
-        "% interval below 0, over up to 4,000 pairs). With eval.keep_start such a model is not exported, otherwise it "
-        "is reported. Metrics with too few pairs are left out",
+        "% interval below 0). With eval.keep_start such a model is not exported, otherwise it is reported",
         choices=HELD_OUT_METRICS,
         changes="selection",
     )
@@ -267,14 +259,13 @@ class EvalConfig:
     patience: int = option(0, "stop after this many evaluations in a row without a better eval.metric; 0: off", low=0)
     guard: bool = option(
         False,
-        "also score general quality at each evaluation: Spearman on STS-B dev or, if that is missing, agreement with "
-        "the starting checkpoint about the similarities of general sentences",
+        "also score general quality at each evaluation: Spearman on STS-B dev or, without it, agreement with the "
+        "starting checkpoint about the similarities of general sentences",
     )
     max_drop: float = option(
         0.0,
-        "largest allowed drop of general quality below the starting checkpoint, in points (switches eval.guard on). "
-        "Beyond it, training stops and the checkpoint is not selected; with eval.interpolate, training goes on and a "
-        "model within the limit is selected; 0: any drop",
+        "largest allowed drop of general quality, in points (turns eval.guard on). Beyond it, training stops and the "
+        "checkpoint is not selected; with eval.interpolate, a model within the limit is selected; 0: any drop",
         low=0.0,
     )
 

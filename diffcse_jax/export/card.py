@@ -1,6 +1,5 @@
 """The model card: README.md of an exported folder, rendered from `card.md.j2`, with metadata for the hub."""
 
-import dataclasses
 import importlib.metadata
 import json
 import shlex
@@ -9,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 
 import diffcse_jax
 from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
-from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column, table
 from diffcse_jax.export.onnx import GRAPH
 from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run, read_json_object
@@ -33,50 +31,41 @@ _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy"
 _TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "transformers", "diffcse", "jax")
 _LANGUAGES = {"wiki1m": "en", "docstrings": "en"}  # of texts with a name
 _DATASETS = {"wiki1m": HUB_REPOSITORY}
-_HUB_DATA = {  # hub ids of the data that `diffcse evaluate` reads from SentEval's folders
-    **{f"STS{year}": f"mteb/sts{year}-sts" for year in (12, 13, 14, 15, 16)},
-    "STSBenchmark": "mteb/stsbenchmark-sts",
-    "SICKRelatedness": "mteb/sickr-sts",
-}
-_UNKNOWN = "unknown"  # in metadata, for data without a hub id
-# Keys of results.json, and what the hub calls the task and the metric.
-_METRICS = (("spearman", "semantic-similarity", "spearman_cosine"), ("acc", "text-classification", "accuracy"))
 _RESULT_FILES = ("results.json", "evaluation.json")  # in a run's folder
-
-
-@dataclasses.dataclass(frozen=True)
-class About:
-    """What the user adds to the model card."""
-
-    hub_id: str | None = None  # the model's id on the hub, `USER/NAME`
-    license: str | None = None  # if it differs from the base model's
-    language: tuple[str, ...] = ()  # codes, if they differ from those of `languages`
-    results: tuple[Path, ...] = ()  # files of `diffcse evaluate`; if empty, those in the run's folder are used
 
 
 def model_card(
     saved: SavedEncoder,
     base: BaseModel,
-    about: About,
     *,
     name: str,
     truncate_dim: int | None,
+    hub_id: str | None,
+    license: str | None,
+    language: Sequence[str],
     results: tuple[Results, Results | None],
     checks: Sequence[str],
     onnx: bool,
 ) -> str:
     """Return the content of README.md: metadata as YAML, then Markdown.
 
-    `name` is for a model without an id on the hub, `results` are those of `recorded_results`, and `checks` are
-    sentences on how readers of the folder agree with the trained model.
+    Args:
+        saved: The exported encoder.
+        base: The starting checkpoint.
+        name: The name of a model without an id on the hub.
+        truncate_dim: The size that embeddings are cut to.
+        hub_id: The model's id on the hub.
+        license: The license, if it is not that of the starting checkpoint.
+        language: The codes of languages, if they are not those of `languages`.
+        results: As `recorded_results` returns them.
+        checks: Sentences on how readers of the folder agree with the trained model.
+        onnx: Whether there are ONNX files.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.transformer_config
     is_cut = truncate_dim not in (None, saved.embedding_size)
     text = training_text(config)
-    found = official_results(results[0])
-    language = about.language or languages(saved, base)
-    license = {"license": about.license} if about.license else dict(base.license)
-    title = about.hub_id or name
+    codes = language or languages(saved, base)
+    licenses: dict[str, Any] = {"license": license} if license else {**base.license}
 
     def shown(scores: Mapping[str, Mapping[str, float]]) -> str:
         rows = [Row(label, format_scores(each)) for label, each in scores.items() if each]
@@ -86,15 +75,11 @@ def model_card(
     metadata = ModelCardData(
         base_model=base.hub_id or None,
         datasets=[_DATASETS[text]] if text in _DATASETS else None,
-        eval_results=found or None,
-        language=(language[0] if len(language) == 1 else list(language)) or None,
+        language=(codes[0] if len(codes) == 1 else list(codes)) or None,
         library_name="sentence-transformers",
-        model_name=title.rpartition("/")[2] if found else None,
         pipeline_tag="sentence-similarity",
         tags=[*_TAGS, *["matryoshka"] * bool(config.matryoshka.sizes), *["onnx"] * onnx],
-        license=license.get("license"),
-        license_name=license.get("license_name"),
-        license_link=license.get("license_link"),
+        **licenses,
     )
     ours = f"this model ({saved.pooler})"
     start = f"{base.name} before training ({baseline.pooler})" if baseline else base.name
@@ -102,9 +87,9 @@ def model_card(
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
-        title=title,
-        on_hub=bool(about.hub_id),
-        place=about.hub_id or "path/to/this/folder",
+        title=hub_id or name,
+        on_hub=bool(hub_id),
+        place=hub_id or "path/to/this/folder",
         saved=saved,
         base=base,
         config=config,
@@ -197,36 +182,22 @@ def _without_folder(key: str, value: Any) -> Any:
 # Scores
 
 
-def recorded_results(
-    source: Path, saved: SavedEncoder, truncate_dim: int | None, files: Sequence[Path]
-) -> tuple[Results, Results | None]:
+def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None) -> tuple[Results, Results | None]:
     """Return the test results of the exported model, empty if unknown, and of its starting checkpoint, or None.
 
-    They are read from files of `diffcse evaluate`, by default those in the folder of the run that are newer than its
-    selection.
-
-    Raises:
-        ConfigError: The given files have no results of this model.
+    They are in the files of `diffcse evaluate` in the folder of the run that are newer than its selection.
     """
     run = find_run(source) or source
     since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0
-    newer = [path for name in _RESULT_FILES if (path := run / name).is_file() and path.stat().st_mtime >= since]
-    rows = [row for path in files or newer for row in _read_rows(path)]
+    files = [path for name in _RESULT_FILES if (path := run / name).is_file() and path.stat().st_mtime >= since]
+    rows = [row for path in files for row in _read_rows(path)]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
-    for model in rows:
-        cut, place = model.get("truncate_dim"), expand_path(model["model"]).resolve()
-        if (model["pooler"], cut) == (saved.pooler, truncate_dim) and place in places:
-            break
-    else:
-        if files:
-            raise ConfigError(
-                f"--results: {', '.join(map(str, files))} has no test results of {source} with the pooler "
-                f"{saved.pooler}. Write them with: diffcse evaluate --model {source} --output FILE"
-            )
-        return {}, None
-    poolers = {saved.baseline.pooler} if saved.baseline else {row["pooler"] for row in rows}
-    start = (row for row in rows if row["model"] == saved.config.model.name_or_path and row["pooler"] in poolers)
-    return model, next(start, None)
+    exported, start = (saved.pooler, truncate_dim), saved.config.model.name_or_path
+    for row in rows:
+        if (row["pooler"], row.get("truncate_dim")) == exported and expand_path(row["model"]).resolve() in places:
+            poolers = {saved.baseline.pooler} if saved.baseline else {row["pooler"] for row in rows}
+            return row, next((row for row in rows if row["model"] == start and row["pooler"] in poolers), None)
+    return {}, None
 
 
 def _read_rows(path: Path) -> list[Results]:
@@ -240,17 +211,3 @@ def _read_rows(path: Path) -> list[Results]:
         and {"model", "pooler", "tasks"} <= row.keys()
         and all(row.get(key) == value for key, value in comparable.items())
     ]
-
-
-def official_results(results: Mapping[str, Any]) -> list[EvalResult]:
-    """Return test scores as results of metadata, whose scale is 1, not 100."""
-    not_official = results.get("not_official", {})
-    found = []
-    for task, scores in results.get("tasks", {}).items():
-        data, name = _HUB_DATA.get(task, _UNKNOWN), f"SentEval {task}"
-        if task in not_official:
-            data, name = _UNKNOWN, f"{name}, not the official data: {not_official[task]}"
-        for key, kind, metric in _METRICS:
-            if key in scores:
-                found.append(EvalResult(kind, data, name, metric, round(scores[key] / 100, 6), dataset_split="test"))
-    return found

@@ -4,28 +4,26 @@ The folder is read back and compared with the encoder in memory before it gets i
 comparison if it is installed.
 """
 
-import contextlib
 import functools
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import HfApi
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.dev import DRIFT_AGREEMENT, DRIFT_STSB, build_drift_check, general_sentences
 from diffcse_jax.export import onnx
-from diffcse_jax.export.card import About, model_card, recorded_results
+from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import (
     EXPORT_CHECK,
     disk_errors,
+    expand_path,
     file_digests,
     find_run,
     read_json_object,
@@ -56,23 +54,30 @@ SAMPLES = (
 )
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
-# An earlier upload may have these files although the new one has not. All other files on the hub stay.
-_OF_EARLIER_EXPORTS = ["[0-9]*_[A-Z]*/*", "onnx/*"]
 _PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
 _SCORES = {DRIFT_STSB: "Spearman on STS-B dev", DRIFT_AGREEMENT: "agreement of similarities (Spearman x 100)"}
 
 
 def export(
-    source: Path, output: Path, truncate_dim: int | None = None, *, with_onnx: bool = False, about: About | None = None
+    model: Path,
+    output: Path,
+    truncate_dim: int | None = None,
+    *,
+    with_onnx: bool = False,
+    hub_id: str | None = None,
+    license: str | None = None,
+    language: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write the encoder that a run has selected, or the one of a checkpoint, as a Hugging Face folder.
 
     Args:
-        source: A run's folder, or a checkpoint in it.
+        model: A run's folder, or a checkpoint in it.
         output: The folder to write. An earlier export there is replaced.
         truncate_dim: The size that readers of the folder cut embeddings to; None for whole embeddings.
         with_onnx: Add ONNX files.
-        about: Additions to the model card.
+        hub_id: The model's id on the hub, `USER/NAME`, for the model card.
+        license: The license for the model card, if it differs from the base model's.
+        language: The codes of languages for the model card, if they differ from those of the training text.
 
     Returns:
         The content of `export_check.json`: for each reader of the folder, the largest difference between its embeddings
@@ -82,14 +87,14 @@ def export(
         UserError: There is nothing to export, an option is invalid, `output` is a folder that is not an export, it
             cannot be written, or the embeddings differ. Nothing is left of a failed export.
     """
-    output, about = output.resolve(), about or About()
+    source, output = expand_path(model), expand_path(output).resolve()
     if with_onnx:
         onnx.require_packages()
     saved = read_encoder(source)
     if with_onnx and not saved.prompts.pooled:
         raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
     pooling_modules.checked_truncation(truncate_dim, saved.embedding_size)
-    results = recorded_results(source, saved, truncate_dim, about.results)
+    results = recorded_results(source, saved, truncate_dim)
     with disk_errors(
         output, safe="The checkpoints and any earlier export are complete.", instead="name another folder"
     ):
@@ -108,9 +113,11 @@ def export(
             card = model_card(
                 saved,
                 read_base_model(saved.folder),
-                about,
                 name=(find_run(source) or source).resolve().name,
                 truncate_dim=truncate_dim,
+                hub_id=hub_id,
+                license=license,
+                language=language,
                 results=results,
                 checks=_describe_checks(check),
                 onnx=with_onnx,
@@ -125,18 +132,6 @@ def export(
             f"{saved.pooler} does not use it. Do not use `pooler_output`"
         )
     return check
-
-
-def export_and_upload(
-    source: Path, output: Path | None, truncate_dim: int | None, *, with_onnx: bool, about: About, private: bool
-) -> None:
-    """Do what `diffcse export` does: export, then upload the folder if `about` has a hub id."""
-    if about.hub_id:
-        check_upload(about.hub_id)
-    output = output or (find_run(source) or source) / "export"
-    export(source, output, truncate_dim, with_onnx=with_onnx, about=about)
-    if about.hub_id:
-        print(f"uploaded: {push(output, about.hub_id, private=private)}")
 
 
 def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:
@@ -264,41 +259,3 @@ def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-# Uploads, by the hub's own client. `HF_TOKEN` or `hf auth login` gives the token, and `HF_ENDPOINT` names another hub
-
-
-def check_upload(repository: str) -> None:
-    """Check the name and the token before any work is done."""
-    with _hub_errors(repository):
-        validate_repo_id(repository)
-        HfApi().whoami()
-
-
-def push(folder: Path, repository: str, *, private: bool = False) -> str:
-    """Upload an export, and return the address of the commit. Create the repository if it does not exist."""
-    complete = f" The export in {folder} is complete. Run the same command again to retry the upload"
-    with _hub_errors(repository, complete):
-        created = HfApi().create_repo(repository, private=private or None, exist_ok=True)
-        commit = HfApi().upload_folder(
-            repo_id=created.repo_id,
-            folder_path=folder,
-            commit_message="Export of diffcse_jax",
-            delete_patterns=_OF_EARLIER_EXPORTS,
-        )
-    return commit.commit_url
-
-
-@contextlib.contextmanager
-def _hub_errors(repository: str, complete: str = "") -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the client passes on whatever its transport raises
-        reason = getattr(error, "server_message", None) or (str(error).splitlines() or [""])[0][:200]
-        raise CheckpointError(
-            f"--push_to_hub {repository}: {HfApi().endpoint} cannot be reached or refuses this "
-            f"({type(error).__name__}: {reason}). Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and that the "
-            "token may write there: it is "
-            f"the one in HF_TOKEN or from `hf auth login`.{complete}"
-        ) from error

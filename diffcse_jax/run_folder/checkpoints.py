@@ -29,6 +29,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, disk_error, disk_errors, json_digest, system_error
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.run_folder.folder import damaged_path
@@ -57,6 +58,7 @@ class Checkpoints:
     def __init__(self, workdir: Path, config: Config, *, dev_metric: str, dev_text: str, text: str):
         self._record = Record(0, config.encoding_pooler, {}, dev_metric, text, dev_text=dev_text)
         self._workdir, self._folder = workdir, workdir / CHECKPOINTS
+        self._incomplete: list[int] = []
         self._scores: dict[int, float | None] = {}
         for step in saved_steps(self._folder):
             try:
@@ -66,15 +68,13 @@ class Checkpoints:
         self._remove_discarded()
         self._hidden_messages = _hidden_messages()
         self._hidden_messages.__enter__()
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=AnyPreservationPolicy([LatestN(2), _Best(self._scores)]),
+            cleanup_tmp_directories=True,
+            todelete_subdir=_DISCARDED,
+        )
         with self._disk_errors():
-            self._manager = ocp.CheckpointManager(
-                self._folder.absolute(),
-                options=ocp.CheckpointManagerOptions(
-                    preservation_policy=AnyPreservationPolicy([LatestN(2), _Best(self._scores)]),
-                    cleanup_tmp_directories=True,
-                    todelete_subdir=_DISCARDED,
-                ),
-            )
+            self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -115,24 +115,27 @@ class Checkpoints:
             data=json.loads(json.dumps(data_state)),
             metrics=self._metrics_digest(),
         )
-        digests: dict[str, Any] = {item: array_digests(getattr(state, item)) for item in _ARRAYS}
+        arrays = {item: getattr(state, item) for item in _ARRAYS}
+        digests: dict[str, Any] = {item: array_digests(tree) for item, tree in arrays.items()}
         digests["record"] = json_digest(record.content())
+        content = ocp.args.JsonSave(record.content() | {"digests": digests})
+        saved = {item: ocp.args.StandardSave(tree) for item, tree in arrays.items()}
         self._scores[step] = record.score
+        self.wait()
         with self._disk_errors():
-            self._manager.wait_until_finished()
-            self._remove_discarded()
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    **{item: ocp.args.StandardSave(getattr(state, item)) for item in _ARRAYS},
-                    record=ocp.args.JsonSave(record.content() | {"digests": digests}),
-                ),
-            )
+            self._manager.save(step, args=ocp.args.Composite(**saved, record=content))
+        self._incomplete.append(step)
+
+    def completed(self) -> list[int]:
+        """Return the steps whose checkpoints have become complete since the last call."""
+        complete = [step for step in self._incomplete if (self._folder / str(step)).is_dir()]
+        self._incomplete = [step for step in self._incomplete if step not in complete]
+        return complete
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest intact checkpoint and its position in the data. Move newer, damaged ones to `damaged/`.
 
-        The arrays get the shapes, types and shardings of the state `like`.
+        The arrays get the containers and shardings of the state `like`.
 
         Raises:
             CheckpointError: All checkpoints are damaged, or the damaged ones cannot be moved.
@@ -140,24 +143,15 @@ class Checkpoints:
         """
         step = hosts.decided_by_first(self._newest_intact)
         self._manager.reload()
-        checkpoint = self._folder / str(step)
-        with _damage_named(checkpoint):
-            record = read_record(checkpoint)
-            self._check_same_run(record)
-            shapes = [
-                jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), getattr(like, item))
-                for item in _ARRAYS
-            ]
-            restored = self._manager.restore(
-                step, args=ocp.args.Composite(**dict(zip(_ARRAYS, map(ocp.args.StandardRestore, shapes), strict=True)))
-            )
-        state = TrainState(
-            step=jax.device_put(np.int32(step), like.step.sharding),
-            params=restored.params,
-            opt_state=restored.opt_state,
-            bad_steps=jax.device_put(np.int32(record.bad_steps), like.bad_steps.sharding),
-        )
-        return state, dict(record.data)
+        record, items = read_arrays(self._folder / str(step), _ARRAYS)
+        self._check_same_run(record)
+        arrays = _by_path({"step": np.asarray(step), "bad_steps": np.asarray(record.bad_steps), **items})
+
+        def placed(path: Any, array: jax.Array) -> jax.Array:
+            saved = arrays[_name_of(path)].astype(array.dtype)
+            return jax.make_array_from_callback(array.shape, array.sharding, saved.__getitem__)
+
+        return jax.tree_util.tree_map_with_path(placed, like), dict(record.data)
 
     def wait(self) -> None:
         """Wait until everything is on disk."""
@@ -169,19 +163,15 @@ class Checkpoints:
         """Return the step of the newest intact checkpoint, after moving damaged newer ones out of the way."""
         damaged: dict[int, CheckpointError] = {}
         for step in reversed(saved_steps(self._folder)):
-            checkpoint = self._folder / str(step)
             try:
-                read_arrays(checkpoint, _ARRAYS)
-                with _damage_named(checkpoint):
-                    for description in checkpoint.glob("*/array_metadatas/*"):  # read only to restore to devices
-                        json.loads(description.read_bytes())
+                read_arrays(self._folder / str(step), _ARRAYS)
             except CheckpointError as error:
                 damaged[step] = error
                 continue
             for other, problem in damaged.items():
                 with disk_errors(self._workdir, safe="Its checkpoints are unchanged."):
                     moved = (self._folder / str(other)).rename(damaged_path(self._workdir, str(other)))
-                print(f"warning: {problem}. Moved it to {moved}. Training resumes from step {step}", file=sys.stderr)
+                log_line(f"warning: {problem}. Moved it to {moved}. Training resumes from step {step}")
             return step
         raise CheckpointError(
             f"training cannot resume: no checkpoint of {self._workdir} is readable. Nothing was changed. Restore a "
@@ -191,27 +181,23 @@ class Checkpoints:
 
     def _check_same_run(self, record: Record) -> None:
         """Refuse data that is not the checkpoint's, and warn if earlier rows of `metrics.jsonl` have changed."""
-        what, run = "", self._record
-        if record.text != run.text:
-            what = "the text of data.train_file or finetune.tasks, or its tokenizer,"
-        elif record.dev_metric != run.dev_metric:
-            what = f"the metric that chooses the best checkpoint (now {run.dev_metric}, was {record.dev_metric})"
-        elif record.dev_text != run.dev_text:
-            what = f"the data that {record.dev_metric} is measured on (eval.pairs_file, eval.data_dir)"
-        if what:
+        run, metric = self._record, record.dev_metric
+        changes = {
+            "the text of data.train_file or finetune.tasks, or its tokenizer,": record.text != run.text,
+            f"the metric that chooses the best checkpoint (now {run.dev_metric}, was {metric})": metric
+            != run.dev_metric,
+            f"the data that {metric} is measured on (eval.pairs_file, eval.data_dir)": record.dev_text != run.dev_text,
+        }
+        if what := next((what for what, is_changed in changes.items() if is_changed), ""):
             raise ConfigError(
                 f"{what} has changed since the run in {self._workdir} began. Restore it to resume, or give another "
                 "--workdir to begin a new run"
             )
-        if (
-            jax.process_index() == 0
-            and record.metrics
-            and self._metrics_digest(record.metrics["bytes"]) != record.metrics
-        ):
-            print(
+        before = record.metrics
+        if jax.process_index() == 0 and before and self._metrics_digest(before["bytes"]) != before:
+            log_line(
                 f"warning: {self._workdir / METRICS} is damaged: rows up to step {record.step} have changed. Training "
-                "does not need them. Restore the file before you use its numbers",
-                file=sys.stderr,
+                "does not need them. Restore the file before you use its numbers"
             )
 
     def _metrics_digest(self, size: int | None = None) -> dict[str, Any]:
@@ -357,10 +343,17 @@ def array_digests(tree: Any) -> dict[str, str]:
     and does not depend on how devices share the array. A change of one element always changes it; other damage goes
     unnoticed once in 2^32.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     # One after the other: on several CPU devices, more than 32 running programs that communicate may deadlock.
-    digests = ((path, int(_checksum(array))) for path, array in leaves)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): f"{digest:08x}" for path, digest in digests}
+    return {name: f"{int(_checksum(array)):08x}" for name, array in _by_path(tree).items()}
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    """Return the arrays of a tree by their paths."""
+    return {_name_of(path): array for path, array in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _name_of(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 @jax.jit

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_run_prompts
@@ -40,42 +40,17 @@ class Run:
         return record.dev_metric if record else self.config.eval.metric
 
     @property
-    def evaluations(self) -> list[tuple[int, float]]:
-        """(step, score) pairs of the dev metric, measured with the pooler that is trained."""
-        return [(int(step), score) for step, score in self.points(f"dev/{self.metric}")]
-
-    @property
     def before(self) -> float | None:
         """The dev metric of the starting checkpoint."""
-        if self.baseline and self.metric in self.baseline.dev:
-            return self.baseline.dev[self.metric]
-        return dict(self.evaluations).get(0)
+        return self.baseline.dev.get(self.metric) if self.baseline else None
 
     @property
     def best(self) -> tuple[int, float] | None:
         """Step and score of the selected model, or of the best checkpoint so far."""
-        if self.selection and self.metric in self.selection.record.dev:
+        if self.selection:
             return self.selection.record.step, self.selection.record.dev[self.metric]
-        later = [(step, score) for step, score in self.evaluations if step]
+        later = [(int(step), score) for step, score in self.points(f"dev/{self.metric}") if step]
         return max(later, key=lambda each: (each[1], -each[0]), default=None)
-
-    @property
-    def choice(self) -> str:
-        """The words next to the marked point of the curve."""
-        if self.selection is None:
-            return "best so far:"
-        return "selected:" if self.selection.interpolation == 1 else "selected, interpolated:"
-
-    @property
-    def note_on_pooler(self) -> str:
-        """Why the curve does not begin at the dashed line, or an empty string if it does."""
-        at_zero = dict(self.evaluations).get(0)
-        if self.baseline is None or self.before is None or at_zero is None or abs(at_zero - self.before) < 1e-6:
-            return ""
-        return (
-            f"The starting checkpoint is measured with its own pooler ({self.baseline.pooler}). The curve begins with "
-            f"the pooler that is trained ({self.config.encoding_pooler})."
-        )
 
     @property
     def state(self) -> str:
@@ -95,10 +70,7 @@ class Run:
             return "No model is evaluated yet."
         step, score = self.best
         before = f" (before training: {self.before:.2f})" if self.before is not None else ""
-        return (
-            f"The best checkpoint so far is step {step:,}: {readable(self.metric)} {score:.2f}{before}. "
-            "The exported model is chosen at the end."
-        )
+        return f"The best checkpoint so far is step {step:,}: {readable(self.metric)} {score:.2f}{before}."
 
     @property
     def model(self) -> str:
@@ -127,9 +99,9 @@ class Run:
         skipped = max((row.get("bad_steps", 0) for row in self.rows), default=0)
         environments = {str([start.get(name) for name in ("versions", "devices", "git")]) for start in self.starts}
         found = {
-            f"{skipped:g} step{'s' * (skipped != 1)} skipped because the loss or gradient was NaN or infinite": skipped,
-            "the gradient was 0 at some steps, so nothing was learned there": any(
-                row.get("grad_norm") == 0 for row in self.rows
+            f"{counted(int(skipped), 'step{s}')} skipped because the loss or gradient was NaN or infinite": skipped,
+            "the gradient was 0 at some steps, so nothing was learned there": (
+                0 in dict(self.points("grad_norm")).values()
             ),
             "the run was resumed with other versions, devices or code than it started with": len(environments) > 1,
             "the code had uncommitted changes": any((each["git"] or {}).get("dirty") for each in self.starts),
@@ -158,18 +130,26 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     workdirs = [_run_folder(expand_path(path)) for path in paths]
     if repeated := [str(folder) for index, folder in enumerate(workdirs) if folder in workdirs[:index]]:
         raise ConfigError(f"{repeated[0]} is named twice. Name each run once")
-    runs = []
-    for workdir, label in zip(workdirs, labels(workdirs), strict=True):
-        rows = [
-            {name: value for name, value in row.items() if math.isfinite(value)}
-            for row in records.read_metrics(workdir)
-            if math.isfinite(row["step"])
-        ]
-        baseline, selection = records.read_baseline(workdir), records.read_selection(workdir)
-        scored = (read_results(workdir / name) for name in RESULTS if (workdir / name).is_file())
-        results, starts = next(filter(None, scored), []), records.read_starts(workdir)
-        runs.append(Run(label, workdir, read_config(workdir), rows, baseline, selection, starts, results))
-    return runs
+    return [_read_run(workdir, label) for workdir, label in zip(workdirs, labels(workdirs), strict=True)]
+
+
+def _read_run(workdir: Path, label: str) -> Run:
+    rows = [
+        {name: value for name, value in row.items() if math.isfinite(value)}
+        for row in records.read_metrics(workdir)
+        if math.isfinite(row["step"])
+    ]
+    scored = (read_results(workdir / name) for name in RESULTS if (workdir / name).is_file())
+    return Run(
+        label,
+        workdir,
+        read_config(workdir),
+        rows,
+        records.read_baseline(workdir),
+        records.read_selection(workdir),
+        records.read_starts(workdir),
+        results=next(filter(None, scored), []),
+    )
 
 
 def labels(workdirs: Sequence[Path]) -> list[str]:

@@ -59,9 +59,6 @@ class Callback:
         reading them from the device takes time.
         """
 
-    def on_evaluation_start(self, step: int) -> None:
-        """Run before a dev evaluation."""
-
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         """Run after a dev evaluation. At step 0 it is of the embedding that will be trained."""
 
@@ -86,7 +83,7 @@ def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callb
             each.on_start(training)
             ends.callback(each.on_end)
         together = Callback()
-        for method in ("on_step", "on_evaluation_start", "on_evaluation", "on_save"):
+        for method in ("on_step", "on_evaluation", "on_save"):
             setattr(together, method, functools.partial(call, method))
         yield together
 

@@ -42,7 +42,6 @@ MOST_ACROSS = 4  # charts next to one another in a picture
 WIDEST_LINEAR = 30.0  # a positive line over a wider range gets a logarithmic axis
 MOST_MARKERS = 40  # points of a line that each get a marker
 SIMILARITIES = ("similarity_positive", "similarity_negative")
-SHOWN = {*SIMILARITIES, "sentences_per_second", "step", "bad_steps", "grad_norm", "learning_rate", "loss"}
 
 
 class Line(NamedTuple):
@@ -61,15 +60,6 @@ class Level(NamedTuple):
     colour: str = BASELINE
 
 
-class Mark(NamedTuple):
-    """A ring around a point with a label next to it."""
-
-    label: str
-    x: float
-    y: float
-    colour: str
-
-
 @dataclasses.dataclass(frozen=True)
 class Chart:
     """The content of a chart."""
@@ -79,17 +69,7 @@ class Chart:
     lines: Sequence[Line]
     y_label: str
     levels: Sequence[Level] = ()
-    marks: Sequence[Mark] = ()
-    note: str = ""  # a sentence below the chart
-    log: bool | None = None  # a logarithmic vertical axis; None: the range of the values decides
-
-    @property
-    def is_log(self) -> bool:
-        """Return whether the vertical axis is logarithmic."""
-        if self.log is not None:
-            return self.log
-        ys = [y for line in self.lines for _, y in line.points]
-        return min([*ys, *(level.y for level in self.levels)]) > 0 and max(ys) / min(ys) > WIDEST_LINEAR
+    log: bool = False  # a logarithmic vertical axis
 
     @functools.cached_property
     def svg(self) -> Any:
@@ -113,10 +93,7 @@ class Chart:
             axes.plot(xs, ys, marker=marker, markevery=every, color=line.colour, label=line.label or None)
         for level in self.levels:
             axes.axhline(level.y, linestyle="--", linewidth=1.4, color=level.colour, label=level.label)
-        for mark in self.marks:
-            axes.plot(mark.x, mark.y, "o", markersize=11, color=mark.colour, fillstyle="none")
-            axes.annotate(mark.label, (mark.x, mark.y), xytext=(0, 10), textcoords="offset points", ha="center")
-        if self.is_log:
+        if self.log:
             axes.set_yscale("log")
         axes.set(xlabel=self.x_label, ylabel=self.y_label)
         if self.x_label == "step":
@@ -155,59 +132,33 @@ def colour_of(run: int) -> str:
 
 
 def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """Return the charts of the runs' metrics by section: `dev`, `losses`, `optimisation` and `others`."""
+    """Return the charts of the runs' metrics by section: `dev`, `losses` and `others`."""
     names = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
-    own = {title: names for run in runs for loss in run.config.losses.values() for title, names in loss.panels.items()}
+    of_losses = [loss.panels for run in runs for loss in run.config.losses.values()]
+    own = {title: metrics for panels in of_losses for title, metrics in panels.items()}
 
-    metrics = list(dict.fromkeys(run.metric for run in runs))
-    dev = [name for name in names if name.startswith("dev/") and name.removeprefix("dev/") not in metrics]
-    recalls = [name for name in dev if "recall@" in name]
-    dev_panels: dict[str, Sequence[str]] = {"recall, %": recalls} if recalls else {}
-    dev_panels |= {readable(name): [name] for name in dev if name not in recalls}
-    chosen = [_selection_chart(metric, runs) for metric in metrics]
+    chosen = [f"dev/{metric}" for metric in dict.fromkeys(run.metric for run in runs)]
+    recalls = [name for name in names if name.startswith("dev/") and "recall@" in name and name not in chosen]
+    dev = {f"dev metric {readable(name)}": [name] for name in chosen} | {"recall, %": recalls}
+    dev |= {readable(name): [name] for name in names if name.startswith("dev/") and name not in [*chosen, *recalls]}
 
-    losses = [name for name in names if name.startswith("loss_")]
-    panels: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in losses}
+    terms = [name for name in names if name.startswith("loss_")]
+    losses: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms}
     if len(losses) != 1:
-        panels["loss (weighted sum)"] = ["loss"]
-    panels |= own | {"similarity of pairs and of others": SIMILARITIES}
+        losses["loss (weighted sum)"] = ["loss"]
+    losses |= own | {"similarity of pairs and of others": SIMILARITIES}
 
-    note = "Without the first reading, which includes compilation."
-    optimisation = [
-        *_panels({"sentences per second": ["sentences_per_second"]}, runs, skip=1, note=note),
-        *_panels({"gradient norm before clipping": ["grad_norm"]}, runs),
-        *_panels({"learning rate": ["learning_rate"]}, runs, log=False),
-    ]
-    shown = SHOWN.union(*own.values())
-    others = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
+    shown = {"step", "loss", "bad_steps", *SIMILARITIES, *(name for metrics in own.values() for name in metrics)}
+    rest = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
+    others = {readable(name) + " (training)" * (f"dev/{name}" in names): [name] for name in rest}
     return {
-        "dev": [*(chart for chart in chosen if chart.lines), *_panels(dev_panels, runs)],
-        "losses": _panels(panels, runs),
-        "optimisation": optimisation,
-        # A dev metric may have the same name, such as `uniformity`.
-        "others": _panels({f"{readable(name)} (training batches)": [name] for name in others}, runs),
+        "dev": _panels(dev, runs),
+        "losses": _panels(losses, runs, may_be_log=True),
+        "others": _panels(others, runs),
     }
 
 
-def _selection_chart(metric: str, runs: Sequence[Run]) -> Chart:
-    several = len(runs) > 1
-    lines, levels, marks, note = [], [], [], ""
-    for index, run in enumerate(runs):
-        if run.metric != metric or not run.evaluations:
-            continue
-        label, colour = run.label if several else "", colour_of(index)
-        lines.append(Line(label, run.evaluations, colour))
-        if run.before is not None:
-            levels.append(Level(f"{label} before training".strip(), run.before, colour if several else BASELINE))
-        if run.best and run.best[0]:
-            marks.append(Mark("" if several else f"{run.choice} {run.best[1]:.2f}", *run.best, colour))
-        note = note or run.note_on_pooler
-    if len({round(level.y, 6) for level in levels}) == 1:
-        levels = [Level("before training", levels[0].y)]
-    return Chart(f"dev metric {readable(metric)}", "step", lines, readable(metric), levels, marks, note)
-
-
-def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, skip: int = 0, **options: Any) -> list[Chart]:
+def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, may_be_log: bool = False) -> list[Chart]:
     """Return a chart for each title and its metrics. With several runs, each metric gets a chart of its own."""
     several, charts = len(runs) > 1, []
     if several:
@@ -218,11 +169,16 @@ def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, skip: i
         lines, levels = [], []
         for index, (run, name) in enumerate((run, name) for run in runs for name in names):
             label = run.label if several else readable(name) if len(names) > 1 else ""
-            if points := run.points(name)[skip:]:
+            if points := run.points(name):
                 lines.append(Line(label, points, colour_of(index)))
             if name.startswith("dev/"):
-                before = run.points(name.replace("dev/", "start/"))[:1]
-                levels += [Level(f"{label} before training".strip(), y, colour_of(index)) for _, y in before]
+                colour = BASELINE if len(names) == len(runs) == 1 else colour_of(index)
+                start = run.points(name.replace("dev/", "start/"))[:1]
+                levels += [Level(f"{label} before training".strip(), y, colour) for _, y in start]
+        if len({level.y for level in levels}) == 1:
+            levels = [Level("before training", levels[0].y)]
         if lines:
-            charts.append(Chart(title, "step", lines, title, levels, **options))
+            ys = [y for line in lines for _, y in line.points]
+            log = may_be_log and min(ys) > 0 and max(ys) / min(ys) > WIDEST_LINEAR
+            charts.append(Chart(title, "step", lines, title, levels, log))
     return charts

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from diffcse_jax import hosts
-from diffcse_jax.config import Config, EvalConfig
+from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Batches
 from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
@@ -42,8 +42,6 @@ from diffcse_jax.training.step import TrainStep, learning_rate_schedule
 
 SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
 RECENT_STEPS = 100  # metrics of this many steps are kept, until a row shows whether one of them was bad
-
-Scores = Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,22 +68,39 @@ class Run:
         model = self.model_of(params) if self.model_of else self.base.encoder(self.config, params)
         return self.evaluation.measure(model)
 
+    def keeps_quality(self, start: Mapping[str, float], scores: Mapping[str, float]) -> bool:
+        """Return whether general quality is at most `eval.max_drop` below the starting checkpoint's."""
+        metric, most = self.evaluation.drift_metric, self.config.eval.max_drop
+        return not (metric and most) or scores[metric] >= start[metric] - most
+
     def ends_at(self, step: int, baseline: Record) -> bool:
-        """Return whether training is over after this step. The first process decides for all, and says why."""
+        """Return whether training is over after this step. The first process decides for all, and says why.
+
+        `eval.max_drop` ends it, unless `eval.interpolate` will look for models within it. `eval.patience` ends it after
+        that many evaluations in a row without a new best score. The scores are those in `metrics.jsonl`.
+        """
         options, total_steps = self.config.eval, len(self.source)
         if step == total_steps or not (options.patience or options.max_drop):
             return step == total_steps
 
-        def decide() -> str:
-            metric = self.evaluation.metric
+        def reason() -> str:
+            metric, drift = self.evaluation.metric, self.evaluation.drift_metric
             rows = [row for row in read_metrics(self.workdir) if 0 < row["step"] <= step and f"dev/{metric}" in row]
-            evaluations = [{name.removeprefix("dev/"): value for name, value in row.items()} for row in rows]
-            return reason_to_stop(options, metric, self.evaluation.drift_metric, baseline.dev, evaluations)
+            if not rows:
+                return ""
+            latest = {name.removeprefix("dev/"): value for name, value in rows[-1].items()}
+            if not options.interpolate and not self.keeps_quality(baseline.dev, latest):
+                change = f"from {baseline.dev[drift]:.2f} to {latest[drift]:.2f}"
+                return f"{drift} fell {change}, by more than eval.max_drop={options.max_drop:g}"
+            scores = [row[f"dev/{metric}"] for row in rows]
+            since_best = len(scores) - 1 - scores.index(max(scores))
+            if options.patience and since_best >= options.patience:
+                return f"{metric} has not improved in {since_best} evaluations (eval.patience={options.patience})"
+            return ""
 
-        reason = hosts.decided_by_first(decide)
-        if reason:
-            log_line(f"Training ends at step {step} of {total_steps}: {reason}.")
-        return bool(reason)
+        if found := hosts.decided_by_first(reason):
+            log_line(f"Training ends at step {step} of {total_steps}: {found}.")
+        return bool(found)
 
 
 def loop(
@@ -116,10 +131,14 @@ def loop(
             Training(config, run.workdir, step, total_steps, baseline.dev, stop.make),
         ) as observer,
     ):
+
+        def report_saves() -> None:
+            for saved in checkpoints.completed():
+                observer.on_save(saved, run.workdir / CHECKPOINTS / str(saved))
+
         if step == 0:
             show_baseline(run, baseline, state, observer)
         logger = MetricLogger(run, observer, state, checkpoints)
-        writer = CheckpointWriter(run.workdir / CHECKPOINTS, checkpoints, observer)
         previous: Metrics = {}
         while step < total_steps:
             state, metrics = train_step(state, frozen, shard_batch(next(batches), run.mesh))
@@ -127,34 +146,28 @@ def loop(
             jax.block_until_ready(previous)
             previous = metrics
             logger.flush()  # the previous step's row, now that the device has this step to work on
-            writer.flush()
-            logs = step in (1, total_steps) or step % log_every == 0
+            report_saves()
             evaluates = step == total_steps or (config.eval.every > 0 and step % config.eval.every == 0)
-            # Hosts ask one another at logged steps, so that all stop together.
+            logs = evaluates or step == 1 or step % log_every == 0
             stops = stop.made
-            if jax.process_count() > 1:
+            if jax.process_count() > 1:  # processes ask one another at logged steps, so that all stop together
                 stops = logs and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
-            stops = stops and step < total_steps
-            logger.add(step, metrics, logs=logs)
-            if evaluates or stops:
-                logger.flush()
-                logger.check(step, metrics)
-            if evaluates:
-                begun = time.perf_counter()
-                measured = evaluate(run, baseline, state, observer)
-                eligible = bool(config.eval.interpolate) or keeps_quality(
-                    config.eval, run.evaluation.drift_metric, baseline.dev, measured.scores
-                )
-                writer.start(state, batches, measured, eligible=eligible)
-                logger.leave_out(time.perf_counter() - begun)
-                if run.ends_at(step, baseline):
-                    break
+            logger.add(step, metrics, logs=logs or stops)
+            if not (evaluates or stops):
+                continue
+            logger.flush()
+            measured = evaluate(run, baseline, state, observer) if evaluates else NOTHING
+            eligible = not evaluates or run.keeps_quality(baseline.dev, measured.scores)
+            checkpoints.save(state, batches.get_state(), measured, eligible=eligible or config.eval.interpolate > 0)
+            logger.restart_clock()
+            if evaluates and run.ends_at(step, baseline):
+                break
             if stops:
-                if not evaluates:
-                    writer.start(state, batches, NOTHING)
-                writer.finish()
+                checkpoints.wait()
+                report_saves()
                 raise Interrupted(f"Stopped at step {step}. Everything is saved; run the same command again to resume.")
-        writer.finish()
+        checkpoints.wait()
+        report_saves()
 
 
 # Evaluation
@@ -165,7 +178,6 @@ def show_baseline(run: Run, baseline: Record, state: TrainState, observer: Callb
     scores = baseline.dev
     log_line(f"{run.base.name} before training, with the pooler {baseline.pooler}: {format_scores(scores)}")
     if run.model_of is None and not run.base.is_trained_embedding(run.config):
-        observer.on_evaluation_start(0)
         scores = run.measure(state.params).scores
         log_line(f"step 0, with the pooler that is trained, {run.config.encoding_pooler}: {format_scores(scores)}")
     observer.on_evaluation(0, scores)
@@ -174,7 +186,6 @@ def show_baseline(run: Run, baseline: Record, state: TrainState, observer: Callb
 def evaluate(run: Run, baseline: Record, state: TrainState, observer: Callback) -> Measured:
     """Evaluate the current encoder on the dev data and log the scores."""
     step, metric = int(state.step), run.evaluation.metric
-    observer.on_evaluation_start(step)
     measured = run.measure(state.params)
     observer.on_evaluation(step, measured.scores)
     before = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
@@ -182,41 +193,8 @@ def evaluate(run: Run, baseline: Record, state: TrainState, observer: Callback) 
     return measured
 
 
-# Stopping
-
-
-def keeps_quality(options: EvalConfig, drift_metric: str, start: Scores, scores: Scores) -> bool:
-    """Return whether the score of general quality is at most `eval.max_drop` below the starting checkpoint's."""
-    return not (drift_metric and options.max_drop) or scores[drift_metric] >= start[drift_metric] - options.max_drop
-
-
-def reason_to_stop(
-    options: EvalConfig, metric: str, drift_metric: str, start: Scores, evaluations: Sequence[Scores]
-) -> str:
-    """Return why training ends after these evaluations, or an empty string if it continues.
-
-    `max_drop` ends it, unless `interpolate` will look for models within it. `patience` ends it after that many
-    evaluations in a row without a new best score.
-    """
-    if not evaluations:
-        return ""
-    if not options.interpolate and not keeps_quality(options, drift_metric, start, evaluations[-1]):
-        return (
-            f"{drift_metric} fell from {start[drift_metric]:.2f} to {evaluations[-1][drift_metric]:.2f}, by more than "
-            f"eval.max_drop={options.max_drop:g}"
-        )
-    scores = [each[metric] for each in evaluations]
-    since_best = len(scores) - 1 - scores.index(max(scores))
-    if options.patience and since_best >= options.patience:
-        return f"{metric} has not improved in {since_best} evaluations (eval.patience={options.patience})"
-    return ""
-
-
-# What is written between steps
-
-
 class MetricLogger:
-    """Write rows of metrics, and find steps that were skipped because their loss or gradient is NaN or infinite.
+    """Write rows of metrics, and report steps that were skipped because their loss or gradient is NaN or infinite.
 
     A row is read from the device while the next step runs, so that the device never waits. If its number of skipped
     steps has grown, the metrics of the steps since the last row show which ones were skipped, and why. Their sentences
@@ -227,58 +205,53 @@ class MetricLogger:
         self._run, self._observer, self._checkpoints = run, observer, checkpoints
         self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
         self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(maxlen=RECENT_STEPS)
-        self._unread: tuple[int, Metrics] | None = None
-        self._warned = False
-        self._read_step, self._read_time = int(state.step), time.perf_counter()
+        self._is_row, self._warned, self._last_row = False, False, int(state.step)
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leave the time since the last row out of the rate of sentences per second."""
+        self._time = time.perf_counter()
 
     def add(self, step: int, metrics: Metrics, *, logs: bool) -> None:
         """Keep the metrics of a step on the device. If the step is logged, start to copy them to the host."""
         self._recent.append((step, metrics))
-        if logs:
-            for value in metrics.values():
-                value.copy_to_host_async()
-            self._unread = step, metrics
-        else:
+        self._is_row = logs
+        if not logs:
             self._observer.on_step(step, {})
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave these seconds out of the rate of sentences per second."""
-        self._read_time += seconds
+        for value in metrics.values() if logs else ():
+            value.copy_to_host_async()
 
     def flush(self) -> None:
-        """Write the row that was added last, unless it is already written."""
-        if self._unread is None:
-            return
-        step, metrics = self._unread
-        self._unread = None
-        row = self.check(step, metrics)
-        config, total_steps, now = self._run.config, len(self._run.source), time.perf_counter()
-        updates = max(step - int(row["bad_steps"]), 1)
-        row["learning_rate"] = float(learning_rate_schedule(config.optim, total_steps)(updates - 1))
-        row["sentences_per_second"] = (step - self._read_step) * config.train.batch_size / (now - self._read_time)
-        self._read_step, self._read_time = step, now
-        self._observer.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
+        """Write the row of the step that was added last, if it is logged and not written yet.
 
-    def check(self, step: int, metrics: Metrics) -> dict[str, float]:
-        """Return the metrics of a step as numbers, and warn of steps that were skipped since the last row."""
+        Raises:
+            UserError: More steps than `train.max_bad_steps` were skipped.
+        """
+        if not self._is_row:
+            return
+        (step, metrics), config, now = self._recent[-1], self._run.config, time.perf_counter()
         row = _numbers(metrics)
         if (count := int(row["bad_steps"])) > self._bad_steps:
             self._bad_steps = count
             self._report_bad_steps(step, row)
-        while self._recent and self._recent[0][0] <= step:
-            self._recent.popleft()
         if row["grad_norm"] == 0 and not self._warned:
             self._warned = True
             log_line(f"warning: the gradient is 0 at step {step}, so nothing is learned. Try a lower learning rate.")
-        return {name: value for name, value in row.items() if name != "bad_gradient"}
+        del row["bad_gradient"]
+        schedule = learning_rate_schedule(config.optim, len(self._run.source))
+        row["learning_rate"] = float(schedule(max(step - count, 1) - 1))
+        row["sentences_per_second"] = (step - self._last_row) * config.train.batch_size / (now - self._time)
+        self._observer.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
+        self._is_row, self._last_row, self._time = False, step, now
+        self._recent.clear()
 
     def _report_bad_steps(self, step: int, row: Mapping[str, float]) -> None:
         limit, workdir = self._run.config.train.max_bad_steps, self._run.workdir
         latest = f"the skipped steps were before step {step - RECENT_STEPS}"
         for at, metrics in self._recent:
             values = _numbers(metrics)
-            if at <= step and not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-                where = self._where(values)
+            if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+                where = self._describe_bad_step(values)
                 latest = f"{where} at step {at} (its sentences are in {self._write_sentences(at, where)})"
         count = "1 step was" if self._bad_steps == 1 else f"{self._bad_steps} steps were"
         message = f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
@@ -291,8 +264,7 @@ class MetricLogger:
             )
         log_line(f"warning: {message}")
 
-    def _where(self, values: Mapping[str, float]) -> str:
-        """Return which loss or gradient of a skipped step is NaN or infinite."""
+    def _describe_bad_step(self, values: Mapping[str, float]) -> str:
         losses = [name for name, value in values.items() if name.startswith("loss_") and not math.isfinite(value)]
         if losses:
             return ", ".join(f"{name} is {values[name]}" for name in losses)
@@ -311,30 +283,3 @@ class MetricLogger:
 
 def _numbers(metrics: Metrics) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
-
-
-class CheckpointWriter:
-    """Write checkpoints in the background, and report them once they are complete."""
-
-    def __init__(self, folder: Path, checkpoints: Checkpoints, observer: Callback):
-        self._folder, self._checkpoints, self._observer = folder, checkpoints, observer
-        self._unfinished: list[int] = []
-
-    def start(
-        self, state: TrainState, batches: grain.DatasetIterator, measured: Measured, *, eligible: bool = True
-    ) -> None:
-        """Start to write a checkpoint, including the position in the batches."""
-        self._checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
-        self._unfinished.append(int(state.step))
-        self.flush()
-
-    def flush(self) -> None:
-        """Report checkpoints that have been completed. A folder gets its name only when it is complete."""
-        for step in [step for step in self._unfinished if (self._folder / str(step)).is_dir()]:
-            self._unfinished.remove(step)
-            self._observer.on_save(step, self._folder / str(step))
-
-    def finish(self) -> None:
-        """Wait until all checkpoints are complete."""
-        self._checkpoints.wait()
-        self.flush()

@@ -28,7 +28,7 @@ from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.parameters import Network, Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.prompts import NO_PROMPTS, Prompts, read_prompts
+from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.sentence_head import SENTENCE_HEAD, SentenceHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import read_encoder
@@ -89,31 +89,18 @@ class StartingCheckpoint:
 
     def describe_pooler(self, asked: str, config: Config) -> str:
         """Say how the run pools the checkpoint, if the user asked for `own` or the two differ."""
+        recorded = self.recorded.pooler
+        if asked == OWN_POOLER and recorded:
+            return f"Starting from {self.name}, with its own pooler ({recorded})."
         if asked == OWN_POOLER:
-            if self.recorded.pooler:
-                return f"Starting from {self.name}, with its own pooler ({self.recorded.pooler})."
-            return (
-                f"{self.name} records no pooler. It is trained as a raw masked LM, with the mean over tokens "
-                f"({DEFAULT_POOLER}). configs/base/masked_lm.py has the settings for such checkpoints."
-            )
-        if not self.recorded.pooler or self.is_trained_embedding(config):
+            pools = f"with the mean over tokens ({DEFAULT_POOLER}). configs/base/masked_lm.py has settings for it."
+            return f"{self.name} records no pooler. It is trained as a raw masked LM, {pools}"
+        if not recorded or self.is_trained_embedding(config):
             return ""
         return (
-            f"notice: {self.name} is a sentence encoder with the pooler {self.recorded.pooler}, but this run trains "
-            f"{config.encoding_pooler}, because of model.pooler={asked!r} and the projector. configs/base/"
-            "sentence_encoder.py has the settings for such checkpoints."
+            f"notice: {self.name} has the pooler {recorded}, but this run trains {config.encoding_pooler}, because of "
+            f"model.pooler={asked!r} and the projector. configs/base/sentence_encoder.py keeps its pooler."
         )
-
-
-def recorded_pooler(checkpoint: Pretrained, asked: str) -> RecordedPooler:
-    """Return the pooler that a checkpoint records. An unreadable one is an error only if `model.pooler` asks for it."""
-    try:
-        return pooling_modules.recorded(checkpoint)
-    except CheckpointError as error:
-        if asked == OWN_POOLER:
-            raise
-        log_line(f"notice: {error}. As the baseline, it is read with the run's own pooler.")
-        return RecordedPooler(prompts=read_prompts(checkpoint.folder))
 
 
 def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, Vocabulary]:
@@ -130,15 +117,15 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
         recorded = RecordedPooler(saved.pooler, head, sentence_head=saved.sentence_head, prompts=saved.prompts)
     else:
         encoder = read(name, needs_mlm_head=config.generator_is_start)
-        recorded = recorded_pooler(encoder, asked)
+        recorded = pooling_modules.recorded(encoder)
     encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head)
     encoder = encoder.on(mesh.devices.flat[0].platform, mesh.shape["data"])
     base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, recorded.prompts)
     config = with_own_pooler(config, recorded)
     if description := base.describe_pooler(asked, config):
         log_line(description)
-    _check_size(encoder, config)
-    _require_fit(config, f"model.name_or_path={name!r}", sizes_for_run(encoder.config, config))
+    _check_embedding_size(encoder, config)
+    _check_length(config, f"model.name_or_path={name!r}", sizes_for_run(encoder.config, config))
     return config, base, vocabulary_of(config, base.tokenizer, encoder.config.vocab_size)
 
 
@@ -228,7 +215,7 @@ def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig
         raise ConfigError(f"{keys}: {error}") from error
 
 
-def _check_size(encoder: Pretrained, config: Config) -> None:
+def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
     """Raise ConfigError if the run needs another embedding size than that of the pooler and its head."""
     name, pooler, hidden = config.model.name_or_path, config.encoding_pooler, encoder.config.hidden_size
     size = encoder.embedding_size(pooler)
@@ -263,8 +250,8 @@ def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTok
         return None
     if config.generator_is_start:
         return encoder
-    generator = read(config.generator.name_or_path, needs_mlm_head=True)
-    return _fitting(config, f"generator.name_or_path={config.generator.name_or_path!r}", generator, encoder, tokenizer)
+    key = f"generator.name_or_path={config.generator.name_or_path!r}"
+    return _fitting(config, key, read(config.generator.name_or_path, needs_mlm_head=True), encoder, tokenizer)
 
 
 def load_discriminator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained | None:
@@ -312,7 +299,8 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
                 encoder = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
             except CheckpointError as error:
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
-            _require_fit(config, f"{key}: {name!r}", encoder.config, _difference(encoder.tokenizer, tokenizer))
+            _check_vocabulary(config, f"{key}: {name!r}", encoder.tokenizer, tokenizer)
+            _check_length(config, f"{key}: {name!r}", encoder.config)
             params = {name: np.asarray(array) for name, array in encoder.params.items()}
             build = partial(SentenceNetwork, encoder.config, encoder.pooler, encoder.truncate_dim)
             build = partial(build, layers=encoder.sentence_head.layers)
@@ -332,41 +320,40 @@ def _settings_that_change_texts(data: DataConfig) -> list[str]:
     return [setting for setting, changing in changes.items() if changing]
 
 
-def _require_fit(config: Config, name: str, sizes: TransformerConfig, difference: str = "") -> None:
-    """Check that a checkpoint has as many positions as data.max_length, and no difference in vocabulary."""
-    if difference:
-        raise CheckpointError(
-            f"{name} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). "
-            "Generators, discriminators and teachers read the encoder's token ids, so all need the same one. As a "
-            "generator, use distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
-        )
-    if config.data.max_length > sizes.max_length:
-        raise ConfigError(
-            f"data.max_length={config.data.max_length} is more than {name} can read. Use at most {sizes.max_length}."
-        )
-
-
 def _fitting(
     config: Config, key: str, checkpoint: Pretrained, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
 ) -> Pretrained:
-    """Return a checkpoint that reads the encoder's token ids, computed on the encoder's devices, or raise an error.
-
-    If its folder has no tokenizer, only the numbers of tokens are compared.
-    """
-    difference, folder = "", checkpoint.folder
-    if checkpoint.config.vocab_size != encoder.config.vocab_size:
-        difference = f"{checkpoint.config.vocab_size} and {encoder.config.vocab_size} tokens"
-    elif (folder / "tokenizer.json").is_file():
-        difference = _difference(load_tokenizer(folder), tokenizer)
-    _require_fit(config, key, checkpoint.config, difference)
+    """Return a checkpoint that reads the encoder's token ids, computed on the encoder's devices, or raise an error."""
+    counts = checkpoint.config.vocab_size, encoder.config.vocab_size
+    if counts[0] != counts[1]:
+        raise _other_vocabulary(config, key, f"{counts[0]} and {counts[1]} tokens")
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        _check_vocabulary(config, key, load_tokenizer(checkpoint.folder), tokenizer)
+    _check_length(config, key, checkpoint.config)
     return checkpoint.like(encoder)
 
 
-def _difference(theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) -> str:
-    """Return how their vocabulary differs from ours, or an empty string if all our tokens have the same ids in both."""
-    theirs_by_token, ours_by_token = theirs.get_vocab(), ours.get_vocab()
-    unlike = sum(theirs_by_token.get(token) != index for token, index in ours_by_token.items())
-    return f"{unlike} of {len(ours_by_token)} tokens have other ids" if unlike else ""
+def _check_vocabulary(config: Config, key: str, theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) -> None:
+    """Check that all our tokens have the same ids in another tokenizer."""
+    ids, tokens = theirs.get_vocab(), ours.get_vocab()
+    if unlike := sum(ids.get(token) != index for token, index in tokens.items()):
+        raise _other_vocabulary(config, key, f"{unlike} of {len(tokens)} tokens have other ids")
+
+
+def _other_vocabulary(config: Config, key: str, difference: str) -> CheckpointError:
+    return CheckpointError(
+        f"{key} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). "
+        "Generators, discriminators and teachers read the encoder's token ids, so all need the same one. As a "
+        "generator, use distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
+    )
+
+
+def _check_length(config: Config, key: str, sizes: TransformerConfig) -> None:
+    """Check that a checkpoint has as many positions as `data.max_length`."""
+    if config.data.max_length > sizes.max_length:
+        raise ConfigError(
+            f"data.max_length={config.data.max_length} is more than {key} can read. Use at most {sizes.max_length}."
+        )
 
 
 def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings: int) -> Vocabulary:

@@ -19,7 +19,7 @@ from diffcse_jax.models.sentence_head import SENTENCE_HEAD
 from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection, origin, write_selection
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.training.callbacks import format_scores
-from diffcse_jax.training.loop import Run, keeps_quality
+from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
 
 THIS_MODEL = "this model"  # the trained one, as the name of a system
@@ -58,7 +58,7 @@ def select(run: Run, baseline: Record) -> Selection:
     best = read_encoder(checkpoints / str(default_step(checkpoints)))  # ignores an earlier selection
     tried = [step / options.interpolate for step in range(1, options.interpolate + 1)] or [1.0]
     measured = {weight: _measure(base, best, weight, evaluation) for weight in tried}
-    keeping = [each for each in measured if keeps_quality(options, drift, baseline.dev, measured[each].scores)]
+    keeping = [each for each in measured if run.keeps_quality(baseline.dev, measured[each].scores)]
     ranked = sorted(keeping or measured, key=lambda weight: (-measured[weight].scores[metric], weight))
     higher = [weight for weight in ranked if measured[weight].scores[metric] > baseline.dev[metric]]
     regressions = _regressions(higher, best, run) if higher and options.hold else {}
