@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from diffcse_jax import Callback, Config, WandB, errors, hosts
+from diffcse_jax import Callback, Config, WandB, hosts
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Progress, TensorBoard, Training, started
 
@@ -94,14 +94,3 @@ def test_tensorboard_reads_the_rows(tmp_path):
         values = [value for event in events for value in event.summary.value]
         assert {value.tag: value.simple_value for value in values} == {"loss": 5.0, "dev/stsb": 81.0}
         file.unlink()
-
-
-def test_without_tensorboardx_a_notice_names_the_extra(tmp_path, monkeypatch, capsys):
-    missing = mock.Mock(side_effect=ModuleNotFoundError(name="tensorboardX"))
-    monkeypatch.setattr(errors.importlib, "import_module", missing)
-    with started([TensorBoard()], training(tmp_path)) as observer:
-        observer.on_step(1, ROW)
-    assert not (tmp_path / "tensorboard").exists()
-    printed = capsys.readouterr().err
-    assert "notice: no TensorBoard events are written" in printed
-    assert "diffcse_jax[report]" in printed

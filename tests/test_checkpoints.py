@@ -65,7 +65,6 @@ def kept(workdir: Path) -> set[int]:
     [
         ({1: 79.0, 2: 80.0, 3: 80.0, 4: 79.5, 5: 80.0}, 2),
         ({1: math.nan, 2: 80.0, 3: math.nan, 4: None}, 2),
-        ({1: None, 2: None}, 2),
     ],
 )
 def test_of_equal_scores_the_earliest_checkpoint_is_the_best(scores, best, tmp_path):
@@ -92,14 +91,17 @@ def test_the_newest_state_is_restored(two_checkpoints):
         read_encoder(two_checkpoints / "checkpoints/7")
 
 
-def test_scores_on_other_data_are_not_compared(two_checkpoints):
-    for changed, message in (
-        ({"text": "other"}, r"the text of data\.train_file or finetune\.tasks, or its tokenizer, has changed since"),
-        ({"dev_text": "shorter"}, r"the data that stsb is measured on \(eval\.pairs_file, .*\) has changed since"),
-        ({"dev_metric": "mrr"}, r"the metric that chooses the best checkpoint \(now mrr, was stsb\) has changed"),
-    ):
-        with pytest.raises(ConfigError, match=message), opened(two_checkpoints, **changed) as checkpoints:
-            checkpoints.restore(state_of(0))
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"text": "other"}, r"the text of data\.train_file or finetune\.tasks, or its tokenizer,"),
+        ({"dev_text": "shorter"}, r"the data that stsb is measured on \(eval\.pairs_file, eval\.data_dir\)"),
+        ({"dev_metric": "mrr"}, r"the metric that chooses the best checkpoint \(now mrr, was stsb\)"),
+    ],
+)
+def test_scores_on_other_data_are_not_compared(changed, what, two_checkpoints):
+    with pytest.raises(ConfigError, match=f"{what} has changed since"), opened(two_checkpoints, **changed) as opened_:
+        opened_.restore(state_of(0))
 
 
 def flip_bits(step: Path, item: str) -> None:

@@ -32,8 +32,6 @@ for arguments in json.load(sys.stdin):
 MISTAKES = [
     (("--config.optim.lerning_rate=3e-6",), "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
     (("--train.steps=3",), "'--train.steps=3' is not an option. Write --config.train.steps=3."),
-    (("--config.train.batch_size=1",), "train.batch_size: 1 is below 2"),
-    (("extra",), "'extra' is not an option. Overrides are written --config.KEY=VALUE."),
     (("--workdri=x",), "'--workdri=x' is not an option. Did you mean --workdir?"),
     (
         ("--config", "diffcse_minilm", "--config.generator.head_steps=0"),
@@ -51,19 +49,17 @@ def test_a_mistake_is_named_in_one_line_before_jax_starts(tmp_path):
     expected += [(("train", "--config", str(file)), MISTAKES[0][1])]
     tuning = ("finetune", "--config=finetune_multitask", "--config.init=minilm", "--config.finetune.tasks.sst.fil=a")
     expected += [(tuning, "unknown key finetune.tasks.sst.fil; did you mean finetune.tasks.sst.file?")]
-    unknown = [("train", "--config", name) for name in ("adpat", "adpat.py")]
+    unknown = ("train", "--config", "adpat")
     valid = ("train", "--config=quickstart", "--config.optim.learning_rate=3e-6")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "none"}
     script = [sys.executable, "-c", SCRIPT]
-    commands = json.dumps([*(arguments for arguments, _ in expected), *unknown, valid])
+    commands = json.dumps([*(arguments for arguments, _ in expected), unknown, valid])
     result = subprocess.run(script, env=environment, cwd=tmp_path, input=commands, capture_output=True, text=True)
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert found[: len(expected)] == [[2, f"error: {message}\n"] for _, message in expected]
-    for (_, name), (code, message) in zip((u[1:] for u in unknown), found[len(expected) : -1], strict=True):
-        start = (
-            f"error: --config: {name!r} is neither a file nor the name of a configuration. Did you mean adapt? Known "
-        )
-        assert (code, message.startswith(start), "quickstart" in message) == (2, True, True)
+    start = "error: --config: 'adpat' is neither a file nor the name of a configuration. Did you mean adapt? Known "
+    code, message = found[-2]
+    assert (code, message.startswith(start), "quickstart" in message) == (2, True, True)
     assert "Unable to initialize backend 'none'" in found[-1][0]  # the mistakes above would notice JAX
 
 
@@ -95,13 +91,8 @@ def test_the_command_lists_the_others(diffcse):
     assert code == 0
     assert all(f"  {command.__name__} " in printed.out for command in COMMANDS)
     assert diffcse("--version") == (0, (f"diffcse_jax {diffcse_jax.__version__}\n", ""))
-    for arguments, message in (
-        (("trian",), "invalid choice: 'trian'"),
-        (("train",), "--config"),
-        (("report", "--model", "runs/a", "--corpus", "x"), "unrecognized arguments: --corpus x"),
-    ):
-        code, printed = diffcse(*arguments)
-        assert (code, message in printed.err) == (2, True)
+    code, printed = diffcse("report", "--model", "runs/a", "--corpus", "x")
+    assert (code, "unrecognized arguments: --corpus x" in printed.err) == (2, True)
 
 
 def test_ctrl_c_during_imports_ends_the_process_without_a_traceback():

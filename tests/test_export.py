@@ -2,7 +2,6 @@ import dataclasses
 import importlib.util
 import json
 import re
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.export import folder as export
 from diffcse_jax.export import onnx
@@ -184,54 +183,6 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(saved, unchecke
     assert (other / "thesis.tex").read_text() == "years of work"
     with pytest.raises(CheckpointError, match=r"cannot write .*/thesis.tex/out: "):
         export.export(tmp_path / "workdir", other / "thesis.tex/out")
-
-
-def test_an_export_killed_in_the_swap_loses_nothing(saved, unchecked, tmp_path, monkeypatch):
-    runs = tmp_path / "runs"
-    out = runs / "out.v1"
-    saved(pooler="avg_top2")
-    export.export(tmp_path / "workdir", out)
-    saved(pooler="cls")
-    rename, dead = Path.rename, []
-
-    class Killed(BaseException):
-        pass
-
-    def killed(path, target):
-        if dead or path.suffix == ".tmp":
-            dead.append(path)
-            raise Killed
-        return rename(path, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", killed)
-        with pytest.raises(Killed):
-            export.export(tmp_path / "workdir", out)
-    (kept,) = runs.iterdir()
-    assert kept.suffix == ".old"
-    assert pooler_of(kept) == "avg_top2"
-    export.export(tmp_path / "workdir", out)
-    assert list(runs.iterdir()) == [out]
-    assert pooler_of(out) == "cls"
-
-
-def test_a_full_disk_leaves_the_earlier_export(saved, unchecked, tmp_path):
-    """A limit on the size of files stands for the disk: safetensors writes in its own code."""
-    saved(pooler="avg")
-    export.export(tmp_path / "workdir", tmp_path / "out")
-    saved(pooler="cls")
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, unlimited[1]))
-    message = r"^cannot write .*/out: File too large.* The checkpoints and any earlier.*$"
-    try:
-        with pytest.raises(DiskError, match=message):
-            export.export(tmp_path / "workdir", tmp_path / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    assert pooler_of(tmp_path / "out") == "avg"
-    assert not list(tmp_path.glob("out.*"))
-    export.export(tmp_path / "workdir", tmp_path / "out")
-    assert pooler_of(tmp_path / "out") == "cls"
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e5])

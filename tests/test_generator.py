@@ -2,25 +2,20 @@ import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import tokenizers
 import transformers
-from tiny_model import bound, random_params
-from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.losses.diffcse import mask_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import MaskedLMHead
-from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import generator
-from diffcse_jax.training.generator import make_head_training, own_generator
+from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.sharding import make_mesh
 
 WORDS = [f"w{index}" for index in range(10)]
@@ -116,23 +111,3 @@ def test_a_head_killed_before_its_report_is_trained_again(own, tmp_path, monkeyp
     assert not (tmp_path / "generator/report.json").exists()
     own()
     assert len(own()) == 2
-
-
-@pytest.mark.slow
-def test_the_loss_at_gathered_positions_is_the_masked_mean():
-    head = parameters.prefixed(random_params(MaskedLMHead, SIZES), "head")
-    frozen = jax.tree.map(jnp.asarray, parameters.prefixed(ENCODER.transformer, "transformer"))
-    views = jax.tree.map(jnp.asarray, views_of(random_batch(size=16), packed=True))
-    key = jax.random.key(3)
-    config = config_with(1)
-    loss, accuracy = make_head_training(config, SIZES, VOCABULARY, make_mesh(config)).loss(head, frozen, views, key)
-
-    masked = mask_tokens(key, views.anchors.padded(), vocabulary=VOCABULARY, ratio=0.3, style="bert")
-    states = bound(Transformer, SIZES, ENCODER.transformer)(masked.rows)[-1]
-    word_embeddings = frozen["transformer.embeddings.word.embedding"]
-    logits = bound(MaskedLMHead, SIZES, parameters.subset(head, "head"))(states, word_embeddings)
-    ids, selected = views.anchors.input_ids, masked.selected
-    np.testing.assert_allclose(
-        loss, np.mean(optax.softmax_cross_entropy_with_integer_labels(logits, ids)[selected]), rtol=1e-5
-    )
-    np.testing.assert_allclose(accuracy, np.mean((logits.argmax(-1) == ids)[selected]), rtol=1e-5)

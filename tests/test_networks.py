@@ -11,6 +11,7 @@ from tiny_model import random_params
 from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, SIZES, VOCABULARY, config_of
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
@@ -31,19 +32,13 @@ def start_of(recorded: str | None, **parts) -> StartingCheckpoint:
     return StartingCheckpoint("tiny", dataclasses.replace(ENCODER, **parts), tokenizer, RECORDED[recorded])
 
 
-@pytest.mark.parametrize(
-    ("recorded", "pooler", "said"),
-    [
-        ("avg", "avg", "Starting from tiny, with its own pooler (avg)."),
-        ("cls", "cls", "Starting from tiny, with its own pooler (cls)."),
-        (None, "avg", "tiny records no pooler."),
-    ],
-)
-def test_the_own_pooler_is_the_recorded_one(recorded, pooler, said):
+@pytest.mark.parametrize(("recorded", "pooler"), [("avg", "avg"), ("cls", "cls"), (None, "avg")])
+def test_the_own_pooler_is_the_recorded_one(recorded, pooler):
     config, start = with_own_pooler(config_of(OWN), RECORDED[recorded]), start_of(recorded)
     assert (config.model.pooler, config.encoding_pooler, config.keeps_projector) == (pooler, pooler, pooler == "cls")
     assert start.is_trained_embedding(config)
     assert start.pooler(config) == pooler
+    said = f"Starting from tiny, with its own pooler ({pooler})." if recorded else "tiny records no pooler."
     assert start.describe_pooler("own", config).startswith(said)
 
 
@@ -161,11 +156,8 @@ def test_an_electra_discriminator_starts_with_its_head(monkeypatch, minilm_dir, 
 
 def test_vocabulary_of_a_tokenizer(minilm_dir):
     tokenizer = load_tokenizer(minilm_dir)
-    vocabulary = networks.vocabulary_of(Config(), tokenizer, 30522)
-    assert (vocabulary.size, vocabulary.mask_id) == (30522, 103)
-    assert vocabulary.special_ids == (0, 100, 101, 102, 103)  # [PAD] [UNK] [CLS] [SEP] [MASK]
-    # Random tokens are the tokenizer's: a model may have embeddings that no token reads.
-    assert networks.vocabulary_of(Config(), tokenizer, 30600).size == 30522
+    vocabulary = networks.vocabulary_of(Config(), tokenizer, 30600)  # a model may have more embeddings than tokens
+    assert vocabulary == Vocabulary(30522, 103, (0, 100, 101, 102, 103))  # [PAD] [UNK] [CLS] [SEP] [MASK]
     with pytest.raises(ConfigError, match="30522 tokens, but the model only 30521"):
         networks.vocabulary_of(Config(), tokenizer, 30521)
     tokenizer.mask_token = None

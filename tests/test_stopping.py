@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from diffcse_jax.errors import Interrupted, UserError, reported_to_user
+from diffcse_jax.errors import reported_to_user
 from diffcse_jax.hosts import stop_requested, terminated_like_interrupted
 
 
@@ -52,20 +52,6 @@ def test_other_threads_leave_signals_alone():
 
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         assert thread.submit(work).result()
-
-
-@pytest.mark.parametrize(
-    ("error", "printed", "code"),
-    [
-        (Interrupted("stopped at step 3; everything is saved"), "stopped at step 3; everything is saved\n", 130),
-        (KeyboardInterrupt(), "interrupted\n", 130),
-        (UserError("no such file"), "error: no such file\n", 2),
-    ],
-)
-def test_being_stopped_is_not_an_error(error, printed, code, capsys):
-    with pytest.raises(SystemExit) as stopped, reported_to_user():
-        raise error
-    assert (capsys.readouterr().err, stopped.value.code) == (printed, code)
 
 
 def test_warnings_of_a_command_are_lines_printed_once():

@@ -1,6 +1,6 @@
 """Teachers from checkpoints: what they are pooled by, and those that are refused."""
 
-import json
+import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -67,13 +67,10 @@ def test_a_teacher_that_does_not_fit_is_refused(folders, minilm_dir):
         loaded(minilm_dir, folders / "bare")
     with pytest.raises(ConfigError, match=r"data\.max_length=64 is more than"):
         loaded(minilm_dir, folders / "recorded", max_length=64)
-    state = json.loads(load_tokenizer(minilm_dir).backend_tokenizer.to_str())
-    vocab = state["model"]["vocab"]
-    vocab["dog"], vocab["cat"] = vocab["cat"], vocab["dog"]
-    other = folders / "other"
-    write_tiny_model(other, minilm_dir)
-    (other / "tokenizer.json").write_text(json.dumps(state))
-    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(2 of 30522 tokens have other ids\\)"):
+    other = shutil.copytree(folders / "recorded", folders / "other")
+    text = (other / "tokenizer.json").read_text().replace('"dog":', '"dig":', 1)
+    (other / "tokenizer.json").write_text(text)
+    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(1 of 30522 tokens have other ids\\)"):
         loaded(minilm_dir, other, poolers=("avg",))
 
 

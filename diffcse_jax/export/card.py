@@ -49,17 +49,9 @@ def model_card(
 ) -> str:
     """Return the content of README.md: metadata as YAML, then Markdown.
 
-    Args:
-        saved: The exported encoder.
-        base: The starting checkpoint.
-        name: The name of a model without an id on the hub.
-        truncate_dim: The size that embeddings are cut to.
-        hub_id: The model's id on the hub.
-        license: The license, if it is not that of the starting checkpoint.
-        language: The codes of languages, if they are not those of `languages`.
-        results: As `recorded_results` returns them.
-        checks: Sentences on how readers of the folder agree with the trained model.
-        onnx: Whether there are ONNX files.
+    `name` is for a model without an id on the hub. `license` and `language` replace those of the starting checkpoint
+    and of the text. `results` are those of `recorded_results`, and `checks` are sentences on how readers of the folder
+    agree with the trained model.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.transformer_config
     is_cut = truncate_dim not in (None, saved.embedding_size)

@@ -3,7 +3,6 @@
 All callbacks are called on the first process only, in the thread that trains.
 """
 
-import abc
 import contextlib
 import dataclasses
 import functools
@@ -88,11 +87,10 @@ def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callb
         yield together
 
 
-class Rows(Callback, abc.ABC):
+class Rows(Callback):
     """Base class of callbacks that write rows of named numbers: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
 
-    @abc.abstractmethod
-    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+    write: Callable[[int, Mapping[str, float]], None]
 
     def on_start(self, training: Training) -> None:
         self._start_scores = training.start_scores
@@ -111,10 +109,7 @@ class MetricsFile(Rows):
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
-        self._writer = MetricsWriter(training.workdir, resumed_at=training.step)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._writer.write(step, values)
+        self.write = MetricsWriter(training.workdir, resumed_at=training.step).write
 
 
 class TensorBoard(Rows):

@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from diffcse_jax import hosts
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Batches
 from diffcse_jax.errors import Interrupted, UserError
@@ -140,8 +141,13 @@ def loop(
             show_baseline(run, baseline, state, observer)
         logger = MetricLogger(run, observer, state, checkpoints)
         previous: Metrics = {}
+        shapes: set[str] = set()
         while step < total_steps:
-            state, metrics = train_step(state, frozen, shard_batch(next(batches), run.mesh))
+            batch = shard_batch(next(batches), run.mesh)
+            if (shape := _describe_shape(batch)) not in shapes:
+                shapes.add(shape)
+                log_line(f"compiling the train step for batches of {shape}")  # which takes a while
+            state, metrics = train_step(state, frozen, batch)
             step += 1
             jax.block_until_ready(previous)
             previous = metrics
@@ -170,7 +176,9 @@ def loop(
         report_saves()
 
 
-# Evaluation
+def _describe_shape(batch: Batch) -> str:
+    packed = f", {batch.layout.positions.size} without padding" if batch.layout else ""
+    return f"{' x '.join(map(str, batch.input_ids.shape))} tokens{packed}"
 
 
 def show_baseline(run: Run, baseline: Record, state: TrainState, observer: Callback) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config, OptimConfig
-from diffcse_jax.hosts import log_line
 from diffcse_jax.losses import Inputs, prepare, total_loss
 from diffcse_jax.losses.base import Metrics
 from diffcse_jax.losses.diffcse_variants import generated_second_views
@@ -128,22 +126,6 @@ def _first_bad(grads: Params) -> jax.Array:
     squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]  # shared with the norm of all
     bad = ~jnp.isfinite(jnp.stack(squares))
     return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)
-
-
-def announced(step: Callable[[TrainState, Params, Batch], Any]) -> TrainStep:
-    """Return the step. It logs each new shape of batches, because it is then compiled, which takes a while."""
-    seen = set()
-
-    def announced_step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
-        examples, views, length = batch.input_ids.shape
-        packed = f", {batch.layout.positions.size:,} without padding" if batch.layout else ""
-        shape = f"{examples} x {views} x {length} tokens{packed}"
-        if shape not in seen:
-            seen.add(shape)
-            log_line(f"compiling the train step for batches of {shape}")
-        return step(state, frozen, batch)
-
-    return announced_step
 
 
 # The optimizer: AdamW as in the authors' trainer, with its epsilon, linear decay, clipping, and no decay of norms

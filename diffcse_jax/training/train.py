@@ -37,7 +37,7 @@ from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.selection import check_drift_metric, check_interpolation, select
 from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shards_of
-from diffcse_jax.training.step import announced, initial_state, make_optimizer, make_train_step
+from diffcse_jax.training.step import initial_state, make_optimizer, make_train_step
 
 
 def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
@@ -133,7 +133,7 @@ def run_training(run: Run) -> str:
         if jax.process_index() == 0:
             record_start(run.workdir, config, text=run.text, step=step)
         if not run.ends_at(step, baseline):
-            train_step = announced(make_train_step(run.built.networks, config, run.optimizer, mesh))
+            train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
             loop(run, baseline, checkpoints, train_step, state, frozen, batches)
     return hosts.decided_by_first(lambda: select(run, baseline).verdict)
 
