@@ -54,8 +54,8 @@ class Callback:
         """Run after every step, counted from 1.
 
         The metrics are `loss`, the loss of each term, `learning_rate`, `sentences_per_second` and others, as in
-        metrics.jsonl, without NaN and infinite values. They are empty except every `train.log_every` steps, because
-        reading them from the device takes time.
+        metrics.jsonl, without NaN and infinite values. They are empty except every `train.log_every` steps and at dev
+        evaluations, because reading them from the device takes time.
         """
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
