@@ -103,9 +103,10 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
     path.unlink()
     if content:
         path.write_text(content)
-    for read in (lambda: start(tmp_path, {"train": {"seed": 1}}), lambda: read_config(tmp_path)):
-        with pytest.raises(CheckpointError, match=r"config\.json.*\. Restore it from a copy, or from starts\.jsonl "):
-            read()
+    with pytest.raises(CheckpointError, match=r"config\.json.*\. Restore it from a copy, or from starts\.jsonl "):
+        start(tmp_path, {"train": {"seed": 1}})
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_config(tmp_path)
     assert (path.read_text() if path.exists() else None) == content
 
 

@@ -71,7 +71,7 @@ def test_a_teacher_that_does_not_fit_is_refused(folders, minilm_dir):
     text = (other / "tokenizer.json").read_text().replace('"dog":', '"dig":', 1)
     (other / "tokenizer.json").write_text(text)
     with pytest.raises(CheckpointError, match="differ in their vocabulary \\(1 of 30522 tokens have other ids\\)"):
-        loaded(minilm_dir, other, poolers=("avg",))
+        loaded(minilm_dir, other)
 
 
 def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path):
