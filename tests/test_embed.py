@@ -56,11 +56,11 @@ class HashEncoder(SentenceEncoder):
 def load(request, monkeypatch):
     """Loads the encoder of `--model` or of the record."""
 
-    def load_encoder(options, **recorded):
-        name = options.model or recorded["model"]
+    def load_encoder(options, record=None):
+        name = options.model or record.model
         if name == "missing":
             raise CheckpointError("missing: no such model")
-        return HashEncoder(name, options.pooler or recorded.get("pooler") or "avg")
+        return HashEncoder(name, options.pooler or (record.pooler if record else "avg"))
 
     monkeypatch.setattr(cli, "_load_encoder", load_encoder)
 

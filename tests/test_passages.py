@@ -98,7 +98,7 @@ def test_a_long_text_is_found_by_its_end(tiny):
 
 
 def test_titles_and_passages_of_files_are_searched_and_embedded(tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "_load_encoder", lambda options, **recorded: tiny)
+    monkeypatch.setattr(cli, "_load_encoder", lambda options, record=None: tiny)
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "cats.md").write_text(f"# The cat\n\nThe cat sleeps all day.\n\n## More\n\n{LONG}\n")
