@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, VOCABULARY, config_of
+from tiny_networks import ENCODER, VOCABULARY, config_of, random_batch, views_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import DataConfig
@@ -70,6 +70,8 @@ def start(monkeypatch, tmp_path):
         checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
         source = mock.MagicMock(spec=BatchSource)
         source.__len__.return_value = len(losses)
+        batches = mock.MagicMock(spec=grain.DatasetIterator)
+        batches.__next__.return_value = views_of(random_batch())
         run = Run(
             config,
             tmp_path,
@@ -85,7 +87,7 @@ def start(monkeypatch, tmp_path):
         )
         state = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
         with jax.debug_nans(False):
-            loop(run, BASELINE, checkpoints, train_step, state, {}, mock.MagicMock(spec=grain.DatasetIterator))
+            loop(run, BASELINE, checkpoints, train_step, state, {}, batches)
         return run, events
 
     return start
