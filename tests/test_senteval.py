@@ -224,22 +224,3 @@ def test_unreadable_files_are_named(task, content, message, tmp_path):
     with pytest.raises(DataError, match=message) as error:
         TASKS[task].read(path)
     assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("task", "split", "sizes"),
-    [
-        ("MR", "train", [5331, 5331]),
-        ("CR", "train", [1368, 2407]),
-        ("TREC", "train", 5452),
-        ("MRPC", "test", 1725),
-        ("SICKEntailment", "dev", 500),
-    ],
-)
-def test_sizes_and_oddities_of_the_real_data(task, split, sizes, data_dir):
-    examples = TASKS[task].load(data_dir / "senteval", split)
-    labels = [example.label for example in examples]
-    assert sizes in (len(labels), [labels.count(label) for label in sorted(set(labels))])
-    texts = [example.sentences[0] for example in examples]
-    assert texts.count("") == {"CR": 4}.get(task, 0)
-    assert task != "MR" or " ".join(texts).count("M-") == 316

@@ -51,9 +51,15 @@ def search(
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
     opened = None if source == STDIN else find_index(expand_path(source))
-    if threshold is not None and opened is None:  # a recommended hybrid mode would refuse the threshold
-        mode = mode or "dense"
-    mode, weight = _mode_of(opened, model, mode, weight)
+    if opened:
+        mode = mode or opened.mode
+    elif not mode and threshold is not None:  # a recommended hybrid mode would refuse it
+        mode = "dense"
+    elif not mode:
+        mode, recommended_weight = recommended(model)
+        weight = recommended_weight if weight is None else weight
+        if mode != "dense":
+            print(f"notice: {model} recommends --mode {mode}. --mode dense compares embeddings only", file=sys.stderr)
     is_built = opened is not None and (expand_path(source) / INDEX_FILE).is_file()
     if is_built and storage:
         raise ConfigError(f"--storage {storage} is for building an index from text or from embeddings of diffcse embed")
@@ -84,18 +90,6 @@ def search(
         found = index.search(vectors, top_k, threshold, texts=chunk, mode=mode)
         for text, hits in zip(chunk, found, strict=True):
             print(_as_json(text, hits) if as_json else _as_text(text, hits, threshold), flush=True)
-
-
-def _mode_of(
-    index: SentenceIndex | None, model: str | None, mode: str, weight: float | None
-) -> tuple[str, float | None]:
-    """Return the mode and the weight of BM25: the given ones, those of the index, or those that a run recommends."""
-    if mode or index:
-        return mode or (index.mode if index else ""), weight
-    mode, own = recommended(model)
-    if mode != "dense":
-        print(f"notice: {model} recommends --mode {mode}. --mode dense compares embeddings only", file=sys.stderr)
-    return mode, own if weight is None else weight
 
 
 def _encoder_of(index: SentenceIndex, there: EncoderRecord, load: Load, model: str | None) -> SentenceEncoder:
