@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, classifier, sts
+from diffcse_jax.evaluation import Encoder, Settings, Task, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
 from diffcse_jax.evaluation.sts import SICK_FILES, single_spaced
 
@@ -78,16 +78,11 @@ def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], c
     """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
     examples = [example for split in splits.values() for example in split]
     sides = [list(side) for side in zip(*(example.sentences for example in examples), strict=True)]
-    embeddings = sts.encode_groups(encoder, sides)
-    inputs = difference_and_product(*embeddings) if len(sides) == 2 else embeddings[0]
+    u, *others = sts.encode_groups(encoder, sides)
+    inputs = np.concatenate([np.abs(u - others[0]), u * others[0]], axis=1) if others else u
     ends = np.cumsum([len(split) for split in splits.values()])
     rows = dict(zip(splits, np.split(np.arange(len(examples)), ends[:-1]), strict=True))
     return Features(inputs, np.array([example.label for example in examples]), classes, rows)
-
-
-def difference_and_product(u: Embeddings, v: Embeddings) -> Float32[np.ndarray, "sentences twice_dim"]:
-    """Return |u - v| and u * v next to each other: SentEval's features of a pair."""
-    return np.concatenate([np.abs(u - v), u * v], axis=1)
 
 
 def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
