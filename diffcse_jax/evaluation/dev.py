@@ -5,7 +5,6 @@ Therefore the first process decides on the metrics and reads their text. The oth
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -14,7 +13,6 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float
 
-from diffcse_jax import hosts
 from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_collections
@@ -23,6 +21,7 @@ from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, held_o
 from diffcse_jax.evaluation.retrieval import read_retrieval_pairs
 from diffcse_jax.evaluation.senteval_data import is_local, senteval_folder
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, correlations, read_pairs, similarities, size_problem
+from diffcse_jax.hosts import decided_by_first, log_line
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
@@ -246,7 +245,7 @@ def build_dev_evaluation(
         start: Returns the encoder of the starting checkpoint, for the drift check. None: no drift check.
     """
     options = config.eval
-    chosen, also, hold = hosts.decided_by_first(lambda: _all_texts(config, training))
+    chosen, also, hold = decided_by_first(lambda: _all_texts(config, training))
     return DevEvaluation(
         chosen=_metric_of(chosen, options.batch_size),
         text=json_digest(chosen),
@@ -264,7 +263,7 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Drif
             return None
         return _as_json(STSB.load(senteval_folder(options.data_dir), "dev"))
 
-    if (stsb := hosts.decided_by_first(stsb_dev)) is not None:
+    if (stsb := decided_by_first(stsb_dev)) is not None:
         metric = CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: _from_json(stsb)})
         return DriftCheck(DRIFT_STSB, lambda encoder: metric.measure(encoder).scores[DRIFT_STSB])
     sentences = general_sentences()
@@ -295,9 +294,9 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
     if problem := _missing_sts_data(options.data_dir, options.tasks) if needs_sts else "":
         if metric in STS_METRICS:
             metric = "halves_retrieval"
-            _notice(f"eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
+            log_line(f"notice: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
         if left_out := STS_METRICS.intersection(also):
-            _notice(f"eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
+            log_line(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
         also = [name for name in also if name not in {*STS_METRICS, metric}]
     chosen, *others = [_texts(config, name, training) for name in (metric, *also)]
     hold = []
@@ -308,12 +307,8 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
                 raise DataError(f"it has {counted(count, 'pair{s}')} and needs at least {FEWEST}")
             hold.append(texts)
         except DataError as error:
-            _notice(f"eval.hold: {name} is left out: {error}")
+            log_line(f"notice: eval.hold: {name} is left out: {error}")
     return chosen, others, hold
-
-
-def _notice(message: str) -> None:
-    print(f"notice: {message}", file=sys.stderr)
 
 
 def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAIRS) -> Texts:
@@ -378,7 +373,7 @@ def _sts_pairs(options: EvalConfig) -> dict[str, list[list]]:
         scored = task.load(folder, "dev")
         found[score] = _as_json(scored)
         if problem := size_problem(name, {"n": len(scored.gold)}, "dev"):
-            _notice(f"{name} in {folder} is not the official data: {problem}")
+            log_line(f"notice: {name} in {folder} is not the official data: {problem}")
     return found
 
 
