@@ -16,20 +16,15 @@ from tiny_networks import ENCODER, GENERATOR, SIMCSE, SIZES, config_of, random_b
 from tiny_networks import VOCABULARY as TINY_VOCABULARY
 
 from diffcse_jax.batch import TokenRows, Vocabulary
-from diffcse_jax.losses import diffcse_variants
-from diffcse_jax.losses.base import GeneratorOptions, RunInfo
 from diffcse_jax.losses.diffcse import (
-    Edited,
-    Masked,
-    MaskOptions,
     choose_token,
     filled_positions,
     label,
     mask_tokens,
     replaced_token_detection,
 )
-from diffcse_jax.losses.diffcse_variants import ChangedLengths, EditOptions, change_lengths, generated_second_views
-from diffcse_jax.models.forward import Computation, Networks, fold_in_name
+from diffcse_jax.losses.diffcse_variants import EditOptions, change_lengths, generated_second_views
+from diffcse_jax.models.forward import Computation, fold_in_name
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
@@ -216,32 +211,22 @@ def test_lengths_change_in_the_shares_that_were_asked_for():
 @pytest.mark.parametrize(
     ("edit", "positions", "expected"),
     [
-        ("insert", "all", [CLS, 10, 20, 11, 12, SEP, PAD]),
-        ("mixed", "all", [CLS, 20, 20, 20, 20, 20, PAD]),
-        ("mixed", "masked", [CLS, 20, 20, 11, 12, SEP, PAD]),
+        ("insert", "all", [CLS, 20, 10, 20, 11, 20, SEP]),
+        ("mixed", "masked", [CLS, 20, 10, 20, 11, 20, SEP]),
+        ("mixed", "all", [CLS, 20, 20, 20, 20, 20, 20]),
     ],
 )
-def test_the_generator_fills_what_was_inserted(edit, positions, expected, monkeypatch):
-    rows = TokenRows(jnp.array([[CLS, 10, MASK, 11, 12, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 1, 1, 0]]))
-    flags = jnp.array([[False, False, True, False, False, False, False]])
-    changed = ChangedLengths(rows, flags, flags | jnp.array([[False, False, False, False, False, True, False]]))
-    selected = jnp.array([[False, edit == "mixed", False, False, False, False, False]])
-
-    def generated(frozen, rows, masked, options, key) -> Edited:
-        """A generator that says 20 wherever it is asked."""
-        filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
-        return label(jnp.full_like(rows.input_ids, 20), rows, filled)
-
-    monkeypatch.setattr(diffcse_variants, "generate", generated)
-    masked = Masked(rows._replace(input_ids=jnp.where(selected, MASK, rows.input_ids)), selected)
-    monkeypatch.setattr(diffcse_variants, "change_lengths", lambda *_, **__: changed)
-    monkeypatch.setattr(MaskOptions, "masked", lambda *_: masked)
-    run = RunInfo("cls", True, GeneratorOptions(positions=positions), LONG, 0)
-    frozen = Computation(Networks(VOCABULARY, {}), {})
-    edited = EditOptions(edit=edit).edited(frozen, rows, KEY, run)
-    np.testing.assert_array_equal(edited.rows.input_ids, [expected])
-    differs = np.array(expected) != np.asarray(rows.input_ids[0])
-    np.testing.assert_array_equal(edited.replaced[0], differs | np.asarray(changed.labels[0]))
+def test_the_generator_fills_what_was_inserted(edit, positions, expected):
+    always_20 = np.where(np.arange(TINY_VOCABULARY.size) == 20, np.float32(1e4), np.float32(0))
+    generator = dataclasses.replace(GENERATOR, mlm_head=GENERATOR.mlm_head | {"bias": always_20})
+    options = {"edit": edit, "insert_ratio": 1.0, "delete_ratio": 0.0, "mask_ratio": 0.0}
+    config = config_of({"difference": options, "generator": {"positions": positions}})
+    built = networks.build(config, ENCODER, generator, TINY_VOCABULARY)
+    frozen = Computation(built.networks, jax.device_put(built.frozen))
+    rows = TokenRows(jnp.array([[CLS, 10, 11, SEP]], jnp.int32), jnp.ones((1, 4), jnp.int32))
+    edited = config.losses["difference"].edited(frozen, rows, KEY, config.run_info)
+    np.testing.assert_array_equal(edited.rows.input_ids, [[*expected, PAD]])
+    np.testing.assert_array_equal(edited.replaced, edited.rows.input_ids == 20)
 
 
 def test_the_generator_makes_second_views():

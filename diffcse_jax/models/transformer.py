@@ -123,10 +123,6 @@ class TransformerConfig:
         """Return the same encoder for a platform (`cpu`, `gpu` or `tpu`), with rows split over that many devices."""
         return dataclasses.replace(self, lanes=128 if platform == "tpu" else 1, devices=devices)
 
-    def without_dropout(self) -> "TransformerConfig":
-        """Return the same encoder with all rates 0."""
-        return self.with_dropout((0.0,), (0.0,))
-
     def with_dropout(
         self, hidden: tuple[float, ...], attention: tuple[float, ...], schedule: str = "none"
     ) -> "TransformerConfig":

@@ -181,7 +181,7 @@ def build(
         build = partial(PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size))
         networks["projector"] = Network(build, projector if config.keeps_projector else None)
     if generator is not None and config.needs("generator"):
-        own = generator.config if config.generator.dropout else generator.config.without_dropout()
+        own = generator.config if config.generator.dropout else generator.config.with_dropout((0.0,), (0.0,))
         generator = dataclasses.replace(generator, config=own)
         networks["generator"] = Network(partial(Transformer, own), generator.transformer, frozen=True)
         networks["generator_head"] = Network(partial(MaskedLMHead, own), generator.mlm_head, frozen=True)
