@@ -50,7 +50,7 @@ def log_line(message: str) -> None:
         tqdm.tqdm.write(message, file=sys.stderr)
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """Show progress, such as of "embedding", on standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     The unit is in the plural.
@@ -63,9 +63,6 @@ class Progress:
         options = {"total": total, "initial": done_before, "disable": is_hidden or None}  # None: shown on terminals
         self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", dynamic_ncols=True, **options)
         self._begun = self._printed = time.monotonic()
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

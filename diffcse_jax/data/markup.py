@@ -64,15 +64,11 @@ def markdown_sections(content: bytes) -> Sections:
         title = line[1].strip() if line else ""
         title = title[1:-1] if title[:1] in ("'", '"') and title[:1] == title[-1:] else title
     parser = markdown_it.MarkdownIt("commonmark").enable("table")
-    return _html_sections(parser.render(NOT_TEXT_IN_MARKDOWN.sub("", text)), title)
+    return html_sections(parser.render(NOT_TEXT_IN_MARKDOWN.sub("", text)), title)
 
 
-def html_sections(content: bytes) -> Sections:
+def html_sections(content: bytes | str, title: str = "") -> Sections:
     """Read the text of an html page, without navigation, forms, tables and code."""
-    return _html_sections(content)
-
-
-def _html_sections(content: bytes | str, title: str = "") -> Sections:
     page = require_extra("bs4", EXTRA).BeautifulSoup(content, "html.parser")
     title = "" if page.h1 else " ".join(page.title.get_text().split()) if page.title else title
     for element in [each for each in page.descendants if each.name in NOT_TEXT_IN_HTML]:

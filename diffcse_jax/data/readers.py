@@ -306,7 +306,7 @@ def open_prepared(folder: Path) -> tuple[RowFile, list[Path]]:
         shards = [Path(file) for file in builder.info.splits["train"].filepaths]
     except Exception as error:  # the library raises many types
         raise DataError(f"{found[0]}: cannot read the split 'train' as ArrayRecord: {error}") from error
-    texts = tuple(name for name, feature in features.items() if isinstance(feature, tfds.features.Text))
+    texts = tuple(sorted(name for name, each in features.items() if isinstance(each, tfds.features.Text)))
     if not texts:
         raise DataError(f"{found[0]}: no column of text. It has: {listed(sorted(features))}")
 
