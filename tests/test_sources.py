@@ -12,12 +12,13 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow_datasets as tfds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_golden import PAIRS, Prepared
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import readers
@@ -259,63 +260,37 @@ def test_damaged_archives_are_reported_and_several_parts_are_read(tmp_path, suff
 # ArrayRecord data sets
 
 
-def prepare(folder: Path, columns: dict[str, list[str]], shards: int = 1) -> Path:
-    """Write a data set with these columns of text and a number, and return its folder."""
-    tfds = pytest.importorskip("tensorflow_datasets")
-    features = {name: tfds.features.Text() for name in columns} | {"id": tfds.features.Scalar(np.int64)}
-
-    class Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version("1.0.0")
-        code_path = None  # looking for checksums would need a package that tfds does not declare
-
-        def _info(self):
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
-            )
-
-        def _split_generators(self, dl_manager):
-            return {"train": self._generate_examples()}
-
-        def _generate_examples(self):
-            for key, values in enumerate(zip(*columns.values(), strict=True)):
-                yield key, dict(zip(features, (*values, key), strict=True))
-
-    builder = Texts(data_dir=str(folder), file_format="array_record")
+def prepare(folder: Path, shards: int = 1) -> Path:
+    """Write `PAIRS` as a data set, and return its folder."""
+    builder = Prepared(data_dir=str(folder), file_format="array_record")
     config = tfds.download.DownloadConfig(num_shards=shards, try_download_gcs=False)
     builder.download_and_prepare(download_config=config)
     return Path(builder.data_path)
 
 
-def test_prepared_data_sets_are_read_in_order(tmp_path, monkeypatch):
+def test_prepared_data_sets_are_read_in_order_or_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BLOCK_RECORDS", 3)
-    columns = {"positive": [f"two {i}\n" for i in range(20)], "sentence": [f"\u2028 one {i}" for i in range(20)]}
-    folder = prepare(tmp_path / "out", columns, shards=3)
+    folder, rows = prepare(tmp_path / "out", shards=3), [tuple(row.values()) for row in PAIRS]
     assert len(list(folder.glob("*.array_record-*"))) == 3
-    rows = [(f"one {i}", f"two {i}") for i in range(20)]
     assert list(opened(folder)) == list(opened(tmp_path / "out")) == rows
-    assert list(opened(folder, columns=("positive",))) == [row[1:] for row in rows]
-    with pytest.raises(DataError, match=r"no column 'text'.*It has: positive, sentence"):
+    assert list(opened(folder, columns=("positive",))) == [row[1:2] for row in rows]
+    with pytest.raises(DataError, match=r"no column 'text'.*It has: hard_negative, positive, sentence"):
         opened(folder, columns=("text",))
+    (shard,) = prepare(tmp_path / "other").glob("*.array_record-*")
     fingerprint = opened(folder).fingerprint()
-    assert fingerprint == opened(folder).fingerprint()
-    prepare(tmp_path / "other", {"text": ["three"]})
-    assert fingerprint != opened(tmp_path / "other").fingerprint()
+    assert fingerprint == opened(folder).fingerprint() != opened(tmp_path / "other").fingerprint()
     with pytest.raises(DataError, match="2 data sets"):
         opened(tmp_path)
-
-
-def test_data_sets_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
-    (shard,) = prepare(tmp_path, {"text": ["one"]}).glob("*.array_record-*")
     content = shard.read_bytes()
     shard.write_bytes(content[:100] + b"\xff" * 50 + content[150:])
     with pytest.raises(DataError, match=r"damaged|cannot read the split"):
-        list(opened(tmp_path))
+        list(opened(tmp_path / "other"))
     shard.unlink()
     with pytest.raises(DataError, match=r"cannot read the split|damaged"):
-        list(opened(tmp_path))
+        list(opened(tmp_path / "other"))
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(UserError, match="Install the extra 'tfds'"):
-        opened(tmp_path)
+        opened(folder)
 
 
 # Text in memory
