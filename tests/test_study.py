@@ -1,11 +1,9 @@
 """Studies: study files, which runs are done, progress, damaged records, and the tables."""
 
 import ast
+import contextlib
 import json
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +11,18 @@ import pytest
 import scipy.stats
 from ml_collections import ConfigDict
 from test_sts import write_stsb
-from tiny_run import environment, overrides, run_settings
+from tiny_run import overrides, run_settings
 
 from diffcse_jax import cli
 from diffcse_jax.apps.study import Study, plan, runs, settings_of, table
 from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, make_plan, read_study
 from diffcse_jax.config import read_overrides
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.hosts import StopRequest
 from diffcse_jax.io import lock
 from diffcse_jax.run_folder.records import write_checked
+from diffcse_jax.training import loop as loop_module
 
-ROOT = Path(__file__).parents[1]
 SHIPPED = sorted(file.stem for file in plan.SHIPPED_STUDIES.glob("*.py"))
 TWO = {"plain": {}, "with DCL": {"dcl.weight": 0.1}}
 VARIANTS = f"variants={TWO}, seeds=(1, 2)"
@@ -328,48 +327,40 @@ def test_the_report_is_written_and_printed_without_running(study, summary, tmp_p
 
 
 @pytest.mark.slow
-def test_a_study_that_is_killed_continues_and_trains_nothing_twice(tmp_path, minilm_dir):
+@pytest.mark.filterwarnings("default")  # a warning does not end a command of a user
+def test_a_study_that_is_stopped_continues_and_trains_nothing_twice(tmp_path, minilm_dir, study, monkeypatch):
     for split in ("dev", "test"):
         rows = [f"-\t-\t-\t-\t{i % 6}\tthe dog number {i}\t{i % 5} dogs run\n" for i in range(20)]
         write_stsb(tmp_path / "senteval", split, rows)
-    (tmp_path / "tiny.py").write_text(
-        "from diffcse_jax.apps.study import Study\n"
-        "def get_study():\n"
-        "    return Study(base='simcse_base', variants={'with DCL + 1': {'dcl.weight': 0.1}},\n"
-        "                 seeds=(1,), tasks=('STSBenchmark',), start=('own',))\n"
-    )
     evaluation = {"every": 1, "data_dir": tmp_path / "senteval", "metric": "stsb_spearman"}
-    settings = run_settings(tmp_path, minilm_dir, train={"steps": 2, "packing": "off"}, eval=evaluation)
-    workdir = tmp_path / "study=1"
-    call = [sys.executable, "-m", "diffcse_jax.cli", "study", "--config", str(tmp_path / "tiny.py")]
-    call += ["--workdir", str(workdir), *overrides(settings)]
-    variables = environment(tmp_path / "compiled")
+    train = {"steps": 2, "packing": "off"}
+    settings = overrides(run_settings(tmp_path, minilm_dir, train=train, eval=evaluation, mesh={"data": 1}))
+    variants = "variants={'with DCL + 1': {'dcl.weight': 0.1}}, seeds=(1,), tasks=('STSBenchmark',), start=('own',)"
+    answers, workdir = iter([True]), tmp_path / "runs"
 
-    with (tmp_path / "printed").open("w") as printed:
-        first = subprocess.Popen(call, cwd=ROOT, env=variables, stderr=printed, text=True)
-    training = workdir / "with-DCL-+-1/seed-1/lock"
-    while not (training.is_file() and training.read_text()):
-        assert first.poll() is None, (tmp_path / "printed").read_text()
-        time.sleep(0.1)
-    first.kill()
-    first.communicate()
+    class Asked(StopRequest):
+        made = property(lambda self: next(answers, False), lambda self, made: None)
+
+    monkeypatch.setattr(loop_module, "stop_requested", lambda: contextlib.nullcontext(Asked()))
+    code, printed = study(f"Study(base='simcse_base', {variants})", *settings)
+    assert (code, "Stopped at step 1" in printed.err) == (130, True), printed.err
     (done,) = workdir.rglob("results.json")
-    assert str(done.relative_to(workdir)) == "start/results.json"
+    assert done == workdir / "start/results.json"
     time_done = done.stat().st_mtime_ns
 
-    second = subprocess.run(call, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-
-    assert second.returncode == 0, second.stderr + second.stdout
-    assert "done already: 1 of 2 runs\nrun 2 of 2: with DCL + 1, seed 1: started in" in second.stderr
+    code, printed = study(f"Study(base='simcse_base', {variants})", *settings)
+    assert code == 0, printed.err
+    assert "done already: 1 of 2 runs\nrun 2 of 2: with DCL + 1, seed 1: started in" in printed.err
     assert time_done == done.stat().st_mtime_ns
-    steps = [json.loads(line)["step"] for line in (training.parent / "metrics.jsonl").read_text().splitlines()]
+    trained = workdir / "with-DCL-+-1/seed-1"
+    steps = [json.loads(line)["step"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert sorted(set(steps)) == [0, 1, 2]
     document = json.loads((workdir / "study.json").read_text())
     assert [row["n"] for row in document["encoders"]] == [1, 1]
     assert document["open"] == {}
     assert any("before training, pooler cls_before_pooler" in note for note in document["notes"])  # as in training
-    trained = json.loads((workdir / "with-DCL-+-1/seed-1/evaluation.json").read_text())["tasks"]["STSBenchmark"]
+    evaluated = json.loads((trained / "evaluation.json").read_text())["tasks"]["STSBenchmark"]
     scores = document["encoders"][1]["scores"]["1"]
-    assert scores["STSBenchmark"] == pytest.approx(trained["spearman"], abs=0.01)
-    assert scores["STS-B dev"] == pytest.approx(trained["dev"]["spearman"], abs=0.01)  # of the scored checkpoint
-    assert second.stdout == (workdir / "study.txt").read_text()
+    assert scores["STSBenchmark"] == pytest.approx(evaluated["spearman"], abs=0.01)
+    assert scores["STS-B dev"] == pytest.approx(evaluated["dev"]["spearman"], abs=0.01)  # of the scored checkpoint
+    assert printed.out == (workdir / "study.txt").read_text()
