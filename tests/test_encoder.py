@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
+from diffcse_jax.encoder import checked_sentences
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.models import hf
@@ -94,12 +95,13 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
         ({"a": "b"}, "got dict"),
         (["a", None], r"sentence 1 is None \(NoneType\), not a string"),
         ([("a", "b")], "an embedding of its own: give one flat list"),
-        (["the cat", "caf\udce9"], r"'caf\\udce9' contains a lone surrogate"),
     ],
 )
 def test_what_is_not_text_is_refused(tiny, sentences, message):
     with pytest.raises(DataError, match=message):
-        tiny.encode(sentences)
+        checked_sentences(sentences)
+    with pytest.raises(DataError, match=r"'caf\\udce9' contains a lone surrogate"):
+        tiny.encode(["the cat", "caf\udce9"])
 
 
 def test_invalid_options_are_refused(tiny, tiny_dir):
