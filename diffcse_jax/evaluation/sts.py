@@ -49,7 +49,8 @@ class StsTask(Task):
         return read_pairs(path, self.columns, header=self.header, scale=RATINGS)
 
     def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
-        scores = score_pairs(encoder, content, similarity=settings.similarity)
+        systems = similarities(encoder, content, similarity=settings.similarity)
+        scores = {split: correlations(systems[split], pairs.gold) for split, pairs in content.items()}
         return scores.get("test", scores["dev"]) | {"dev": scores["dev"]}
 
 
@@ -94,14 +95,6 @@ SICKR = StsTask("SICKRelatedness", SICK_FILES, (3, 1, 2), header=True)
 
 
 # Scores
-
-
-def score_pairs(
-    encoder: Encoder, sets: Mapping[str, ScoredPairs], batch_size: int = 64, similarity: str = "cosine"
-) -> dict[str, dict[str, Any]]:
-    """Return the correlations of each set of pairs, as `correlations` does."""
-    systems = similarities(encoder, sets, batch_size, similarity)
-    return {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}
 
 
 def similarities(
