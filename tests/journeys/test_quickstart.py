@@ -18,7 +18,6 @@ import pytest
 from html_pages import Page, checked
 from huggingface_hub import metadata_load
 from matplotlib.image import imread
-from test_docstrings import clear_caches
 from tiny_model import HIDDEN, write_tiny_model
 from tiny_run import environment, overrides
 
@@ -38,11 +37,11 @@ SHORT |= {"eval.hold": (), "eval.guard": False, "train.packing": "off"}
 def of_numpy():
     """Let only numpy be documented: reading all packages takes half a minute, and scoring their functions as long."""
     files = [each for each in docstrings._source_files() if each[0].startswith("numpy.")]
-    clear_caches()
+    docstrings._docstrings.cache_clear()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(docstrings, "_source_files", lambda: iter(files))
         yield
-    clear_caches()
+    docstrings._docstrings.cache_clear()
 
 
 @pytest.fixture(scope="module")
