@@ -10,9 +10,7 @@ from diffcse_jax.training import networks
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.step import _first_bad, initial_state, make_optimizer, make_train_step
 
-CONFIG = config_of(
-    {"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}, "mlm": {"weight": 0.1}}
-)
+CONFIG = config_of({"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +37,7 @@ def test_a_step_is_a_function_of_state_and_batch(run):
     jax.tree.map(np.testing.assert_array_equal, (first, first_metrics), (second, second_metrics))
     state = start()
     _, later = step(state._replace(step=jax.device_put(np.int32(7), state.step.sharding)))  # other masks and dropout
-    assert all(first_metrics[name] != later[name] for name in ("loss_contrast", "loss_mlm", "loss_difference"))
+    assert all(first_metrics[name] != later[name] for name in ("loss_contrast", "loss_difference"))
 
 
 def test_what_a_step_changes(run):

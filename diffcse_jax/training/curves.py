@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
     label: str
     points: Sequence[tuple[float, float]]
-    colour: str = COLOURS[0]
+    colour: str
 
 
 class Level(NamedTuple):
@@ -62,12 +62,10 @@ class Level(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """The content of a chart."""
+    """A metric of one or more runs over their steps."""
 
     title: str
-    x_label: str
     lines: Sequence[Line]
-    y_label: str
     levels: Sequence[Level] = ()
     log: bool = False  # a logarithmic vertical axis
 
@@ -95,10 +93,9 @@ class Chart:
             axes.axhline(level.y, linestyle="--", linewidth=1.4, color=level.colour, label=level.label)
         if self.log:
             axes.set_yscale("log")
-        axes.set(xlabel=self.x_label, ylabel=self.y_label)
-        if self.x_label == "step":
-            ticker = require_extra("matplotlib.ticker", "report")
-            axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+        axes.set(xlabel="step", ylabel=self.title)
+        ticker = require_extra("matplotlib.ticker", "report")
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
         if any(line.label for line in self.lines) or self.levels:
             axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
@@ -124,11 +121,6 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
             axes = figure.add_subplot(down, across, number, title=chart.title if charts[1:] else "")
             chart.draw(axes)
         figure.savefig(file, **options)
-
-
-def colour_of(run: int) -> str:
-    """Return the colour of the run at this position."""
-    return COLOURS[run % len(COLOURS)]
 
 
 def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
@@ -170,9 +162,9 @@ def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, may_be_
         for index, (run, name) in enumerate((run, name) for run in runs for name in names):
             label = run.label if several else readable(name) if len(names) > 1 else ""
             if points := run.points(name):
-                lines.append(Line(label, points, colour_of(index)))
+                lines.append(Line(label, points, COLOURS[index % len(COLOURS)]))
             if name.startswith("dev/"):
-                colour = BASELINE if len(names) == len(runs) == 1 else colour_of(index)
+                colour = BASELINE if len(names) == len(runs) == 1 else COLOURS[index % len(COLOURS)]
                 start = run.points(name.replace("dev/", "start/"))[:1]
                 levels += [Level(f"{label} before training".strip(), y, colour) for _, y in start]
         if len({level.y for level in levels}) == 1:
@@ -180,5 +172,5 @@ def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, may_be_
         if lines:
             ys = [y for line in lines for _, y in line.points]
             log = may_be_log and min(ys) > 0 and max(ys) / min(ys) > WIDEST_LINEAR
-            charts.append(Chart(title, "step", lines, title, levels, log))
+            charts.append(Chart(title, lines, levels, log))
     return charts

@@ -233,10 +233,9 @@ def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
 
 def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
     """Return a warning if both views of a sentence have the same embedding, as in rows of SimCSE's Table 3."""
-    if config.data.augmentation != "none" or not config.needs("dropout"):
-        return ""
     has_dropout = any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout))
-    if has_dropout and config.model.dropout_masks == "independent":
+    differ = config.data.augmentation != "none" or (has_dropout and config.model.dropout_masks == "independent")
+    if differ or not config.needs("dropout"):
         return ""
     return (
         "the two views of a sentence are equal, because only dropout could make them differ. Set model.hidden_dropout="
