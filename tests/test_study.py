@@ -184,6 +184,19 @@ def test_a_run_of_another_process_is_left_to_it(tmp_path, do_runs):
     assert made.runs[1].look()[1] == "not started"
 
 
+def test_runs_that_another_process_finishes_are_not_attempted(tmp_path, capsys, do_runs):
+    made = plan_of(tmp_path, variants={"plain": {}, "other": {}, "last": {}}, seeds=(1,))
+    assert do_runs(made, plain=lambda run: (finish(run), finish(made.runs[1]))) == ["plain, seed 1", "last, seed 1"]
+    assert "run 2 of 3: other, seed 1: done by another process" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_leaves_is_done_at_the_end(tmp_path, do_runs):
+    made = plan_of(tmp_path, variants={"plain": {}, "other": {}}, seeds=(1,), finetunings=TUNED["finetunings"])
+    held = lock(made.runs[0].folder / LOCK)
+    labels = do_runs(made, other=lambda run: (finish(run), held.close()))
+    assert labels == [f"{row}, seed 1" for row in ("other", "other, together", "plain", "plain, together")]
+
+
 def test_a_fine_tuning_waits_for_its_encoder_and_the_study_may_be_moved(tmp_path, capsys, do_runs):
     made = plan_of(tmp_path, **TUNED)
     assert not any(label.startswith("plain, together") for label in do_runs(made, plain=fail))

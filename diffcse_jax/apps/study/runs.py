@@ -91,26 +91,33 @@ def run_study(
 def do_runs(runs: Sequence[Run]) -> None:
     """Do all runs that are not done, in this order. A failed run does not stop the others.
 
-    Runs that another process works on are left to it.
+    Runs that another process works on are left to it, and looked at once more at the end.
     """
-    done = [run.label for run in runs if run.look()[0]]
-    if done:
-        log_line(f"done already: {len(done)} of {counted(len(runs), 'run{s}')}")
+    rest = [(number, run) for number, run in enumerate(runs, 1) if not run.look()[0]]
+    if len(rest) < len(runs):
+        log_line(f"done already: {len(runs) - len(rest)} of {counted(len(runs), 'run{s}')}")
     keep_compiled()
-    for number, run in enumerate(runs, 1):
-        name = f"run {number} of {len(runs)}: {run.label}"
-        if run.label in done:
-            continue
-        if run.start and not run.start.is_trained:
-            log_line(f"{name}: skipped: {run.start.label} is not trained")
-            continue
-        try:
-            with lock(run.folder / LOCK), disk_errors(run.folder, safe=SAFE):
-                log_line(f"{name}: started in {run.folder}")
-                failure = _attempt(run)
-                log_line(f"{name}: {f'failed: {failure}' if failure else 'done'}")
-        except InUseError as error:
-            log_line(f"{name}: skipped: {error}")
+    for _ in range(2):
+        held: dict[str, tuple[int, Run]] = {}  # by another process, and the fine-tunings that wait for it
+        for number, run in rest:
+            name = f"run {number} of {len(runs)}: {run.label}"
+            if run.start and not run.start.is_trained:
+                log_line(f"{name}: skipped: {run.start.label} is not trained")
+                if run.start.label in held:
+                    held[run.label] = number, run
+                continue
+            try:
+                with lock(run.folder / LOCK), disk_errors(run.folder, safe=SAFE):
+                    if run.look()[0]:
+                        log_line(f"{name}: done by another process")
+                        continue
+                    log_line(f"{name}: started in {run.folder}")
+                    failure = _attempt(run)
+                    log_line(f"{name}: {f'failed: {failure}' if failure else 'done'}")
+            except InUseError as error:
+                log_line(f"{name}: skipped: {error}")
+                held[run.label] = number, run
+        rest = [*held.values()]
 
 
 def _attempt(run: Run) -> str:
