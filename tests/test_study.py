@@ -4,6 +4,7 @@ import ast
 import contextlib
 import json
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from diffcse_jax import cli
 from diffcse_jax.apps.study import Study, plan, runs, settings_of, table
 from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, make_plan, read_study
 from diffcse_jax.config import read_overrides
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, handled
 from diffcse_jax.hosts import StopRequest
 from diffcse_jax.io import lock
 from diffcse_jax.run_folder.records import write_checked
@@ -169,6 +170,7 @@ def test_done_runs_are_skipped_and_a_failure_ends_its_run_alone(tmp_path, capsys
     finish(made.runs[0])
     assert do_runs(made, **{"with DCL": fail}) == ["with DCL, seed 1", "plain, seed 2", "with DCL, seed 2"]
     assert [run.look()[1] for run in made.rows["with DCL"]] == ["failed: ValueError: no"] * 2
+    assert "in fail\n" in (made.rows["with DCL"][0].folder / FAILURE).read_text()  # the traceback
     printed = capsys.readouterr().err
     assert "done already: 1 of 4 runs" in printed
     assert "run 2 of 4: with DCL, seed 1: failed: ValueError: no" in printed
@@ -211,6 +213,13 @@ def test_a_fine_tuning_waits_for_its_encoder_and_the_study_may_be_moved(tmp_path
     other = plan_of(moved, finetune=["--finetune.train.steps=6"], **TUNED)
     with pytest.raises(ConfigError, match=r"seed 1 with another .*\n  train\.steps: 5 then, 6 now"):
         other.rows["start, together"][0].require_same()
+
+
+def test_sigterm_ends_a_study_like_an_interruption(study, monkeypatch):
+    monkeypatch.setattr(runs, "open_corpus", lambda data: signal.raise_signal(signal.SIGTERM))
+    with handled([signal.SIGTERM], lambda *_: pytest.fail("not handled by the study")):
+        code, printed = study("Study(base='simcse_base', start=('cls',), variants={'plain': {}}, seeds=(1,))")
+    assert (code, "interrupted\n" in printed.err) == (130, True)
 
 
 @pytest.mark.parametrize("file", [RESULTS, RUN])

@@ -142,7 +142,8 @@ class Run:
         except CheckpointError as error:
             return None, str(error)
         if (self.folder / FAILURE).is_file():
-            return None, f"failed: {(self.folder / FAILURE).read_text(encoding='utf-8', errors='replace').strip()}"
+            reason = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
+            return None, f"failed: {reason}"
         return None, "started" if record else NOT_STARTED
 
     def require_same(self) -> None:

@@ -73,7 +73,8 @@ def run_study(
             with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
                 run.require_same()
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # standard output is for the table
+            # Standard output is for the table.
+            with terminated_like_interrupted(), contextlib.redirect_stdout(sys.stderr):
                 do_runs(chosen)
         except KeyboardInterrupt as stopped:
             log_line(str(stopped) or "interrupted")
@@ -129,10 +130,11 @@ def _attempt(run: Run) -> str:
         write_checked(run.folder / RUN, run.record)
         train_and_score(run)
     except Exception as error:
-        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        reason, details = str(error), ""
         if not isinstance(error, UserError):
-            traceback.print_exc()
-        write_text(run.folder / FAILURE, f"{reason}\n")
+            reason, details = f"{type(error).__name__}: {error}", traceback.format_exc()
+            print(details, end="", file=sys.stderr)
+        write_text(run.folder / FAILURE, f"{reason}\n{details}")
         return reason
     finally:
         jax.clear_caches()  # the next run compiles programs of its own
@@ -170,8 +172,7 @@ def train_and_score(run: Run) -> None:
             found["origin"] = origin(selection.interpolation, selected.step)
     scored: results.Results = {"tasks": {}, "averages": {}, "missing": {}, "not_official": {}}
     if run.tasks:
-        with terminated_like_interrupted():
-            scored = runner.evaluate_model(model, settings)
+        scored = runner.evaluate_model(model, settings)
         print(results.describe(scored))
     labelled = {name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())}
     found |= {"scores": results.scores_by_column(scored) | labelled, "dev": dev[found["metric"]]}
