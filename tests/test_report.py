@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from tiny_model import write_tiny_model
 
 from diffcse_jax.apps.report import page
-from diffcse_jax.apps.report.searches import Sample, compare, encoders_of
+from diffcse_jax.apps.report.searches import Sample, compare, encoders_of, sample_of
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
@@ -184,6 +184,15 @@ def test_a_search_finds_the_most_similar_texts():
     for search in compare({"any": Encoder}, single).searches:
         assert (search.wanted, len(search.hits["any"])) == ("", 3)
         assert search.query not in dict(search.hits["any"])
+
+
+def test_the_sample_of_a_search_collection_has_each_query_with_its_best_document(tmp_path):
+    (tmp_path / "collection.tsv").write_text("d1\ta\nd2\tb\nd3\tc\n")
+    (tmp_path / "queries.tsv").write_text("q1\tfirst\nq2\tsecond\n")
+    (tmp_path / "qrels.txt").write_text("q1 0 d1 1\nq1 0 d3 2\nq2 0 d2 1\nq2 0 d1 0\n")
+    sample = sample_of(Config.from_dict({"eval": {"metric": f"retrieval:{tmp_path}"}}))
+    assert (sample.queries, sample.texts, sample.symmetric) == (("first", "second"), ("c", "b"), False)
+    assert sample.about == "2 of the 2 pairs of query and best document of the dev metric"
 
 
 def test_scores_are_shown_with_published_ones(tmp_path):

@@ -11,7 +11,13 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation import Encoder
-from diffcse_jax.evaluation.dev import SYMMETRIC_METRICS, CorrelationMetric, build_dev_evaluation, general_sentences
+from diffcse_jax.evaluation.dev import (
+    SYMMETRIC_METRICS,
+    CollectionMetric,
+    CorrelationMetric,
+    build_dev_evaluation,
+    general_sentences,
+)
 from diffcse_jax.evaluation.geometry import best_hits
 from diffcse_jax.evaluation.retrieval import encode_pairs
 from diffcse_jax.evaluation.senteval_data import is_local
@@ -81,6 +87,11 @@ def _dev_sample(config: Config) -> Sample:
         rated = [row for columns in sets for row in zip(*columns, strict=True)]
         bound = np.quantile([gold for *_, gold in rated], 1 - RELATED_FRACTION)
         pairs, kind = [(a, b) for a, b, gold in rated if gold >= bound], "pairs rated highest"
+    elif isinstance(metric, CollectionMetric):
+        found = metric.collection
+        best = ((query, max(grades, key=grades.__getitem__)) for query, grades in found.judgements.items())
+        pairs = [(found.queries[query], found.documents[document]) for query, document in best]
+        kind = "pairs of query and best document"
     else:
         pairs, kind = list(zip(metric.queries, metric.targets, strict=True)), "pairs"
     queries, texts = zip(*evenly_spaced(pairs, MOST_PAIRS), strict=True)
