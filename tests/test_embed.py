@@ -224,6 +224,20 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     assert "QUERY: the text is empty" in error_of(capsys, "search", "--input", text, *model, " ")
 
 
+def test_inputs_of_different_kinds_are_searched_together(tmp_path, text, capsys):
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages/birds.md").write_text("# Birds\n\nAn owl hunts at night.\n")
+    pages, vectors, one = str(tmp_path / "pages"), str(tmp_path / "vectors"), str(tmp_path / "one.parquet")
+    for command, inputs, output in (("embed", (pages, text), vectors), ("encode", (text, pages), one)):
+        cli.main([command, "--input", *inputs, "--model", "hash", "--output", output])
+        cli.main(["search", "--input", output, "--json", "An owl hunts at night.", LINES[0]])
+        page, line = (found["hits"][0] for found in objects(capsys))
+        assert (page.keys(), page["file"]) == ({"score", "file", "sentence"}, "birds.md")
+        assert (line["sentence"], line["line"], Path(line["file"]).name) == (LINES[0], 1, "text.txt")
+        cli.main(["search", "--input", output, "An owl hunts at night."])
+        assert "  birds.md  An owl hunts" in capsys.readouterr().out
+
+
 def test_words_are_searched_alone_and_with_embeddings(tmp_path, text, capsys):
     model, vectors, index = ("--model", "hash"), str(tmp_path / "vectors.parquet"), str(tmp_path / "index")
     cli.main(["search", "--input", text, "--mode", "lexical", "--json", "dogs run"])  # without a model

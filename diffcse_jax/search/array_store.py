@@ -67,8 +67,9 @@ class ArrayStore:
         return len(self.table)
 
     def row(self, number: int) -> dict[str, Any]:
-        """Return the text of a row, and its other columns."""
-        return self.table.slice(number, 1).to_pylist()[0]
+        """Return the text of a row, and its other columns with a value."""
+        (found,) = self.table.slice(number, 1).to_pylist()
+        return {name: value for name, value in found.items() if value is not None}
 
     def embeddings(self, numbers: Int[np.ndarray, " rows"] | slice) -> Vectors:
         """Return embeddings of length 1, up to rounding."""

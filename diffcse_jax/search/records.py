@@ -140,9 +140,9 @@ def in_chunks(records: Iterable[Record], rows: int) -> Iterator[list[Record]]:
 
 
 def table_of(records: Sequence[Record]) -> pa.Table:
-    """Return the records as a table with a column for each key."""
-    names = records[0] if records else {TEXT: ""}
-    return pa.table({name: pa.array([record[name] for record in records]) for name in names})
+    """Return the records as a table with a column for each key, null where a record does not have it."""
+    names = dict.fromkeys(itertools.chain.from_iterable(records)) or {TEXT: ""}
+    return pa.table({name: pa.array([record.get(name) for record in records]) for name in names})
 
 
 # Passages

@@ -109,9 +109,9 @@ class VectorStore:
         return (vectors if is_unit else normalize(vectors) for _, vectors in self._blocks([VECTOR]))
 
     def texts(self) -> pa.Table:
-        """Return the texts and their other columns, which all files must have."""
+        """Return the texts and their other columns; those that a file does not have are null in its rows."""
         with _reading(self.folder):
-            return pa.concat_tables([self._texts_of(part) for part in self.parts])
+            return pa.concat_tables([self._texts_of(part) for part in self.parts], promote_options="permissive")
 
     def _texts_of(self, part: Path) -> pa.Table:
         with _reading(part):
