@@ -1,7 +1,9 @@
 """BM25 against its formula, fusion against closed forms, and hybrid indexes in memory and in folders."""
 
 import collections
+import copy
 import math
+import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +79,8 @@ def test_the_stemmer_of_a_language_is_used():
     index = LexicalIndex.build(["viele Häuser", "eine Katze"], "german")
     assert index.scores("Haus").tolist()[1] == 0
     assert index.scores("Häusern")[0] > 0
+    for other in (pickle.loads(pickle.dumps(index)), copy.deepcopy(index)):
+        np.testing.assert_array_equal(other.scores("Häusern"), index.scores("Häusern"))
     with pytest.raises(ConfigError, match=r"language='klingon': there is no stemmer for it\. Use one of: .*german"):
         LexicalIndex.build(TEXTS, "klingon")
     with pytest.raises(DataError, match="no words"):

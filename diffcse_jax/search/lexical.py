@@ -8,6 +8,7 @@ import collections
 import functools
 import itertools
 import logging
+import threading
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,8 +42,18 @@ class LexicalIndex:
             known = ", ".join(stemmer.algorithms())
             raise ConfigError(f"language={language!r}: there is no stemmer for it. Use one of: {known}")
         self.language, self._bm25 = language, bm25 or _bm25s().BM25(k1=K1, b=B)
-        stop, stem = stop_words(language), stemmer.Stemmer(language).stemWord
-        self._stem = functools.lru_cache(1 << 20)(lambda word: "" if word in stop else stem(word))
+        stop, stem, lock = stop_words(language), stemmer.Stemmer(language).stemWord, threading.Lock()
+
+        @functools.lru_cache(1 << 20)
+        def stem_of(word: str) -> str:
+            with lock:  # a stemmer has a state
+                return "" if word in stop else stem(word)
+
+        self._stem = stem_of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let pickle and copy make an equal index, without the lock and the stemmer."""
+        return type(self), (self.language, self._bm25)
 
     @classmethod
     def build(cls, texts: Sequence[str], language: str = "") -> "LexicalIndex":
