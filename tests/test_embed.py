@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -219,6 +220,13 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     assert "index holds embeddings of hash, but the encoder is other: their weights differ" in message
     message = error_of(capsys, "search", "--input", vectors, "--model", "missing", "x")
     assert "vectors.parquet holds embeddings of hash (avg, 8 dimensions), and missing cannot be loaded" in message
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "gettempdir", lambda: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        message = error_of(capsys, "search", "--input", vectors, "x")
+        assert "cannot write a temporary file in TMPDIR or /tmp: No space left. Nothing was changed" in message
+        assert "embeddings of hash" in error_of(capsys, "search", "--input", vectors, "--model", "other", "x")
+        cli.main(["search", "--input", vectors, "--mode", "lexical", "--json", "dogs run"])
+        assert [hit["line"] for hit in objects(capsys)[0]["hits"]] == [2, 4]
     assert "Name the encoder with --model" in error_of(capsys, "search", "--input", text, "x")
     assert "--top_k: expected at least 1" in error_of(capsys, "search", "--input", text, *model, "--top_k", "-1", "x")
     assert "QUERY: the text is empty" in error_of(capsys, "search", "--input", text, *model, " ")

@@ -121,13 +121,19 @@ def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRe
 def test_vectors_of_embed_are_searched(tmp_path):
     vectors, queries = random_vectors(50).astype(np.float16), normalize(random_vectors(3, seed=1))
     write_parts(tmp_path / "vectors", vectors, 3)
-    index = find_index(tmp_path / "vectors")
+    index = find_index(tmp_path / "vectors").with_embeddings()
     expected = hits_of(index_of(vectors.astype(np.float32)), queries, top_k=9)
     assert hits_of(index, queries, top_k=9) == expected
     hit = index.search(queries, 1)[0][0]
     assert hit.row["file"] == "a.txt"
     index.save(tmp_path / "index")
     assert hits_of(SentenceIndex.load(tmp_path / "index"), queries, top_k=9) == expected
+
+
+def test_files_without_texts_are_searched(tmp_path):
+    write_parts(tmp_path / "vectors", random_vectors(0), 1)
+    index = find_index(tmp_path / "vectors").with_embeddings()
+    assert index.search(normalize(random_vectors(2)), 3) == [[], []]
 
 
 def test_what_is_no_index_is_refused(tmp_path):

@@ -81,6 +81,7 @@ def search(
             opened.checked_mode(mode)
         if mode != "lexical" and opened.encoder:
             encoder = _encoder_of(opened, opened.encoder, load, model)
+            opened = opened.with_embeddings()
         index = opened.extended("dense" if is_built else mode, **options)
     if output and (faiss or index.name != str(output)):
         index.save(output)

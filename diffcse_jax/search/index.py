@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 import operator
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from diffcse_jax.search.array_store import BLOCK_ROWS, ArrayStore, Queries, Vect
 from diffcse_jax.search.fusion import CANDIDATES, DEFAULT_WEIGHT, best_rows, combine, found_by_words
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START, searched_texts
-from diffcse_jax.search.vector_store import EncoderRecord, find_store
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 FAISS_TRAINING_ROWS = 1 << 17  # embeddings that faiss clusters, evenly spaced over the corpus
 INDEX_FILE = "index.json"
@@ -57,6 +56,7 @@ class SentenceIndex:
     lexical: LexicalIndex | None = None
     weight: float = DEFAULT_WEIGHT  # of BM25 in a hybrid search, from 0 to 1
     warning: str = ""  # if a part of the texts is missing
+    parquet: VectorStore | None = None  # with the embeddings, which `with_embeddings` copies
 
     @classmethod
     def of(
@@ -104,9 +104,16 @@ class SentenceIndex:
         self, mode: str, *, language: str = "", weight: float | None = None, storage: str = "", faiss: str = ""
     ) -> "SentenceIndex":
         """Return the same texts with what `build_index` is asked for besides their embeddings."""
-        index = self.stored_as(storage) if storage and self.encoder else self
+        index = dataclasses.replace(self, encoder=None) if mode == "lexical" else self
+        index = index.stored_as(storage) if storage and index.encoder else index
         index = index.with_faiss(faiss) if faiss else index
         return index if mode == "dense" else index.with_lexical(language, weight)
+
+    def with_embeddings(self) -> "SentenceIndex":
+        """Return the same texts with their embeddings, if these are still in Parquet files."""
+        if self.parquet is None:
+            return self
+        return dataclasses.replace(self, store=ArrayStore(self.store.table, self.parquet.mapped()), parquet=None)
 
     def with_faiss(self, factory: str) -> "SentenceIndex":
         """Return the same texts searched by faiss, which copies the embeddings.
@@ -290,24 +297,20 @@ class SentenceIndex:
 def find_index(path: Path) -> SentenceIndex | None:
     """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither.
 
-    Embeddings in Parquet are copied to a temporary file, so they may be larger than memory.
+    Of Parquet files, memory holds the texts. Check the encoder, and then call `with_embeddings`, which copies the
+    embeddings to a temporary file, so that they may be larger than memory.
     """
     if (path / INDEX_FILE).is_file():
         return SentenceIndex.load(path)
     if (found := find_store(str(path))) is None:
         return None
-    record, table, place = found.record(), found.texts(), Path(tempfile.gettempdir())
-    with disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"), tempfile.TemporaryFile() as file:
-        for block in found.unit_blocks():
-            file.write(np.ascontiguousarray(block).data)
-        store = ArrayStore(table, np.memmap(file, np.float32, "r", shape=(len(found), found.dimension)))
-    warning = ""
+    record, warning = found.record(), ""
     if found.unfinished:
         warning = (
             f"{path} is incomplete: `diffcse embed` has not finished {len(found.unfinished)} of its inputs, for "
             f"example {found.unfinished[0]}. Run the same `diffcse embed` command again to complete it"
         )
-    return SentenceIndex(store, record, str(path), warning=warning)
+    return SentenceIndex(ArrayStore(found.texts()), record, str(path), warning=warning, parquet=found)
 
 
 def check_count(name: str, value: Any) -> int:

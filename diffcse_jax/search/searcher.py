@@ -135,7 +135,7 @@ class Searcher(abc.ABC):
             index.encoder.require(self.record(index.encoder.prompt), index.name)
         if index.warning:
             warn_user(index.warning)
-        self._index = index
+        self._index = index.with_embeddings()
 
     def search(
         self, queries: Sentences, top_k: int = 5, threshold: float | None = None, **options: Any

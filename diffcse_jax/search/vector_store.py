@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import re
+import tempfile
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
-from diffcse_jax.io import expand_path, read_json_object, sha256
+from diffcse_jax.io import disk_errors, expand_path, read_json_object, sha256
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.array_store import BLOCK_ROWS, Vectors
 from diffcse_jax.search.records import FILE, TEXT
@@ -107,6 +108,14 @@ class VectorStore:
         """Yield the embeddings alone, scaled to length 1."""
         is_unit = self.dtype == np.float32 and all(settings.get("normalize") for settings in self.settings)
         return (vectors if is_unit else normalize(vectors) for _, vectors in self._blocks([VECTOR]))
+
+    def mapped(self) -> Vectors:
+        """Copy the embeddings, scaled to length 1, to a temporary file, and map it into memory."""
+        shape, place = (len(self), self.dimension), Path("a temporary file in TMPDIR or /tmp")
+        with disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"), tempfile.TemporaryFile() as file:
+            for block in self.unit_blocks():
+                file.write(np.ascontiguousarray(block).data)
+            return np.memmap(file, np.float32, "r", shape=shape) if len(self) else np.zeros(shape, np.float32)
 
     def texts(self) -> pa.Table:
         """Return the texts and their other columns; those that a file does not have are null in its rows."""
