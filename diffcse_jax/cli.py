@@ -32,6 +32,8 @@ Any key of the configuration is an option: --config.train.steps=100, --config.op
 docs/reference.md lists all keys with their meaning, default and range.
 """
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
+SHARED = {"name", "quiet", "verbose", "overrides", "command", "load"}  # what a function may do without
+ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `load`
 TABLE_FORMATS: dict[str, Any] = {"choices": ("text", "markdown", "latex"), "default": "text"}
 
 
@@ -109,11 +111,14 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, Prepare]]:
 
 
 def _prepare(name: str, options: argparse.Namespace) -> Call:
-    """Import a function, and return its call with the options that it has parameters for."""
+    """Import a function, and return its call with the options, all of which it must have parameters for."""
     module, _, function = name.partition(":")
     called = getattr(importlib.import_module(module), function)
+    parameters = inspect.signature(called).parameters.keys()
     given = {**vars(options), "load": partial(_load_encoder, options)}
-    return partial(called, **{name: given[name] for name in inspect.signature(called).parameters if name in given})
+    unread = given.keys() - parameters - SHARED - (ENCODER if "load" in parameters else set())
+    assert not unread, f"{name} does not read the options: {', '.join(sorted(unread))}"
+    return partial(called, **{name: given[name] for name in parameters if name in given})
 
 
 # Training
@@ -228,7 +233,7 @@ def evaluate(add: Add) -> Prepare:
 
         keep_compiled()
         names = [field.name for field in dataclasses.fields(Settings) if hasattr(options, field.name)]
-        options.settings = Settings(**{name: getattr(options, name) for name in names})
+        options.settings = Settings(**{name: vars(options).pop(name) for name in names})
         return _prepare("diffcse_jax.evaluation.runner:run", options)
 
     return prepare
@@ -352,7 +357,7 @@ def demo(add: Add) -> str:
     """
     add("--model", required=True, help=MODEL)
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
-    _add_text_options(add, "text", "text that training reads", required=True)
+    _add_text_options(add, "text", "text that training reads", with_ids=False, required=True)
     add("--top_k", type=int, default=10, help="the number of hits")
     _add_mode_options(add, "what the run recommends")
     _add_passages(add)
@@ -396,11 +401,12 @@ def _add_encoder_options(add: Add, recorded: str = "") -> None:
     add("--batch_size", type=int, default=64, help="texts per step on this host")
 
 
-def _add_text_options(add: Add, dest: str, about: str, **settings: Any) -> None:
-    """Add `--input`, whose value gets the name `dest`, `--columns` and `--id_column`."""
+def _add_text_options(add: Add, dest: str, about: str, *, with_ids: bool = True, **settings: Any) -> None:
+    """Add `--input`, whose value gets the name `dest`, `--columns` and perhaps `--id_column`."""
     add("--input", dest=dest, metavar="TEXT", help=about, **settings)
     add("--columns", nargs="+", default=[], help="columns of text (default: the only one, or one with a known name)")
-    add("--id_column", default="", metavar="NAME", help="copy the values of this column to `id`")
+    if with_ids:
+        add("--id_column", default="", metavar="NAME", help="copy the values of this column to `id`")
 
 
 def _add_mode_options(add: Add, default: str) -> None:
@@ -422,7 +428,7 @@ def _load_encoder(options: argparse.Namespace, record: Any = None) -> Any:
 
     keep_compiled()
     recorded = dataclasses.asdict(record) | {"truncate_dim": record.dimension} if record else {}
-    own = {name: getattr(options, name) for name in ("model", "pooler", "truncate_dim", "precision")}
+    own = {name: getattr(options, name) for name in ENCODER}
     chosen = {name: recorded.get(name) if value is None else value for name, value in own.items()}
     model, precision = str(chosen.pop("model")), chosen.pop("precision") or "float32"
     return SentenceEncoder.from_pretrained(model, dtype=precision, **chosen)

@@ -1,3 +1,4 @@
+import argparse
 import importlib.metadata
 import json
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import diffcse_jax
-from diffcse_jax.cli import COMMANDS
+from diffcse_jax.cli import COMMANDS, _prepare
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
@@ -84,6 +85,17 @@ def test_each_command_describes_itself_under_its_name(diffcse, command):
     assert code == 0
     assert f"usage: diffcse {command} " in printed.out
     assert "None" not in printed.out
+
+
+def test_each_option_is_read():
+    for command in COMMANDS:
+        parser = argparse.ArgumentParser(add_help=False)
+        called = command(parser.add_argument)
+        if isinstance(called, str):  # the other commands do more than call a function
+            options = {action.dest: action.default for action in parser._actions}
+            _prepare(called, argparse.Namespace(**options))
+            with pytest.raises(AssertionError, match="does not read the options: colour"):
+                _prepare(called, argparse.Namespace(**options, colour="red"))
 
 
 def test_the_command_lists_the_others(diffcse):
