@@ -158,10 +158,10 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     return [found[name] for name in sorted(found)]
 
 
-def _open(path: str, columns: Sequence[str], id_column: str, titled: bool) -> Records | str:
+def _open(path: str, columns: Sequence[str], id_column: str, passages: bool) -> Records | str:
     """Open an input, or say why it has no texts, which is not an error."""
     try:
-        return read_records(path, columns=columns, id_column=id_column, titled=titled)
+        return read_records(path, columns=columns, id_column=id_column, titled=passages)
     except NoSentencesError as error:
         return str(error)
 
@@ -213,31 +213,31 @@ class _Job:
         with self.encoder.warning_once(), Progress("embedding", "sentences") as progress:
             for path, texts in pending.items():
                 try:
-                    held = lock(self.state_of(path).with_suffix(".lock"))
+                    held = lock(self.record_of(path).with_suffix(".lock"))
                 except InUseError as error:
                     advice = "divide the inputs: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
                     raise InUseError(f"{error}. Wait until it ends, or {advice}") from error
                 with held:
                     self.embed_input(path, texts, progress)
 
-    def state_of(self, path: str) -> Path:
+    def record_of(self, path: str) -> Path:
         return input_record(self.output, Path(path).name)
 
     def is_done(self, path: str, texts: Records | str) -> bool:
         """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
-        earlier, digest = _read_state(self.state_of(path)), _digest(texts)
+        earlier, digest = _read_state(self.record_of(path)), _digest(texts)
         parts = earlier.get("parts")
         if parts != [] and earlier.get("sha256", digest) != digest:
             raise DataError(
                 f"{path} is not the text that was embedded into {self.output} under this name: its SHA-256 has "
-                f"changed. Give another --output, or remove {self.state_of(path)} and the Parquet files of this name"
+                f"changed. Give another --output, or remove {self.record_of(path)} and the Parquet files of this name"
             )
         written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
         return written and earlier.get("sha256") == digest
 
     def embed_input(self, path: str, texts: Records | str, progress: Progress) -> None:
         """Write the missing Parquet files of an input, and which ones there are."""
-        write_json(self.state_of(path), {"sha256": _digest(texts), "parts": None})
+        write_json(self.record_of(path), {"sha256": _digest(texts), "parts": None})
         parts: list[str] = []
         note = texts if isinstance(texts, str) else ""
         try:
@@ -253,7 +253,7 @@ class _Job:
             note = str(error)
         if note:
             log_line(note)
-        write_json(self.state_of(path), {"sha256": _digest(texts), "parts": parts})
+        write_json(self.record_of(path), {"sha256": _digest(texts), "parts": parts})
 
     def write_part(self, name: str, chunk: Sequence[Record]) -> None:
         """Write a Parquet file, which gets its name when it is complete."""
