@@ -429,9 +429,21 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
         ({"hidden_size": "24"}, "config.json: Validation error for field 'hidden_size': .* expected int, got str"),
         ({"intermediate_size": 0}, "config.json: intermediate_size must be from 1 to 10,000,000, not 0"),
         ({"num_hidden_layers": 10**30}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not 1"),
+        ({"num_hidden_layers": "2"}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not '2'"),
+        ({"num_hidden_layers": None}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not None"),
+        (hf_config_of("distilbert") | {"n_layers": 0}, "config.json: n_layers must be a whole number from 1 to 256"),
         ({"num_attention_heads": 5}, "5.*heads"),
+        ({"layer_norm_eps": -1.0}, "config.json: layer_norm_eps or norm_eps must be above 0, not -1.0"),
+        ({"type_vocab_size": 0}, "config.json: type_vocab_size must be at least 1, not 0"),
+        (hf_config_of("gte") | {"type_vocab_size": -3}, "config.json: type_vocab_size must be at least 0, not -3"),
         ({"hidden_dropout_prob": 1.5}, "config.json: dropout rates must be from 0 to below 1, not 1.5"),
         ({"pad_token_id": 10**6}, "config.json: pad_token_id 1000000 is not among "),
+        ({"pad_token_id": None}, "config.json: pad_token_id must be a whole number, not None"),
+        (
+            hf_config_of("nomic_bert") | {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}},
+            "config.json: rope_theta must be above 0, not -1.0",
+        ),
+        (hf_config_of("modernbert") | {"local_attention": 1}, "config.json: local_attention must be at least 2, not 1"),
         (hf_config_of("nomic_bert") | {"rotary_scaling_factor": 2}, "rotary_scaling_factor must be None, not 2"),
         (hf_config_of("modernbert") | {"layer_types": ["chunked"]}, "config.json: Validation error"),
         (
@@ -441,9 +453,10 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
         (hf_config_of("modernbert") | {"num_attention_heads": 16}, "heads of 1 features cannot have rotary positions"),
     ],
 )
-def test_unusable_config_is_explained(changes, message):
+def test_unusable_config_is_explained(changes, message, capfd):
     with pytest.raises(CheckpointError, match=f"^model: .*{message}"):
         hf.transformer_config(hf_config_of("bert") | changes, source="model")
+    assert "[transformers]" not in capfd.readouterr().err
 
 
 def test_missing_and_damaged_files_are_named(folder):

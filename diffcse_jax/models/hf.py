@@ -27,6 +27,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import check_export, expand_path, find_run, read_json_object, why_unreadable
 from diffcse_jax.models import families, parameters
 from diffcse_jax.models.families.base import Family
@@ -233,20 +234,36 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
             if hf_config.get(key) not in (supported, None):
                 raise ValueError(f"{key} must be {supported!r}, not {hf_config[key]!r:.60}")
         for key in ("num_hidden_layers", "n_layers"):  # transformers makes a list of them
-            if not 1 <= hf_config.get(key, 1) <= MOST_BLOCKS:
-                raise ValueError(f"{key} must be a whole number from 1 to {MOST_BLOCKS}, not {hf_config[key]!r:.60}")
-        config = family.sizes(transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(hf_config))))
-        _check(config)
+            value = hf_config.get(key, 1)
+            if type(value) is not int or not 1 <= value <= MOST_BLOCKS:
+                raise ValueError(f"{key} must be a whole number from 1 to {MOST_BLOCKS}, not {value!r:.60}")
+        with quiet_transformers():
+            parsed = transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(hf_config)))
+        if type(parsed.pad_token_id) is not int:
+            raise ValueError(f"pad_token_id must be a whole number, not {parsed.pad_token_id!r:.60}")
+        config = family.sizes(parsed)
+        _check(config, family)
     except Exception as error:  # transformers raises errors of many types
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{source}: config.json: {reason}") from error
     return config
 
 
-def _check(config: TransformerConfig) -> None:
+def _check(config: TransformerConfig, family: Family) -> None:
     for name in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_positions", "word_size"):
         if not 1 <= getattr(config, name) <= LARGEST_SIZE:
             raise ValueError(f"{name} must be from 1 to {LARGEST_SIZE:,}, not {getattr(config, name)}")
+    has_types = "embeddings.token_type" in family.modules.values()
+    fewest_types = 1 if has_types and not family.may_lack_token_types else 0
+    if config.type_vocab_size < fewest_types:
+        raise ValueError(f"type_vocab_size must be at least {fewest_types}, not {config.type_vocab_size}")
+    if not config.norm_epsilon > 0:
+        raise ValueError(f"layer_norm_eps or norm_eps must be above 0, not {config.norm_epsilon}")
+    for base in config.rotary_bases:
+        if not base > 0:
+            raise ValueError(f"rope_theta must be above 0, not {base}")
+    if not config.rotary_factor > 0:
+        raise ValueError(f"the factor of rope_parameters must be above 0, not {config.rotary_factor}")
     for rate in (config.embedding_dropout, *config.hidden_dropout, *config.attention_dropout):
         if not 0 <= rate < 1:
             raise ValueError(f"dropout rates must be from 0 to below 1, not {rate}")

@@ -27,6 +27,7 @@ class Family:
     decoder: str  # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
     ignored: str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
     other_prefix: str = ""  # instead of `prefix`, in checkpoints of other code
+    may_lack_token_types: bool = False
     discriminator_head: Modules = dataclasses.field(default_factory=dict)  # for replaced tokens; empty: none
 
 

@@ -39,7 +39,7 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
         mlm_activation="gelu",
         block=GTE_BLOCK,
         rotary_bases=(rotary_base(rope, "linear"),) * like_bert.num_blocks,
-        rotary_factor=rope["factor"] if rope["rope_type"] == "linear" else 1.0,
+        rotary_factor=float(rope["factor"]) if rope["rope_type"] == "linear" else 1.0,
     )
 
 
@@ -57,6 +57,7 @@ FAMILIES = {
         },
         prefix="gte.",
         other_prefix="new.",
+        may_lack_token_types=True,
         modules={
             "embeddings.word_embeddings": "embeddings.word",
             "embeddings.LayerNorm": "embeddings.norm",

@@ -53,6 +53,8 @@ NAMES = {
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
+    if config.local_attention < 2:
+        raise ValueError(f"local_attention must be at least 2, not {config.local_attention}")
     bases = {kind: rotary_base(rope) for kind, rope in config.rope_parameters.items()}
     return dataclasses.replace(
         bert.sizes(config, **NAMES),
