@@ -112,6 +112,22 @@ def test_a_row_is_read_while_the_next_step_runs(start, tmp_path):
     assert [(row["step"], row["loss"]) for row in rows_of(tmp_path)] == [(1, 5.0), (2, 4.0), (4, 2.0), (5, 1.0)]
 
 
+def test_rates_are_those_of_the_device_at_every_row_but_the_first(start, tmp_path, monkeypatch):
+    """Step N ends after N seconds, and the clock shows when the loop last waited for a step."""
+    clock, read = mock.Mock(**{"perf_counter.return_value": 0}), loop_module._numbers
+
+    def wait(metrics):
+        clock.perf_counter.return_value = max(clock.perf_counter.return_value, int(metrics.get("number", 0)))
+        return metrics
+
+    monkeypatch.setattr(loop_module, "time", clock)
+    monkeypatch.setattr(loop_module.jax, "block_until_ready", wait)
+    monkeypatch.setattr(loop_module, "_numbers", lambda metrics: read(wait(metrics)))
+    start([1.0] * 7, options={"every": 3}, log_every=2, batch_size=32)
+    rates = {row["step"]: row.get("sentences_per_second") for row in rows_of(tmp_path)}
+    assert rates == {1: None, 2: 32, 3: 32, 4: 32, 6: 32, 7: 32}
+
+
 def test_a_short_run_logs_every_step_and_warns_once_of_a_gradient_of_0(start, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loop_module, "SHORT_RUN", 100)
     start([5.0, 4.0, 3.0], log_every=10, grad_norm=0.0)

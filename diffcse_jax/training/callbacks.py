@@ -55,7 +55,8 @@ class Callback:
 
         The metrics are `loss`, the loss of each term, `learning_rate`, `sentences_per_second` and others, as in
         metrics.jsonl, without NaN and infinite values. They are empty except every `train.log_every` steps and at dev
-        evaluations, because reading them from the device takes time.
+        evaluations, because reading them from the device takes time. The first ones of a process have no
+        `sentences_per_second`, because most of that time is compilation.
         """
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
@@ -90,7 +91,9 @@ def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callb
 class Rows(Callback):
     """Base class of callbacks that write rows of named numbers: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
 
-    write: Callable[[int, Mapping[str, float]], None]
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write one row."""
+        raise NotImplementedError
 
     def on_start(self, training: Training) -> None:
         self._start_scores = training.start_scores
@@ -109,7 +112,10 @@ class MetricsFile(Rows):
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
-        self.write = MetricsWriter(training.workdir, resumed_at=training.step).write
+        self._writer = MetricsWriter(training.workdir, resumed_at=training.step)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._writer.write(step, values)
 
 
 class TensorBoard(Rows):

@@ -214,7 +214,7 @@ class MetricLogger:
         self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
         self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(maxlen=RECENT_STEPS)
         self._is_row, self._warned, self._last_row = False, False, int(state.step)
-        self.restart_clock()
+        self._time: float | None = None  # of the last row. Before the first one, most of the time is compilation
 
     def restart_clock(self) -> None:
         """Leave the time since the last row out of the rate of sentences per second."""
@@ -224,10 +224,11 @@ class MetricLogger:
         """Keep the metrics of a step on the device. If the step is logged, start to copy them to the host."""
         self._recent.append((step, metrics))
         self._is_row = logs
-        if not logs:
+        if logs:
+            for value in metrics.values():
+                value.copy_to_host_async()
+        else:
             self._observer.on_step(step, {})
-        for value in metrics.values() if logs else ():
-            value.copy_to_host_async()
 
     def flush(self) -> None:
         """Write the row of the step that was added last, if it is logged and not written yet.
@@ -237,8 +238,9 @@ class MetricLogger:
         """
         if not self._is_row:
             return
-        (step, metrics), config, now = self._recent[-1], self._run.config, time.perf_counter()
-        row = _numbers(metrics)
+        (step, metrics), config = self._recent[-1], self._run.config
+        row = _numbers(metrics)  # waits for the step
+        now = time.perf_counter()
         if (count := int(row["bad_steps"])) > self._bad_steps:
             self._bad_steps = count
             self._report_bad_steps(step, row)
@@ -248,7 +250,8 @@ class MetricLogger:
         del row["bad_gradient"]
         schedule = learning_rate_schedule(config.optim, len(self._run.source))
         row["learning_rate"] = float(schedule(max(step - count, 1) - 1))
-        row["sentences_per_second"] = (step - self._last_row) * config.train.batch_size / (now - self._time)
+        if self._time is not None:
+            row["sentences_per_second"] = (step - self._last_row) * config.train.batch_size / (now - self._time)
         self._observer.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
         self._is_row, self._last_row, self._time = False, step, now
         self._recent.clear()
