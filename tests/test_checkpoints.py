@@ -104,6 +104,20 @@ def test_scores_on_other_data_are_not_compared(changed, what, two_checkpoints):
         opened_.restore(state_of(0))
 
 
+@pytest.mark.parametrize(
+    ("moments", "problem"),
+    [
+        ({"encoder.bias": jnp.zeros(299)}, r"opt_state/1/mu/encoder\.bias has shape \(300,\), not \(299,\)"),
+        ({"decoder.bias": jnp.zeros(300)}, r"'opt_state/1/mu/decoder\.bias'"),
+    ],
+)
+def test_the_state_of_another_model_is_refused(moments, problem, two_checkpoints):
+    other = state_of(0)._replace(opt_state=({}, {"count": jnp.int32(0), "mu": moments}))
+    message = rf"cannot read the checkpoint .*/checkpoints/2 \(.*Error: {problem}\)"
+    with pytest.raises(CheckpointError, match=message), opened(two_checkpoints) as checkpoints:
+        checkpoints.restore(other)
+
+
 def flip_bits(step: Path, item: str) -> None:
     """Flips a bit in the middle of every file with data of an item's arrays."""
     data = [file for file in (step / item).rglob("d/*") if file.stat().st_size > 300]

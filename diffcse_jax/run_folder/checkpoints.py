@@ -138,20 +138,21 @@ class Checkpoints:
         The arrays get the containers and shardings of the state `like`.
 
         Raises:
-            CheckpointError: All checkpoints are damaged, or the damaged ones cannot be moved.
+            CheckpointError: All checkpoints are damaged, the damaged ones cannot be moved, or names or shapes of arrays
+                are not those of `like`.
             ConfigError: The text, the dev metric or its data has changed.
         """
         step = hosts.decided_by_first(self._newest_intact)
         self._manager.reload()
-        record, items = read_arrays(self._folder / str(step), _ARRAYS)
+        checkpoint = self._folder / str(step)
+        record = read_record(checkpoint)
         self._check_same_run(record)
-        arrays = _by_path({"step": np.asarray(step), "bad_steps": np.asarray(record.bad_steps), **items})
-
-        def placed(path: Any, array: jax.Array) -> jax.Array:
-            saved = arrays[_name_of(path)].astype(array.dtype)
-            return jax.make_array_from_callback(array.shape, array.sharding, saved.__getitem__)
-
-        return jax.tree_util.tree_map_with_path(placed, like), dict(record.data)
+        numbers = {"step": np.asarray(step), "bad_steps": np.asarray(record.bad_steps)}
+        with _damage_named(checkpoint):
+            state = _placed(numbers, like={name: getattr(like, name) for name in numbers})
+            for item in _ARRAYS:  # one after the other, so that the host never holds all of them
+                state |= _placed(read_arrays(checkpoint, [item])[1], like={item: getattr(like, item)})
+        return TrainState(**state), dict(record.data)
 
     def wait(self) -> None:
         """Wait until everything is on disk."""
@@ -164,7 +165,8 @@ class Checkpoints:
         damaged: dict[int, CheckpointError] = {}
         for step in reversed(saved_steps(self._folder)):
             try:
-                read_arrays(self._folder / str(step), _ARRAYS)
+                for item in _ARRAYS:
+                    read_arrays(self._folder / str(step), [item])
             except CheckpointError as error:
                 damaged[step] = error
                 continue
@@ -181,14 +183,14 @@ class Checkpoints:
 
     def _check_same_run(self, record: Record) -> None:
         """Refuse data that is not the checkpoint's, and warn if earlier rows of `metrics.jsonl` have changed."""
-        run, metric = self._record, record.dev_metric
-        changes = {
-            "the text of data.train_file or finetune.tasks, or its tokenizer,": record.text != run.text,
-            f"the metric that chooses the best checkpoint (now {run.dev_metric}, was {metric})": metric
-            != run.dev_metric,
-            f"the data that {metric} is measured on (eval.pairs_file, eval.data_dir)": record.dev_text != run.dev_text,
-        }
-        if what := next((what for what, is_changed in changes.items() if is_changed), ""):
+        run, metric, what = self._record, record.dev_metric, ""
+        if record.text != run.text:
+            what = "the text of data.train_file or finetune.tasks, or its tokenizer,"
+        elif metric != run.dev_metric:
+            what = f"the metric that chooses the best checkpoint (now {run.dev_metric}, was {metric})"
+        elif record.dev_text != run.dev_text:
+            what = f"the data that {metric} is measured on (eval.pairs_file, eval.data_dir)"
+        if what:
             raise ConfigError(
                 f"{what} has changed since the run in {self._workdir} began. Restore it to resume, or give another "
                 "--workdir to begin a new run"
@@ -279,6 +281,20 @@ def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[st
             for name, digest in record.digests[item].items():
                 _require(digest, found.get(name, "missing"), f"{item}/{name}")
     return record, arrays
+
+
+def _placed(arrays: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays with the containers, types and shardings of the tree `like`."""
+    by_path = _by_path(arrays)
+
+    def placed(path: Any, array: jax.Array) -> jax.Array:
+        name = _name_of(path)
+        saved = by_path[name].astype(array.dtype)
+        if saved.shape != array.shape:
+            raise ValueError(f"{name} has shape {saved.shape}, not {array.shape}")
+        return jax.make_array_from_callback(array.shape, array.sharding, saved.__getitem__)
+
+    return jax.tree_util.tree_map_with_path(placed, dict(like))
 
 
 def _require(expected: str, found: str, what: str) -> None:
