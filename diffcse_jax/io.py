@@ -237,7 +237,9 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(problem)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    except (ValueError, RecursionError) as error:  # includes JSONDecodeError and UnicodeDecodeError
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 

@@ -112,3 +112,13 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     monkeypatch.setattr(files.filelock, "lock_descriptor", unsupported)
     with files.lock(tmp_path / "lock"), files.lock(tmp_path / "lock"):
         pass
+
+
+def test_a_failing_disk_is_not_reported_as_bad_json(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(Path, "read_text", fail)
+    with pytest.raises(CheckpointError, match=r"^cannot read .*config\.json: .*Input/output error"):
+        files.read_json(tmp_path / "config.json")

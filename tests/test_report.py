@@ -107,15 +107,17 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
     write_baseline(tmp_path, Record(0, "avg", {"mrr": 60.0}, "mrr", "text"))
     writer = MetricsWriter(tmp_path, resumed_at=0)
     writer.write(0, {"start/mrr": 60.0, "dev/mrr": 60.0, "dev/uniformity": -2.0})
+    writer.write(0, {"start/our-dev/mrr": 30.0, "dev/our-dev/mrr": 31.0})
     for step, loss in enumerate(losses.tolist(), 1):
         writer.write(step, {"loss": loss, "loss_contrast": loss, "uniformity": -1.0})
     writer.write(len(losses), {"dev/mrr": 65.0, "dev/uniformity": -2.5})
     found = curves.curves(read_runs([tmp_path]))
     drawn = {chart.title: chart for chart in (*found["dev"], *found["losses"])}
-    assert list(drawn) == ["dev metric mrr", "uniformity", "contrast loss"]
+    assert list(drawn) == ["dev metric mrr", "uniformity", "our-dev/mrr", "contrast loss"]
+    assert [level.y for level in drawn["our-dev/mrr"].levels] == [30.0]
     checked(page.render_report(read_runs([tmp_path])))  # the two charts of uniformity have different names
     figure = Figure(layout="constrained")
-    dev, _, loss = panels = figure.subplots(1, 3)
+    dev, _, _, loss = panels = figure.subplots(1, 4)
     for axes, chart in zip(panels, drawn.values(), strict=True):
         chart.draw(axes)
     figure.draw_without_rendering()

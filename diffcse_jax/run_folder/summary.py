@@ -100,8 +100,8 @@ class Run:
         environments = {str([start.get(name) for name in ("versions", "devices", "git")]) for start in self.starts}
         found = {
             f"{counted(int(skipped), 'step{s}')} skipped because the loss or gradient was NaN or infinite": skipped,
-            "the gradient was 0 at some steps, so nothing was learned there": (
-                0 in dict(self.points("grad_norm")).values()
+            "the gradient was 0 at some steps, so nothing was learned there": any(
+                norm == 0 for _, norm in self.points("grad_norm")
             ),
             "the run was resumed with other versions, devices or code than it started with": len(environments) > 1,
             "the code had uncommitted changes": any((each["git"] or {}).get("dirty") for each in self.starts),

@@ -142,7 +142,7 @@ def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
 
     shown = {"step", "loss", "bad_steps", *SIMILARITIES, *(name for metrics in own.values() for name in metrics)}
     rest = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
-    others = {readable(name) + " (training)" * (f"dev/{name}" in names): [name] for name in rest}
+    others = {f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name] for name in rest}
     return {
         "dev": _panels(dev, runs),
         "losses": _panels(losses, runs, may_be_log=True),
@@ -165,7 +165,7 @@ def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, may_be_
                 lines.append(Line(label, points, COLOURS[index % len(COLOURS)]))
             if name.startswith("dev/"):
                 colour = BASELINE if len(names) == len(runs) == 1 else COLOURS[index % len(COLOURS)]
-                start = run.points(name.replace("dev/", "start/"))[:1]
+                start = run.points("start/" + name.removeprefix("dev/"))[:1]
                 levels += [Level(f"{label} before training".strip(), y, colour) for _, y in start]
         if len({level.y for level in levels}) == 1:
             levels = [Level("before training", levels[0].y)]
