@@ -6,8 +6,9 @@ from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from test_token_store import write_part
 from tiny_model import write_tiny_model
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
@@ -22,6 +23,7 @@ from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.sentence_head import HeadLayer, RecordedHead
 from diffcse_jax.run_folder.folder import open_run
+from diffcse_jax.search.vector_store import TEXT, vector_table
 from diffcse_jax.training import networks
 
 SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."]
@@ -96,7 +98,7 @@ def test_a_folder_of_vectors_is_a_teacher_of_this_content(tmp_path, minilm_dir):
     store.mkdir()
 
     def digests(vectors: np.ndarray) -> dict[str, str]:
-        write_part(store / "a.parquet", SENTENCES, vectors)
+        pq.write_table(vector_table(pa.table({TEXT: SENTENCES}), vectors, {}), store / "a.parquet")
         teachers = loaded(minilm_dir, store)
         assert (list(teachers.by_name), list(teachers.stores)) == ([], [str(store)])
         return dict(teachers.digests)
