@@ -15,6 +15,7 @@ from diffcse_jax import SentenceEncoder
 from diffcse_jax.encoder import checked_sentences
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
+from diffcse_jax.io import write_tensors
 from diffcse_jax.models import hf
 from diffcse_jax.models.transformer import Transformer
 
@@ -53,6 +54,16 @@ def test_matches_transformers(family, pooler, tmp_path, tiny_dir, minilm_dir):
         folder = write_tiny_model(tmp_path, minilm_dir, family, pooler=family != "distilbert")
     ours = SentenceEncoder.from_pretrained(folder, pooler=pooler).encode(SENTENCES)
     np.testing.assert_allclose(ours, TorchEncoder(str(folder), pooler).encode(SENTENCES), atol=1e-5)
+
+
+def test_weights_that_only_transformers_does_not_find_are_not_random(tmp_path, minilm_dir, monkeypatch):
+    checkpoint = hf.read(str(write_tiny_model(tmp_path, minilm_dir)))
+    tensors = hf.read_tensors(tmp_path)
+    lost = "encoder.layer.0.output.dense.bias"
+    write_tensors(tmp_path / "model.safetensors", {name: tensors[name] for name in tensors if name != lost})
+    monkeypatch.setattr(hf, "read", lambda _: checkpoint)
+    with pytest.raises(CheckpointError, match=f"transformers does not find the weights {lost}"):
+        TorchEncoder(str(tmp_path), "avg")
 
 
 def test_vectors_are_cut_before_they_are_normalised(tiny, tiny_dir):

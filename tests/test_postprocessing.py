@@ -30,6 +30,11 @@ def test_decorrelated_dimensions_differ(vectors):
     np.testing.assert_allclose(mapped.std(axis=0), 1, rtol=1e-3)
 
 
+def test_whitening_of_too_few_sentences_is_refused(vectors):
+    with pytest.raises(ValueError, match="3 different sentences span 2 dimensions, not 6"):
+        postprocessing.whitening(vectors[:3])
+
+
 @pytest.mark.parametrize("method", ["whitening", "dcl"])
 def test_an_encoder_is_fitted_on_a_file(method, vectors, tmp_path):
     text = [f"sentence {row}" for row in range(len(vectors))]

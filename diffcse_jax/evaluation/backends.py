@@ -60,6 +60,7 @@ class TorchEncoder:
 
     def __init__(self, path_or_id: str, pooler: str | None = None, truncate_dim: int | None = None):
         require_extra("torch", "torch")
+        import transformers
         from sentence_transformers import SentenceTransformer
 
         checkpoint = hf.read(path_or_id)  # refuses what the JAX encoder refuses
@@ -92,8 +93,14 @@ class TorchEncoder:
                     self._model = SentenceTransformer(
                         name, trust_remote_code=False, local_files_only=True, model_kwargs={"dtype": "float32"}
                     )
+                    _, loaded = transformers.AutoModel.from_pretrained(
+                        name, trust_remote_code=False, local_files_only=True, output_loading_info=True
+                    )
             except Exception as error:  # transformers raises a dozen types
                 raise CheckpointError(f"{path_or_id}: sentence-transformers cannot load the model: {error}") from error
+        # transformers makes up missing weights. A pooler's do not matter: the chosen one is a module of its own.
+        if missing := sorted(key for key in loaded["missing_keys"] if not key.startswith("pooler.")):
+            raise CheckpointError(f"{path_or_id}: transformers does not find the weights {', '.join(missing)[:500]}")
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
         """Return embeddings. Sentences longer than the model's positions are cut."""
@@ -141,7 +148,8 @@ def whitening(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Floa
     variances, directions = variances[::-1], directions[:, ::-1]
     spanned = int((variances > SMALLEST_VARIANCE * variances[0]).sum())
     if spanned < len(variances):
-        raise ValueError(f"{len(embeddings)} different sentences span {spanned} dimensions. Give more text")
+        found = f"{len(embeddings)} different sentences span {spanned} dimensions"
+        raise ValueError(f"{found}, not {len(variances)}. Give more text")
     return mean.astype(np.float32), (directions / np.sqrt(variances)).astype(np.float32)
 
 
