@@ -50,7 +50,7 @@ def test_measures_follow_their_definitions(tmp_path, vectors):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (stsb_row(4.0, "a", "b"), "geometry needs pairs of STS-B rated above 4"),
+        (stsb_row(4.0, "a", "b"), r"sts-test\.csv: geometry needs pairs of STS-B rated above 4"),
         (stsb_row(5.0, "a", "a"), "geometry needs .* and different sentences"),
     ],
 )

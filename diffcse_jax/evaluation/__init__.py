@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32
 
+from diffcse_jax.errors import DataError
 from diffcse_jax.models.prompts import Prompts
 
 Embeddings = Float32[np.ndarray, "sentences dim"]
@@ -109,5 +110,9 @@ class Task:
 
     def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
         """Return named scores, x 100, of an encoder on the data in a folder."""
-        content = {split: self.load(folder, split) for split in self.files(folder, settings.mode)}
-        return self.score(encoder, content, settings)
+        files = self.files(folder, settings.mode)
+        content = {split: self.load(folder, split) for split in files}
+        try:
+            return self.score(encoder, content, settings)
+        except DataError as error:
+            raise DataError(f"{', '.join(str(path) for paths in files.values() for path in paths)}: {error}") from error

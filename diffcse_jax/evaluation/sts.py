@@ -172,9 +172,9 @@ def read_table(
         encoding: How the text is encoded.
         separators: Characters that separate the first columns, each where it occurs first in a line.
     """
+    lines = [line.strip() for line in read_lines(path, encoding)]
     rows = []
-    for number, line in enumerate(read_lines(path, encoding), 1):
-        line = line.strip()
+    for number, line in enumerate(lines, 1):
         for separator in separators:
             line = line.replace(separator, "\t", 1)
         rows.append((number, line.split("\t")))
@@ -184,9 +184,11 @@ def read_table(
         _, fields = rows.pop(0)
         if len(fields) >= columns and is_value(fields):
             raise DataError(f"{path}, line 1: expected a header, found data")
+    kind = f"columns separated by {' and '.join(map(repr, separators))}" if separators else "tab-separated columns"
     for number, fields in rows:
         if len(fields) < columns:
-            raise DataError(f"{path}, line {number}: expected {columns} columns, found {len(fields)}")
+            found = f"found {len(fields)} in {lines[number - 1][:60]!r}"
+            raise DataError(f"{path}, line {number}: expected {columns} {kind}, {found}")
     return rows
 
 
