@@ -62,7 +62,7 @@ def test_without_sts_data_halves_of_sentences_replace_it(data_dir, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     evaluation = build(data_dir=data_dir)
     notice = capsys.readouterr().err
-    assert "eval.metric=stsb_spearman is replaced by halves_retrieval" in notice
+    assert "warning: eval.metric=stsb_spearman is replaced by halves_retrieval" in notice
     expected = {"": "DIFFCSE_DATA_DIR", ".": "STS/STSBenchmark/sts-dev.csv"}
     assert expected[data_dir] in notice
     assert evaluation.metric == "halves_retrieval"

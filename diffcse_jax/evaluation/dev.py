@@ -237,7 +237,7 @@ def build_dev_evaluation(
     """Build the evaluation that `eval` describes, the same on all processes.
 
     If STS data is needed and missing, the halves of training sentences replace it as the metric that chooses, and other
-    metrics that need it are left out. A notice says so.
+    metrics that need it are left out. Standard error says so.
 
     Args:
         config: The run's configuration.
@@ -294,7 +294,7 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
     if problem := _missing_sts_data(options.data_dir, options.tasks) if needs_sts else "":
         if metric in STS_METRICS:
             metric = "halves_retrieval"
-            log_line(f"notice: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
+            log_line(f"warning: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
         if left_out := STS_METRICS.intersection(also):
             log_line(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
         also = [name for name in also if name not in {*STS_METRICS, metric}]
