@@ -45,7 +45,8 @@ class StsbProbe(StsTask):
 
 def score_geometry(encoder: Encoder, pairs: ScoredPairs, settings: Settings) -> dict[str, Any]:
     """Return alignment, uniformity, cosine similarities in five rating groups, and singular values."""
-    positive, texts = pairs.gold > POSITIVE_RATING, pairs.first + pairs.second
+    positive = pairs.gold > POSITIVE_RATING
+    texts = pairs.first + pairs.second
     if not positive.any() or len({*texts}) == 1:
         raise DataError(f"geometry needs pairs of STS-B rated above {POSITIVE_RATING:g}, and different sentences")
     first, second = encode_groups(encoder, [pairs.first, pairs.second])
@@ -65,7 +66,8 @@ def score_retrieval(encoder: Encoder, pairs: ScoredPairs, settings: Settings) ->
 
     Scores are recall at 1, 5 and 10, x 100, and the best hits of some queries.
     """
-    rows, texts = np.flatnonzero(pairs.gold == 5.0), pairs.first + pairs.second
+    rows = np.flatnonzero(pairs.gold == 5.0)
+    texts = pairs.first + pairs.second
     if not len(rows):
         raise DataError("retrieval needs pairs of STS-B that are rated 5.0")
     corpus = normalize(np.concatenate(encode_groups(encoder, [pairs.first, pairs.second])))
@@ -143,11 +145,11 @@ def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         return []
     from matplotlib.figure import Figure
 
-    panels = Figure(figsize=(5 * len(results), 3.4), layout="constrained")
+    densities = Figure(figsize=(5 * len(results), 3.4), layout="constrained")
     spectrum = Figure(figsize=(5, 3.4), layout="constrained")
+    panels = densities.subplots(1, len(results), sharey=True, squeeze=False)[0]
     values = spectrum.subplots()
-    for number, (model, geometry) in enumerate(results.items(), 1):
-        axes = panels.add_subplot(1, len(results), number)
+    for axes, (model, geometry) in zip(panels, results.items(), strict=True):
         for group in geometry["similarity_by_rating"]:
             axes.plot((BINS[:-1] + BINS[1:]) / 2, group["density"], label=f"{group['ratings']} ({group['n']} pairs)")
         axes.set(xlabel="cosine similarity", ylabel="density", title=f"STS-B pairs by human rating\n{model}")
@@ -156,7 +158,7 @@ def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     values.set(xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B embeddings")
     values.legend(fontsize="small")
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {folder / "similarity_by_rating.png": panels, folder / "singular_values.png": spectrum}
+    pictures = {folder / "similarity_by_rating.png": densities, folder / "singular_values.png": spectrum}
     for path, picture in pictures.items():
         picture.savefig(path, dpi=120)
     return [*pictures]

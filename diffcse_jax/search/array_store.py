@@ -59,6 +59,7 @@ class ArrayStore:
         return cls(table, *(np.load(path, mmap_mode="r") if path.exists() else None for path in paths))
 
     def save(self, folder: Path) -> None:
+        """Write the embeddings, without the texts, to a folder."""
         for name, array in zip(_FILES, (self.vectors, self.scale, self.precise), strict=True):
             if array is not None:
                 np.save(folder / name, array)
@@ -79,6 +80,7 @@ class ArrayStore:
         return found if self.scale is None else found * self.scale
 
     def unit_blocks(self) -> Iterator[Vectors]:
+        """Return the embeddings of all rows in their order, in blocks of at most `BLOCK_ROWS`."""
         return (self.embeddings(slice(start, start + BLOCK_ROWS)) for start in range(0, len(self), BLOCK_ROWS))
 
     def nearest(self, queries: Queries, k: int) -> Nearest:
@@ -135,10 +137,8 @@ def nearest(
     if not found or not len(queries):
         return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
     # Shapes are powers of two, so that few are compiled. All blocks have the same one, so that equal rows score alike.
-    size, count = (
-        _power_of_two(rows, BLOCK_ROWS),
-        1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES),
-    )
+    size = _power_of_two(rows, BLOCK_ROWS)
+    count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
     asked = [jnp.asarray(_padded(queries[start : start + count], count)) for start in range(0, len(queries), count)]
     shape = (count, _power_of_two(found))
     best: list[Best] = [(jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))] * len(asked)
