@@ -118,7 +118,7 @@ def _prepare(name: str, options: argparse.Namespace) -> Call:
     given = {**vars(options), "load": partial(_load_encoder, options)}
     unread = given.keys() - parameters - SHARED - (ENCODER if "load" in parameters else set())
     assert not unread, f"{name} does not read the options: {', '.join(sorted(unread))}"
-    return partial(called, **{name: given[name] for name in parameters if name in given})
+    return partial(called, **{key: given[key] for key in parameters if key in given})
 
 
 # Training
