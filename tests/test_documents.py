@@ -317,6 +317,11 @@ def test_of_a_search_collection_only_documents_are_read(tmp_path):
         assert list(corpus) == [("A clock", row["text"])]
         assert "skipped the queries and judgements of search collections" in corpus.summary()
         assert [text for (text,) in open_text(folder)] == [row["text"]]
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"text": "This stands beside no corpus."}))
+    assert [text for (text,) in open_text(tmp_path)] == ["This stands beside no corpus.", row["text"]]
+    for name in ("queries.jsonl", "qrels/test.tsv"):
+        (tmp_path / "set" / name).unlink()
+    assert "skipped" not in opened(tmp_path, "lead").summary()
 
 
 def test_every_document_of_ten_words_gives_a_pair(tmp_path):

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
+import test_golden
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_golden import PAIRS, Prepared
@@ -181,6 +182,8 @@ def test_json_is_a_list_or_has_an_object_per_line(tmp_path):
     assert list(corpus_of(path, b'\n{"x": "one"}\n{"x": "two"}\n')) == [("one",), ("two",)]
     with pytest.raises(DataError, match=r"a\.json, item 2: missing key"):
         list(corpus_of(path, b'[{"x": "one"}, "two"]', on_bad_line="error"))
+    assert list(corpus := corpus_of(path, b'{}\n{"x": "one"}\n')) == [("one",)]
+    assert corpus.skipped_summary() == "skipped 1 line: 1 missing key"
     for content, message in [
         (b'{\n "x": "one"\n}', "no JSON object found. A line has one object"),
         (b"[1, 2]", "no JSON object found"),
@@ -288,6 +291,8 @@ def test_prepared_data_sets_are_read_in_order_or_refused(tmp_path, monkeypatch):
     shard.unlink()
     with pytest.raises(DataError, match=r"cannot read the split|damaged"):
         list(opened(tmp_path / "other"))
+    monkeypatch.setattr(test_golden, "PAIRS", [pair | {"comment": "without a role"} for pair in PAIRS])
+    assert list(opened(prepare(tmp_path / "more"))) == rows
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(UserError, match="Install the extra 'tfds'"):
         opened(folder)

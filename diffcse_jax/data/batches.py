@@ -220,7 +220,8 @@ class BatchSource:
         first, tokens = input_ids[:, 0], self._prompts[0]
         prompt = np.s_[1 : 1 + tokens]
         second, lengths = self.augmentation(np.delete(first, prompt, axis=1), lengths[:, 0] - tokens, generator)
-        second, lengths = np.insert(second, [1] * tokens, first[:, prompt], axis=1), lengths + tokens
+        second = np.insert(second, [1] * tokens, first[:, prompt], axis=1)
+        lengths = lengths + tokens
         padding = np.arange(second.shape[1]) >= lengths[:, None]
         return np.where(padding, np.int32(self.pad_token_id), second), lengths
 

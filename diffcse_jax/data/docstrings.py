@@ -67,7 +67,7 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
     """
     pairs = []
     for item in sorted(_docstrings()[1], key=lambda item: _hash(item.name)):
-        rests = itertools.accumulate(item.sentences[1:], "{} {}".format)
+        rests = itertools.accumulate(item.sentences[1:], lambda text, sentence: f"{text} {sentence}")
         rest = [text for text in rests if len(text.split()) < REST_WORDS.stop]
         if item.has_summary and rest and len(rest[-1].split()) in REST_WORDS:
             pairs.append((item.sentences[0], rest[-1]))

@@ -260,7 +260,7 @@ def _open_json(path: Path, _: Sequence[str]) -> RowFile:
             entry = {"sentence": value} if is_list and isinstance(value, str) else value
             yield number, entry if isinstance(entry, dict | Fault) else Fault.NOT_OBJECT
 
-    first = next((entry for _, entry in entries(()) if isinstance(entry, dict)), {})
+    first = next((entry for _, entry in entries(()) if isinstance(entry, dict) and entry), {})
     return RowFile(path, tuple(first), entries, "item" if is_list else "line")
 
 

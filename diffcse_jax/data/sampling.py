@@ -118,12 +118,13 @@ class Crops(_Drawn):
     def lengths(self, rows: Rows) -> OfSentences:
         return self._before + self._spans(rows)[1] + 1
 
-    def positions(self, rows: Rows, width: int) -> TokenIds:
-        starts, sizes = (each[..., None] for each in self._spans(rows))
+    def positions(self, rows: Rows, width: int) -> tuple[TokenIds, OfSentences]:
+        spans = self._spans(rows)
+        starts, sizes = (each[..., None] for each in spans)
         first, end = (self.offsets[self.text_rows(rows) + i][:, None, None] for i in (0, 1))
         column = np.arange(width)
         inside = np.where(column < self._before + sizes, starts + column - self._before, end - 1)
-        return np.where(column < self._before, first + column, inside)
+        return np.where(column < self._before, first + column, inside), self._before + spans[1] + 1
 
     def _spans(self, rows: Rows) -> tuple[OfSentences, OfSentences]:
         """Return where both spans start, and their sizes."""
@@ -173,9 +174,10 @@ class Cloze(_Drawn):
     def lengths(self, rows: Rows) -> OfSentences:
         return self._kept_tokens(rows).sum(axis=2)
 
-    def positions(self, rows: Rows, width: int) -> TokenIds:
-        side_by_side = np.argsort(~self._kept_tokens(rows), axis=2, kind="stable")
-        return self.offsets[self.sentences(rows)][..., None] + side_by_side[..., :width]
+    def positions(self, rows: Rows, width: int) -> tuple[TokenIds, OfSentences]:
+        kept = self._kept_tokens(rows)
+        side_by_side = np.argsort(~kept, axis=2, kind="stable")
+        return self.offsets[self.sentences(rows)][..., None] + side_by_side[..., :width], kept.sum(axis=2)
 
     def _kept_tokens(self, rows: Rows) -> Bool[np.ndarray, "B C T"]:
         """Return which tokens of both texts are kept: the window, and what is left."""

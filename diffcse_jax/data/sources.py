@@ -129,9 +129,12 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
         return Source(name, "records", path)
     root = Path(os.path.commonpath([file.parent for file in found])) if is_pattern else path
     notes = []
-    if any(file.name.startswith("corpus.jsonl") for file in found):  # a search collection
+    collected = {file.parent for file in found if file.name.startswith("corpus.jsonl")}  # folders of search collections
+    queries = {file for file in found if file.name.startswith("queries.jsonl") and file.parent in collected}
+    judgements = {file for file in found if file.parent.name == "qrels" and file.parent.parent in collected}
+    if left_out := queries | judgements:
         notes.append("skipped the queries and judgements of search collections")
-        found = [file for file in found if not file.name.startswith("queries.jsonl") and file.parent.name != "qrels"]
+        found = [file for file in found if file not in left_out]
     known = tuple(file for file in found if extension(file) in KNOWN_EXTENSIONS)
     if problem := next(filter(None, map(why_unreadable, known)), ""):
         raise DataError(f"{option}: {problem}")
@@ -191,7 +194,8 @@ def _documents(source: Source, data: DataConfig) -> Documents:
             f"{data.held_out} need documents: {needed}"
         )
     columns, has_tables = data.columns, bool(source.of_kinds(readers.TABLES))
-    if len(columns) > 2 * has_tables:
+    most_columns = 2 if has_tables else 0
+    if len(columns) > most_columns:
         expected = "Name those of title and text" if has_tables else "Leave data.columns empty"
         raise DataError(f"{source.name}: data.columns names {len(columns)} columns. {expected}")
     if is_text_file:
@@ -219,6 +223,9 @@ def _rows(
         files = [readers.single_column(Path(name), docstring_sentences)]
     elif source.form == "records":
         file, paths = readers.open_prepared(source.root)
+        if not wanted and ROLES[0] in file.columns:  # texts without a role are left out
+            names = column_names(len(ROLES) + len(file.columns))
+            file = file._replace(columns=tuple(name for name in names if name in file.columns))
         files = [file]
     else:
         paths = source.of_kinds(readers.EXTENSIONS)
@@ -348,7 +355,8 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
             raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
         width = width or len(row)
         if len(row) != width:
-            raise DataError(f"text {number} has {len(row)} columns ({', '.join(row)}), but the first text has {width}")
+            found = f"{counted(len(row), 'column{s}')} ({', '.join(row)})"
+            raise DataError(f"text {number} has {found}, but the first text has {width}")
         yield row
     if not width:
         raise DataError("the list of texts to train on is empty")

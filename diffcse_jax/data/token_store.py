@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,18 @@ class Examples:
         sentences = self.sentences(rows)
         return self.offsets[sentences + 1] - self.offsets[sentences]
 
-    def positions(self, rows: Rows, width: int) -> TokenIds:
-        """Return where the first `width` tokens of each sentence are in `token_ids`; of shorter sentences, anywhere."""
-        return self.offsets[self.sentences(rows)][..., None] + np.arange(width)
+    def positions(self, rows: Rows, width: int) -> tuple[TokenIds, OfSentences]:
+        """Return where the first `width` tokens of each sentence are in `token_ids`, and the lengths.
+
+        The places after the end of a sentence are arbitrary.
+        """
+        return self.offsets[self.sentences(rows)][..., None] + np.arange(width), self.lengths(rows)
 
     def gather(self, rows: Rows, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
         """Return the token ids (int32), padded to `width`, and the lengths of the sentences."""
-        lengths = self.lengths(rows)
+        positions, lengths = self.positions(rows, width)
         real = np.arange(width) < lengths[..., None]
-        token_ids = self.token_ids[np.where(real, self.positions(rows, width), 0)]
+        token_ids = self.token_ids[np.where(real, positions, 0)]
         return np.where(real, token_ids, pad_token_id).astype(np.int32), lengths
 
 
@@ -173,7 +177,8 @@ def make_arrays(folder: Path, make: Callable[[Path], dict[str, Any] | None]) -> 
     with io.lock(lock_file, wait=True):
         if damaged := _damaged(folder):  # another process may have made it meanwhile
             if folder.exists():
-                log_line(f"warning: {folder / damaged} is damaged or missing; making {folder} again")
+                message = f"warning: {folder / damaged} is damaged or missing; making {folder} again"
+                print(message, file=sys.stderr)  # not log_line: each host has its own disk
             with io.replace_dir(folder) as new:
                 meta = make(new) or {}
                 meta["files"] = io.file_digests(new, new.iterdir())
