@@ -75,7 +75,7 @@ def _summarize_row(
     before: Sequence[Mapping[str, Any]],
     titles: dict[tuple[str, str], str],
 ) -> dict[str, Any]:
-    """Return the scores and settings of a row, compared with the first trained one of those before it."""
+    """Return the scores and settings of a row, and its differences from the first trained row above it."""
     scores = {"-" if run.seed is None else str(run.seed): _columns(run, results, titles) for run, results in done}
     columns = by_column(list(scores.values()))
     compared: Seeds = next((row["scores"] for row in before if not row["is_start"]), {})
