@@ -14,7 +14,6 @@ from tiny_networks import (
     config_of,
     deeper,
     random_batch,
-    random_vectors,
     views_of,
 )  # fmt: skip
 
@@ -38,7 +37,7 @@ TWO_ENCODERS = {"contrast": {"second_encoder": True, "symmetric": True}}
 BARLOW_TWINS = {"barlow_twins": {"weight": 0.1, "artificial_rows": 8}}
 RANKING = {
     "consistency": {"weight": 1.0},
-    "distillation": {"weight": 0.1, "teachers": ("start", "store")},
+    "distillation": {"weight": 0.1, "teachers": ("start",)},
     "anchor": {"weight": 1.0},
 }
 LABELLED = {"finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}}}
@@ -98,8 +97,6 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     batch = random_batch(size=BATCH_SIZE, columns=columns)
     following = random_batch(size=BATCH_SIZE, seed=1) if config.needs("next_sentence") else None
     views = views_of(batch, packed=packed, devices=devices, chunks=config.train.chunks, following=following)
-    if "store" in config.distillation.teachers:
-        views = views._replace(vectors={"store": random_vectors(BATCH_SIZE, views.per_example)})
     if config.finetune.tasks:
         views = views._replace(labels={"pair": np.arange(BATCH_SIZE, dtype=np.float32)})
     views = shard_batch(views, mesh)

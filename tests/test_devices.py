@@ -18,7 +18,6 @@ from tiny_networks import (
     VOCABULARY,
     config_of,
     random_batch,
-    random_vectors,
     views_of,
 )  # fmt: skip
 
@@ -42,7 +41,7 @@ OBJECTIVES = {
     "difference": {"weight": 0.5},
     "mlm": {"weight": 0.1},
     "consistency": {"weight": 1.0},
-    "distillation": {"weight": 0.1, "teachers": ("start", "store")},
+    "distillation": {"weight": 0.1, "teachers": ("start",)},
     "anchor": {"weight": 1.0},
     "reconstruction": {"weight": 0.001, "blocks": 1},
     "finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}},
@@ -83,7 +82,6 @@ def train(
     history = []
     for batch, following in itertools.pairwise(batches):
         views = views_of(batch, packed=True, devices=data, following=following if edits else None)
-        views = views._replace(vectors={"store": random_vectors(16, views.per_example)})
         if not edits:
             views = views._replace(labels={"pair": np.arange(16, dtype=np.float32)})
         state, metrics = step(state, frozen, shard_batch(views, mesh))

@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
@@ -155,8 +156,8 @@ def test_the_suffix_says_what_is_written(tmp_path, text, capsys):
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
     store = find_store(f"{tmp_path}/out.parquet")
     assert store.record() == HashEncoder().record()
-    ((sentences, vectors),) = store.blocks()
-    assert sentences == LINES
+    (vectors,) = store.blocks()
+    assert store.texts()["sentence"].to_pylist() == LINES
     np.testing.assert_array_equal(vectors, expected)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["sentence"] for row in rows] == LINES
@@ -301,7 +302,7 @@ def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path
     assert f"resuming {out}: 4 of 4 inputs are complete, 7 Parquet files exist" in err
     assert "process 0 of 1: 0 sentences" in err
     cli.main(arguments(tmp_path, "hash", "--normalize", output=f"{tmp_path}/unit"))
-    lengths = [np.linalg.norm(vectors, axis=1) for _, vectors in find_store(f"{tmp_path}/unit").blocks()]
+    lengths = [np.linalg.norm(vectors, axis=1) for vectors in find_store(f"{tmp_path}/unit").blocks()]
     np.testing.assert_allclose(np.concatenate(lengths), np.ones(45), rtol=1e-6)
 
 
@@ -458,3 +459,32 @@ def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, mo
         find_store(out)
     cli.main(arguments(tmp_path))  # makes it again
     check(tmp_path / "out", shards)
+
+
+def test_files_that_are_no_store_are_refused(tmp_path):
+    def write(name: str, vectors: list[list[float]]) -> None:
+        embedding = pa.FixedSizeListArray.from_arrays(pa.array(np.array(vectors).reshape(-1), "f4"), len(vectors[0]))
+        pq.write_table(pa.table({"sentence": ["a"] * len(vectors), "embedding": embedding}), tmp_path / name)
+
+    assert find_store("minilm") is find_store(str(tmp_path)) is None
+    write("a.parquet", [[1, 2, 3]])
+    write("b.parquet", [[1, 2, 3, 4]])
+    with pytest.raises(DataError, match=r"b\.parquet holds embeddings of type .*\[4\], but a\.parquet has .*\[3\]"):
+        find_store(str(tmp_path))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
+        find_store(str(tmp_path))
+    write("b.parquet", [[1, 2, 3], [1, np.nan, 3]])
+    with pytest.raises(DataError, match=r"b\.parquet, row 2: the embedding is missing, NaN or infinite"):
+        list(find_store(str(tmp_path)).blocks())
+
+
+def test_a_flipped_bit_of_an_embedding_is_noticed(tmp_path, text):
+    cli.main(["embed", "--model", "hash", "--input", text, "--output", f"{tmp_path}/out"])
+    (part,) = (tmp_path / "out").glob("*.parquet")
+    column = pq.ParquetFile(part).metadata.row_group(0).column(2)
+    content = bytearray(part.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
+    part.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=f"{part.name} cannot be read .*(CRC|crc|[Cc]hecksum)"):
+        list(find_store(f"{tmp_path}/out").blocks())

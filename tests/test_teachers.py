@@ -6,8 +6,6 @@ from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tiny_model import write_tiny_model
 from tiny_networks import ENCODER, config_of
@@ -23,7 +21,6 @@ from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.sentence_head import HeadLayer, RecordedHead
 from diffcse_jax.run_folder.folder import open_run
-from diffcse_jax.search.vector_store import TEXT, vector_table
 from diffcse_jax.training import networks
 
 SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."]
@@ -91,22 +88,3 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
         start(poolers=("avg",))  # the digest is of all that determines the vectors
     assert "distillation.teachers=(" in str(refused.value)
     assert "have changed since the run" in str(refused.value)
-
-
-def test_a_folder_of_vectors_is_a_teacher_of_this_content(tmp_path, minilm_dir):
-    store = tmp_path / "store"
-    store.mkdir()
-
-    def digests(vectors: np.ndarray) -> dict[str, str]:
-        pq.write_table(vector_table(pa.table({TEXT: SENTENCES}), vectors, {}), store / "a.parquet")
-        teachers = loaded(minilm_dir, store)
-        assert (list(teachers.by_name), list(teachers.stores)) == ([], [str(store)])
-        return dict(teachers.digests)
-
-    one, other = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
-    assert digests(one) == digests(one) != digests(other)
-    with pytest.raises(ConfigError, match=r"distillation\.poolers: .*store holds embeddings, which have no pooler"):
-        loaded(minilm_dir, store, poolers=("avg",))
-    augmented = {"distillation": {"weight": 1.0, "teachers": (str(store),)}, "data": {"augmentation": "crop"}}
-    with pytest.raises(ConfigError, match=r"holds embeddings of whole texts, but data\.augmentation='crop' trains"):
-        networks.load_teachers(config_of(augmented), load_tokenizer(minilm_dir))

@@ -1,38 +1,25 @@
-"""Token stores and stored embeddings: their content, when they are made again, damage, and several processes."""
+"""Token stores: their content, when they are made again, damage, and several processes."""
 
-import errno
 import json
-import os
 import resource
 import threading
 import time
-import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.apps.embed import embed
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import token_store
-from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.readers import Corpus
-from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import Examples, SentenceVectors, TokenStore, build_or_open, open_vectors
-from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
-from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.data.token_store import TokenStore, build_or_open
+from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import DataError, DiskError
-from diffcse_jax.models.prompts import NO_PROMPTS
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 WORDS = ("one", "two", "three", "four", "five", "six")
 CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4
@@ -252,136 +239,3 @@ def test_a_store_gets_its_name_when_its_content_is_on_disk(tmp_path, monkeypatch
 
     monkeypatch.setattr(Path, "rename", renamed)
     build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8, tmp_path / "cache")
-
-
-# Stored embeddings
-
-DIMENSION = 6
-
-
-def vectors_of(sentences: Sequence[str], **options) -> np.ndarray:
-    """Return embeddings that are a function of the text."""
-    return np.array(
-        [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences], np.float32
-    )
-
-
-def stored(folder: Path, *files: Path, dtype: str = "float32") -> VectorStore:
-    """Return the store that the command writes of these files, with vectors of `vectors_of`."""
-    record = EncoderRecord("hash", "avg", "float32", DIMENSION, "0123")
-    encoder = mock.MagicMock(spec=SentenceEncoder, encode=vectors_of, record=lambda prompt: record, prompts=NO_PROMPTS)
-    folder.mkdir(exist_ok=True)
-    embed([*map(str, files)], folder, lambda: encoder, rows_per_file=7, batch_size=4, dtype=dtype)
-    return find_store(str(folder))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(minilm_dir) -> transformers.PreTrainedTokenizerFast:
-    return load_tokenizer(minilm_dir)
-
-
-@pytest.fixture
-def text(tmp_path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"number {row % 19} is here\n" + "\n" * (row % 5 == 0) for row in range(24)))
-    return path
-
-
-@pytest.fixture
-def tokenised(tmp_path, tokenizer):
-    """Return the corpus of a file and its token store."""
-
-    def tokenised(path: Path, **options) -> tuple:
-        corpus = open_corpus(DataConfig(train_file=str(path), **options))
-        return corpus, build_or_open(corpus, tokenizer, 16, tmp_path / "cache")
-
-    return tokenised
-
-
-def check_vectors(tokenizer, examples: Examples, vectors: SentenceVectors, tolerance: float = 0.0, **options) -> None:
-    """Compare the embeddings of each batch with those of the sentences that its tokens spell."""
-    source = BatchSource(examples, batch_size=4, steps=8, seed=3, pad_token_id=0, vectors={"store": vectors}, **options)
-    for index in range(len(source)):
-        views = source[index]
-        texts = tokenizer.batch_decode(views.rows.input_ids, skip_special_tokens=True)
-        expected = vectors_of(texts).reshape(*views.input_ids.shape[:2], DIMENSION)
-        assert views.vectors["store"].dtype == np.float32
-        np.testing.assert_allclose(views.vectors["store"], expected, rtol=tolerance)
-
-
-def test_sentences_get_their_vectors_from_any_number_of_files(tmp_path, text, tokenizer, tokenised):
-    rows = [(f"first {row % 11}", f"second {row % 5}", f"first {row % 3}") for row in range(20)]
-    table, more = tmp_path / "table.tsv", tmp_path / "a.txt"
-    table.write_text("\n".join("\t".join(row) for row in [("sent0", "sent1", "hard_neg"), *rows]))
-    more.write_text("more text\n" * 30 + "first 7\n" + "".join(f"second {row}\n" for row in range(9)))
-    corpus, tokens = tokenised(table)
-    vectors = open_vectors(stored(tmp_path / "store", table, more, dtype="float16"), corpus, tokens)
-    check_vectors(tokenizer, tokens, vectors, 1e-3, shards=Shards(range(1, 2), 2))
-    corpus, tokens = tokenised(text, documents="blank_lines")
-    vectors = open_vectors(stored(tmp_path / "next", text), corpus, tokens)
-    check_vectors(tokenizer, Neighbours(tokens, within=2), vectors)
-    check_vectors(tokenizer, Neighbours(tokens), vectors, next_sentence=True)
-
-
-def test_stores_and_texts_that_do_not_fit_are_refused(tmp_path, text, tokenised):
-    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
-    with text.open("a") as file:
-        file.write("number 1 is here\n")
-    with pytest.raises(DataError, match="has changed since this run started"):
-        open_vectors(store, corpus, tokens)
-    text.write_text(text.read_text() + "what\n\nwhat\n")
-    with pytest.raises(DataError, match=r"lacks the embeddings of 2 of 27 sentences of .* on line \d+: 'what'"):
-        open_vectors(store, *tokenised(text))
-    assert not [*(tmp_path / "cache").rglob("vectors-*")]
-
-
-def test_files_that_are_no_store_are_refused(tmp_path):
-    def write(name: str, vectors: list[list[float]]) -> None:
-        embedding = pa.FixedSizeListArray.from_arrays(pa.array(np.array(vectors).reshape(-1), "f4"), len(vectors[0]))
-        pq.write_table(pa.table({"sentence": ["a"] * len(vectors), "embedding": embedding}), tmp_path / name)
-
-    assert find_store("minilm") is find_store(str(tmp_path)) is None
-    write("a.parquet", [[1, 2, 3]])
-    write("b.parquet", [[1, 2, 3, 4]])
-    with pytest.raises(DataError, match=r"b\.parquet holds embeddings of type .*\[4\], but a\.parquet has .*\[3\]"):
-        find_store(str(tmp_path))
-    (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
-        find_store(str(tmp_path))
-    write("b.parquet", [[1, 2, 3], [1, np.nan, 3]])
-    with pytest.raises(DataError, match=r"b\.parquet, row 2: the text is missing, or the embedding is NaN"):
-        list(find_store(str(tmp_path)).blocks())
-
-
-def test_a_damaged_copy_is_made_again(tmp_path, text, tokenised, capsys):
-    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
-    open_vectors(store, corpus, tokens)
-    (path,) = (tmp_path / "cache").glob("*/vectors-*/vectors.npy")
-    content = path.read_bytes()
-    flip_last_bit(path)
-    open_vectors(store, corpus, tokens)
-    assert f"warning: {path} is damaged or missing; making" in capsys.readouterr().err
-    assert path.read_bytes() == content
-    store.parts[0].unlink()
-    open_vectors(store, corpus, tokens)  # the copy suffices
-
-
-def test_a_flipped_bit_of_a_vector_is_noticed(tmp_path, text, tokenised):
-    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
-    part = store.parts[1]
-    column = pq.ParquetFile(part).metadata.row_group(0).column(2)
-    content = bytearray(part.read_bytes())
-    content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
-    part.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=f"{part.name} cannot be read .*(CRC|crc|[Cc]hecksum)"):
-        open_vectors(find_store(str(store.folder)), corpus, tokens)
-
-
-def test_a_full_disk_is_reported(tmp_path, text, tokenised, monkeypatch):
-    """Room is reserved first: on a full disk, writing to mapped memory would end the process."""
-    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
-    full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(DiskError, match=rf"cannot write .*/vectors-.*: No space left.* {store.folder} is unchanged"):
-        open_vectors(store, corpus, tokens)
-    assert not list((tmp_path / "cache").glob("*/vectors-*"))

@@ -79,11 +79,6 @@ def random_batch(
     return {"input_ids": input_ids, "attention_mask": attention_mask, "lengths": lengths[..., 0].astype(np.int32)}
 
 
-def random_vectors(*shape: int) -> np.ndarray:
-    """Stored vectors of a batch, (examples, views, 5)."""
-    return np.random.default_rng(0).normal(size=(*shape, 5)).astype(np.float32)
-
-
 def views_of(
     batch: Mapping[str, np.ndarray],
     *,

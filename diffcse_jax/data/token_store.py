@@ -1,4 +1,4 @@
-"""Tokenise a corpus once, into arrays on disk that training maps into memory. Embeddings are stored in the same way.
+"""Tokenise a corpus once, into arrays on disk that training maps into memory.
 
 A token store is a folder: `token_ids.npy` (all sentences), `offsets.npy` (where each sentence starts), `meta.json` and,
 for documents, `document_starts.npy` (the first example of each). The folder's name is a hash of everything that
@@ -8,7 +8,6 @@ determines its content. `meta.json` contains the SHA-256 of the arrays, which is
 import hashlib
 import itertools
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -150,19 +149,6 @@ def build_or_open(
     return store
 
 
-def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore) -> SentenceVectors:
-    """Open the embeddings of a text, and copy them next to its tokens first if needed.
-
-    An embedding is found by the text of its sentence, so the store (a `search.vector_store.VectorStore`) may contain
-    more text, in another order. It must contain all sentences of the text.
-    """
-    folder = tokens.folder / f"vectors-{store.digest[:32]}"
-    with io.disk_errors(folder, safe=f"{store.folder} is unchanged."):
-        make_arrays(folder, lambda new: _copy(store, corpus, tokens, new))
-    log_line(f"embeddings of {store.folder}, size {store.dimension}, copied to {folder}")
-    return SentenceVectors(folder)
-
-
 # Folders of arrays
 
 
@@ -224,33 +210,3 @@ def _write_arrays(corpus: Corpus, backend: Any, folder: Path, prompts: Sequence[
     np.save(folder / "offsets.npy", np.concatenate(ends))
     if corpus.reading:
         np.save(folder / "document_starts.npy", np.concatenate(starts))
-
-
-def _copy(store: Any, corpus: Corpus, tokens: TokenStore, folder: Path) -> None:
-    places: dict[int, int] = {}  # of distinct sentences, by hash; of 10^6 two are equal with a chance of 10^-7
-    sentences = (places.setdefault(hash(sentence), len(places)) for row in corpus for sentence in row)
-    rows = np.fromiter(sentences, np.int64)
-    if len(rows) != len(tokens) * len(tokens.columns):
-        raise DataError(f"{corpus.name} has changed since this run started. Start the run again")
-    path, shape = folder / "vectors.npy", (len(places), store.dimension)
-    vectors = np.lib.format.open_memmap(path, mode="w+", dtype=store.dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # on a full disk, writing to mapped memory would end the process
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    missing = np.ones(len(places), bool)
-    with Progress(f"reading {store.folder}", "rows") as progress:
-        for texts, block in store.blocks():
-            found = np.array([places.get(hash(text), -1) for text in texts])
-            vectors[found[found >= 0]] = block[found >= 0]
-            missing[found[found >= 0]] = False
-            progress.update(len(texts))
-    if (lacking := np.flatnonzero(missing[rows])).size:
-        row, column = divmod(int(lacking[0]), len(corpus.columns))
-        line, texts = next(itertools.islice(corpus.numbered(), row, None))
-        raise DataError(
-            f"{store.folder} lacks the embeddings of {len(lacking):,} of {counted(len(rows), 'sentence{s}')} of "
-            f"{corpus.name}. The first is on line {line}: {texts[column][:80]!r}. Run `diffcse embed` with --output "
-            f"{store.folder} on all of the text (with --columns, if the file has several columns)"
-        )
-    vectors.flush()
-    np.save(folder / "rows.npy", rows)

@@ -118,10 +118,7 @@ class Loss(abc.ABC):
 
     @property
     def named_teachers(self) -> Mapping[str, str]:
-        """Frozen sentence encoders for `Checkpoints.teachers`: poolers (empty: the recorded one) by folder or hub id.
-
-        If `diffcse embed` wrote the folder, its embeddings are in `batch.vectors` instead.
-        """
+        """Frozen sentence encoders for `Checkpoints.teachers`: their poolers by name; empty: the recorded one."""
         return {}
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> Mapping[str, Network]:

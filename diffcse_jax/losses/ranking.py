@@ -59,8 +59,8 @@ class RankingDistillation(Loss):
     weight: float = option(0.0, "weight of ranking distillation (gamma of RankCSE)", low=0.0)
     teachers: tuple[str, ...] = option(
         (),
-        "frozen sentence encoders: run folders, model folders or hub ids with the encoder's vocabulary; `start`, the "
-        "starting checkpoint; folders of any encoder's embeddings of the training text by `diffcse embed`",
+        "frozen sentence encoders: run folders, model folders or hub ids with the encoder's vocabulary; `start`: the "
+        "starting checkpoint",
     )
     poolers: tuple[str, ...] = option(
         (),
@@ -112,19 +112,13 @@ class RankingDistillation(Loss):
         return {START if name == START else f"teacher_{index}": name for index, name in enumerate(self.teachers)}
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the teachers. Teachers whose embeddings are stored have no network."""
+        """Return the teachers."""
         by_name = {**checkpoints.teachers, START: start_as_teacher(checkpoints.encoder, run.pooler)}
-        return {network: by_name[name] for network, name in self._by_network.items() if name in by_name}
+        return {network: by_name[name] for network, name in self._by_network.items()}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Compute the weighted mean of the teachers' similarity lists, from networks or from stored embeddings."""
-        stored = batch.vectors or {}
-        lists = [
-            similarity_lists(tuple(jnp.moveaxis(stored[name], 1, 0)))
-            if name in stored
-            else _lists_of(frozen, network, batch)
-            for network, name in self._by_network.items()
-        ]
+        """Compute the weighted mean of the teachers' similarity lists."""
+        lists = [_lists_of(frozen, network, batch) for network in self._by_network]
         shares = jnp.array(self.shares or (1.0,) * len(lists))
         return jnp.tensordot(shares / shares.sum(), jnp.stack(lists), axes=1, precision="highest")
 

@@ -7,12 +7,11 @@ encoder.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import re
 import tempfile
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
-from diffcse_jax.io import disk_errors, expand_path, read_json_object, sha256
+from diffcse_jax.io import disk_errors, expand_path, read_json_object
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.array_store import BLOCK_ROWS, Vectors
 from diffcse_jax.search.records import FILE, TEXT
@@ -84,11 +83,6 @@ class VectorStore:
     def __len__(self) -> int:
         return sum(self.counts)
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """The SHA-256 of the content in hexadecimal; reads all of it."""
-        return sha256(self.parts)
-
     def record(self) -> EncoderRecord:
         """Return the encoder of the embeddings; raise a `UserError` if a file does not name it or names another."""
         records = [EncoderRecord.read(*each) for each in zip(self.settings, self.parts, strict=True)]
@@ -100,14 +94,29 @@ class VectorStore:
                 )
         return records[0]
 
-    def blocks(self) -> Iterator[tuple[list[str], Float[np.ndarray, "rows dimension"]]]:
-        """Yield texts and their embeddings, some thousand at a time."""
-        return ((batch.column(TEXT).to_pylist(), vectors) for batch, vectors in self._blocks([TEXT, VECTOR]))
+    def blocks(self) -> Iterator[Float[np.ndarray, "rows dimension"]]:
+        """Yield the embeddings, some thousand at a time."""
+        for part in self.parts:
+            rows = 0
+            with _reading(part):
+                file = pq.ParquetFile(part, page_checksum_verification=True)
+                for batch in file.iter_batches(BLOCK_ROWS, columns=[VECTOR]):
+                    vectors = batch.column(VECTOR)
+                    numbers = vectors.values.to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
+                    numbers = numbers[vectors.offset : vectors.offset + len(vectors)]
+                    usable = np.isfinite(numbers).all(axis=1) & vectors.is_valid().to_numpy(zero_copy_only=False)
+                    if not usable.all():
+                        raise DataError(
+                            f"{part}, row {rows + int(usable.argmin()) + 1}: the embedding is missing, NaN or "
+                            "infinite. Remove the file and run `diffcse embed` again"
+                        )
+                    rows += len(batch)
+                    yield numbers
 
     def unit_blocks(self) -> Iterator[Vectors]:
-        """Yield the embeddings alone, scaled to length 1."""
+        """Yield the embeddings, some thousand at a time, scaled to length 1."""
         is_unit = self.dtype == np.float32 and all(settings.get("normalize") for settings in self.settings)
-        return (vectors if is_unit else normalize(vectors) for _, vectors in self._blocks([VECTOR]))
+        return (vectors if is_unit else normalize(vectors) for vectors in self.blocks())
 
     def mapped(self) -> Vectors:
         """Copy the embeddings, scaled to length 1, to a temporary file, and map it into memory."""
@@ -131,26 +140,6 @@ class VectorStore:
             return table
         source = _PART.fullmatch(part.name)
         return table.append_column(FILE, pa.repeat(source[1] if source else part.name, len(table)))
-
-    def _blocks(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Float[np.ndarray, "rows dimension"]]]:
-        for part in self.parts:
-            rows = 0
-            with _reading(part):
-                file = pq.ParquetFile(part, page_checksum_verification=True)
-                for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
-                    vectors = batch.column(VECTOR)
-                    numbers = vectors.values.to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
-                    numbers = numbers[vectors.offset : vectors.offset + len(vectors)]
-                    usable = np.isfinite(numbers).all(axis=1)
-                    for column in batch.columns:
-                        usable &= column.is_valid().to_numpy(zero_copy_only=False)
-                    if not usable.all():
-                        raise DataError(
-                            f"{part}, row {rows + int(usable.argmin()) + 1}: the text is missing, or the embedding is "
-                            "NaN or infinite. Remove the file and run `diffcse embed` again"
-                        )
-                    rows += len(batch)
-                    yield batch, numbers
 
 
 def state_of(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.batch import Vocabulary
-from diffcse_jax.config import OWN_POOLER, Config, DataConfig
+from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
@@ -32,7 +32,6 @@ from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.sentence_head import SENTENCE_HEAD, SentenceHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import read_encoder
-from diffcse_jax.search.vector_store import VectorStore, find_store
 
 DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
 
@@ -272,28 +271,16 @@ def load_discriminator(config: Config, encoder: Pretrained, tokenizer: PreTraine
 class Teachers(NamedTuple):
     """The sentence encoders that losses name."""
 
-    by_name: dict[str, Network]  # those that run during training
-    stores: dict[str, VectorStore]  # stored embeddings of the others
-    digests: dict[str, str]  # of weights or embeddings, by the configuration key that names the teachers
+    by_name: dict[str, Network]
+    digests: dict[str, str]  # of their weights, by the configuration key that names them
 
 
 def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
-    """Load the sentence encoders that losses name, or find their stored embeddings."""
-    teachers = Teachers({}, {}, {})
+    """Load the sentence encoders that losses name."""
+    teachers = Teachers({}, {})
     for loss_name, loss in config.losses.items():
         key, fingerprints = f"{loss_name}.teachers", []
         for name, pooler in loss.named_teachers.items():
-            if store := find_store(name):
-                if pooler:
-                    raise ConfigError(f"{loss_name}.poolers: {name} holds embeddings, which have no pooler. Give ''.")
-                if changing := _settings_that_change_texts(config.data):
-                    raise ConfigError(
-                        f"{key}: {name} holds embeddings of whole texts, but {' and '.join(changing)} trains on other "
-                        "texts. Name the encoder instead."
-                    )
-                teachers.stores[name] = store
-                fingerprints.append(store.digest)
-                continue
             try:
                 encoder = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
             except CheckpointError as error:
@@ -308,15 +295,6 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
         if fingerprints:
             teachers.digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
     return teachers
-
-
-def _settings_that_change_texts(data: DataConfig) -> list[str]:
-    changes = {
-        "data.pairs='crops'": data.pairs == "crops",
-        f"data.cloze={data.cloze}": data.pairs == "lead" and data.cloze > 0,
-        f"data.augmentation={data.augmentation!r}": data.augmentation != "none",
-    }
-    return [setting for setting, changing in changes.items() if changing]
 
 
 def _fitting(

@@ -20,7 +20,7 @@ from diffcse_jax.data.pair_builders import stored_length
 from diffcse_jax.data.readers import Corpus, Place
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open, open_vectors
+from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation.dev import build_dev_evaluation
@@ -74,7 +74,6 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     store = build_or_open(corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts)
-    vectors = {name: open_vectors(each, corpus, store) for name, each in teachers.stores.items()}
     sizes = networks.sizes_for_run(encoder.config, config)
     examples = _open_examples(config, store, sizes, prompt_ids, tokenizer)
     config = with_fitting_batch(config, len(examples), mesh)
@@ -91,7 +90,6 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         augmentation=augmentation,
         prompt_tokens=[len(ids) for ids in prompt_ids] * (len(examples.columns) // len(prompts)),
         pools_prompts=base.prompts.pooled,
-        vectors=vectors,
     )
     digests = dict(teachers.digests)
     if discriminator:
