@@ -1,11 +1,11 @@
-"""Compare the exact search of an index with a NumPy loop and faiss's flat index, on a large corpus.
+"""Compare the exact search of an index with a NumPy loop, on a large corpus.
 
     python -m benchmarks.search --rows 1000000 --dimension 384 --queries 100 --output FILE
 
 Random embeddings of length 1 are written to a temporary file. Each side reads them in a process of its own, one after
 the other, with one thread. Processor time is measured, because other work on the machine changes it little.
 `memory_bytes` is the peak of resident memory without the pages of the file, which the system can take back (Linux).
-`max_rss_bytes` is the peak of `getrusage`, with them. For faiss, adding the embeddings is not counted.
+`max_rss_bytes` is the peak of `getrusage`, with them.
 """
 
 import argparse
@@ -61,19 +61,7 @@ def numpy_loop(path: Path) -> Search:
     return search
 
 
-def faiss_flat(path: Path) -> Search:
-    """Search by `IndexFlatIP`, which keeps all embeddings in memory."""
-    import faiss
-
-    faiss.omp_set_num_threads(1)
-    vectors = np.load(path, mmap_mode="r")
-    index = faiss.IndexFlatIP(vectors.shape[1])
-    for block in blocks_of(vectors):
-        index.add(block)
-    return index.search
-
-
-SIDES = {"ours": ours, "numpy": numpy_loop, "faiss": faiss_flat}
+SIDES = {"ours": ours, "numpy": numpy_loop}
 
 
 def blocks_of(vectors: np.ndarray) -> Iterator[np.ndarray]:

@@ -324,7 +324,6 @@ def search(add: Add) -> str:
     _add_passages(add)
     storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
     add("--storage", choices=("float32", "float16", "int8", "bits"), default="", help=storage)
-    add("--faiss", default="", metavar="FACTORY", help="faiss index: Flat is exact; IVF1024,Flat and HNSW32 are not")
     return "diffcse_jax.apps.search:search"
 
 

@@ -1,4 +1,4 @@
-"""Search against sorting all similarities: exact, in blocks, from memory, files and faiss."""
+"""Search against sorting all similarities: exact, in blocks, from memory and files."""
 
 import itertools
 from pathlib import Path
@@ -158,23 +158,6 @@ def test_vectors_of_no_encoder_or_of_several_are_refused(tmp_path):
     pq.write_table(pq.read_table(part).replace_schema_metadata(None), part)
     with pytest.raises(CheckpointError, match=r"000002\.parquet does not name the encoder"):
         find_index(tmp_path)
-
-
-@pytest.mark.parametrize(("factory", "least"), [("Flat", 1.0), ("IVF16,Flat", 0.6), ("PCA16,IVF16,Flat", 0.6)])
-def test_faiss_finds_what_the_exact_search_finds(factory, least, tmp_path):
-    pytest.importorskip("faiss")
-    vectors, queries = random_vectors(1000, dimension=16), normalize(random_vectors(20, seed=1, dimension=16))
-    record = EncoderRecord("mine", "avg", "float32", 16, "0123")
-    exact = index_of(vectors, record)
-    by_faiss = exact.with_faiss(factory)
-    expected, found = (hits_of(index, queries, top_k=10) for index in (exact, by_faiss))
-    shared = [len({*dict(one)} & {*dict(other)}) for one, other in zip(expected, found, strict=True)]
-    assert np.mean(shared) >= 10 * least
-    by_faiss.save(tmp_path / "index")
-    assert hits_of(find_index(tmp_path / "index"), queries, top_k=10) == found
-    assert len(by_faiss.search(queries, 2000)[0]) <= 1000
-    with pytest.raises(ConfigError, match=r"faiss cannot build 'nonsense' for 1,000 embeddings"):
-        exact.with_faiss("nonsense")
 
 
 @pytest.mark.parametrize("byte", [20, -1], ids=["header", "embedding"])

@@ -38,7 +38,6 @@ def search(
     id_column: str = "",
     output: Path | None = None,
     prompt_name: str | None = None,
-    faiss: str = "",
     mode: str = "",
     language: str = "",
     weight: float | None = None,
@@ -65,7 +64,7 @@ def search(
         raise ConfigError(f"--storage {storage} is for building an index from text or from embeddings of diffcse embed")
     if (is_built or mode == "dense") and (language or weight is not None):
         raise ConfigError("--language and --weight are for building an index with --mode lexical or hybrid from text")
-    options: dict[str, Any] = {"language": language, "weight": weight, "storage": storage, "faiss": faiss}
+    options: dict[str, Any] = {"language": language, "weight": weight, "storage": storage}
     encoder = None
     if opened is None:
         if not model and mode != "lexical":
@@ -83,7 +82,7 @@ def search(
             encoder = _encoder_of(opened, opened.encoder, load, model)
             opened = opened.with_embeddings()
         index = opened.extended("dense" if is_built else mode, **options)
-    if output and (faiss or index.name != str(output)):
+    if output and index.name != str(output):
         index.save(output)
     prompt = index.query_prompt(encoder.prompts, prompt_name) if encoder else ""
     for chunk in [[text.strip() for text in queries]] if queries else _read_queries(queries_file):

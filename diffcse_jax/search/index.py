@@ -1,7 +1,7 @@
 """An index: texts with their embeddings, their words or both, in memory or in a folder.
 
-An index folder holds `sentences.arrow`, perhaps `vectors.npy`, `vectors.faiss` and the files of BM25, and `index.json`
-with the mode, the encoder and the SHA-256 of the other files, which loading compares.
+An index folder holds `sentences.arrow`, perhaps `vectors.npy` and the files of BM25, and `index.json` with the mode,
+the encoder and the SHA-256 of the other files, which loading compares.
 """
 
 import collections
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int
 
-from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
 from diffcse_jax.models.prompts import Prompts
 from diffcse_jax.search.array_store import BLOCK_ROWS, ArrayStore, Queries, Vectors
@@ -27,11 +27,10 @@ from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START, searched_texts
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
-FAISS_TRAINING_ROWS = 1 << 17  # embeddings that faiss clusters, evenly spaced over the corpus
 INDEX_FILE = "index.json"
 MODES = ("dense", "lexical", "hybrid")
 SAMPLE_ROWS = 1024  # whose mean and deviation standardise cosine similarities, evenly spaced over the corpus
-_TEXTS, _FAISS = "sentences.arrow", "vectors.faiss"
+_TEXTS = "sentences.arrow"
 
 # Scores and rows of a query, best first, and the ranks of rows by half.
 Found = tuple[Float32[np.ndarray, " _"], Int[np.ndarray, " _"], Mapping[int, Mapping[str, int]]]
@@ -52,7 +51,6 @@ class SentenceIndex:
     store: ArrayStore
     encoder: EncoderRecord | None  # None if there are no embeddings
     name: str = ""  # the folder, for errors; empty for an index in memory
-    faiss: Any = None  # an index of faiss, which searches instead of comparing all embeddings
     lexical: LexicalIndex | None = None
     weight: float = DEFAULT_WEIGHT  # of BM25 in a hybrid search, from 0 to 1
     warning: str = ""  # if a part of the texts is missing
@@ -84,14 +82,11 @@ class SentenceIndex:
                 )
             table = pa.ipc.open_file(pa.memory_map(str(folder / _TEXTS))).read_all()
             store = ArrayStore.load(folder, table) if encoder else ArrayStore(table)
-            faiss = None
-            if _FAISS in digests:
-                faiss = require_extra("faiss", "search").read_index(str(folder / _FAISS))
             lexical = LexicalIndex.load(folder, str(settings.get("language"))) if mode != "dense" else None
             weight = float(settings.get("weight", DEFAULT_WEIGHT))
         except (OSError, TypeError, ValueError, RuntimeError, pa.ArrowException) as error:
             raise CheckpointError(f"{folder} cannot be read ({error}). Build the index again") from error
-        return cls(store, encoder, str(folder), faiss, lexical, weight)
+        return cls(store, encoder, str(folder), lexical, weight)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -101,12 +96,11 @@ class SentenceIndex:
         return "lexical" if self.encoder is None else "hybrid" if self.lexical else "dense"
 
     def extended(
-        self, mode: str, *, language: str = "", weight: float | None = None, storage: str = "", faiss: str = ""
+        self, mode: str, *, language: str = "", weight: float | None = None, storage: str = ""
     ) -> "SentenceIndex":
         """Return the same texts with what `build_index` is asked for besides their embeddings."""
         index = dataclasses.replace(self, encoder=None) if mode == "lexical" else self
         index = index.stored_as(storage) if storage and index.encoder else index
-        index = index.with_faiss(faiss) if faiss else index
         return index if mode == "dense" else index.with_lexical(language, weight)
 
     def with_embeddings(self) -> "SentenceIndex":
@@ -114,30 +108,6 @@ class SentenceIndex:
         if self.parquet is None:
             return self
         return dataclasses.replace(self, store=ArrayStore(self.store.table, self.parquet.mapped()), parquet=None)
-
-    def with_faiss(self, factory: str) -> "SentenceIndex":
-        """Return the same texts searched by faiss, which copies the embeddings.
-
-        The index is described in faiss's terms (`factory`): `Flat` is exact; `IVF1024,Flat` and `HNSW32` are not.
-        Scores are cosine similarities if faiss stores the embeddings themselves, and after quantisation nearly so.
-        After a PCA they are not, unless `,RFlat` at the end keeps the embeddings, too.
-        """
-        faiss = require_extra("faiss", "search")
-        if self.encoder is None:
-            raise ConfigError(f"faiss={factory!r} searches embeddings, which an index of words alone does not have")
-        try:
-            index = faiss.index_factory(self.encoder.dimension, factory, faiss.METRIC_INNER_PRODUCT)
-            if not index.is_trained:
-                step = max(1, len(self) // FAISS_TRAINING_ROWS)
-                index.train(np.concatenate([block[::step] for block in self.store.unit_blocks()]))
-            for block in self.store.unit_blocks():
-                index.add(np.ascontiguousarray(block))
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0].split("Error: ")[-1][:200]
-            raise ConfigError(f"faiss cannot build {factory!r} for {len(self):,} embeddings: {reason}") from error
-        if (inverted := faiss.try_extract_index_ivf(index)) is not None:
-            inverted.nprobe = max(1, round(math.sqrt(inverted.nlist)))  # lists to look through, as in SimCSE's tool
-        return dataclasses.replace(self, faiss=index)
 
     def stored_as(self, storage: str) -> "SentenceIndex":
         """Return the same texts with their embeddings in memory, stored as one of `STORAGES`."""
@@ -169,8 +139,6 @@ class SentenceIndex:
                 settings |= {"language": self.lexical.language, "weight": self.weight}
             with pa.ipc.new_file(new / _TEXTS, self.store.table.schema) as writer:
                 writer.write_table(self.store.table)
-            if self.faiss:
-                require_extra("faiss", "search").write_index(self.faiss, str(new / _FAISS))
             write_json(new / INDEX_FILE, settings | {"sha256": file_digests(new, new.iterdir())})
 
     def checked_mode(self, mode: str = "") -> str:
@@ -259,18 +227,7 @@ class SentenceIndex:
         assert queries is not None
         if mode == "hybrid":
             return [*self._by_both(queries, texts, count)]
-        return [(scores, rows, {}) for scores, rows in self._nearest(queries, count)]
-
-    def _nearest(
-        self, queries: Queries, count: int
-    ) -> Iterator[tuple[Float32[np.ndarray, " k"], Int[np.ndarray, " k"]]]:
-        if not self.faiss:
-            yield from zip(*self.store.nearest(queries, count), strict=True)
-            return
-        for scores, rows in zip(*self.faiss.search(np.ascontiguousarray(queries), count), strict=True):
-            order = np.lexsort((rows, -scores))
-            order = order[rows[order] >= 0]  # -1 where fewer were found
-            yield scores[order], rows[order]
+        return [(scores, rows, {}) for scores, rows in zip(*self.store.nearest(queries, count), strict=True)]
 
     @functools.cached_property
     def _sample(self) -> Float32[np.ndarray, "sample dimension"]:
@@ -279,7 +236,7 @@ class SentenceIndex:
     def _by_both(self, queries: Queries, texts: Sequence[str], count: int) -> Iterator[Found]:
         assert self.lexical
         depth = min(max(CANDIDATES, count), len(self))
-        for query, text, (_, near) in zip(queries, texts, self._nearest(queries, depth), strict=True):
+        for query, text, near in zip(queries, texts, self.store.nearest(queries, depth)[1], strict=True):
             lexical = self.lexical.scores(text)
             by_words = found_by_words(lexical, depth)
             rows = np.union1d(near, by_words)

@@ -87,7 +87,6 @@ class Searcher(abc.ABC):
         show_progress: bool = False,
         *,
         prompt_name: str | None = None,
-        faiss: str = "",
         mode: str = "dense",
         language: str = "",
         weight: float | None = None,
@@ -101,7 +100,6 @@ class Searcher(abc.ABC):
                 with `sentence` and the same other keys, which hits repeat. A `title` is searched before each passage.
             batch_size, show_progress: As for `encode`.
             prompt_name: The prompt of the sentences. By default it is the model's prompt of documents.
-            faiss: Search with an index of faiss, such as `IVF1024,Flat`. By default the device compares all embeddings.
             mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines both.
             language: The language of BM25's stop words and stemmer, such as `german`; by default it is detected.
             weight: The weight of BM25 in hybrid scores, from 0 to 1; the default is measured (docs/records/search.md).
@@ -117,7 +115,7 @@ class Searcher(abc.ABC):
         else:
             records = [{TEXT: text} for text in checked_sentences(sentences)]
         prompt = self.prompts.document if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
-        options: dict[str, Any] = {"language": language, "weight": weight, "storage": storage, "faiss": faiss}
+        options: dict[str, Any] = {"language": language, "weight": weight, "storage": storage}
         self._index = build_index(
             self, records, mode, prompt, passages, batch_size=batch_size, show_progress=show_progress, **options
         )
