@@ -247,12 +247,7 @@ def export(add: Add) -> str:
     add("--model", type=Path, required=True, metavar="RUN", help="the folder of a run, or one checkpoint in it")
     add("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
     add("--truncate_dim", type=int, help="record this size, to which embeddings are then cut")
-    add(
-        "--onnx",
-        dest="with_onnx",
-        action="store_true",
-        help="add onnx/model.onnx and an int8 version, checked against the model",
-    )
+    add("--onnx", dest="with_onnx", action="store_true", help="add onnx/model.onnx, checked against the model")
     add("--hub_id", metavar="USER/NAME", help="the model's id on the hub, for the card")
     add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
     add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: data.language)")

@@ -64,7 +64,7 @@ def by_jax_alone(monkeypatch):
 @pytest.fixture
 def unchecked(monkeypatch):
     """Exports without comparing embeddings, for what happens to files."""
-    check = {"maximal_absolute_difference": {}, "tolerance": 0.0, "sentences": 0, "scale": 1.0}
+    check = {"maximal_absolute_difference": {}, "tolerance": 0.0, "sentences": 0}
     monkeypatch.setattr(export, "check_folder", lambda *_: check)
 
 
@@ -72,25 +72,16 @@ def pooler_of(folder: Path) -> str:
     return SentenceEncoder.from_pretrained(folder).pooler
 
 
-@pytest.mark.parametrize(
-    ("family", "pooler"),
-    [
-        ("bert", "cls"),
-        pytest.param("distilbert", "cls", marks=pytest.mark.slow),
-        pytest.param("mpnet", "avg_top2", marks=pytest.mark.slow),
-    ],
-)
-def test_every_reader_gives_the_trained_embeddings(family, pooler, saved, tmp_path, capfd):
-    trained = saved(family, pooler)
+def test_every_reader_gives_the_trained_embeddings(saved, tmp_path, capfd):
+    trained = saved()
     check = export.export(tmp_path / "workdir", tmp_path / "out")
     assert set(check["maximal_absolute_difference"]) == {"diffcse_jax", "sentence_transformers"}
     assert all(difference < 1e-5 for difference in check["maximal_absolute_difference"].values())
     assert json.loads((tmp_path / "out/export_check.json").read_text()) == check
-    assert pooler_of(tmp_path / "out") == pooler
+    assert pooler_of(tmp_path / "out") == "cls"
     assert "Loading weights" not in capfd.readouterr().err
-    if (family, pooler) == ("bert", "cls"):  # which transformers alone reads as well
-        tensors = load_file(tmp_path / "out/model.safetensors")
-        np.testing.assert_array_equal(tensors["pooler.dense.weight"], trained.pooler_head["dense.kernel"].T)
+    tensors = load_file(tmp_path / "out/model.safetensors")  # which transformers alone reads as well
+    np.testing.assert_array_equal(tensors["pooler.dense.weight"], trained.pooler_head["dense.kernel"].T)
 
 
 def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, capfd):
@@ -124,15 +115,14 @@ def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="the extra `onnx` is not installed")
-def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_path, monkeypatch, capsys):
-    pooler, truncate_dim = "avg_first_block_last", 6
-    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)  # int8 is scored without STS-B
-    trained, private, out = saved("mpnet", pooler), str(tmp_path), tmp_path / "out"
+def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_path):
+    trained, private, out = saved("mpnet", "avg_first_block_last"), str(tmp_path), tmp_path / "out"
     paths = {name: private for name in ("_name_or_path", "name_or_path", "tokenizer_file", "cache_dir")}
     trained.hf_config.update(paths)
     settings = trained.folder / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | paths))
-    measured = export.export(tmp_path / "workdir", out, truncate_dim, with_onnx=True)["onnx"]
+    check = export.export(tmp_path / "workdir", out, truncate_dim=6, with_onnx=True)["maximal_absolute_difference"]
+    assert set(check) == {"diffcse_jax", "sentence_transformers", "onnx/model.onnx"}
     for file in out.rglob("*"):
         assert not file.is_file() or private.encode() not in file.read_bytes(), file
 
@@ -145,14 +135,8 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
         exec(block.replace("path/to/this/folder", str(out)), names)
         expected = normalize(ours) if "InferenceSession" in block else ours
         np.testing.assert_allclose(np.array(names["embeddings"]), expected, atol=1e-5)
-
-    assert measured["maximal_absolute_difference"] < 1e-5
-    assert measured["mean_cosine_of_int8"] > 0.9
-    assert (measured["score"], measured["float32"]) == ("guard_agreement", pytest.approx(100))
-    assert "model_qint8.onnx: agreement of similarities" in capsys.readouterr().out
-    graph = onnx.OnnxEncoder(out, onnx.GRAPH, pooler, truncate_dim)
     for texts in (["dog"], ["a dog and a cat", "dog", "dogs " * 20]):  # without padding and with
-        np.testing.assert_allclose(graph.encode(texts), normalize(encoder.encode(texts)), atol=1e-5)
+        np.testing.assert_allclose(onnx.encode(out, texts), normalize(encoder.encode(texts)), atol=1e-5)
 
 
 def test_a_wrong_export_leaves_nothing(saved, by_jax_alone, tmp_path, monkeypatch):
@@ -193,12 +177,12 @@ def test_the_tolerance_is_relative(saved, tmp_path, monkeypatch, scale):
     vectors = (scale * rng.uniform(-1, 1, (len(export.SAMPLES), 16))).astype(np.float32)
     monkeypatch.setattr(SentenceEncoder, "encode", lambda *_, **__: vectors)
 
-    def check(error: float) -> dict:
+    def check(error: float) -> None:
         readers = {"reader": lambda _, prompt: vectors + np.float32(error * scale)}
         monkeypatch.setattr(export, "_readers", lambda *_: readers)
-        return export.check_folder(trained, tmp_path)
+        export.check_folder(trained, tmp_path)
 
-    assert check(1e-5)["scale"] == pytest.approx(scale, rel=0.1)
+    check(1e-5)
     with pytest.raises(CheckpointError, match="differ"):
         check(1e-3)
     vectors[0, 0] = np.nan

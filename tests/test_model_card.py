@@ -39,7 +39,7 @@ def saved_with(config: Config, **fields: object) -> SavedEncoder:
 
 def card_of(saved: SavedEncoder, base: BaseModel = BASE, **fields: object) -> str:
     given = {"name": "ada/model", "truncate_dim": None, "hub_id": None, "license": None, "language": ()}
-    given |= {"results": ({}, None), "checks": ["They agree."], "onnx": False}
+    given |= {"results": ({}, None), "check": "They agree.", "onnx": False}
     return model_card(saved, base, **given | fields)
 
 

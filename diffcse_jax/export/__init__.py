@@ -1,5 +1,5 @@
 """Write a trained model as a Hugging Face and sentence-transformers folder, check it, and add a model card."""
 
-from diffcse_jax.export.folder import SAMPLES, export, write_folder
+from diffcse_jax.export.folder import export
 
-__all__ = ["SAMPLES", "export", "write_folder"]
+__all__ = ["export"]

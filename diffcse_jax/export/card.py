@@ -14,12 +14,13 @@ import diffcse_jax
 from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
 from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column, table
 from diffcse_jax.export.onnx import GRAPH
-from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run, read_json_object
+from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run
 from diffcse_jax.models import families
 from diffcse_jax.models.pooling import OTHER_POOLERS
 from diffcse_jax.run_folder.folder import BaseModel, is_local
 from diffcse_jax.run_folder.records import SELECTION, origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
+from diffcse_jax.run_folder.summary import RESULTS, read_results
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 BIBTEX: dict[str, str] = {
@@ -31,7 +32,6 @@ _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy"
 _TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "transformers", "diffcse", "jax")
 _LANGUAGES = {"wiki1m": "en", "docstrings": "en"}  # of texts with a name
 _DATASETS = {"wiki1m": HUB_REPOSITORY}
-_RESULT_FILES = ("results.json", "evaluation.json")  # in a run's folder
 
 
 def model_card(
@@ -44,13 +44,13 @@ def model_card(
     license: str | None,
     language: Sequence[str],
     results: tuple[Results, Results | None],
-    checks: Sequence[str],
+    check: str,
     onnx: bool,
 ) -> str:
     """Return the content of README.md: metadata as YAML, then Markdown.
 
     `name` is for a model without an id on the hub. `license` and `language` replace those of the starting checkpoint
-    and of the text. `results` are those of `recorded_results`, and `checks` are sentences on how readers of the folder
+    and of the text. `results` are those of `recorded_results`, and `check` is a sentence on how readers of the folder
     agree with the trained model.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.transformer_config
@@ -102,7 +102,7 @@ def model_card(
         command=command_of(config),
         configuration=json.dumps(portable(config), indent=2),
         citations=[BIBTEX[paper] for paper in papers_of(config)],
-        checks=checks,
+        check=check,
         diffcse_jax=diffcse_jax.__version__,
         versions={package: importlib.metadata.version(package) for package in _PACKAGES},
     )
@@ -181,8 +181,10 @@ def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None
     """
     run = find_run(source) or source
     since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0
-    files = [path for name in _RESULT_FILES if (path := run / name).is_file() and path.stat().st_mtime >= since]
-    rows = [row for path in files for row in _read_rows(path)]
+    files = [path for name in RESULTS if (path := run / name).is_file() and path.stat().st_mtime >= since]
+    comparable = {"mode": "test", "similarity": "cosine", "aggregation": "all", "post": None}  # as published
+    found = [row for path in files for row in read_results(path)]
+    rows = [row for row in found if all(row.get(key) == value for key, value in comparable.items())]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
     exported, start = (saved.pooler, truncate_dim), saved.config.model.name_or_path
     for row in rows:
@@ -190,16 +192,3 @@ def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None
             poolers = {saved.baseline.pooler} if saved.baseline else {row["pooler"] for row in rows}
             return row, next((row for row in rows if row["model"] == start and row["pooler"] in poolers), None)
     return {}, None
-
-
-def _read_rows(path: Path) -> list[Results]:
-    """Return the test results in a file that are comparable with published tables, one row per model."""
-    content = read_json_object(path)
-    comparable = {"mode": "test", "similarity": "cosine", "aggregation": "all", "post": None}
-    return [
-        row
-        for row in content.get("models", [content])
-        if isinstance(row, dict)
-        and {"model", "pooler", "tasks"} <= row.keys()
-        and all(row.get(key) == value for key, value in comparable.items())
-    ]
