@@ -87,7 +87,6 @@ def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path, model)
     assert f"warning: {warning}" in printed.err
     _, results, printed = run(*arguments, "--similarity", "dot")
     assert (results["warnings"], results["similarity"]) == ([], "dot")
-    assert "dot similarity" in printed.out
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
@@ -105,8 +104,7 @@ def test_vectors_are_cut_and_post_processed(run, tmp_path):
     code, results, printed = run(*arguments, "--truncate_dim", "7")
     assert code == 0
     assert (results["truncate_dim"], results["post"]) == (7, post)
-    assert printed.out.startswith(f"{results['model']}, 7 dimensions | pooler avg")
-    assert post in printed.out
+    assert f"{results['model']}, 7 dimensions (not the official data: STS-B), pooler avg" in printed.out
 
 
 def write_sick(senteval, *rows):
@@ -138,8 +136,8 @@ def test_geometry_and_retrieval_are_printed_and_drawn(run, tmp_path):
     assert code == 0
     assert results["tasks"]["geometry"]["n"] == 4
     assert results["tasks"]["retrieval"]["n"] == 2
-    for line in ("alignment", "similarity", "recall"):
-        assert line in printed.out
+    for score in ("alignment", "recall@5"):
+        assert score in printed.out
     assert sorted(path.name for path in (tmp_path / "out/report").iterdir()) == [
         "similarity_by_rating.png",
         "singular_values.png",

@@ -1,9 +1,7 @@
-import json
 import statistics
 
 import pytest
 
-from diffcse_jax.config import Config
 from diffcse_jax.evaluation import results
 from diffcse_jax.evaluation.tasks import GROUPS
 
@@ -22,19 +20,6 @@ def text_table(models, style="text", *, with_published=False):
     return results.compare(models, with_published=with_published, style=style)
 
 
-@pytest.fixture
-def workdir(tmp_path):
-    """Makes workdirs by seed and learning rate."""
-
-    def make(name, seed, learning_rate=1e-5):
-        config = Config.from_dict({"train": {"seed": seed}, "optim": {"learning_rate": learning_rate}})
-        (tmp_path / name / "export").mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text(json.dumps(config.to_dict()))
-        return str(tmp_path / name)
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("style", "expected"),
     [
@@ -46,6 +31,19 @@ def workdir(tmp_path):
                 "| ----------- | ----: | ----: |",
                 "| a           | 70.12 | 80.00 |",
                 "| longer_name |  9.50 |     - |",
+            ],
+        ),
+        (
+            "latex",
+            [
+                r"\begin{tabular}{lrr}",
+                r"\toprule",
+                r"model & STS12 & STS-B \\",
+                r"\midrule",
+                r"a & 70.12 & 80.00 \\",
+                r"longer\_name & 9.50 & - \\",
+                r"\bottomrule",
+                r"\end{tabular}",
             ],
         ),
     ],
@@ -84,12 +82,3 @@ def test_published_averages_are_means_of_their_row():
             if f"average {group}" in scores:
                 mean = statistics.mean(scores[name] for name in names)
                 assert scores[f"average {group}"] == pytest.approx(mean, abs=0.011)
-
-
-def test_seeds_of_one_configuration_get_a_mean(workdir):
-    seeds = [workdir("one", 1), workdir("two", 2) + "/export", workdir("three", 3)]
-    models = [results_of(path, STS12=score) for path, score in zip(seeds, (70.0, 71.0, 72.0), strict=True)]
-    models += [results_of(workdir("other", 1, learning_rate=1e-4), STS12=10.0), results_of("minilm", STS12=72.37)]
-    models.append(results_of(seeds[0] + "/export", STS12=10.0))  # the same run counts once
-    assert text_table(models).splitlines()[-1] == f"mean of 3 seeds: {', '.join(seeds)}  71.00 ± 1.00"
-    assert r"71.00 $\pm$ 1.00" in text_table(models, "latex")

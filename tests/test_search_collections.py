@@ -6,7 +6,7 @@ from test_retrieval import Angles
 
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Settings
-from diffcse_jax.evaluation.runner import evaluate_model
+from diffcse_jax.evaluation.results import details
 from diffcse_jax.evaluation.search_collections import compare, measure, read_collection, read_run, search, write_run
 from diffcse_jax.evaluation.tasks import find_task
 
@@ -65,14 +65,16 @@ def test_comparisons_by_hand():
     assert better.p == pytest.approx(2 / 2**6)  # only all signs alike give as large a mean
 
 
-def test_the_command_compares_with_a_run(beir, tmp_path, minilm_dir):
-    task = f"retrieval:{beir}"
-    first = evaluate_model(str(minilm_dir), Settings(tasks=task, runs=tmp_path / "runs"))
-    (run,) = (tmp_path / "runs").iterdir()
-    second = evaluate_model(str(minilm_dir), Settings(tasks=task, against=run))["tasks"][task]
+def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
+    task = find_task(f"retrieval:{beir}")
+    first = task.run(Angles(), tmp_path, Settings(runs=tmp_path / "runs", model="angles"))
+    assert first["n"] == 2
+    run = tmp_path / "runs/angles.tiny.trec"
+    second = task.run(Angles(), tmp_path, Settings(against=run))
+    found = {"model": "it", "pooler": "avg", "tasks": {task.name: second}, "not_official": {}, "missing": {}}
+    assert "95% interval +0.00 to +0.00, p = 1.0000 (randomisation test)" in details(found)
     assert second.pop("against")["difference"] == 0
-    assert second == first["tasks"][task]
-    assert second["n"] == 2
+    assert second == first
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from diffcse_jax.evaluation.retrieval import CUTOFFS
 from diffcse_jax.evaluation.search_collections import CHOOSES
 from diffcse_jax.evaluation.systems import HYBRID
 from diffcse_jax.evaluation.tasks import GROUPS, expand_groups, own_kind
-from diffcse_jax.io import expand_path, find_run, read_json, write_json
+from diffcse_jax.io import write_json
 
 Results = dict[str, Any]
 
@@ -75,22 +75,12 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
     return means
 
 
-def rounded(value: Any) -> Any:
-    """Return the same structure with scores rounded to two decimals, or to four if they are smaller than 10."""
-    if isinstance(value, Mapping):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
-    if isinstance(value, float):
-        return round(value, 2) if abs(value) >= 10 else round(value, 4)
-    return value
-
-
 def write_results(content: Results, path: Path) -> None:
-    """Write `results.json` atomically."""
+    """Write `results.json` atomically, with numbers rounded to four decimals."""
+    rounded = json.loads(json.dumps(content), parse_float=lambda number: round(float(number), 4))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, rounded(content))
+        write_json(path, rounded)
     except (OSError, CheckpointError) as error:
         raise ConfigError(f"--output: cannot write {path}: {error}") from error
 
@@ -122,21 +112,6 @@ def by_column(seeds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Return the values of the columns that all seeds have."""
     columns = seeds[0] if seeds else {}
     return {column: [seed[column] for seed in seeds] for column in columns if all(column in seed for seed in seeds)}
-
-
-def seed_groups(models: Sequence[str]) -> list[list[int]]:
-    """Return the positions of models whose runs differ only in `train.seed`, in groups of two or more.
-
-    Models are run folders, or checkpoints or exports in them. If several belong to the same seed, the first counts.
-    """
-    groups: dict[str, dict[str, int]] = {}
-    for index, model in enumerate(models):
-        path = expand_path(model)
-        if workdir := find_run(path) or find_run(path.parent):
-            config = read_json(workdir / "config.json")
-            seed = config["train"].pop("seed", None) if isinstance(config.get("train"), dict) else None
-            groups.setdefault(json.dumps(config, sort_keys=True), {}).setdefault(json.dumps(seed), index)
-    return [list(seeds.values()) for seeds in groups.values() if len(seeds) > 1]
 
 
 def format_scores(scores: Mapping[str, float]) -> dict[str, str]:
@@ -187,17 +162,11 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
 def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[list[str], list[Row]]]:
     """Return columns and rows of tables with a row per model and a column per task, below published scores."""
     scores = [scores_by_column(results) for results in models]
-    names, poolers = ([results[key] for results in models] for key in ("model", "pooler"))
-    measured = []
-    for results, own in zip(models, scores, strict=True):
-        tasks = ", ".join(map(task_title, results.get("not_official", {})))
-        label = _model_label(results) + (f" (not the official data: {tasks})" if tasks else "")
-        measured.append(Row(label, format_scores(own) | {"pooler": results["pooler"]}))
-    for group in seed_groups(names):
-        label = f"mean of {len(group)} seeds: {', '.join(names[index] for index in group)}"
-        cells = {"pooler": ", ".join(dict.fromkeys(poolers[index] for index in group))}
-        measured.append(Row(label, format_means([scores[index] for index in group]) | cells))
-    first = ["pooler"] if len(set(poolers)) > 1 else []
+    measured = [
+        Row(_label(results), format_scores(own) | {"pooler": results["pooler"]})
+        for results, own in zip(models, scores, strict=True)
+    ]
+    first = ["pooler"] if len({results["pooler"] for results in models}) > 1 else []
     tables = []
     for columns in sections(scores):
         published = [
@@ -214,37 +183,25 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
     return "\n\n".join(table(*each, style) for each in compared(models, with_published=with_published))
 
 
-def describe(results: Results) -> str:
-    """Return one model's scores in detail, for a terminal."""
-    tasks, not_official = results["tasks"], results.get("not_official", {})
-    heading = [_model_label(results), f"pooler {results['pooler']}", results["mode"], results["backend"]]
-    if results["similarity"] != "cosine":
-        heading.append(f"{results['similarity']} similarity")
-    if results["post"]:
-        heading.append(results["post"])
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for name, scores in tasks.items():
+def details(results: Results) -> str:
+    """Return all scores of a model, and what a reader must know about them, one line for each."""
+    lines = [f"{_label(results)}, pooler {results['pooler']}"]
+    for name, scores in results["tasks"].items():
+        title, other = task_title(name), scores.get("against")
         numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
         numbers |= {"dev spearman": scores["dev"]["spearman"]} if "dev" in scores else {}
-        groups.setdefault(tuple(numbers), []).append(Row(task_title(name), format_scores(numbers)))
-    lines = [" | ".join(heading), *(table(columns, rows, labels="task") for columns, rows in groups.items())]
-    for name, scores in tasks.items():
-        if by_rating := scores.get("similarity_by_rating"):
-            means = (f"{group['ratings']}: {group['mean']:.2f}" for group in by_rating if group["n"])
-            lines.append(f"mean similarity by rating: {', '.join(means)}")
-        if other := scores.get("against"):
-            compared = f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f})"
+        lines.append(f"{title}: {', '.join(f'{key} {score}' for key, score in format_scores(numbers).items())}")
+        if other:
+            difference = f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f})"
             interval = f"95% interval {other['low']:+.2f} to {other['high']:+.2f}"
-            test = f"p = {other['p']:.4f} (paired randomisation test)"
-            lines.append(f"{task_title(name)}: {CHOOSES} {compared}, {interval}, {test}")
+            lines.append(f"{title}: {CHOOSES} {difference}, {interval}, p = {other['p']:.4f} (randomisation test)")
         for example in scores.get("examples", ()):
             lines += [f"  {example['query']}", *(f"    {score:.2f} {text}" for text, score in example["hits"])]
-    mark = " (not on the official data)" if not_official else ""
-    lines += [f"average {group}: {mean:.2f}{mark}" for group, mean in results["averages"].items() if mean is not None]
-    lines += [f"{task_title(name)}: not the official data: {reason}" for name, reason in not_official.items()]
+    lines += [f"{task_title(name)}: not the official data: {how}" for name, how in results["not_official"].items()]
     return "\n".join([*lines, *(f"{task_title(name)}: missing: {why}" for name, why in results["missing"].items())])
 
 
-def _model_label(results: Results) -> str:
-    size = results.get("truncate_dim")
-    return f"{results['model']}, {size} dimensions" if size else results["model"]
+def _label(results: Results) -> str:
+    size, not_official = results.get("truncate_dim"), results.get("not_official", {})
+    label = f"{results['model']}, {size} dimensions" if size else results["model"]
+    return label + (f" (not the official data: {', '.join(map(task_title, not_official))})" if not_official else "")

@@ -10,9 +10,9 @@ from pathlib import Path
 import tqdm
 
 from diffcse_jax.errors import ConfigError, DataError, warn_user
-from diffcse_jax.evaluation import CachedEncoder, Settings, Task, geometry, results, search_collections
+from diffcse_jax.evaluation import CachedEncoder, Settings, Task, geometry, search_collections
 from diffcse_jax.evaluation.backends import load_encoder
-from diffcse_jax.evaluation.results import Results
+from diffcse_jax.evaluation.results import Results, averages, compare, details, write_results
 from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.evaluation.sts import size_problem
 from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_kind
@@ -35,14 +35,12 @@ def run(
 
     def keep(found: Results) -> None:  # after each task, because the next may fail
         so_far = [*done, found]
-        results.write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, output)
+        write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, output)
 
     for model in dict.fromkeys(models):
         done.append(evaluate_model(model, settings, keep))
-    parts = [results.describe(each) for each in done] if style == "text" else []
-    if len(done) > 1 or with_published or style != "text":
-        parts.append(results.compare(done, with_published=with_published, style=style))
-    print("\n\n".join(parts))
+    shown = map(details, done) if style == "text" else ()
+    print(*shown, compare(done, with_published=with_published, style=style), sep="\n\n")
     if pictures := geometry.draw(done, output.parent / "report"):
         print("pictures:", *pictures, file=sys.stderr)
     return 3 if any(each["missing"] for each in done) and not allow_missing else 0
@@ -53,42 +51,40 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
 
     Each sentence is encoded once, however many tasks contain it.
     """
-    tasks = _plan(settings)
+    tasks, mode = _plan(settings), settings.mode
     folder = Path() if all(map(own_kind, tasks)) else senteval_folder(settings.data_dir)
     settings = dataclasses.replace(settings, model="-".join(Path(model).parts[-2:]).strip("/.").replace(" ", "_"))
     missing = {
         name: f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if paths[1:] else "")
         for name, task in tasks.items()
-        if (paths := task.missing(folder, settings.mode))
+        if (paths := task.missing(folder, mode))
     }
-    scores: dict[str, dict] = {}
     with _recorded_warnings() as notes:
         encoder = CachedEncoder(load_encoder(model, settings))
         has_prompt = encoder.prompts.default or all(map(own_kind, tasks))  # those of queries and documents
         if not has_prompt and (warning := encoder.prompts.warning(model)):
             warn_user(warning)
-
-        def found() -> Results:
-            problems = {name: size_problem(name, each, settings.mode) for name, each in scores.items()}
-            return {
-                "model": model,
-                "pooler": encoder.pooler,
-                "truncate_dim": encoder.truncate_dim,
-                "prompts": dict(encoder.prompts.by_name),
-                **{name: getattr(settings, name) for name in RECORDED},
-                "tasks": dict(scores),
-                "averages": results.averages(scores, settings.mode),
-                "not_official": {name: problem for name, problem in problems.items() if problem},
-                "missing": missing,
-                "warnings": list(notes),
-            }
-
-        keep(found())
+        found: Results = {
+            "model": model,
+            "pooler": encoder.pooler,
+            "truncate_dim": encoder.truncate_dim,
+            "prompts": dict(encoder.prompts.by_name),
+            **{name: getattr(settings, name) for name in RECORDED},
+            "tasks": {},
+            "averages": averages({}, mode),
+            "not_official": {},
+            "missing": missing,
+            "warnings": notes,
+        }
+        keep(found)
         for name in tqdm.tqdm([name for name in tasks if name not in missing], desc=model, unit="task", disable=None):
-            each = tasks[name].run(encoder, folder, settings)
-            scores[name] = each | each.get("aggregations", {}).get(settings.aggregation, {})
-            keep(found())
-        return found()
+            scores = tasks[name].run(encoder, folder, settings)
+            found["tasks"][name] = scores | scores.get("aggregations", {}).get(settings.aggregation, {})
+            found["averages"] = averages(found["tasks"], mode)
+            if problem := size_problem(name, scores, mode):
+                found["not_official"][name] = problem
+            keep(found)
+    return found
 
 
 def _plan(settings: Settings) -> dict[str, Task]:
@@ -107,14 +103,14 @@ def _plan(settings: Settings) -> dict[str, Task]:
 
 
 @contextlib.contextmanager
-def _recorded_warnings() -> Iterator[dict[str, None]]:
+def _recorded_warnings() -> Iterator[list[str]]:
     """Print each warning for the user once, and record it."""
-    notes: dict[str, None] = {}
+    notes: list[str] = []
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in notes:
             print(f"warning: {message}", file=sys.stderr)
-        notes[str(message)] = None
+            notes.append(str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)

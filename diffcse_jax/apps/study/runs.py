@@ -173,7 +173,7 @@ def train_and_score(run: Run) -> None:
     scored: results.Results = {"tasks": {}, "averages": {}, "missing": {}, "not_official": {}}
     if run.tasks:
         scored = runner.evaluate_model(model, settings)
-        print(results.describe(scored))
+        print(results.details(scored))
     labelled = {name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())}
     found |= {"scores": results.scores_by_column(scored) | labelled, "dev": dev[found["metric"]]}
     found |= {name: scored[name] for name in ("missing", "not_official")}
