@@ -32,7 +32,6 @@ def get_config() -> ConfigDict:
     config.finetune.weight = 1.0
     config.finetune.data_dir = str(Path(os.environ.get("DIFFCSE_DATA_DIR", ".")) / "cs224n")
     config.finetune.stages = "heads_first"
-    config.finetune.predictions = "cs224n"
     sst = Task(
         file="ids-sst-train.csv",
         dev_file="ids-sst-dev.csv",
@@ -40,7 +39,6 @@ def get_config() -> ConfigDict:
         texts=("sentence",),
         label="sentiment",
         id="id",
-        prediction="Predicted_Sentiment",
         ratio=2,
     )
     quora = Task(
@@ -48,7 +46,6 @@ def get_config() -> ConfigDict:
         texts=PAIR,
         label="is_duplicate",
         id="id",
-        prediction="Predicted_Is_Duplicate",
         ratio=17,
     )
     sts = Task(
@@ -58,7 +55,6 @@ def get_config() -> ConfigDict:
         texts=PAIR,
         label="similarity",
         id="id",
-        prediction="Predicted_Similiary",  # as the course spells it
         kind="regression",
         ratio=4,
     )

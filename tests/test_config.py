@@ -87,7 +87,7 @@ def test_wrong_keys_and_types_are_refused(values, message):
 def test_groups_that_users_name():
     values = {"file": "rows.csv", "texts": ("a", "b"), "ratio": 3}
     config = Config.from_dict({"finetune": {"weight": 1.0, "tasks": {"mine": values}}, "difference": {"weight": 0.0}})
-    assert {**values, "loss": "auto"}.items() <= flat(config.to_dict()["finetune"]["tasks"]["mine"]).items()
+    assert {**values, "depth": 1}.items() <= flat(config.to_dict()["finetune"]["tasks"]["mine"]).items()
     assert flat(config.to_dict())["finetune.tasks.mine.ratio"] == 3
     again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert (again, hash(again)) == (config, hash(config))

@@ -16,12 +16,12 @@ import safetensors.numpy
 import scipy.stats
 from tiny_model import write_tiny_model
 
-from diffcse_jax.apps.finetune import TaskModel, outputs
-from diffcse_jax.apps.finetune.model import TaskEvaluation, TasksMetric
+from diffcse_jax.apps.finetune import TaskModel
+from diffcse_jax.apps.finetune.model import TaskEvaluation, TasksMetric, write_outputs
 from diffcse_jax.apps.finetune.tasks import TaskData, is_dev_row, read_task
-from diffcse_jax.apps.finetune.train import finetune
+from diffcse_jax.apps.finetune.train import Tuning
 from diffcse_jax.config import Config, OptimConfig
-from diffcse_jax.data.batches import by_ratio, by_temperature
+from diffcse_jax.data.batches import by_ratio
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.hosts import StopRequest
 from diffcse_jax.losses.finetune import Task, build_head, features
@@ -55,14 +55,6 @@ def test_every_block_has_the_ratio():
         assert np.bincount(block).tolist() == [17, 4, 2]
     assert (order[:23] != order[23:46]).any()
     np.testing.assert_array_equal(order[:50], by_ratio([17, 4, 2], steps=50, seed=0))
-
-
-@pytest.mark.parametrize(("temperature", "expected"), [(1.0, [0.1, 0.9]), (2.0, [0.25, 0.75])])
-def test_temperature_flattens_the_shares(temperature, expected):
-    order = by_temperature([100, 900], np.full(20_000, temperature), seed=0)
-    np.testing.assert_allclose(np.bincount(order) / len(order), expected, atol=0.015)
-    changing = by_temperature([100, 900], np.linspace(1, 3, 20_000), seed=0)
-    assert (changing[:2000] == 0).mean() < (changing[-2000:] == 0).mean() - 0.1
 
 
 def test_a_resting_network_skips_the_steps_of_other_tasks():
@@ -113,8 +105,8 @@ def test_tables_of_any_kind(tmp_path):
     assert data.train.labels.dtype == np.float32
     rows = [{"text": f"{n}", "class": ["yes", "no"][n % 2], "more": None} for n in range(20)]
     data = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), name="rows.JSONL", texts=("text",))
-    assert (data.task.labels, data.task.chosen_loss, data.task.outputs) == (("no", "yes"), "binary_cross_entropy", 1)
-    assert data.train.ids[:2] == [str(n) for n in range(20) if (str(n),) in data.train.texts][:2]
+    assert (data.task.labels, data.task.loss, data.task.outputs) == (("no", "yes"), "binary_cross_entropy", 1)
+    assert all(row.texts == (str(int(row.id) - 1),) for row in data.train.rows)  # names are line numbers
 
 
 @pytest.mark.parametrize(
@@ -129,7 +121,6 @@ def test_tables_of_any_kind(tmp_path):
         ),
         (CLASSES + " ,1\n", {}, r"mine\.file\), line 32: empty\. Correct or remove it"),
         ("text,class\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no usable line"),
-        (CLASSES, {"loss": "binary_cross_entropy"}, "needs two classes, not 3"),
         ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is not a finite number"),
     ],
 )
@@ -169,10 +160,10 @@ def test_scores_and_their_interval(tmp_path):
         def __init__(self, logits):
             self.logits = logits
 
-        def outputs(self, name, texts, batch_size):
-            return self.logits if name == "classes" else values[:, None].astype(np.float32)
+        def decide(self, name, texts, batch_size):
+            return self.logits.argmax(axis=1) if name == "classes" else values.astype(np.float32)
 
-    evaluation = TaskEvaluation(TasksMetric(tasks, batch_size=8), "text")
+    evaluation = TaskEvaluation(TasksMetric("average", 8, tasks), "text")
     worse, better = (evaluation.measure(Given(logits)) for logits in (mixed, right))
     pearson = 100 * scipy.stats.pearsonr(values, numbers.dev.labels).statistic
     assert better.scores["classes_accuracy"] == 100
@@ -198,7 +189,7 @@ def settings(folder: Path, tokenizer_from: Path) -> dict:
         "contrast": {"weight": 0.0}, "difference": {"weight": 0.0},
         "finetune": {
             "weight": 1.0, "data_dir": str(folder), "stages": "heads_first", "heads_steps": STEPS,
-            "heads_learning_rate": 1e-2, "predictions": "cs224n",
+            "heads_learning_rate": 1e-2,
             "tasks": {
                 "classes": {"file": "classes.csv", "texts": ("text",), "label": "class", "id": "id",
                             "test_file": "classes.csv", **shared},
@@ -228,7 +219,7 @@ def shared_step(networks, *arguments):
 
 
 @pytest.fixture(scope="module")
-def tuned(config, tmp_path_factory) -> tuple[Path, tuple[TaskData, ...]]:
+def tuned(config, tmp_path_factory) -> tuple[Path, list[TaskData]]:
     """Return the workdir of a run of both stages, and its tasks."""
     workdir, printed = tmp_path_factory.mktemp("tuned"), io.StringIO()
     with (
@@ -237,10 +228,10 @@ def tuned(config, tmp_path_factory) -> tuple[Path, tuple[TaskData, ...]]:
         contextlib.redirect_stderr(printed),
     ):
         patched.setattr(train_module, "make_train_step", shared_step)
-        verdict, tasks = finetune(config, workdir)
-    assert "average" in verdict
+        tuning = Tuning(config)
+        assert "average" in tuning.train(workdir)
     (workdir / "printed.txt").write_text(printed.getvalue())
-    return workdir, tasks
+    return workdir, tuning.tasks
 
 
 def saved_items(workdir: Path, step: int) -> dict:
@@ -255,7 +246,7 @@ def test_the_heads_come_first(tuned, config):
     workdir, tasks = tuned
     lines = (workdir / "printed.txt").read_text()
     assert f"stage 1 of 2: training the heads for {STEPS} steps on embeddings of the frozen encoder\n" in lines
-    assert f"task classes: embedding {len({*tasks[0].train.sentences})} sentences\n" in lines
+    assert f"task classes: embedding {len(tasks[0].train)} sentences\n" in lines
     assert lines.index("stage 1 of 2: ") < lines.index(f"step {STEPS}: ") < lines.index("stage 2 of 2: ")
     heads, everything = saved_items(workdir / HEADS, STEPS), saved_items(workdir, 2)
     assert {name.partition(".")[0] for name in heads["params"]} == {"head_classes", "head_numbers"}
@@ -286,27 +277,27 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
     with jax.debug_nans(False):
         for _ in range(2):
             with pytest.raises(Interrupted, match="Stopped at step 1"):
-                finetune(config, tmp_path)
-        finetune(config, tmp_path)
+                Tuning(config).train(tmp_path)
+        Tuning(config).train(tmp_path)
     for stage, steps in ((HEADS, STEPS), ("", 2)):
         expected, found = (saved_items(folder / stage, steps) for folder in (workdir, tmp_path))
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.slow
-def test_predictions_and_pictures(tuned):
+def test_heads_and_predictions_are_written(tuned):
     workdir, tasks = tuned
     model = TaskModel.from_run(workdir)
-    files = outputs.write_outputs(workdir, tasks)
-    names = {"classes-dev.csv", "classes-test.csv", "numbers-dev.csv", "confusion_classes.png"}
-    assert {file.name for file in files} == {*names, "task.json", "head.safetensors"}
+    files = {file.relative_to(workdir).as_posix() for file in write_outputs(workdir, tasks, batch_size=8)}
+    heads = {f"tasks/{name}/{file}" for name in model.tasks for file in ("task.json", "head.safetensors")}
+    assert files == heads | {f"predictions/{name}.csv" for name in ("classes-dev", "classes-test", "numbers-dev")}
     for name, head in model.heads.items():
         saved = safetensors.numpy.load_file(workdir / "tasks" / name / "head.safetensors")
         jax.tree.map(np.testing.assert_array_equal, saved, dict(head))
-    header, *lines = (workdir / "predictions" / "classes-test.csv").read_text().splitlines(keepends=True)
-    assert header == "id \t prediction \n"
+    header, *lines = (workdir / "predictions" / "classes-test.csv").read_text().splitlines()
+    assert header == "id,prediction"
     texts = [text for (text,) in tasks[0].test.texts]
-    assert lines == [f"r{n} , {label} \n" for n, label in enumerate(model.predict("classes", texts))]
+    assert lines == [f"r{n},{label}" for n, label in enumerate(model.predict("classes", texts))]
     values = model.predict("numbers", [("one man", "one man 3"), ("one man", "one man 4")])
     assert all(isinstance(value, float) for value in values)
     with pytest.raises(ConfigError, match="task numbers takes rows of 2"):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int, Integer, Shaped
+from jaxtyping import Int, Integer, Shaped
 
 from diffcse_jax.batch import Batch, in_blocks, lay_out
 from diffcse_jax.data.augmentation import Augmentation
@@ -278,17 +278,6 @@ def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " 
     block, rng = np.repeat(np.arange(len(ratios)), ratios), np.random.default_rng([seed, 0])
     blocks = [rng.permutation(block) for _ in range(-(-steps // len(block)))]
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
-
-
-def by_temperature(
-    rows: Sequence[int], temperatures: Float[np.ndarray, " steps"], seed: int
-) -> Int[np.ndarray, " steps"]:  # fmt: skip
-    """Draw a source for each batch with probabilities proportional to its number of rows^(1 / temperature)."""
-    logits = np.log(np.array(rows, np.float64))[None] / temperatures[:, None]
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    bounds = np.cumsum(shares / shares.sum(axis=1, keepdims=True), axis=1)
-    draws = np.random.default_rng([seed, 1]).random(len(temperatures))
-    return (draws[:, None] >= bounds[:, :-1]).sum(axis=1)
 
 
 Batches = BatchSource | Mixture  # random access to the batches of a run

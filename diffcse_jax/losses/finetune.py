@@ -35,17 +35,11 @@ class Task:
     test_file: str = option("", "rows without labels, for predictions; empty: no predictions")
     texts: tuple[str, ...] = option(("sentence",), "column of the sentence, or the two columns of a sentence pair")
     label: str = option("label", "column of the label or value")
-    id: str = option("", "column with the names of the rows in predictions; empty: row numbers from 0")
-    prediction: str = option("prediction", "name of the column of predictions")
+    id: str = option("", "column with the names of the rows in predictions; empty: line numbers")
     kind: str = option("classification", "kind of label: a class or a number", choices=("classification", "regression"))
     labels: tuple[str, ...] = option((), "the classes; empty: the classes of the training rows, sorted")
-    loss: str = option(
-        "auto",
-        "`auto`: by kind and number of classes; `binary_cross_entropy` has a single logit, for two classes",
-        choices=("auto", "cross_entropy", "binary_cross_entropy", "squared_error"),
-    )
     weight: float = option(1.0, "weight of the task's loss", low=0.0)
-    ratio: int = option(1, "batches of this task in each block of batches; for finetune.mixing='ratio'", low=1)
+    ratio: int = option(1, "batches of this task in each block of batches", low=1)
     features: tuple[str, ...] = option(
         ("difference", "product"),
         "what the head reads of a pair of embeddings u, v: `first` u, `second` v, `difference` |u - v|, `product` u v, "
@@ -62,18 +56,16 @@ class Task:
         return len(self.texts) == 2
 
     @property
-    def chosen_loss(self) -> str:
-        """The loss, with `auto` resolved. The classes must be known."""
-        if self.loss != "auto":
-            return self.loss
+    def loss(self) -> str:
+        """The name of the loss in `FUNCTIONS`. The classes must be known."""
         if self.kind == "regression":
             return "squared_error"
         return "binary_cross_entropy" if len(self.labels) == 2 else "cross_entropy"
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of the head."""
-        return len(self.labels) if self.chosen_loss == "cross_entropy" else 1
+        """The number of outputs of the head: a logit per class, a single logit for two classes, or a value."""
+        return len(self.labels) if self.loss == "cross_entropy" else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,21 +82,6 @@ class Finetune(Loss):
     heads_steps: int = option(0, "steps while only the heads train; 0: as many as heads_epochs gives", low=0)
     heads_learning_rate: float = option(3e-5, "peak learning rate while only the heads train", low=0.0)
     heads_weight_decay: float = option(1e-3, "decoupled weight decay while only the heads train", low=0.0)
-    mixing: str = option(
-        "ratio",
-        "order of tasks: random in blocks of `ratio` batches each, or drawn in proportion to rows^(1 / "
-        "finetune.temperature)",
-        choices=("ratio", "temperature"),
-    )
-    temperature: float = option(
-        1.0, "temperature of the draws: 1 follows the number of rows, a large value treats all tasks alike", low=1.0
-    )
-    final_temperature: float = option(
-        0.0, "temperature at the last batch, reached in equal steps; 0: the temperature is constant", low=0.0
-    )
-    predictions: str = option(
-        "csv", "`csv`, or the `cs224n` course's format", choices=("csv", "cs224n"), changes="nothing"
-    )
 
     def active(self) -> Loss | None:
         return self if self.weight > 0 and self.tasks else None
@@ -132,7 +109,7 @@ class Finetune(Loss):
         embeddings = forward.encoded_views if stored is None else tuple(jnp.moveaxis(stored, 1, 0))
         head = forward.computation.network(head_of(name))
         outputs = head(features(task, embeddings), keys=row_keys(key, len(labels)))
-        value = FUNCTIONS[task.chosen_loss](outputs, labels).mean()
+        value = FUNCTIONS[task.loss](outputs, labels).mean()
         return task.weight * value, {f"loss_{name}": value}
 
 

@@ -1,22 +1,23 @@
-"""An encoder with the heads of labelled tasks: predictions and dev scores."""
+"""An encoder with the heads of labelled tasks: predictions, dev scores, and the files that hold them."""
 
+import csv
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32, Shaped
 
 from diffcse_jax.apps.finetune.tasks import TaskData
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.evaluation import Encoder
-from diffcse_jax.evaluation.dev import DevEvaluation
+from diffcse_jax.evaluation.dev import DevEvaluation, Metric
 from diffcse_jax.evaluation.sts import correlations
-from diffcse_jax.io import expand_path, find_run
+from diffcse_jax.io import expand_path, find_run, replace_dir, write_json, write_tensors
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
@@ -52,18 +53,23 @@ class TaskModel:
         params, _ = read_parameters(workdir, None if path == workdir else int(path.name))
         return cls(SentenceEncoder.from_saved(saved), tasks, heads_in(params, tasks))
 
-    def outputs(
+    def decide(
         self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int = 64
-    ) -> Float32[np.ndarray, "rows outputs"]:
-        """Return the outputs of a task's head for rows of one or two sentences: logits, or values."""
+    ) -> Shaped[np.ndarray, " rows"]:  # fmt: skip
+        """Return the predicted class numbers, or the values, of a task's rows of one or two sentences."""
+        task = self.tasks[name]
         sentences = [text for row in texts for text in row]
         prompt = self.encoder.prompts.default  # as in training
         embeddings = self.encoder.encode(sentences, batch_size=batch_size, prompt=prompt)
         sides = np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0)
-        head = _compiled_head(self.tasks[name], embeddings.shape[-1])
-        return np.asarray(head(self.heads[name], tuple(sides)))
+        outputs = np.asarray(_head_outputs(task, self.heads[name], tuple(sides)))
+        if task.loss == "cross_entropy":
+            return outputs.argmax(axis=1)
+        return outputs[:, 0] if task.loss == "squared_error" else (outputs[:, 0] > 0).astype(np.int64)
 
-    def predict(self, name: str, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[str] | list[float]:
+    def predict(
+        self, name: str, texts: Sequence[str] | Sequence[tuple[str, ...]], batch_size: int = 64
+    ) -> list[str] | list[float]:
         """Return the predicted class, or value, of each sentence or pair.
 
         Raises:
@@ -75,7 +81,17 @@ class TaskModel:
         rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
         if wrong := next((row for row in rows if len(row) != len(task.texts)), None):
             raise ConfigError(f"task {name} takes rows of {len(task.texts)}: {task.texts}; got {wrong!r}")
-        return named(task, decided(task, self.outputs(name, rows))) if rows else []
+        values = self.decide(name, rows, batch_size).tolist() if rows else []
+        return [task.labels[value] for value in values] if task.labels else values
+
+
+@partial(jax.jit, static_argnames="task")
+def _head_outputs(
+    task: Task, head: Params, sides: tuple[Float32[jax.Array, "rows hidden"], ...]
+) -> Float32[jax.Array, "rows outputs"]:
+    definition = parameters.definition(build_head(task, sides[0].shape[1]))
+    with jax.default_matmul_precision("highest"):
+        return parameters.bind(definition, head)(features(task, sides))
 
 
 def heads_in(params: Params, tasks: Mapping[str, Task]) -> dict[str, Params]:
@@ -83,39 +99,11 @@ def heads_in(params: Params, tasks: Mapping[str, Task]) -> dict[str, Params]:
     return {name: parameters.subset(params, head_of(name)) for name in tasks}
 
 
-@functools.lru_cache
-def _compiled_head(task: Task, size: int) -> Callable[..., Any]:
-    definition = parameters.definition(build_head(task, size))
-
-    @jax.jit
-    def outputs(head: Params, sides: tuple[jax.Array, ...]) -> jax.Array:
-        with jax.default_matmul_precision("highest"):
-            return parameters.bind(definition, head)(features(task, sides))
-
-    return outputs
-
-
-def decided(task: Task, outputs: Float32[np.ndarray, "rows outputs"]) -> np.ndarray:
-    """Return the predicted class numbers, or the values."""
-    if task.chosen_loss == "squared_error":
-        return outputs[:, 0]
-    if task.chosen_loss == "binary_cross_entropy":
-        return (outputs[:, 0] > 0).astype(np.int64)
-    return outputs.argmax(axis=1)
-
-
-def named(task: Task, values: Int[np.ndarray, " rows"] | Float32[np.ndarray, " rows"]) -> list[str] | list[float]:
-    """Return the names of class numbers, or the values as they are."""
-    return [task.labels[value] for value in values] if task.labels else [float(value) for value in values]
-
-
 @dataclasses.dataclass(frozen=True)
-class TasksMetric:
-    """The average score of the tasks, which chooses the checkpoint; see `evaluation.dev.RetrievalMetric`."""
+class TasksMetric(Metric):
+    """The average score of the tasks, which chooses the checkpoint."""
 
     tasks: Sequence[TaskData]
-    batch_size: int  # sentences per encoding batch
-    name = AVERAGE
     ranked = False
 
     @property
@@ -126,22 +114,49 @@ class TasksMetric:
     def units(self) -> str:
         return counted(sum(len(data.dev) for data in self.tasks), "dev row{s}")
 
+    def measure(self, model: Any) -> Measured:
+        """Return the scores of a `TaskModel`, and the correctness of each dev row (0 or 100) or its value."""
+        scores, outcomes = {}, []
+        for data in self.tasks:
+            name, values = score_name(data.name, data.task), model.decide(data.name, data.dev.texts, self.batch_size)
+            if data.task.kind == "classification":
+                values = 100.0 * (values == data.dev.labels)
+                scores[name] = float(values.mean())
+            else:  # 0 if values are constant
+                scores[name] = correlations(values.astype(float), data.dev.labels.astype(float))["pearson"]
+            outcomes.append(values.astype(float).tolist())
+        return Measured(scores | {AVERAGE: sum(scores.values()) / len(scores)}, outcomes)
+
 
 class TaskEvaluation(DevEvaluation):
-    """The dev evaluation of a fine-tuning."""
+    """The dev evaluation of a fine-tuning, whose models are not encoders."""
 
     def measure(self, model: TaskModel) -> Measured:
-        """Return the scores, and the correctness of each dev row (0 or 100) or its value."""
-        scores, outcomes = {}, []
-        for data in self.chosen.tasks:
-            outputs = decided(data.task, model.outputs(data.name, data.dev.texts, self.chosen.batch_size))
-            values = outputs if data.task.kind == "regression" else 100.0 * (outputs == data.dev.labels)
-            outcomes.append(values.astype(float).tolist())
-            name, golds = score_name(data.name, data.task), data.dev.labels.astype(float)
-            if data.task.kind == "classification":
-                scores[name] = float(values.mean())
-            else:
-                scores[name] = correlations(values.astype(float), golds)["pearson"]  # 0 if values are constant
-        scores[AVERAGE] = sum(scores.values()) / len(scores)
-        drift = {self.drift_check.name: self.drift_check.score(model.encoder)} if self.drift_check else {}
-        return Measured(scores | drift, outcomes)
+        """Return the scores of the tasks; see `TasksMetric`."""
+        return self.chosen.measure(model)
+
+
+def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> list[Path]:
+    """Write the heads and predictions of a run, and return the files.
+
+    They are `tasks/TASK/task.json`, `tasks/TASK/head.safetensors`, `predictions/TASK-dev.csv` and
+    `predictions/TASK-test.csv`.
+    """
+    model, files = TaskModel.from_run(workdir), []
+    (workdir / "predictions").mkdir(exist_ok=True)
+    for data in tasks:
+        folder = workdir / "tasks" / data.name
+        with replace_dir(folder) as new:
+            write_tensors(new / "head.safetensors", model.heads[data.name])
+            write_json(new / "task.json", dataclasses.asdict(data.task) | {"pooler": model.encoder.pooler})
+        files += [folder / "task.json", folder / "head.safetensors"]
+        for split, rows in (("dev", data.dev), ("test", data.test)):
+            if rows is None:
+                continue
+            values = model.predict(data.name, rows.texts, batch_size)
+            files.append(workdir / "predictions" / f"{data.name}-{split}.csv")
+            with files[-1].open("w", encoding="utf-8", newline="") as file:
+                texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
+                names = [row.id for row in rows.rows]
+                csv.writer(file, lineterminator="\n").writerows([("id", "prediction"), *zip(names, texts, strict=True)])
+    return files

@@ -6,54 +6,54 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
 
 from diffcse_jax.data.pair_builders import is_in_share
-from diffcse_jax.data.readers import TABLES, Corpus, Fault, Row, extension, listed, open_file
+from diffcse_jax.data.readers import TABLES, Corpus, Fault, extension, listed, open_file
+from diffcse_jax.data.readers import Row as TextRow
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.losses.finetune import Task
 
 
+class Row(NamedTuple):
+    """A row of a task."""
+
+    line: int  # the first one of the row, from 1
+    texts: tuple[str, ...]  # its sentence, or its two sentences
+    id: str
+    label: Any  # the number of its class, or its value; text before the classes are known; empty for a test row
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of a task.
-
-    Attributes:
-        file: The file that holds them.
-        lines: The first line of each row, from 1.
-        texts: The sentence of each row, or its two sentences.
-        labels: The number of each row's class, or its value; as text before the classes are known. Empty for test rows.
-        ids: The name of each row.
-    """
+    """The training, dev or test rows of a task, and the file that holds them."""
 
     file: Path
-    lines: list[int]
-    texts: list[tuple[str, ...]]
-    labels: Shaped[np.ndarray, " rows"]
-    ids: list[str]
+    rows: list[Row]
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.rows)
 
     @property
-    def sentences(self) -> list[str]:
-        """All sentences, row by row."""
-        return [text for texts in self.texts for text in texts]
+    def texts(self) -> list[tuple[str, ...]]:
+        """The sentence of each row, or its two sentences."""
+        return [row.texts for row in self.rows]
 
-    def where(self, is_kept: Iterable[bool]) -> "Rows":
-        """Return some of the rows."""
-        kept = np.flatnonzero(list(is_kept)).tolist()
-        lines, texts = [self.lines[row] for row in kept], [self.texts[row] for row in kept]
-        return Rows(self.file, lines, texts, self.labels[kept], [self.ids[row] for row in kept])
+    @property
+    def labels(self) -> Shaped[np.ndarray, " rows"]:
+        """The number of each row's class (int32), or its value (float32)."""
+        labels = np.array([row.label for row in self.rows])
+        return labels.astype(np.int32 if labels.dtype.kind == "i" else np.float32)
 
     def corpus(self, columns: tuple[str, ...]) -> Corpus:
         """Return the sentences as a corpus, from which token stores are built."""
         content = json_digest(self.texts)
-        return Corpus(str(self.file), columns, lambda: zip(self.lines, self.texts, strict=True), lambda: content)
+        return Corpus(str(self.file), columns, lambda: [(row.line, row.texts) for row in self.rows], lambda: content)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,24 +82,24 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
 
     rows = read("file")
     if task.kind == "classification":
-        task = dataclasses.replace(task, labels=task.labels or _classes(rows.labels))
+        task = dataclasses.replace(task, labels=task.labels or _classes({row.label for row in rows.rows}))
         if len({*task.labels}) < max(2, len(task.labels)):
             raise DataError(f"{rows.file}: {key} has the classes {task.labels}. Give two or more different classes")
-        if task.loss == "binary_cross_entropy" and len(task.labels) != 2:
-            raise ConfigError(f"{key}.loss='binary_cross_entropy' needs two classes, not {len(task.labels)}")
     train = _numbered(key, task, rows)
     if task.dev_file:
         dev = _numbered(key, task, read("dev_file"))
     else:
-        is_dev = [is_dev_row(texts, task.dev_share) for texts in train.texts]
-        train, dev = train.where(not each for each in is_dev), train.where(is_dev)
+        is_dev = [is_dev_row(row.texts, task.dev_share) for row in train.rows]
+        dev = Rows(train.file, [row for row, chosen in zip(train.rows, is_dev, strict=True) if chosen])
+        train = Rows(train.file, [row for row, chosen in zip(train.rows, is_dev, strict=True) if not chosen])
     for rows, split in ((train, "training"), (dev, "dev")):
         if not len(rows):
             raise DataError(f"{rows.file}: {key} has no {split} rows. Give a dev_file, or change dev_share")
-    if task.labels and not (counts := np.bincount(train.labels, minlength=len(task.labels))).all():
+    trained = {row.label for row in train.rows}
+    if missing := [label for number, label in enumerate(task.labels) if number not in trained]:
         raise DataError(
-            f"{train.file}: {key} has no training row of class {task.labels[int(np.argmin(counts))]!r}. Add rows of "
-            f"that class, give {key} a dev_file or another dev_share, or remove the class"
+            f"{train.file}: {key} has no training row of class {missing[0]!r}. Add rows of that class, give {key} a "
+            "dev_file or another dev_share, or remove the class"
         )
     test = read("test_file") if task.test_file else None
     log_line(
@@ -123,41 +123,37 @@ def _check_options(key: str, task: Task) -> None:
         raise ConfigError(f"{key}.file is empty. Name the file of the training rows")
     if len(task.texts) not in (1, 2):
         raise ConfigError(f"{key}.texts={task.texts}: give one column for single sentences, two for pairs")
-    kind = "regression" if task.loss == "squared_error" else "classification"
-    if task.loss != "auto" and task.kind != kind:
-        raise ConfigError(f"{key}.loss={task.loss!r} needs kind={kind!r}")
     if task.is_pair and not task.features:
         raise ConfigError(f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')")
 
 
 def canonical(label: str) -> str:
     """Return a whole number without decimals, `1` for `1.0`, and other labels as they are."""
-    whole = re.fullmatch(r"(-?(?:0|[1-9][0-9]*))\.0*", label)
-    return whole[1] if whole else label
+    return re.sub(r"^(-?(?:0|[1-9][0-9]*))\.0*$", r"\1", label)
 
 
 def _classes(labels: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct labels in order. If all are numbers, they are ordered by value."""
-    distinct = sorted({*labels})
+    """Return the labels in order. If all are numbers, they are ordered by value."""
+    ordered = sorted(labels)
     with contextlib.suppress(ValueError):
-        if all(math.isfinite(float(label)) for label in distinct):
-            distinct.sort(key=float)
-    return tuple(distinct)
+        if all(math.isfinite(float(label)) for label in ordered):
+            ordered.sort(key=float)
+    return tuple(ordered)
 
 
 def _numbered(key: str, task: Task, rows: Rows) -> Rows:
     """Return rows with the numbers of classes, or values, in place of labels as text."""
-    values: list[float] = []
     numbers = {canonical(label.strip()): number for number, label in enumerate(task.labels)}
     expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
-    for line, label in zip(rows.lines, rows.labels, strict=True):
+    found = []
+    for row in rows.rows:
         try:
-            values.append(numbers[label] if numbers else float(label))
-            if not math.isfinite(values[-1]):
-                raise ValueError(label)
+            found.append(row._replace(label=numbers[row.label] if numbers else float(row.label)))
+            if not math.isfinite(found[-1].label):
+                raise ValueError(row.label)
         except (KeyError, ValueError) as error:
-            raise DataError(f"{rows.file}, line {line}: {label!r} is not {expected}") from error
-    return dataclasses.replace(rows, labels=np.array(values, np.int32 if numbers else np.float32))
+            raise DataError(f"{rows.file}, line {row.line}: {row.label!r} is not {expected}") from error
+    return Rows(rows.file, found)
 
 
 def _read(task: Task, path: Path, option: str, on_bad_line: str) -> Rows:
@@ -170,8 +166,8 @@ def _read(task: Task, path: Path, option: str, on_bad_line: str) -> Rows:
     if missing := next((column for column in columns if column not in file.columns), None):
         raise DataError(f"{path} ({option}): no column {missing!r}. It has: {listed(file.columns)}")
 
-    def records() -> Iterator[tuple[int, Row | Fault]]:
-        for number, (line, entry) in enumerate(file.entries(columns)):
+    def records() -> Iterator[tuple[int, TextRow | Fault]]:
+        for line, entry in file.entries(columns):
             if isinstance(entry, Fault):
                 yield line, entry
             elif any(column not in entry for column in columns):
@@ -179,16 +175,14 @@ def _read(task: Task, path: Path, option: str, on_bad_line: str) -> Rows:
             elif any(not isinstance(entry[column], str | int | float) for column in columns):
                 yield line, Fault.NOT_STRING
             else:
-                yield line, (str(number), *(str(entry[column]) for column in columns))
+                yield line, tuple(str(entry[column]) for column in columns)
 
     corpus = Corpus(f"{path} ({option})", (), records, str, on_bad_line=on_bad_line, unit=file.unit)
-    rows, labels = Rows(path, [], [], np.zeros(0), []), []
-    for line, (number, *texts) in corpus.numbered():
+    rows = []
+    for line, texts in corpus.numbered():
         values = dict(zip(columns, texts, strict=True))
-        rows.lines.append(int(line))
-        rows.texts.append(tuple(values[column] for column in task.texts))
-        rows.ids.append(values[task.id] if task.id else number)
-        labels += [canonical(values[label])] if label else []
+        sentences = tuple(values[column] for column in task.texts)
+        rows.append(Row(int(line), sentences, values.get(task.id, str(line)), canonical(values.get(label, ""))))
     if skipped := corpus.skipped_summary():
         log_line(f"{path}: {skipped}")
-    return dataclasses.replace(rows, labels=np.array(labels, object))
+    return Rows(path, rows)
