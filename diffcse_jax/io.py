@@ -106,8 +106,8 @@ def json_digest(content: Any) -> str:
 
 
 def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
-    """Return the SHA-256 of files by their path relative to the folder."""
-    return {path.relative_to(folder).as_posix(): sha256([path]) for path in sorted(paths)}
+    """Return the SHA-256 of those paths that are files, by their path relative to the folder."""
+    return {path.relative_to(folder).as_posix(): sha256([path]) for path in sorted(paths) if path.is_file()}
 
 
 def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
@@ -248,6 +248,25 @@ def read_json_object(path: Path) -> dict[str, Any]:
     content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
+    return content
+
+
+def write_sealed(path: Path, content: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
+    """Write a JSON object with its checksum and those of files, which are in the same folder."""
+    content = {**content, "files": file_digests(path.parent, files)}
+    write_json(path, content | {"sha256": json_digest(content)})
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """Read what `write_sealed` has written. The error of a damaged document or file ends with the remedy."""
+    try:
+        content = read_json_object(path)
+        if content.pop("sha256", None) != json_digest(content):
+            raise CheckpointError(f"{path} differs from its checksum")
+        if name := first_changed(path.parent, content.pop("files")):
+            raise CheckpointError(f"{path.parent / name} differs from its checksum")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {remedy}") from error
     return content
 
 

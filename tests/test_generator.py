@@ -48,7 +48,6 @@ def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, m
     config = config_with(150)
     first = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
     scores = json.loads((tmp_path / "generator" / "report.json").read_text())
-    assert set(scores) == {"accuracy", "perplexity", "steps", "sha256"}
     assert scores["perplexity"] < 0.5 * VOCABULARY.size  # of a head that knows nothing
     assert scores["accuracy"] > 20.0  # one of ten words by chance
     assert f"perplexity {scores['perplexity']:.0f}, 150 steps" in capfd.readouterr().err
@@ -86,7 +85,7 @@ def test_a_damaged_head_is_named(own, tmp_path, name, content):
     own()
     path = tmp_path / "generator" / name
     path.write_bytes(content or path.read_bytes()[:-1] + b"\x00")
-    with pytest.raises(CheckpointError, match=r"generator.*\. Remove"):
+    with pytest.raises(CheckpointError, match=r"generator.*\. Remove .*generator to train the head again"):
         own()
 
 

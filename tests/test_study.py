@@ -20,8 +20,7 @@ from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, make_plan, 
 from diffcse_jax.config import read_overrides
 from diffcse_jax.errors import ConfigError, handled
 from diffcse_jax.hosts import StopRequest
-from diffcse_jax.io import lock
-from diffcse_jax.run_folder.records import write_checked
+from diffcse_jax.io import lock, write_sealed
 from diffcse_jax.training import loop as loop_module
 
 SHIPPED = sorted(file.stem for file in plan.SHIPPED_STUDIES.glob("*.py"))
@@ -40,10 +39,10 @@ def finish(run, dev=80.0, dev_text: str = "", **scores) -> None:
     """Write the files of a run that is done."""
     (run.folder / "export").mkdir(parents=True, exist_ok=True)
     if not (run.folder / RUN).exists():
-        write_checked(run.folder / RUN, run.record)
+        write_sealed(run.folder / RUN, run.record)
     metric = "average" if run.start else "stsb_spearman"
     results = {"asked": list(run.tasks), "pooler": "avg", "metric": metric, "dev": dev, "dev_text": dev_text}
-    write_checked(run.folder / RESULTS, results | {"scores": scores, "missing": {}, "not_official": {}})
+    write_sealed(run.folder / RESULTS, results | {"scores": scores, "missing": {}, "not_official": {}})
 
 
 @pytest.fixture
@@ -300,7 +299,7 @@ def test_dev_scores_on_different_text_are_not_compared(tmp_path):
     for run, text in zip(made.runs, ("a", "a", "b"), strict=True):
         finish(run, 80.0, text, STS12=60.0)
     noted = {"not_official": {"STS12": "test 137 instead of 3,108"}, "origin": "the starting checkpoint, unchanged"}
-    write_checked(made.runs[1].folder / RESULTS, plan.read_results(made.runs[1].folder) | noted)
+    write_sealed(made.runs[1].folder / RESULTS, plan.read_results(made.runs[1].folder) | noted)
     summary = table.summarize(made)
     *_, other = summary["encoders"]
     assert other["mean"] == {"STS-B dev, text of with DCL": 80.0, "STS12": 60.0}

@@ -7,8 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,12 +39,12 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import TEXT_SETTINGS, max_length_of
 from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
-from diffcse_jax.models.sentence_head import NO_HEAD, HeadLayer, RecordedHead
+from diffcse_jax.models.sentence_head import HeadLayer, RecordedHead
 
 START = "start.json"
 HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
 
-_FILES = "files"  # in start.json: digests of config.json and of the files in encoder/
+_FILES = "files"  # in start.json: digests of the files in encoder/
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
 _HEAD = "head.json"
@@ -95,10 +94,16 @@ def open_run(
         digests = {"model.name_or_path": json_digest([encoder.digest(), dict(encoder.hf_config)]), **others}
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
-        write_encoder = partial(_write_encoder, workdir, config, encoder, tokenizer, prompts)
-        if _has_checkpoint(workdir):
+        if any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*")):  # even if config.json is lost
             _check_same(workdir, config, digests)
-            _repair_encoder(workdir, write_encoder)
+            if damaged := _damaged_file(workdir):
+                _write_encoder(workdir, config, encoder, tokenizer, prompts)
+                if _damaged_file(workdir):
+                    raise ConfigError(
+                        f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore "
+                        "it, or give another --workdir to begin a new run"
+                    )
+                print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
             return
         if (workdir / CONFIG).is_file():
             try:
@@ -107,10 +112,9 @@ def open_run(
                 (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
                 for name in _BEFORE_CHECKPOINTS:
                     shutil.rmtree(workdir / name, ignore_errors=True)
-        write_encoder()
-        files = (path for path in (workdir / _ENCODER).iterdir() if path.is_file())
-        recorded = file_digests(workdir, files) | {CONFIG: json_digest(config.to_dict())}
-        write_json(workdir / START, {**digests, _FILES: recorded})
+        _write_encoder(workdir, config, encoder, tokenizer, prompts)
+        files = file_digests(workdir, (workdir / _ENCODER).iterdir())
+        write_json(workdir / START, {**digests, CONFIG: json_digest(config.to_dict()), _FILES: files})
         write_json(workdir / CONFIG, config.to_dict())  # last: it shows that the other files are complete
 
     hosts.decided_by_first(begin_or_check)
@@ -137,16 +141,11 @@ def damaged_path(workdir: Path, name: str) -> Path:
     return next(path for each in names if not (path := folder / each).exists())
 
 
-def _has_checkpoint(workdir: Path) -> bool:
-    """Return True if there is something to resume, even if the configuration is lost."""
-    return any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*"))
-
-
 def _read_config(workdir: Path) -> Config:
     path = workdir / CONFIG
     try:
         content = read_json_object(path)
-        if _recorded_files(workdir, CONFIG).get(CONFIG) != json_digest(content):
+        if read_json_object(workdir / START).get(CONFIG) != json_digest(content):
             raise CheckpointError(f"{path} differs from its checksum in {START}")
     except CheckpointError as error:
         raise CheckpointError(
@@ -234,7 +233,7 @@ def read_base_model(folder: Path) -> BaseModel:
 
 def encoder_folder(workdir: Path) -> Path:
     """Return the folder with config.json and the tokenizer of the starting checkpoint."""
-    if name := first_changed(workdir, _recorded_files(workdir, _ENCODER)):
+    if name := _damaged_file(workdir):
         raise CheckpointError(
             f"{workdir / name} differs from its checksum in {START}. Run the command that trained the run again: it "
             "rewrites the file"
@@ -250,24 +249,19 @@ def read_pooler(workdir: Path) -> Params | None:
 
 def read_head(workdir: Path) -> RecordedHead:
     """Return the modules after the pooling that the starting checkpoint records, without their weights."""
-    path = workdir / _ENCODER / _HEAD
-    if not path.is_file():
-        return NO_HEAD
-    recorded = read_json_object(path)
+    recorded = read_json_object(workdir / _ENCODER / _HEAD)
     layers = tuple(HeadLayer(**layer) for layer in recorded["layers"])
     return RecordedHead(recorded["pooler"], layers, similarity=recorded["similarity"])
 
 
 def read_run_prompts(folder: Path) -> Prompts:
     """Return the prompts that a run recorded in its folder `encoder/`."""
-    path = folder / SETTINGS
-    return read_prompts(folder, pooled=not path.is_file() or read_json_object(path)["include_prompt"])
+    return read_prompts(folder, pooled=read_json_object(folder / SETTINGS)["include_prompt"])
 
 
-def _recorded_files(workdir: Path, part: str) -> dict[str, str]:
-    """Return the recorded digests of config.json or of the files in encoder/."""
-    recorded = read_json_object(workdir / START).get(_FILES, {})
-    return {name: digest for name, digest in recorded.items() if name.split("/")[0] == part}
+def _damaged_file(workdir: Path) -> str:
+    """Return the first file in encoder/ that is missing or has changed, or an empty string."""
+    return first_changed(workdir, read_json_object(workdir / START).get(_FILES, {}))
 
 
 def _write_encoder(
@@ -281,23 +275,9 @@ def _write_encoder(
     write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
     length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
     write_json(folder / TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
-    if settings := prompts.settings():
-        write_json(folder / SETTINGS, settings | {"include_prompt": prompts.pooled})
+    write_json(folder / SETTINGS, prompts.settings() | {"include_prompt": prompts.pooled})
     if encoder.pooler:
         write_tensors(folder / _POOLER, encoder.pooler)
-    if (head := encoder.sentence_head).layers or head.similarity != NO_HEAD.similarity:
-        record = {"pooler": head.pooler, "similarity": head.similarity}
-        write_json(folder / _HEAD, record | {"layers": [layer._asdict() for layer in head.layers]})
-
-
-def _repair_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
-    """Rewrite `encoder/` from the starting checkpoint if it is damaged."""
-    recorded = _recorded_files(workdir, _ENCODER)
-    if damaged := first_changed(workdir, recorded):
-        write_encoder()
-        if first_changed(workdir, recorded):
-            raise ConfigError(
-                f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore it, or "
-                "give another --workdir to begin a new run"
-            )
-        print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
+    head = encoder.sentence_head
+    layers = [layer._asdict() for layer in head.layers]
+    write_json(folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers})

@@ -18,17 +18,13 @@ from safetensors.numpy import load_file
 
 import diffcse_jax
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import (
     append_line,
     disk_errors,
-    file_digests,
-    first_changed,
-    json_digest,
     read_json,
-    read_json_object,
-    write_json,
+    read_sealed,
+    write_sealed,
     write_tensors,
     write_text,
 )
@@ -42,7 +38,6 @@ SEARCH = "search.json"  # in an export: how to search with the model, as in `Sel
 
 _BASELINE = "start_scores.json"
 _WEIGHTS = "selected.safetensors"
-_CHECKSUM = "sha256"
 _SAFE = "The checkpoints are complete."
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "transformers", "tokenizers")
 
@@ -114,26 +109,24 @@ def origin(interpolation: float, step: int) -> str:
 def write_baseline(workdir: Path, record: Record) -> None:
     """Write the record of the starting checkpoint."""
     with disk_errors(workdir / _BASELINE, safe=_SAFE):
-        write_checked(workdir / _BASELINE, record.content())
+        write_sealed(workdir / _BASELINE, record.content())
 
 
 def read_baseline(workdir: Path) -> Record | None:
     """Return the record of the starting checkpoint, or None if it is not evaluated yet."""
     path = workdir / _BASELINE
     remedy = "Remove it and run the command again: it evaluates the starting checkpoint again"
-    return Record(**read_checked(path, remedy)) if path.is_file() else None
+    return Record(**read_sealed(path, remedy)) if path.is_file() else None
 
 
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
     """Write the selected model, and its weights, under the names of a checkpoint, if no checkpoint has them."""
     clear_selection(workdir)
     with disk_errors(workdir / SELECTION, safe=_SAFE):
-        files = {}
-        if selection.interpolation < 1:
-            write_tensors(workdir / _WEIGHTS, weights)
-            files = file_digests(workdir, [workdir / _WEIGHTS])
-        content = dataclasses.asdict(selection) | {"files": files}
-        write_checked(workdir / SELECTION, content)  # last: it shows that the weights are complete
+        files = [workdir / _WEIGHTS] if selection.interpolation < 1 else []
+        for path in files:
+            write_tensors(path, weights)
+        write_sealed(workdir / SELECTION, dataclasses.asdict(selection), files)  # last: it shows that they are complete
 
 
 def clear_selection(workdir: Path) -> None:
@@ -148,32 +141,13 @@ def read_selection(workdir: Path) -> Selection | None:
     path = workdir / SELECTION
     if not path.is_file():
         return None
-    remedy = "Run the command that trained the run again: it repeats the selection"
-    content = read_checked(path, remedy)
-    if name := first_changed(workdir, content.pop("files")):
-        raise CheckpointError(f"{workdir / name} differs from its checksum. {remedy}")
+    content = read_sealed(path, "Run the command that trained the run again: it repeats the selection")
     return Selection(**content | {"record": Record(**content["record"])})
 
 
 def read_weights(workdir: Path) -> Params:
     """Return the weights of a selected model that is not a checkpoint, under the names of a checkpoint."""
     return load_file(workdir / _WEIGHTS)
-
-
-def write_checked(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object with its checksum."""
-    write_json(path, content | {_CHECKSUM: json_digest(content)})
-
-
-def read_checked(path: Path, remedy: str) -> dict[str, Any]:
-    """Read what `write_checked` has written; an error of a damaged file ends with the remedy."""
-    try:
-        content = read_json_object(path)
-        if content.pop(_CHECKSUM, None) != json_digest(content):
-            raise CheckpointError(f"{path} differs from its checksum")
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}. {remedy}") from error
-    return content
 
 
 # Metrics

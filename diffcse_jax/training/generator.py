@@ -5,7 +5,6 @@ plausible replacements, which the discriminator can learn from.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,9 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
 from diffcse_jax.data.token_store import TokenStore
-from diffcse_jax.errors import CheckpointError, ConfigError, counted
+from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
+from diffcse_jax.io import disk_errors, read_sealed, write_sealed, write_tensors
 from diffcse_jax.losses.diffcse import mask_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import FEW, Computation, Networks, fold_in_name, mean_where
@@ -46,17 +45,9 @@ def own_generator(
     folder = workdir / "generator"
     weights, record = folder / "mlm_head.safetensors", folder / "report.json"
     if record.is_file():
-        try:
-            scores = json.loads(record.read_text())
-            log_line(f"generator: using the masked-LM head in {folder} ({_summary(scores)})")
-            if scores["sha256"] != sha256([weights]):
-                raise ValueError(f"{weights.name} does not match its checksum")
-            head = load_file(weights)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"cannot read the generator's head in {folder}: {error}. Remove the folder to train the head again."
-            ) from error
-        return dataclasses.replace(encoder, mlm_head=head)
+        scores = read_sealed(record, f"Remove {folder} to train the head again")
+        log_line(f"generator: using the masked-LM head in {folder} ({_summary(scores)})")
+        return dataclasses.replace(encoder, mlm_head=load_file(weights))
     log_line(f"generator: training a masked-LM head for {counted(config.generator.head_steps, 'step{s}')}")
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
     if bad := next((name for name, array in head.items() if not np.isfinite(array).all()), None):
@@ -69,7 +60,7 @@ def own_generator(
         with disk_errors(folder, safe="The text and the encoder's weights are intact."):
             folder.mkdir(parents=True, exist_ok=True)
             write_tensors(weights, head)
-            write_json(record, scores | {"sha256": sha256([weights])})  # last: if it is there, the head is complete
+            write_sealed(record, scores, [weights])  # last: if it is there, the head is complete
     return dataclasses.replace(encoder, mlm_head=head)
 
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
-from diffcse_jax.io import CHECKPOINTS, expand_path, lock
+from diffcse_jax.io import CHECKPOINTS, expand_path, lock, read_sealed
 from diffcse_jax.run_folder.folder import HEADS
-from diffcse_jax.run_folder.records import read_checked
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -168,12 +167,12 @@ def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's `run.json`."""
-    return read_checked(folder / RUN, f"Restore it, or delete {folder} to train the run again")
+    return read_sealed(folder / RUN, f"Restore it, or delete {folder} to train the run again")
 
 
 def read_results(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's `results.json`."""
-    return read_checked(folder / RESULTS, "Run the study without --report to score the run again")
+    return read_sealed(folder / RESULTS, "Run the study without --report to score the run again")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,9 +33,9 @@ from diffcse_jax.evaluation import Settings, results, runner
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import keep_compiled, log_line, terminated_like_interrupted
-from diffcse_jax.io import disk_errors, expand_path, lock, write_text
+from diffcse_jax.io import disk_errors, expand_path, lock, write_sealed, write_text
 from diffcse_jax.losses.finetune import score_name
-from diffcse_jax.run_folder.records import origin, read_selection, write_checked
+from diffcse_jax.run_folder.records import origin, read_selection
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh
 
@@ -127,7 +127,7 @@ def _attempt(run: Run) -> str:
     try:
         if (run.folder / RUN).is_file():
             read_record(run.folder)  # raises an error if it is damaged
-        write_checked(run.folder / RUN, run.record)
+        write_sealed(run.folder / RUN, run.record)
         train_and_score(run)
     except Exception as error:
         reason, details = str(error), ""
@@ -179,4 +179,4 @@ def train_and_score(run: Run) -> None:
     found |= {name: scored[name] for name in ("missing", "not_official")}
     if run.tasks:
         results.write_results(scored, run.folder / EVALUATION)
-    write_checked(run.folder / RESULTS, found)
+    write_sealed(run.folder / RESULTS, found)
