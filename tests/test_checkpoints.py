@@ -1,5 +1,6 @@
 """Which checkpoints are kept, which is the best one, and how damage is detected. Whole runs are in test_resume.py."""
 
+import dataclasses
 import logging
 import math
 import resource
@@ -20,7 +21,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests, read_arrays
 from diffcse_jax.run_folder.folder import open_run
-from diffcse_jax.run_folder.records import Measured
+from diffcse_jax.run_folder.records import Measured, Record
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 
 CONFIG = config_of(SIMCSE, {"model": {"projector": "none", "pooler": "avg"}})
@@ -32,7 +33,7 @@ HF_CONFIG = {
 
 
 def opened(workdir: Path, **others: str) -> Checkpoints:
-    return Checkpoints(workdir, CONFIG, **{"dev_metric": "stsb", "dev_text": "dev", "text": "text"} | others)
+    return Checkpoints(workdir, dataclasses.replace(Record(0, "avg", {}, "stsb", "text", dev_text="dev"), **others))
 
 
 def state_of(step: int) -> TrainState:

@@ -11,12 +11,7 @@ import pytest
 from tiny_networks import ENCODER, VOCABULARY, config_of, random_batch, views_of
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.config import DataConfig
-from diffcse_jax.data.batches import BatchSource, Shards
-from diffcse_jax.data.sampling import Neighbours
-from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import build_or_open
-from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.models.forward import Networks
@@ -28,7 +23,7 @@ from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.step import make_optimizer
-from diffcse_jax.training.train import _sentences_of_step, with_fitting_batch
+from diffcse_jax.training.train import with_fitting_batch
 
 BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
 
@@ -66,7 +61,6 @@ def start(monkeypatch, tmp_path):
         evaluated = {"every": 0} | (options or {})
         config = config_of({"train": {"steps": len(losses), **train}, "mesh": {"data": 1}, "eval": evaluated})
         checkpoints = mock.Mock(spec=Checkpoints, latest_step=None)
-        checkpoints.completed.return_value = []
         checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
         source = mock.MagicMock(spec=BatchSource)
         source.__len__.return_value = len(losses)
@@ -177,23 +171,6 @@ def test_skipped_steps_are_reported_and_their_sentences_written(start, tmp_path,
     assert [(row["step"], row["bad_steps"]) for row in rows] == [(1, 0), (3, 1), (6, 2)]
     rates = [row["learning_rate"] for row in rows]
     np.testing.assert_allclose(rates, [7e-6, 7e-6 * 5 / 6, 7e-6 * 3 / 6])  # of the updates made
-
-
-@pytest.mark.parametrize("documents", ["none", "blank_lines"])
-def test_the_sentences_of_a_batch_have_their_lines(documents, tmp_path, minilm_dir):
-    lines = ["" if row % 4 == 0 else f"number {row}" for row in range(40)]
-    (tmp_path / "text.txt").write_text("\n".join(lines))
-    corpus = open_corpus(DataConfig(train_file=str(tmp_path / "text.txt"), documents=documents))
-    tokenizer = load_tokenizer(minilm_dir)
-    store = build_or_open(corpus, tokenizer, 16, tmp_path / "cache")
-    examples = store if documents == "none" else Neighbours(store)
-    source = BatchSource(examples, batch_size=8, steps=4, seed=0, pad_token_id=0, shards=Shards(range(1, 2), 2))
-    for step in (1, 4):
-        found = _sentences_of_step(corpus, source, tokenizer, step)
-        assert [lines[each["line"] - 1] for each in found] == [each["sentence"] for each in found]
-        assert len({each["line"] for each in found}) == 4
-    (tmp_path / "text.txt").unlink()
-    assert _sentences_of_step(corpus, source, tokenizer, 1)[0]["line"] is None
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def chosen(tmp_path, monkeypatch):
         config = config_of(SIMCSE, AVG, {"eval": {"guard": True, **options}})
         open_run(tmp_path, config, checkpoint, tokenizer, None)
         write_baseline(tmp_path, BASELINE)
-        with Checkpoints(tmp_path, config, dev_metric="mrr", dev_text="dev", text="text") as checkpoints:
+        with Checkpoints(tmp_path, Record(0, "avg", {}, "mrr", "text", dev_text="dev")) as checkpoints:
             for step in steps:
                 params = {name: jnp.full_like(array, step) for name, array in constant.items()}
                 state = TrainState(

@@ -27,7 +27,6 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from diffcse_jax import hosts
-from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, disk_error, disk_errors, json_digest, system_error
@@ -52,13 +51,12 @@ class TrainState(NamedTuple):
 class Checkpoints:
     """The checkpoints of a run. The last two and the best one are kept. Saving continues in the background.
 
-    As a context manager, it waits for the last save and closes. `Record` explains `dev_metric`, `dev_text` and `text`.
+    As a context manager, it waits for the last save and closes. The record holds what all its checkpoints share: the
+    pooler, the dev metric, and what identifies the texts.
     """
 
-    def __init__(self, workdir: Path, config: Config, *, dev_metric: str, dev_text: str, text: str):
-        self._record = Record(0, config.encoding_pooler, {}, dev_metric, text, dev_text=dev_text)
-        self._workdir, self._folder = workdir, workdir / CHECKPOINTS
-        self._incomplete: list[int] = []
+    def __init__(self, workdir: Path, record: Record):
+        self._workdir, self._folder, self._record = workdir, workdir / CHECKPOINTS, record
         self._scores: dict[int, float | None] = {}
         for step in saved_steps(self._folder):
             try:
@@ -66,13 +64,13 @@ class Checkpoints:
             except CheckpointError:
                 self._scores[step] = _UNKNOWN
         self._remove_discarded()
-        self._hidden_messages = _hidden_messages()
-        self._hidden_messages.__enter__()
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(2), _Best(self._scores)]),
             cleanup_tmp_directories=True,
             todelete_subdir=_DISCARDED,
         )
+        self._hidden_messages = _hidden_messages()
+        self._hidden_messages.__enter__()
         with self._disk_errors():
             self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
 
@@ -124,13 +122,6 @@ class Checkpoints:
         self.wait()
         with self._disk_errors():
             self._manager.save(step, args=ocp.args.Composite(**saved, record=content))
-        self._incomplete.append(step)
-
-    def completed(self) -> list[int]:
-        """Return the steps whose checkpoints have become complete since the last call."""
-        complete = [step for step in self._incomplete if (self._folder / str(step)).is_dir()]
-        self._incomplete = [step for step in self._incomplete if step not in complete]
-        return complete
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest intact checkpoint and its position in the data. Move newer, damaged ones to `damaged/`.
@@ -183,18 +174,17 @@ class Checkpoints:
 
     def _check_same_run(self, record: Record) -> None:
         """Refuse data that is not the checkpoint's, and warn if earlier rows of `metrics.jsonl` have changed."""
-        run, metric, what = self._record, record.dev_metric, ""
-        if record.text != run.text:
-            what = "the text of data.train_file or finetune.tasks, or its tokenizer,"
-        elif metric != run.dev_metric:
-            what = f"the metric that chooses the best checkpoint (now {run.dev_metric}, was {metric})"
-        elif record.dev_text != run.dev_text:
-            what = f"the data that {metric} is measured on (eval.pairs_file, eval.data_dir)"
-        if what:
-            raise ConfigError(
-                f"{what} has changed since the run in {self._workdir} began. Restore it to resume, or give another "
-                "--workdir to begin a new run"
-            )
+        metric, metric_now = record.dev_metric, self._record.dev_metric
+        for name, what in {
+            "text": "the text of data.train_file or finetune.tasks, or its tokenizer,",
+            "dev_metric": f"the metric that chooses the best checkpoint (now {metric_now}, was {metric})",
+            "dev_text": f"the data that {metric} is measured on (eval.pairs_file, eval.data_dir)",
+        }.items():
+            if getattr(record, name) != getattr(self._record, name):
+                raise ConfigError(
+                    f"{what} has changed since the run in {self._workdir} began. Restore it to resume, or give another "
+                    "--workdir to begin a new run"
+                )
         before = record.metrics
         if jax.process_index() == 0 and before and self._metrics_digest(before["bytes"]) != before:
             log_line(
@@ -261,7 +251,7 @@ def read_record(checkpoint: Path) -> Record:
     handler = ocp.JsonCheckpointHandler(multiprocessing_options=_this_process_alone())
     with _damage_named(checkpoint):
         record = Record(**handler.restore(checkpoint.absolute() / "record"))
-        _require(record.digests["record"], json_digest(record.content()), "record")
+        _require(record.digests["record"] == json_digest(record.content()), "record")
         return record
 
 
@@ -279,7 +269,7 @@ def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[st
             arrays[item] = handler.restore(folder, args=ocp.args.StandardRestore(like))
             found = array_digests(arrays[item])
             for name, digest in record.digests[item].items():
-                _require(digest, found.get(name, "missing"), f"{item}/{name}")
+                _require(found.get(name) == digest, f"{item}/{name}")
     return record, arrays
 
 
@@ -297,8 +287,8 @@ def _placed(arrays: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any
     return jax.tree_util.tree_map_with_path(placed, dict(like))
 
 
-def _require(expected: str, found: str, what: str) -> None:
-    if found != expected:
+def _require(is_intact: bool, what: str) -> None:
+    if not is_intact:
         raise ValueError(f"{what} differs from its digest")
 
 

@@ -26,7 +26,7 @@ from diffcse_jax.hosts import log_line, stop_requested
 from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
 from diffcse_jax.losses.base import Metrics
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, saved_steps
 from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
 from diffcse_jax.training.callbacks import (
     Callback,
@@ -124,6 +124,8 @@ def loop(
     """
     config, step, total_steps = run.config, int(state.step), len(run.source)
     log_every = config.train.log_every if total_steps > SHORT_RUN else 1
+    folder = run.workdir / CHECKPOINTS
+    reported = set(saved_steps(folder))
     with (
         stop_requested() as stop,
         # The rows come first, because `Run.ends_at` reads them.
@@ -134,12 +136,15 @@ def loop(
     ):
 
         def report_saves() -> None:
-            for saved in checkpoints.completed():
-                observer.on_save(saved, run.workdir / CHECKPOINTS / str(saved))
+            for saved in set(saved_steps(folder)) - reported:
+                reported.add(saved)
+                observer.on_save(saved, folder / str(saved))
 
         if step == 0:
             show_baseline(run, baseline, state, observer)
         logger = MetricLogger(run, observer, state, checkpoints)
+        metric = run.evaluation.metric
+        before_training = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
         previous: Metrics = {}
         shapes: set[str] = set()
         while step < total_steps:
@@ -162,9 +167,13 @@ def loop(
             if not (evaluates or stops):
                 continue
             logger.flush()
-            measured = evaluate(run, baseline, state, observer) if evaluates else NOTHING
-            eligible = not evaluates or run.keeps_quality(baseline.dev, measured.scores)
-            checkpoints.save(state, batches.get_state(), measured, eligible=eligible or config.eval.interpolate > 0)
+            measured, eligible = NOTHING, True
+            if evaluates:
+                measured = run.measure(state.params)
+                observer.on_evaluation(step, measured.scores)
+                log_line(f"step {step}: {format_scores(measured.scores)} ({before_training})")
+                eligible = config.eval.interpolate > 0 or run.keeps_quality(baseline.dev, measured.scores)
+            checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
             logger.restart_clock()
             if evaluates and run.ends_at(step, baseline):
                 break
@@ -189,16 +198,6 @@ def show_baseline(run: Run, baseline: Record, state: TrainState, observer: Callb
         scores = run.measure(state.params).scores
         log_line(f"step 0, with the pooler that is trained, {run.config.encoding_pooler}: {format_scores(scores)}")
     observer.on_evaluation(0, scores)
-
-
-def evaluate(run: Run, baseline: Record, state: TrainState, observer: Callback) -> Measured:
-    """Evaluate the current encoder on the dev data and log the scores."""
-    step, metric = int(state.step), run.evaluation.metric
-    measured = run.measure(state.params)
-    observer.on_evaluation(step, measured.scores)
-    before = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
-    log_line(f"step {step}: {format_scores(measured.scores)} ({before})")
-    return measured
 
 
 class MetricLogger:
@@ -258,12 +257,22 @@ class MetricLogger:
 
     def _report_bad_steps(self, step: int, row: Mapping[str, float]) -> None:
         limit, workdir = self._run.config.train.max_bad_steps, self._run.workdir
+        path = workdir / "report" / "bad_steps.jsonl"
         latest = f"the skipped steps were before step {step - RECENT_STEPS}"
         for at, metrics in self._recent:
             values = _numbers(metrics)
-            if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-                where = self._describe_bad_step(values)
-                latest = f"{where} at step {at} (its sentences are in {self._write_sentences(at, where)})"
+            if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+                continue
+            losses = [name for name in values if name.startswith("loss_") and not math.isfinite(values[name])]
+            where = ", ".join(f"{name} is {values[name]}" for name in losses)
+            if not losses and (position := int(values["bad_gradient"])):
+                where = f"the gradient of {self._names[position - 1]}"
+            where = where or f"loss {values['loss']}, gradient norm {values['grad_norm']}"
+            latest = f"{where} at step {at} (its sentences are in {path})"
+            record = {"step": at, "where": where, "sentences": list(self._run.sentences(at))}
+            with disk_errors(path, safe="The checkpoints are intact."):
+                path.parent.mkdir(exist_ok=True)
+                append_line(path, json.dumps(record, ensure_ascii=False))
         count = "1 step was" if self._bad_steps == 1 else f"{self._bad_steps} steps were"
         message = f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
         if self._bad_steps > limit:
@@ -274,22 +283,6 @@ class MetricLogger:
                 "precision=float32."
             )
         log_line(f"warning: {message}")
-
-    def _describe_bad_step(self, values: Mapping[str, float]) -> str:
-        losses = [name for name, value in values.items() if name.startswith("loss_") and not math.isfinite(value)]
-        if losses:
-            return ", ".join(f"{name} is {values[name]}" for name in losses)
-        if index := int(values["bad_gradient"]):
-            return f"the gradient of {self._names[index - 1]}"
-        return f"loss {values['loss']}, gradient norm {values['grad_norm']}"
-
-    def _write_sentences(self, step: int, where: str) -> Path:
-        path = self._run.workdir / "report" / "bad_steps.jsonl"
-        record = {"step": step, "where": where, "sentences": list(self._run.sentences(step))}
-        with disk_errors(path, safe="The checkpoints are intact."):
-            path.parent.mkdir(exist_ok=True)
-            append_line(path, json.dumps(record, ensure_ascii=False))
-        return path
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

@@ -1,10 +1,7 @@
 """Train a run, from its configuration to the selected model."""
 
-import contextlib
 import dataclasses
-import itertools
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import begins_word, open_augmentation
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.pair_builders import stored_length
-from diffcse_jax.data.readers import Corpus, Place
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
@@ -106,7 +102,9 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     optimizer = make_optimizer(config.optim, total_steps)
 
     # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.
-    sentences_of = partial(_sentences_of_step, corpus, source, tokenizer)
+    def sentences_of(step: int) -> list[str]:
+        return tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
+
     return run_training(
         Run(config, workdir, mesh, base, built, optimizer, source, store.name, evaluation, sentences_of, callbacks)
     )
@@ -118,9 +116,8 @@ def run_training(run: Run) -> str:
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
     batches = make_batches(source)
-    with Checkpoints(
-        run.workdir, config, dev_metric=evaluation.metric, dev_text=evaluation.text, text=run.text
-    ) as checkpoints:
+    record = Record(0, config.encoding_pooler, {}, evaluation.metric, run.text, dev_text=evaluation.text)
+    with Checkpoints(run.workdir, record) as checkpoints:
         if checkpoints.latest_step is not None:
             state, position = checkpoints.restore(state)
             batches.set_state(position)
@@ -218,17 +215,3 @@ def _open_examples(
     if columns == 1 and (description := networks.describe_equal_views(sizes, config)):
         log_line(f"warning: {description}")
     return examples
-
-
-def _sentences_of_step(
-    corpus: Corpus, source: BatchSource, tokenizer: PreTrainedTokenizerFast, step: int
-) -> list[dict[str, Any]]:
-    """Return the sentences of a step's batch, decoded from tokens, with their lines. It reads the text again."""
-    rows = source.text_rows(step - 1).tolist()
-    texts = tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
-    places: dict[int, Place] = {}
-    with contextlib.suppress(DataError):  # the text is no longer there
-        wanted = set(rows)
-        numbered = enumerate(itertools.islice(corpus.numbered(), max(rows) + 1))
-        places = {row: place for row, (place, _) in numbered if row in wanted}
-    return [{"line": places.get(row), "sentence": text} for row, text in zip(rows, texts, strict=True)]
