@@ -40,7 +40,7 @@ LAYOUTS = {
     "norm": ("weightedmean", lambda: [LayerNorm(16), dense(16, 16, "SiLU"), Dropout(0.3)], {"max_seq_length": 9}),
     "mean-max": (("mean", "max"), lambda: [], {"similarity_fn_name": "dot"}),
     "three": (("cls", "max", "mean"), lambda: [LayerNorm(48), dense(48, 16, "LeakyReLU")], {}),
-    "order": (("lasttoken", "cls"), lambda: [dense(32, 8, "ELU", use_residual=True)], {"do_lower_case": True}),
+    "order": (("lasttoken", "cls"), lambda: [dense(32, 8, "ELU")], {"do_lower_case": True}),
 }
 
 

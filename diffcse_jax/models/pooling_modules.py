@@ -62,36 +62,34 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
 
     Poolers over two layers need `output_hidden_states` in its `config.json`. The pooler `cls` needs its head.
     """
-    pooler, head, prompts = record.pooler, record.sentence_head, record.prompts
+    pooler, prompts = record.pooler, record.prompts
+    settings = {"similarity_fn_name": record.sentence_head.similarity} | prompts.settings()
     cut = {} if record.truncate_dim is None else {"truncate_dim": record.truncate_dim}
-    write_json(folder / SETTINGS, {"similarity_fn_name": head.similarity} | cut | prompts.settings())
-    modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]  # names, configurations, weights
+    write_json(folder / SETTINGS, settings | cut)
     size = {"word_embedding_dimension": hidden_size}
+    modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]  # names, configurations, weights
     if pooler in TWO_LAYER_POOLERS:
-        layers = {"layer_start": 0, "num_hidden_layers": num_blocks}
         weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
-        modules.append(("WeightedLayerPooling", size | layers, weights))
+        modules.append(("WeightedLayerPooling", size | {"layer_start": 0, "num_hidden_layers": num_blocks}, weights))
     modules.append(("Pooling", size | _pooling_config(pooler, prompts), {}))
+    layers, params = record.sentence_head.layers, record.sentence_head.params
     if pooler == "cls":
         assert record.head is not None
-        head = head_of_cls(record.head)
-    for index, layer in enumerate(head.layers):
-        settings = {key: getattr(layer, key) for key in HEAD_SETTINGS[layer.kind]}
-        if not layer.use_residual:
-            settings.pop("use_residual", None)  # releases before 5.7 do not know this key
-        params = parameters.subset(head.params, f"layers.{index}")
-        weights = {_theirs(name): np.ascontiguousarray(np.asarray(array).T) for name, array in params.items()}
-        modules.append((layer.kind, settings, weights))
+        layers, params = (_tanh_layer(hidden_size),), _renamed(record.head, "dense", "layers.0.linear")
+    for index, layer in enumerate(layers):
+        config = {key: getattr(layer, key) for key in HEAD_SETTINGS[layer.kind]}
+        arrays = parameters.subset(params, f"layers.{index}")
+        modules.append((layer.kind, config, {_theirs(name): np.asarray(arrays[name]).T for name in arrays}))
     entries = []
     for index, (name, config, weights) in enumerate(modules):
         path = f"{index}_{name}" if index else ""  # the transformer's files are in the folder itself
-        kind = f"sentence_transformers.models.{name}"
-        entries.append({"idx": index, "name": str(index), "path": path, "type": kind})
+        entries.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"})
         if index:
             (folder / path).mkdir()
             write_json(folder / path / "config.json", config)
         if weights:
-            write_tensors(folder / path / "model.safetensors", weights)
+            tensors = {name: np.ascontiguousarray(array) for name, array in weights.items()}
+            write_tensors(folder / path / "model.safetensors", tensors)
     write_json(folder / "modules.json", entries)
 
 
@@ -104,10 +102,24 @@ def _pooling_config(pooler: str, prompts: Prompts) -> dict[str, Any]:
     return {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in (*_FIRST_MODES, *modes)} | config
 
 
-def head_of_cls(head: Params) -> RecordedHead:
-    """Return the dense + tanh head of the pooler `cls` as a module."""
-    layer = _tanh_layer(len(head["dense.bias"]))
-    return RecordedHead("cls", (layer,), {name.replace("dense", "layers.0.linear"): head[name] for name in head})
+def _tanh_layer(size: int) -> HeadLayer:
+    return HeadLayer("Dense", size, size, activation_function=_TANH)
+
+
+def _renamed(params: Params, ours: str, theirs: str) -> Params:
+    return {name.replace(ours, theirs): array for name, array in params.items()}
+
+
+def _theirs(ours: str) -> str:
+    """Return the name of a tensor in PyTorch."""
+    return ours.replace("kernel", "weight").replace("scale", "weight")
+
+
+def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
+    """Return the weights of the embedding layer and of each block in the mean, shape (num_blocks + 1,)."""
+    weights = np.zeros(num_blocks + 1, np.float32)
+    weights[list(AVERAGED_LAYERS[pooler])] = 1
+    return weights
 
 
 def recorded(checkpoint: Pretrained) -> RecordedPooler:
@@ -147,11 +159,8 @@ def read(folder: Path) -> RecordedPooler:
     path = folder / SETTINGS
     settings = read_json_object(path) if path.is_file() else {}
     size, similarity = settings.get("truncate_dim"), settings.get("similarity_fn_name") or "cosine"
-    if size is not None and (type(size) is not int or size < 1):
-        raise CheckpointError(f"{path}: truncate_dim: expected a whole number from 1, got {str(size)[:60]!r}")
-    if similarity not in [*SIMILARITIES]:
-        known = ", ".join(SIMILARITIES)
-        raise CheckpointError(f"{path}: similarity_fn_name {str(similarity)[:60]!r} is not one of {known}")
+    _expect(size is None or _is_number(size), path, "truncate_dim", size, "a whole number from 1")
+    _expect(similarity in [*SIMILARITIES], path, "similarity_fn_name", similarity, f"one of {', '.join(SIMILARITIES)}")
     config = read_json_object(modules[place][1] / "config.json")
     prompts = read_prompts(folder, pooled=config.get("include_prompt") is not False)
     pooler = _pooler_of(config, modules[place][1])
@@ -159,11 +168,11 @@ def read(folder: Path) -> RecordedPooler:
         if pooler != "avg":
             raise CheckpointError(f"{folder}/modules.json: WeightedLayerPooling with {pooler} pooling is not supported")
         pooler = _layer_pooler(modules[1][1])
-    head = _read_head(modules[place + 1 :], pooler, similarity)
-    if pooler == "cls_before_pooler" and head.layers and head.layers == (_tanh_layer(head.layers[0].in_features),):
-        dense = {name.replace("layers.0.linear", "dense"): array for name, array in head.params.items()}
-        return RecordedPooler("cls", dense, size, RecordedHead("cls", similarity=similarity), prompts)
-    return RecordedPooler(pooler, None, size, head, prompts)
+    layers, params = _read_head(modules[place + 1 :])
+    if pooler == "cls_before_pooler" and layers and layers == (_tanh_layer(layers[0].in_features),):
+        head = _renamed(params, "layers.0.linear", "dense")
+        return RecordedPooler("cls", head, size, RecordedHead("cls", similarity=similarity), prompts)
+    return RecordedPooler(pooler, None, size, RecordedHead(pooler, layers, params, similarity), prompts)
 
 
 def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
@@ -173,11 +182,10 @@ def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
     """
     path, of_tokenizer = folder / TEXT_SETTINGS, folder / "tokenizer_config.json"
     recorded = read_json_object(path).get("max_seq_length") if path.is_file() else None
-    if recorded is not None and (type(recorded) is not int or recorded < 3):
-        raise CheckpointError(f"{path}: max_seq_length: expected a whole number from 3, got {str(recorded)[:60]!r}")
+    _expect(recorded is None or _is_number(recorded, 3), path, "max_seq_length", recorded, "a whole number from 3")
     if recorded is None and of_tokenizer.is_file():
         found = read_json_object(of_tokenizer).get("model_max_length")
-        recorded = found if type(found) is int and found >= 3 else None
+        recorded = found if _is_number(found, 3) else None
     return min(max(recorded or positions, trained), positions)
 
 
@@ -201,30 +209,30 @@ def _pooler_of(config: dict[str, Any], module: Path) -> str:
     by_keys = [mode for mode in _MODES if config.get(f"pooling_mode_{_KEYS.get(mode, mode)}")]
     found = config.get("pooling_mode", by_keys)
     modes = found if isinstance(found, list) else [found]
-    if not modes or not all(mode in [*_MODES] for mode in modes):
-        raise CheckpointError(
-            f"{module}/config.json: the pooling mode {str(found)[:60]} is not supported. Supported: {', '.join(_MODES)}"
-        )
+    is_known = bool(modes) and all(mode in [*_MODES] for mode in modes)
+    _expect(is_known, module / "config.json", "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
     return "+".join(_MODES[mode] for mode in modes)
 
 
-def _tanh_layer(size: int) -> HeadLayer:
-    return HeadLayer("Dense", size, size, activation_function=_TANH)
+def _layer_pooler(module: Path) -> str:
+    """Return the pooler that averages the layers of a WeightedLayerPooling module."""
+    config = read_json_object(module / "config.json")
+    if config.get("layer_start") == 0 and _is_number(blocks := config.get("num_hidden_layers")):
+        weights = _tensor(module, "layer_weights", (blocks + 1,))
+        for pooler in TWO_LAYER_POOLERS:
+            if np.array_equal(weights, _layer_weights(pooler, blocks)):
+                return pooler
+    raise CheckpointError(f"{module}: these layer weights are not supported")
 
 
-def _read_head(modules: list[tuple[str, Path]], pooler: str, similarity: str) -> RecordedHead:
-    """Read the modules after the pooling."""
-    layers = tuple(_read_layer(*module) for module in modules)
-    params = Params()
+def _read_head(modules: list[tuple[str, Path]]) -> tuple[tuple[HeadLayer, ...], Params]:
+    """Read the modules after the pooling, and their parameters."""
+    layers, params = tuple(_read_layer(*module) for module in modules), Params()
     for name, shape in parameters.shapes(partial(SentenceHead, layers)).items():
         _, index, ours = name.split(".", 2)
-        tensor = _tensor(modules[int(index)][1], _theirs(ours), len(shape.shape)).T
-        if tensor.shape != shape.shape:
-            raise CheckpointError(
-                f"{modules[int(index)][1]}: {_theirs(ours)} is {tensor.T.shape}, config.json says {shape.shape[::-1]}"
-            )
-        params[name] = np.ascontiguousarray(tensor, np.float32)
-    return RecordedHead(pooler, layers, params, similarity)
+        tensor = _tensor(modules[int(index)][1], _theirs(ours), shape.shape[::-1])
+        params[name] = np.ascontiguousarray(tensor.T, np.float32)
+    return layers, params
 
 
 def _read_layer(kind: str, module: Path) -> HeadLayer:
@@ -236,47 +244,38 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
         layer = layer._replace(activation_function=_TANH)
     for key in HEAD_SETTINGS[kind] if kind != "Dropout" else ():  # which is not applied
         value, default = getattr(layer, key), HeadLayer._field_defaults[key]
-        if not isinstance(value, type(default)) or (type(default) is int and value < 1):
-            raise CheckpointError(f"{path}: {key}: {str(value)[:60]!r} is not a valid value")
-    for key in ("module_input_name", "module_output_name"):
-        if (name := config.get(key)) not in (None, "sentence_embedding"):
-            raise CheckpointError(f"{path}: {key} {str(name)[:60]!r} is not supported, only sentence_embedding")
-    library, _, activation = layer.activation_function.rpartition(".")
-    if kind == "Dense" and not (library.startswith("torch.nn") and activation in TORCH_ACTIVATIONS):
-        raise CheckpointError(
-            f"{path}: the activation function {layer.activation_function[:60]!r} is not supported. Supported are those "
-            f"of torch.nn named {', '.join(TORCH_ACTIVATIONS)}"
+        is_valid = _is_number(value) if type(default) is int else isinstance(value, type(default))
+        _expect(
+            is_valid,
+            path,
+            key,
+            value,
+            "a whole number from 1" if type(default) is int else f"a {type(default).__name__}",
         )
+    sentence = "sentence_embedding"
+    for key, only in (("module_input_name", sentence), ("module_output_name", sentence), ("use_residual", False)):
+        _expect(config.get(key) in (None, only), path, key, config.get(key), f"only {only}")
+    library, _, activation = layer.activation_function.rpartition(".")
+    is_known = kind != "Dense" or (library.startswith("torch.nn") and activation in TORCH_ACTIVATIONS)
+    known = f"one of torch.nn: {', '.join(TORCH_ACTIVATIONS)}"
+    _expect(is_known, path, "activation_function", layer.activation_function, known)
     return layer
 
 
-def _theirs(ours: str) -> str:
-    """Return the name of a tensor in PyTorch."""
-    return ours.replace("kernel", "weight").replace("scale", "weight")
-
-
-def _layer_pooler(module: Path) -> str:
-    """Return the pooler that averages the layers of a WeightedLayerPooling module."""
-    config, weights = read_json_object(module / "config.json"), _tensor(module, "layer_weights", 1)
-    if config.get("layer_start") == 0 and config.get("num_hidden_layers") == len(weights) - 1:
-        for pooler in TWO_LAYER_POOLERS:
-            if len(weights) > 1 and np.array_equal(weights, _layer_weights(pooler, len(weights) - 1)):
-                return pooler
-    raise CheckpointError(f"{module}: these layer weights are not supported")
-
-
-def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
-    """Return the weights of the embedding layer and of each block in the mean, shape (num_blocks + 1,)."""
-    weights = np.zeros(num_blocks + 1, np.float32)
-    weights[list(AVERAGED_LAYERS[pooler])] = 1
-    return weights
-
-
-def _tensor(module: Path, name: str, axes: int) -> np.ndarray:
+def _tensor(module: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     tensor = read_tensors(module).get(name)
-    if tensor is None or tensor.ndim != axes or tensor.dtype.name not in FLOATS:
-        raise CheckpointError(f"{module}: its weights have no floating-point tensor {name} with {axes} axes")
+    if tensor is None or tensor.shape != shape or tensor.dtype.name not in FLOATS:
+        raise CheckpointError(f"{module}: its weights have no floating-point tensor {name} of shape {shape}")
     return tensor
+
+
+def _is_number(value: Any, least: int = 1) -> bool:
+    return type(value) is int and value >= least
+
+
+def _expect(is_valid: bool, path: Path, key: str, value: Any, expected: str) -> None:
+    if not is_valid:
+        raise CheckpointError(f"{path}: {key}: expected {expected}, got {str(value)[:60]!r}")
 
 
 def choose_pooler(explicit: str | None, recorded: str, source: str) -> str:

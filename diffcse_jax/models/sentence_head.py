@@ -1,7 +1,6 @@
 """The modules that follow the pooling in a sentence-transformers folder: Dense, LayerNorm, Normalize and Dropout."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -34,13 +33,12 @@ class HeadLayer(NamedTuple):
     out_features: int = 0
     bias: bool = True
     activation_function: str = ""  # such as `torch.nn.modules.activation.Tanh`
-    use_residual: bool = False  # adds the input to the output, through a matrix if their sizes differ
     dimension: int = 0
     dropout: float = 0.0  # is not applied
 
 
 HEAD_SETTINGS = {
-    "Dense": ("in_features", "out_features", "bias", "activation_function", "use_residual"),
+    "Dense": ("in_features", "out_features", "bias", "activation_function"),
     "LayerNorm": ("dimension",),
     "Normalize": (),
     "Dropout": ("dropout",),
@@ -91,21 +89,14 @@ class SentenceHead(nnx.Module):
 
 class _Module(nnx.Module):
     def __init__(self, layer: HeadLayer, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        dense = partial(Dense, layer.in_features, layer.out_features, dtype=dtype, rngs=rngs)
-        projects = layer.use_residual and layer.in_features != layer.out_features
+        sizes = layer.in_features, layer.out_features
         self.layer = layer
-        self.linear = dense(bias=layer.bias) if layer.kind == "Dense" else None
-        self.residual = dense(bias=False) if projects else None
+        self.linear = Dense(*sizes, bias=layer.bias, dtype=dtype, rngs=rngs) if layer.kind == "Dense" else None
         self.norm = LayerNorm(layer.dimension, 1e-5, dtype=dtype) if layer.kind == "LayerNorm" else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if self.layer.kind == "Normalize":
-            return normalize(x)
+        if self.linear is not None:
+            return TORCH_ACTIVATIONS[self.layer.activation_function.rpartition(".")[2]](self.linear(x))
         if self.norm is not None:
             return self.norm(x)
-        if self.linear is None:
-            return x
-        outputs = TORCH_ACTIVATIONS[self.layer.activation_function.rpartition(".")[2]](self.linear(x))
-        if self.layer.use_residual:
-            outputs += x.astype(outputs.dtype) if self.residual is None else self.residual(x)
-        return outputs
+        return normalize(x) if self.layer.kind == "Normalize" else x
