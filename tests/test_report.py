@@ -50,7 +50,7 @@ def begin_run(folder, config):
     (folder / "checkpoints").mkdir(parents=True)
     content = json.loads(json.dumps(config.to_dict()))
     (folder / "config.json").write_text(json.dumps(content))
-    (folder / "start.json").write_text(json.dumps({"files": {"config.json": json_digest(content)}}))
+    (folder / "start.json").write_text(json.dumps({"config.json": json_digest(content)}))
 
 
 def write_run(folder, *, finished=True, **groups):
