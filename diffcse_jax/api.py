@@ -19,7 +19,8 @@ from typing import Any
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, unknown_key_message
-from diffcse_jax.data.sources import Text, as_texts, write_held_out, write_sentences
+from diffcse_jax.config.groups import OF_DOCUMENTS
+from diffcse_jax.data.sources import Text, as_texts, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, Interrupted, UserError
 from diffcse_jax.export import export
@@ -72,8 +73,8 @@ def train(
     Args:
         sentences_or_path: What to train on: sentences or documents; tuples of sentence, positive and hard negatives;
             dicts of columns; or a value of `data.train_file`, such as a file, a folder, `docstrings` or `wiki1m`. None:
-            the configuration's text. If the configuration makes pairs of documents and you give tuples, the fraction
-            `data.held_out` of the rows is kept out of training for `eval.metric="pairs_retrieval"`.
+            the configuration's text. If the configuration makes pairs of documents and you give tuples, no row is held
+            out. To select by pairs of your own, set `eval.metric="pairs_retrieval"` and `eval.pairs_file`.
         config: The name of a file in configs/, the path of such a file, a dict of values that differ from the defaults
             (`{"train": {"steps": 60}}` or `{"train.steps": 60}`), a `Config`, or a ConfigDict.
         workdir: The run folder. `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for the run's values.
@@ -105,16 +106,14 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
     texts = iter(as_texts(given))
     first = list(itertools.islice(texts, 1))
     texts = itertools.chain(first, texts)
-    if not first or isinstance(first[0], str | Mapping) or config.data.pairs == "columns":
-        return {"data.train_file": write_sentences(texts)}
-    settings: dict[str, Any] = {"data.pairs": "columns", "data.held_out": 0.0}
-    if config.data.held_out:
-        train_file, pairs_file = write_held_out(texts, config.data.held_out)
-        settings |= {"data.train_file": train_file, "eval.metric": "pairs_retrieval", "eval.pairs_file": pairs_file}
-    else:
-        settings["data.train_file"] = write_sentences(texts)
-    changed = ", ".join(f"{key}={value!r}" for key, value in settings.items() if not isinstance(value, Path))
-    log_line(f"notice: rows with several texts are used as pairs ({changed})")
+    settings: dict[str, Any] = {"data.train_file": write_sentences(texts)}
+    if first and not isinstance(first[0], str | Mapping) and config.data.pairs != "columns":
+        changed: dict[str, Any] = {"data.pairs": "columns", "data.held_out": 0.0}
+        if config.eval.metric in OF_DOCUMENTS:
+            changed["eval.metric"] = "halves_retrieval"
+        used = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+        log_line(f"notice: rows with several texts are used as pairs ({used})")
+        settings |= changed
     return settings
 
 

@@ -30,7 +30,7 @@ from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import DataError
 
 EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32
 
@@ -304,17 +304,11 @@ def test_texts_with_leads_are_the_same_with_cloze_pairs(tmp_path, minilm_dir):
 
 
 def test_texts_that_cannot_give_examples_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"no document of 3 has two sentences.*data\.documents"):
+    with pytest.raises(DataError, match="no document of 3 has two sentences"):
         Neighbours(with_documents(tmp_path, [1, 1, 1]))
     data, store = DataConfig(pairs="dropout"), with_documents(tmp_path, [2, 2])
     assert examples_of(store, data, next_sentence=False) is store
     assert isinstance(examples_of(store, data, next_sentence=True), Neighbours)
-    store.document_starts = None
-    with pytest.raises(ConfigError, match=r"wiki1m has no documents, but a loss needs next sentences"):
-        examples_of(store, data, next_sentence=True)
-    store.columns = ("sentence", "positive")
-    with pytest.raises(ConfigError, match=r"data\.pairs='dropout' uses each sentence twice.* 2 columns"):
-        examples_of(store, data, next_sentence=False)
     store.offsets = np.array([0, 17])  # with [CLS] and [SEP]
     with pytest.raises(DataError, match="no document has the 16 tokens that two crops need"):
         Crops(store, 32)

@@ -131,7 +131,7 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
             {"matryoshka.sizes": (8,), "model.projector": "none", "matryoshka.weights": (1.0, 1.0)},
             "matryoshka.weights=(1.0, 1.0) needs a value for each of matryoshka.sizes=",
         ),
-        ({"data.pairs": "lead", "data.documents": "none"}, "data.pairs='lead' needs documents. For a txt file"),
+        ({"difference.sentence": "next"}, "difference.weight > 0 needs documents. Set data.pairs='dropout'"),
         ({"data.pairs": "crops", "difference.sentence": "both"}, "data.pairs='crops' makes another span the positive"),
         (
             {"data.pairs": "neighbours", "data.augmentation": "crop"},

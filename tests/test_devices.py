@@ -49,7 +49,7 @@ OBJECTIVES = {
 }
 # What edits sentences: the next ones, the anchors, the second views. The networks are ModernBERTs.
 EDITS = {
-    "data": {"documents": "blank_lines", "augmentation": "mlm", "max_length": 16},
+    "data": {"pairs": "dropout", "augmentation": "mlm", "max_length": 16},
     "difference": {"weight": 0.5, "objective": "conditional_mlm", "sentence": "next"},
     "edited_contrast": {"weight": 0.5, "edit": "mixed"},
     "dropout_contrast": {"weight": 0.5},

@@ -48,7 +48,7 @@ NETWORKS = {"conditional_mlm": {"discriminator_lm_head"}, "corrective_lm": {"dis
 
 def difference_of(**options) -> tuple:
     """The objective of these options, its networks and a batch with next sentences."""
-    data = {"documents": "blank_lines", "max_length": 16}
+    data = {"pairs": "dropout", "max_length": 16}
     config = config_of({"difference": options, "contrast": {"weight": 0.0}, "data": data})
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     views = views_of(random_batch(size=4), following=random_batch(size=4, seed=1))

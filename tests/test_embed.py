@@ -330,7 +330,7 @@ def test_files_and_lines_without_text_are_skipped(tmp_path, shards, capsys):
     err = capsys.readouterr().err
     assert "shard-4.txt.gz: skipped 2 lines: 1 empty, 1 not UTF-8" in err
     # The second time it is complete and not read again.
-    assert err.count("shard-00.txt: no usable line (skipped 3 lines: 2 empty, 1 not UTF-8)") == 1
+    assert err.count("shard-00.txt: no usable line (skipped 3 lines: 2 empty, 1 not UTF-8") == 1
 
 
 def test_other_settings_and_other_weights_are_refused(tmp_path, shards, monkeypatch, capsys):

@@ -231,7 +231,7 @@ def write_sources(folder: Path) -> dict[str, dict[str, Any]]:
             f"{name} {pairs}": {"train_file": name, "pairs": pairs, "max_length": 60}
             for name in ("d.jsonl", "d.txt", "d.md", "many")
         }
-    found["blank.txt"] = {"train_file": "blank.txt", "pairs": "neighbours", "documents": "blank_lines"}
+    found["blank.txt"] = {"train_file": "blank.txt", "pairs": "neighbours"}
     found["chosen columns"] = {"train_file": "a.csv", "columns": ("hard_negative", "sentence")}
     found["held out"] = {"train_file": "d.jsonl", "pairs": "lead", "held_out": 0.3}
     found |= {f"docstrings {pairs}": {"train_file": "docstrings", "pairs": pairs} for pairs in ("columns", "lead")}

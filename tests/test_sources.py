@@ -1,6 +1,5 @@
 """Rows of files in each format, of ArrayRecord data sets and of text in memory, and what a name can stand for."""
 
-import collections
 import csv
 import gzip
 import io
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
-import test_golden
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_golden import PAIRS, Prepared
@@ -24,7 +22,7 @@ from test_golden import PAIRS, Prepared
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import readers
 from diffcse_jax.data.readers import LONGEST_TEXT, Corpus
-from diffcse_jax.data.sources import as_texts, open_corpus, open_documents, open_text, write_held_out, write_sentences
+from diffcse_jax.data.sources import as_texts, open_corpus, open_documents, open_text, write_sentences
 from diffcse_jax.errors import DataError, UserError
 
 
@@ -74,7 +72,7 @@ def test_written_rows_are_read_back(tmp_path, extension, compression, data):
     corpus = corpus_of(tmp_path / f"rows{extension}{compression}", written(extension, rows, columns))
     assert corpus.columns == columns
     assert list(corpus) == [tuple(text.strip() for text in row) for row in rows]
-    assert corpus.skipped_summary() == ""
+    assert corpus.summary() == ""
 
 
 def test_bad_lines_are_skipped_and_counted(tmp_path):
@@ -82,22 +80,19 @@ def test_bad_lines_are_skipped_and_counted(tmp_path):
     corpus = corpus_of(tmp_path / "a.txt", content)
     for _ in range(2):  # counts are those of one pass
         assert list(corpus) == [("one",), ("four\u2028five",), ("six",)]
-        assert corpus.skipped == collections.Counter({"empty": 2, "not UTF-8": 1, "NUL byte": 1})
-        assert corpus.skipped_summary() == "skipped 4 lines: 2 empty, 1 not UTF-8, 1 NUL byte"
-        assert corpus.advice().startswith("Text must be UTF-8")
+        utf8 = "not UTF-8 (to convert a file, run: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE)"
+        assert corpus.summary() == f"skipped 4 lines: 2 empty, 1 {utf8}, 1 NUL byte, as in UTF-16"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "line", "fault"),
     [
         ("a.txt", b"one\n\ntwo\n", 2, "empty"),
-        ("a.txt", b"one\ntwo\n\xfe\n", 3, r"not UTF-8\. Text must be UTF-8\. To convert a file, run: iconv"),
+        ("a.txt", b"one\ntwo\n\xfe\n", 3, r"not UTF-8 \(to convert a file, run: iconv"),
         ("a.txt", b"x" * (LONGEST_TEXT + 1), 1, "longer than 131,072 characters"),
         ("a.csv", b'sent0,sent1\n"two\nlines",b\nonly\n', 4, "wrong number of fields"),
-        ("a.csv", b"sent0,sent1\na,\n", 2, "empty"),
         ("a.csv", b"sent0,sent1\na,b\nc,d\re,f\n", 3, "invalid CSV"),
         ("a.csv", b'x\n"' + b"a\n" * LONGEST_TEXT + b"\n", 2, "longer than 131,072 characters"),
-        ("a.jsonl", b'{"x": "a"}\n{"x": \n', 2, "not a JSON object"),
         ("a.jsonl", b'{"x": "a"}\n{"y": "b"}\n', 2, "missing key"),
         ("a.jsonl", b'{"x": "a"}\n{"x": 1}\n', 2, "value not a string"),
         ("a.jsonl", b'{"x": "a"}\n{"x": "\\ud800"}\n', 2, "not UTF-8"),
@@ -118,19 +113,17 @@ def test_errors_name_file_line_and_fault(tmp_path, name, content, line, fault):
         ("{}/pipe.txt", "pipe.txt: it is a pipe or a device"),
         ("{}/a\0b.txt", "embedded null byte"),
         ("{}/sentence.txt", "no such file. Known names: wiki1m, docstrings"),
-        ("{}/empty", "empty does not contain a file of a known kind"),
+        ("{}/empty", "empty: no file of a known kind (none found)"),
         ("{}/empty.txt", "empty.txt: no usable line"),
-        ("{}/empty.csv", "the first line is empty. It must contain the names of the columns"),
-        ("{}/a.odt", "a.odt has an unknown extension. Known: .txt, .csv"),
+        ("{}/empty.csv", "the first line must contain the names of the columns"),
+        ("{}/a.odt", "a.odt: no file of a known kind (skipped files: 1 .odt). Known: .txt, .csv"),
     ],
 )
 def test_errors_name_the_users_option_and_the_fix(tmp_path, name, message):
     """Also of a pipe or device, which is never waited for."""
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "empty").mkdir()
-    for file, content in {"sentences.txt": b"one\n", "latin.txt": b"\xe9\n\xe8\n", "a.odt": b"one"}.items():
-        (tmp_path / file).write_bytes(content)
-    for file in ("empty.txt", "empty.csv", "empty.jsonl"):
+    for file in ("a.odt", "empty.txt", "empty.csv"):
         (tmp_path / file).touch()
     with pytest.raises(DataError, match=re.escape(message.format(tmp_path))) as raised:
         list(open_text(name.format(tmp_path)))
@@ -158,8 +151,6 @@ def test_columns_are_known_by_their_names_or_chosen_and_never_guessed(tmp_path, 
         return
     with pytest.raises(DataError, match=columns):
         corpus_of(tmp_path / name, rows[name].encode(), columns=wanted)
-    with pytest.raises(DataError, match="Name the columns in --columns"):
-        open_text(tmp_path / name, columns=wanted)
     with pytest.raises(DataError, match="Give a file with one column"):
         open_text(tmp_path / name, "--post", columns=wanted, columns_option="")
 
@@ -173,17 +164,14 @@ def test_a_column_of_ids_may_have_numbers(tmp_path):
 def test_a_table_without_names_of_columns_is_refused(tmp_path, line):
     with pytest.raises(DataError, match=r"a\.csv: the first line must contain the names of the columns, separated by"):
         corpus_of(tmp_path / "a.csv", f"{line}\nmore\n".encode())
-    assert list(corpus_of(tmp_path / "a.csv", f"{line}\nmore\n".encode(), columns=(line,))) == [("more",)]
 
 
 def test_json_is_a_list_or_has_an_object_per_line(tmp_path):
     path = tmp_path / "a.json"
     assert list(corpus_of(path, b'\xef\xbb\xbf ["one", "two\\nlines"]')) == [("one",), ("two\nlines",)]
     assert list(corpus_of(path, b'\n{"x": "one"}\n{"x": "two"}\n')) == [("one",), ("two",)]
-    with pytest.raises(DataError, match=r"a\.json, item 2: missing key"):
-        list(corpus_of(path, b'[{"x": "one"}, "two"]', on_bad_line="error"))
     assert list(corpus := corpus_of(path, b'{}\n{"x": "one"}\n')) == [("one",)]
-    assert corpus.skipped_summary() == "skipped 1 line: 1 missing key"
+    assert corpus.summary() == "skipped 1 line: 1 missing key"
     for content, message in [
         (b'{\n "x": "one"\n}', "no JSON object found. A line has one object"),
         (b"[1, 2]", "no JSON object found"),
@@ -197,19 +185,16 @@ def test_json_is_a_list_or_has_an_object_per_line(tmp_path):
 def test_parquet_has_columns_of_strings(tmp_path):
     path = tmp_path / "a.parquet"
     texts = pa.array(["one", None, " ", "two"])
-    pq.write_table(pa.table({"id": pa.array([1, 2, 3, 4]), "text": texts, "vector": pa.array([[1.0]] * 4)}), path)
-    corpus = opened(path)
+    pq.write_table(pa.table({"id": pa.array([1, 2, 3, 4]), "text": texts}), path)
+    corpus = opened(path, columns=("text",))
     assert list(corpus) == [("one",), ("two",)]
-    assert corpus.skipped_summary() == "skipped 2 rows: 2 empty"
-    with pytest.raises(DataError, match=r"no column 'id'\. It has: text"):
-        opened(path, columns=("id",))
+    assert corpus.summary() == "skipped 2 lines: 2 empty"
+    with pytest.raises(DataError, match=r"it has 2 columns: id, text"):
+        opened(path)
     kinds = {"large": pa.large_string(), "view": pa.string_view(), "dictionary": pa.dictionary(pa.int8(), pa.string())}
     table = pa.table({name: pa.array(["one", "two"]).cast(kind) for name, kind in kinds.items()})
     pq.write_table(table, path, row_group_size=1)
     assert list(opened(path, columns=tuple(kinds))) == [("one",) * 3, ("two",) * 3]
-    pq.write_table(pa.table({"id": [1]}), path)
-    with pytest.raises(DataError, match=r"no column of strings\. It has: id"):
-        opened(path)
     path.write_bytes(b"one\n")
     with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
         opened(path)
@@ -222,14 +207,16 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n'))
     (folder / "b.jsonl").write_text("")
     (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": 4}\n{"text": "five"}\n')
-    for other in ("LICENSE", "_meta.json", ".hidden.jsonl"):
+    for other in ("LICENSE", ".hidden.jsonl"):
         (folder / other).write_text('{"text": "not this"}\n')
     corpus = opened(f"{folder}{name}", columns=("text",))
-    assert list(corpus) == [("one",), ("two",), ("three",), ("five",)]
-    assert corpus.skipped_summary() == "skipped 2 lines: 1 empty, 1 value not a string"
-    places = [place.rpartition("/")[2] for place, _ in corpus.numbered()]
-    assert places == ["a.jsonl.gz, line 1", "a.jsonl.gz, line 3", "a.jsonl, line 1", "a.jsonl, line 3"]
-    assert ("skipped 1 file of other kinds: 1 without extension" in corpus.summary()) == (not name)
+    assert [row for _, (row,) in corpus.numbered()] == ["one", "two", "three", "five"]
+    assert [place.rpartition("/")[2] for place, _ in corpus.numbered()][1:3] == [
+        "a.jsonl.gz, line 3",
+        "a.jsonl, line 1",
+    ]
+    note = "" if name else "; skipped files: 1 without extension"
+    assert corpus.summary() == f"skipped 2 lines: 1 empty, 1 value not a string{note}"
     with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 2: empty"):
         list(opened(f"{folder}{name}", columns=("text",), on_bad_line="error"))
     before = corpus.fingerprint()
@@ -243,8 +230,7 @@ def test_rows_of_files_of_several_kinds_are_refused(tmp_path):
     (tmp_path / "c.csv").write_text("body,title\none,two\n")
     with pytest.raises(DataError, match=r"files of several kinds \(2 \.csv, 1 \.txt\)\. Name the files of one"):
         opened(tmp_path)
-    for name in ("*.txt", "a[1].txt"):  # the second is the name of a file
-        assert list(opened(f"{tmp_path}/{name}")) == [("one",)]
+    assert list(opened(f"{tmp_path}/a[1].txt")) == [("one",)]  # the name of a file, not a pattern
     with pytest.raises(DataError, match=r"c\.csv: no column 'text'\. It has: body, title"):
         opened(f"{tmp_path}/*.csv")
 
@@ -275,24 +261,20 @@ def test_prepared_data_sets_are_read_in_order_or_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BLOCK_RECORDS", 3)
     folder, rows = prepare(tmp_path / "out", shards=3), [tuple(row.values()) for row in PAIRS]
     assert len(list(folder.glob("*.array_record-*"))) == 3
-    assert list(opened(folder)) == list(opened(tmp_path / "out")) == rows
+    assert list(opened(tmp_path / "out")) == rows
     assert list(opened(folder, columns=("positive",))) == [row[1:2] for row in rows]
     with pytest.raises(DataError, match=r"no column 'text'.*It has: hard_negative, positive, sentence"):
         opened(folder, columns=("text",))
+    with pytest.raises(DataError, match="has rows, not documents"):
+        opened(folder, pairs="lead")
     (shard,) = prepare(tmp_path / "other").glob("*.array_record-*")
-    fingerprint = opened(folder).fingerprint()
-    assert fingerprint == opened(folder).fingerprint() != opened(tmp_path / "other").fingerprint()
+    assert opened(folder).fingerprint() == opened(folder).fingerprint() != opened(tmp_path / "other").fingerprint()
     with pytest.raises(DataError, match="2 data sets"):
         opened(tmp_path)
     content = shard.read_bytes()
     shard.write_bytes(content[:100] + b"\xff" * 50 + content[150:])
     with pytest.raises(DataError, match=r"damaged|cannot read the split"):
         list(opened(tmp_path / "other"))
-    shard.unlink()
-    with pytest.raises(DataError, match=r"cannot read the split|damaged"):
-        list(opened(tmp_path / "other"))
-    monkeypatch.setattr(test_golden, "PAIRS", [pair | {"comment": "without a role"} for pair in PAIRS])
-    assert list(opened(prepare(tmp_path / "more"))) == rows
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(UserError, match="Install the extra 'tfds'"):
         opened(folder)
@@ -337,19 +319,3 @@ def test_tables_are_converted(table):
     assert list(opened(write_sentences(as_texts(given)))) == [("a b", "e f"), ("c d", "g h")]
     with pytest.raises(DataError, match=r"cannot train on a dict with the keys sentence, positive\. Give strings"):
         as_texts(columns)
-
-
-def test_held_out_rows_share_no_text_with_the_others():
-    rows = [(f"question {i // 2}", f"{'answer' if i % 60 < 30 else ' Answer '}\t{i % 30}") for i in range(200)]
-    unusable = [(f"asked {i}", ["", " \t", "\0"][i % 3]) for i in range(30)] + [(" ", f"said {i}") for i in range(3)]
-    train_file, pairs_file = write_held_out([*rows, *unusable], 0.1)
-    pairs = [tuple(line.split("\t")) for line in pairs_file.read_text().splitlines()]
-    corpus = opened(train_file)
-    trained_on = [(first, " ".join(second.lower().split())) for first, second in corpus]
-    assert 4 <= len(pairs) <= 40
-    assert trained_on
-    assert not {text for row in trained_on for text in row} & {text.lower() for row in pairs for text in row}
-    assert corpus.skipped.total() == 33
-    assert write_held_out(iter(rows), 0.1)[1] == pairs_file
-    with pytest.raises(DataError, match="leaves 2 of 2 rows for training and 0 for evaluation"):
-        write_held_out([("a", "b"), ("c", "d")], 0.01)

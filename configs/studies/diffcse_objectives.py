@@ -10,8 +10,8 @@ The paper does not say where its next sentences come from. The published scores 
 
 from diffcse_jax.apps.study import Study, settings_of
 
-NEXT = {"difference.sentence": "next", "data.documents": "blank_lines"}
-BOTH = {"difference.sentence": "both", "data.documents": "blank_lines"}
+NEXT = {"difference.sentence": "next", "data.pairs": "dropout"}
+BOTH = {"difference.sentence": "both", "data.pairs": "dropout"}
 CONDITIONAL_MLM = {"difference.objective": "conditional_mlm"}
 
 

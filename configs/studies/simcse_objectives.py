@@ -8,7 +8,7 @@ Data:      1 epoch of a text in the order of its documents: one sentence per lin
 
 from diffcse_jax.apps.study import Study
 
-NEXT = {"data.documents": "blank_lines", "data.pairs": "neighbours"}
+NEXT = {"data.pairs": "neighbours"}
 
 
 def get_study() -> Study:

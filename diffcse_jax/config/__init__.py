@@ -355,14 +355,9 @@ def _contradictions(config: Config) -> Iterator[str]:
         if data.augmentation != "none":
             changed = f"data.augmentation={data.augmentation!r} changes the second view of single sentences"
             yield f"{changed}, but with {setting} it is {second}. Choose one"
-    if (second or needing_next) and not data.reads_documents:
-        yield (
-            f"{setting if second else needing_next[0]} needs documents. For a txt file with a sentence per line and "
-            "blank lines between documents, set data.documents='blank_lines'. Otherwise set data.documents='auto' and "
-            "choose data.pairs"
-        )
-    if data.held_out and not data.reads_documents:
-        yield f"data.held_out={data.held_out} needs documents. Use data.pairs='dropout' and data.documents='auto'"
+    for needing in (*needing_next, *[f"data.held_out={data.held_out}"] * (data.held_out > 0)):
+        if not data.reads_documents:
+            yield f"{needing} needs documents. Set data.pairs='dropout' for single sentences of documents"
     if data.augmentation == "synonyms" and not data.synonyms_file:
         yield "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, tab-separated"
 

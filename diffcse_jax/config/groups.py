@@ -79,19 +79,13 @@ class DataConfig:
     )
     columns: tuple[str, ...] = option(
         (),
-        "columns or keys to read: sentence [, positive [, hard negatives]]; empty: the only one (of strings), or those "
+        "columns or keys to read: sentence [, positive [, hard negatives]]; empty: the only one, or those "
         "named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, hard_neg, ...",
-    )
-    documents: str = option(
-        "auto",
-        "what a document is: `blank_lines`: the lines of a txt file between blank lines, all sentences; `none`: there "
-        "are no documents; `auto`: `none` with data.pairs='columns', otherwise text between blank lines, an object or "
-        "row with title and text, a file of a folder, or a docstring, which are split into sentences",
-        choices=("auto", "none", "blank_lines"),
     )
     pairs: str = option(
         "columns",
-        "sentence and positive: the `columns` of the text (a single one is its own positive); or, of documents: "
+        "sentence and positive: the `columns` of the text (a single one is its own positive); or, of documents (text "
+        "between blank lines, a line, a row with title and text, a file of a folder, or a docstring): "
         "`dropout`, a sentence twice (SimCSE); `lead`, the title or first sentence and the rest; `neighbours`, a "
         "sentence and the next one; `passages`, about data.max_length tokens of whole sentences and the next ones; "
         "`crops`, two random spans, new in each epoch (Contriever)",
@@ -152,7 +146,7 @@ class DataConfig:
     @property
     def reads_documents(self) -> bool:
         """True if rows are made of documents."""
-        return self.documents == "blank_lines" or (self.documents == "auto" and self.pairs != "columns")
+        return self.pairs != "columns"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcse_jax.data import markup
-from diffcse_jax.data.readers import Entry, Fault, Place, RowFile, extension, lines, opened
+from diffcse_jax.data.readers import Entry, Fault, Place, RowFile, extension, lines, opened, placed_entries
 from diffcse_jax.data.sentences import sentences_of
 from diffcse_jax.errors import UserError
 from diffcse_jax.io import sha256
@@ -54,19 +54,16 @@ class Documents:
         return (document for _, document in self.read() if not isinstance(document, Fault))
 
 
-def of_text_file(path: Path, *, sentence_a_line: bool) -> Documents:
-    """Return the documents of a txt file: the blocks between blank lines or, without blank lines, the lines.
-
-    With `sentence_a_line`, each line is a sentence, and blank lines separate documents in any case.
-    """
-    blocks = sentence_a_line or has_blank_lines(path)
+def of_text_file(path: Path) -> Documents:
+    """Return the documents of a txt file: the blocks between blank lines or, without blank lines, the lines."""
+    blocks = has_blank_lines(path)
 
     def read() -> Iterator[Placed]:
         numbered = enumerate(lines(path), 1)
         for is_text, group in itertools.groupby(numbered, lambda entry: bool(entry[1].strip())):
             if is_text and blocks:
                 numbers, text = zip(*group, strict=True)
-                yield numbers[0], (Section(numbers[0], "", text, sentence_a_line),)
+                yield numbers[0], (Section(numbers[0], "", text),)
             elif not blocks:
                 for number, line in group:
                     yield number, (Section(number, "", [line]),) if is_text else Fault.EMPTY
@@ -88,12 +85,10 @@ def of_files(
 
     def read() -> Iterator[Placed]:
         for path in prose:
-            yield path.relative_to(root).as_posix(), _of_prose(path.relative_to(root).as_posix(), path)
-        for table in tables:
-            file = f"{table.path.relative_to(root).as_posix()}, {table.unit} " if len(tables) > 1 or prose else ""
-            for number, entry in table.entries(columns):
-                place = f"{file}{number}" if file else number
-                yield place, _of_row(place, entry, columns)
+            file = path.relative_to(root).as_posix()
+            yield file, _of_prose(file, path)
+        for place, entry in placed_entries(tables, columns, root if len(tables) > 1 or prose else None):
+            yield place, _of_row(place, entry, columns)
 
     def fingerprint() -> str:
         files = [*prose, *(table.path for table in tables)]

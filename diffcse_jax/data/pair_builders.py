@@ -72,7 +72,7 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
                 yield from rows(document, drops, counted, data)
                 yield place, Fault.EMPTY  # ends the document
 
-    how = ("documents", RULES, data.documents, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
+    how = ("documents", RULES, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
     how += ("cloze",) * (data.pairs == "lead" and data.cloze > 0)
     bad, note = data.on_bad_line, documents.note
     return Corpus(documents.name, columns, records, documents.fingerprint, bad, how, note=note, counted=counted)
@@ -164,11 +164,8 @@ def lead_and_rest(texts: Sequence[str]) -> tuple[str, str] | None:
 def _sentences(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
     """Yield the sentences in order. A text that is left out ends a document."""
     for section in document:
-        for index, sentence in enumerate(section.sentences()):
-            place = section.place
-            if section.sentence_a_line and isinstance(place, int):
-                place += index
-            yield place, Fault.EMPTY if drops(sentence) else (sentence,)
+        for sentence in section.sentences():
+            yield section.place, Fault.EMPTY if drops(sentence) else (sentence,)
         yield section.place, Fault.EMPTY
 
 

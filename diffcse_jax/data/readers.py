@@ -26,11 +26,8 @@ from diffcse_jax.errors import DataError, NoSentencesError, counted, require_ext
 from diffcse_jax.io import why_unreadable
 
 LONGEST_TEXT = 1 << 17  # characters of a text in a row
+PREPARED = "dataset_info.json"  # a folder that contains it is a prepared ArrayRecord data set
 BLOCK_RECORDS = 10_000  # of ArrayRecord; single records are read a hundred times slower
-UTF8_ADVICE = (
-    "Text must be UTF-8. To convert a file, run: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE (or -f UTF-16, if most "
-    "lines contain NUL bytes)"
-)
 
 Row = tuple[str, ...]
 Place = int | str  # a line number from 1 or, if there are several files, the file and the line
@@ -40,8 +37,8 @@ class Fault(enum.StrEnum):
     """The reason why a line is not a row."""
 
     EMPTY = "empty"
-    NOT_UTF8 = "not UTF-8"
-    NUL_BYTE = "NUL byte"
+    NOT_UTF8 = "not UTF-8 (to convert a file, run: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE)"
+    NUL_BYTE = "NUL byte, as in UTF-16"
     TOO_LONG = f"longer than {LONGEST_TEXT:,} characters"
     WRONG_WIDTH = "wrong number of fields"
     INVALID_CSV = "invalid CSV"
@@ -63,7 +60,6 @@ class Corpus:
     # How documents became rows. Empty if a row is a line. Otherwise a fault ends a document, and an empty place is not
     # counted.
     reading: tuple[str, ...] = ()
-    unit: str = "line"  # what a place is the number of
     note: str = ""  # what was left out before reading, for example files of other kinds
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)  # by the latest pass
     counted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # such as `document{s}`
@@ -96,29 +92,23 @@ class Corpus:
             if row is Fault.EMPTY and self.reading:
                 continue
             if self.on_bad_line == "error":
-                at = f"{self.unit} {place}" if isinstance(place, int) else place
-                advice = f"{UTF8_ADVICE}. " if row is Fault.NOT_UTF8 else ""
-                raise DataError(f"{self.name}, {at}: {row}. {advice}Correct or remove it")
+                at = f"line {place}" if isinstance(place, int) else place
+                raise DataError(f"{self.name}, {at}: {row}. Correct or remove it")
             self.skipped[row] += 1
         if not found:
             details = f" ({summary})" if (summary := self.summary()) else ""
-            advice = f". {advice}" if (advice := self.advice()) else ""
-            raise NoSentencesError(f"{self.name}: no usable {self.unit}{details}{advice}")
+            raise NoSentencesError(f"{self.name}: no usable line{details}")
 
     def summary(self) -> str:
-        """Return what the latest pass counted and skipped, or an empty string."""
+        """Return what the latest pass counted, skipped and left out, or an empty string."""
         found = ", ".join(counted(count, what) for what, count in self.counted.items() if count)
         return "; ".join(filter(None, [found, self.skipped_summary(), self.note]))
 
     def skipped_summary(self) -> str:
-        """Return the skipped lines by fault, as `skipped 3 lines: 2 empty, 1 not UTF-8`, or an empty string."""
+        """Return the skipped lines by fault, as `skipped 3 lines: 2 empty, 1 invalid CSV`, or an empty string."""
         total = self.skipped.total()
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
-        return f"skipped {counted(total, self.unit + '{s}')}: {kinds}" if total else ""
-
-    def advice(self) -> str:
-        """Say how to convert text that the latest pass could not decode; empty if it decoded all of it."""
-        return UTF8_ADVICE if self.skipped[Fault.NOT_UTF8] else ""
+        return f"skipped {counted(total, 'line{s}')}: {kinds}" if total else ""
 
 
 def checked(row: Row) -> Row | Fault:
@@ -177,24 +167,30 @@ def lines(path: Path) -> Iterator[str]:
 # Kinds of files
 
 Entry = dict[str, Any] | Fault  # the values of a row by column
+Entries = Iterator[tuple[int, Entry]]  # with the number of the line, or of the row or item, from 1
 
 
 class RowFile(NamedTuple):
-    """An open file of rows. An empty file may have no columns."""
+    """A file of rows. An empty file may have no columns."""
 
     path: Path
     columns: tuple[str, ...]
-    entries: Callable[[Sequence[str]], Iterator[tuple[int, Entry]]]  # starts a pass over numbered rows of some columns
-    unit: str = "line"  # what the numbers count
+    entries: Callable[[Sequence[str]], Entries]  # starts a pass over some columns
 
 
-def open_file(path: Path, wanted: Sequence[str] = ()) -> RowFile:
-    """Open a file with one of the `EXTENSIONS`. `wanted` are the columns that the user named.
+def open_file(path: Path) -> RowFile:
+    """Open a file with one of the `EXTENSIONS`; raise `DataError` if the content does not fit the extension."""
+    return _OPENERS[extension(path)](path)
 
-    Raises:
-        DataError: The content does not fit the extension.
-    """
-    return _OPENERS[extension(path)](path, wanted)
+
+def placed_entries(
+    files: Sequence[RowFile], columns: Sequence[str], root: Path | None
+) -> Iterator[tuple[Place, Entry]]:
+    """Yield the rows of files with their places. With `root`, a place names the file, relative to that folder."""
+    for file in files:
+        at = f"{file.path.relative_to(root).as_posix()}, line " if root else ""
+        for number, entry in file.entries(columns):
+            yield f"{at}{number}" if at else number, entry
 
 
 def single_column(path: Path, sentences: Callable[[], Iterable[str]]) -> RowFile:
@@ -202,36 +198,35 @@ def single_column(path: Path, sentences: Callable[[], Iterable[str]]) -> RowFile
     return RowFile(path, ("sentence",), lambda _: enumerate(({"sentence": text} for text in sentences()), 1))
 
 
-def _open_table(path: Path, wanted: Sequence[str]) -> RowFile:
+def _open_table(path: Path) -> RowFile:
     """Open a table. Tabs separate fields in a tsv file, and in a csv file if its header has tabs and no commas."""
     first = next(lines(path), "")
     delimiter = "\t" if extension(path) == ".tsv" or ("\t" in first and "," not in first) else ","
-    try:
-        header = tuple(name.strip() for name in next(csv.reader(lines(path), delimiter=delimiter), []))
-    except csv.Error as error:
-        raise DataError(f"{path}, line 1: {error}") from error
-    if not header:
-        raise DataError(f"{path}: the first line is empty. It must contain the names of the columns")
-    if len(header) == 1 and header[0] not in wanted and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", header[0]):
-        raise DataError(
-            f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
-            f"but it is {header[0][:200]!r}. Save the table with that separator, or add a first line. "
-            "A file with one sentence per line needs the extension .txt"
-        )
 
-    def entries(_: Sequence[str]) -> Iterator[tuple[int, Entry]]:
+    def rows() -> Iterator[tuple[int, list[str] | Fault]]:
         reader = csv.reader(lines(path), delimiter=delimiter)
-        next(reader)
         while True:
             line = reader.line_num + 1  # quoted fields may contain line feeds
             try:
-                fields = next(reader)
+                yield line, next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
                 yield line, Fault.TOO_LONG if "field limit" in str(error) else Fault.INVALID_CSV
-                continue
-            if len(fields) == len(header):
+
+    _, fields = next(rows(), (1, Fault.EMPTY))
+    header = () if isinstance(fields, Fault) else tuple(name.strip() for name in fields)
+    if not header or (len(header) == 1 and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", header[0])):
+        raise DataError(
+            f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
+            f"but it is {first.strip()[:200]!r}. A file with one sentence per line needs the extension .txt"
+        )
+
+    def entries(_: Sequence[str]) -> Entries:
+        for line, fields in itertools.islice(rows(), 1, None):
+            if isinstance(fields, Fault):
+                yield line, fields
+            elif len(fields) == len(header):
                 yield line, dict(zip(header, fields, strict=True))
             else:
                 yield line, Fault.WRONG_WIDTH if fields else Fault.EMPTY
@@ -239,91 +234,78 @@ def _open_table(path: Path, wanted: Sequence[str]) -> RowFile:
     return RowFile(path, header, entries)
 
 
-def _open_json(path: Path, _: Sequence[str]) -> RowFile:
+def _open_json(path: Path) -> RowFile:
+    """Open a file with an object on each line, or a json file with a list of objects or strings."""
     is_list = extension(path) == ".json" and next(filter(None, map(str.strip, lines(path))), "").startswith("[")
 
-    def items() -> Iterator[Any]:
-        try:
-            yield from json.loads("".join(lines(path)))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not valid JSON: {error}") from error
-
     def values() -> Iterator[Any]:
+        if is_list:
+            try:
+                yield from json.loads("".join(lines(path)))
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path} is not valid JSON: {error}") from error
+            return
         for line in lines(path):
             try:
                 yield json.loads(line) if line.strip() else Fault.EMPTY
             except (ValueError, RecursionError):
                 yield Fault.NOT_OBJECT
 
-    def entries(_: Sequence[str]) -> Iterator[tuple[int, Entry]]:
-        for number, value in enumerate(items() if is_list else values(), 1):
+    def entries(_: Sequence[str]) -> Entries:
+        for number, value in enumerate(values(), 1):
             entry = {"sentence": value} if is_list and isinstance(value, str) else value
             yield number, entry if isinstance(entry, dict | Fault) else Fault.NOT_OBJECT
 
     first = next((entry for _, entry in entries(()) if isinstance(entry, dict) and entry), {})
-    return RowFile(path, tuple(first), entries, "item" if is_list else "line")
+    return RowFile(path, tuple(first), entries)
 
 
-def _open_parquet(path: Path, _: Sequence[str]) -> RowFile:
-    def is_text(kind: pa.DataType) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return kind in (pa.string(), pa.large_string(), pa.string_view())
+def _open_parquet(path: Path) -> RowFile:
+    def rows(needed: Sequence[str]) -> Iterator[Any]:
+        try:
+            with pq.ParquetFile(path) as file:
+                yield file.schema_arrow.names
+                for batch in file.iter_batches(1000, columns=[*needed]):
+                    yield from batch.to_pylist()
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
-    with _parquet_errors(path):
-        schema = pq.read_schema(path)
-        columns = tuple(field.name for field in schema if is_text(field.type))
-    if not columns:
-        raise DataError(f"{path}: no column of strings. It has: {listed(schema.names)}")
-
-    def entries(needed: Sequence[str]) -> Iterator[tuple[int, Entry]]:
-        with _parquet_errors(path), pq.ParquetFile(path) as file:
-            batches = file.iter_batches(1000, columns=[column for column in needed if column in columns])
-            yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
-
-    return RowFile(path, columns, entries, "row")
+    return RowFile(path, tuple(next(rows(()))), lambda needed: enumerate(itertools.islice(rows(needed), 1, None), 1))
 
 
-@contextlib.contextmanager
-def _parquet_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-
-
-def open_prepared(folder: Path) -> tuple[RowFile, list[Path]]:
-    """Open the train split of the one data set in or below a folder, and return its shards, too.
+def open_prepared(folder: Path) -> RowFile:
+    """Open the train split of the one data set in or below a folder, whose path the result has.
 
     tensorflow-datasets has prepared it as ArrayRecord; TensorFlow is not needed.
     """
     tfds = require_extra("tensorflow_datasets", "tfds")
-    found = sorted(file.parent for file in folder.rglob("dataset_info.json"))
+    found = sorted(file.parent for file in folder.rglob(PREPARED))
     if len(found) != 1:
-        raise DataError(f"{folder}: {len(found)} data sets (dataset_info.json). Name the folder of one data set")
+        raise DataError(f"{folder}: {len(found)} data sets ({PREPARED}). Name the folder of one data set")
     try:
         builder = tfds.builder_from_directory(found[0])
-        source, features = builder.as_data_source("train"), builder.info.features
-        shards = [Path(file) for file in builder.info.splits["train"].filepaths]
+        source, columns = builder.as_data_source("train"), tuple(sorted(builder.info.features))
     except Exception as error:  # the library raises many types
         raise DataError(f"{found[0]}: cannot read the split 'train' as ArrayRecord: {error}") from error
-    texts = tuple(sorted(name for name, each in features.items() if isinstance(each, tfds.features.Text)))
-    if not texts:
-        raise DataError(f"{found[0]}: no column of text. It has: {listed(sorted(features))}")
 
-    def entries(needed: Sequence[str]) -> Iterator[tuple[int, Entry]]:
+    def entries(needed: Sequence[str]) -> Entries:
         for start in range(0, len(source), BLOCK_RECORDS):
             try:
                 block = source.__getitems__(range(start, min(start + BLOCK_RECORDS, len(source))))
             except Exception as error:
                 raise DataError(f"{found[0]}: a record after number {start} is damaged: {error}") from error
             for number, example in enumerate(block, start + 1):
-                yield number, {name: example[name].decode(errors="surrogateescape") for name in needed}
+                yield number, {name: _decoded(example[name]) for name in needed}
 
-    return RowFile(folder, texts, entries), shards
+    return RowFile(found[0], columns, entries)
 
 
-_OPENERS: dict[str, Callable[[Path, Sequence[str]], RowFile]] = {
-    ".txt": lambda path, _: single_column(path, lambda: lines(path)),
+def _decoded(value: Any) -> Any:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+
+
+_OPENERS: dict[str, Callable[[Path], RowFile]] = {
+    ".txt": lambda path: single_column(path, lambda: lines(path)),
     ".csv": _open_table,
     ".tsv": _open_table,
     ".jsonl": _open_json,

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int, Integer
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.token_store import Examples, OfSentences, Rows, TokenIds, TokenStore
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import DataError
 
 CROP_SHARES = (0.1, 0.5)  # of a passage (Contriever, Izacard et al. 2022, appendix A)
 FEWEST_CROPPED = 8  # the smallest number of tokens in a span
@@ -39,13 +39,6 @@ def examples_of(
         assert begins_word is not None
         cloze = Cloze(store, data.cloze, begins_word, [len(prompt) for prompt in prompts])
         return cloze if cloze.passages else store
-    if data.pairs == "dropout" and len(store.columns) > 1:
-        raise ConfigError(
-            f"data.pairs='dropout' uses each sentence twice, but the text has {len(store.columns)} columns. Set "
-            "data.pairs='columns', or name one column in data.columns"
-        )
-    if next_sentence and store.document_starts is None:
-        raise ConfigError(f"{data.train_file} has no documents, but a loss needs next sentences (data.documents)")
     pairs_neighbours = next_sentence or data.pairs in ("neighbours", "passages")
     return Neighbours(store, data.next_within) if pairs_neighbours else store
 
@@ -81,8 +74,8 @@ class Neighbours(_Drawn):
         self.columns, self.left_out = (unit, f"next {unit}"), len(ends)
         if not len(self):
             raise DataError(
-                f"data.train_file: no document of {len(ends):,} has two {unit}s. Separate documents by blank "
-                "lines, or write a document of several sentences on each line (data.documents)"
+                f"data.train_file: no document of {len(ends):,} has two {unit}s. Separate documents by blank lines, or "
+                "write a document of several sentences on each line"
             )
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:

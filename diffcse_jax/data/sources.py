@@ -17,13 +17,13 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data import documents, readers
 from diffcse_jax.data.docstrings import docstring_documents, docstring_sentences
 from diffcse_jax.data.documents import Documents
-from diffcse_jax.data.pair_builders import corpus_of, digest, is_in_share
+from diffcse_jax.data.pair_builders import corpus_of
 from diffcse_jax.data.readers import Corpus, Entry, Fault, Place, Row, RowFile, extension, listed, open_file
 from diffcse_jax.errors import DataError, NoSentencesError, counted
 from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, sha256, why_unreadable, write_text
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
-PREPARED = "dataset_info.json"  # a folder that contains it is a prepared ArrayRecord data set
+KNOWN_NAMES = "Known names: wiki1m, docstrings"
 KNOWN_EXTENSIONS = tuple(dict.fromkeys((*readers.EXTENSIONS, *documents.FORMATS)))
 ROLES = ("sentence", "positive", "hard_negative")
 SIMCSE_ROLES = ("sent0", "sent1", "hard_neg")
@@ -34,33 +34,34 @@ Text = str | Sequence[str] | Mapping[str, object]  # a sentence or document; a p
 
 
 class Source(NamedTuple):
-    """The text that a name stands for."""
+    """The text that a name stands for: `docstrings`, or files."""
 
     name: str  # as it was given
-    form: str  # `file`, `files` (a folder or pattern), `docstrings`, or `records` (ArrayRecord)
     root: Path = Path()  # the folder that contains the files
-    files: tuple[Path, ...] = ()  # the readable files, in the order of their names
-    note: str = ""  # which files were skipped
+    files: tuple[Path, ...] = ()  # those of known kinds, in the order of their names
+    note: str = ""  # which other files were skipped
+    is_file: bool = False  # the name is that of one file
+    is_prepared: bool = False  # the folder contains an ArrayRecord data set
 
     def of_kinds(self, kinds: Sequence[str]) -> list[Path]:
-        """Return the files with one of these extensions, without those of other programs (`_metadata.json`)."""
-        named = self.form == "file"
-        return [file for file in self.files if extension(file) in kinds and (named or file.name[0] != "_")]
+        """Return the files with one of these extensions."""
+        return [file for file in self.files if extension(file) in kinds]
+
+    def tables(self, kinds: Sequence[str] = readers.TABLES) -> list[RowFile]:
+        """Open the files with one of these extensions, without empty ones."""
+        return [table for table in map(open_file, self.of_kinds(kinds)) if table.columns]
 
 
 def open_corpus(data: DataConfig) -> Corpus:
     """Open the rows that `data.train_file` names, or the rows made of its documents."""
-    source = find_source(data.train_file)
-    rows_suffice = data.documents == "auto" and data.pairs == "dropout" and not data.held_out
-    has_rows = {*map(extension, source.files)} <= {".csv", ".tsv"} and source.form != "docstrings"
-    if data.reads_documents and not (rows_suffice and (has_rows or source.name == "wiki1m")):
-        return corpus_of(_documents(source, data), data)
-    return _rows(source, data.columns, "data.columns", data.on_bad_line)
+    if data.reads_documents:
+        return corpus_of(open_documents(data), data)
+    return _rows(find_source(data.train_file), data.columns, "data.columns", data.on_bad_line)
 
 
 def open_documents(data: DataConfig) -> Documents:
     """Open the documents that `data.train_file` names, including those that are held out."""
-    return _documents(find_source(data.train_file), data)
+    return _documents(find_source(data.train_file), data.columns)
 
 
 def open_text(
@@ -88,11 +89,11 @@ def open_text(
         titled: Put the title of a section on a line above each of its passages.
     """
     source = find_source(str(name), option)
-    if not columns and _reads_as_documents(source):
-        pairs = "titled" if titled else "passages"
-        data = DataConfig(str(name), pairs=pairs, max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line)
-        return corpus_of(_documents(source, data), data)
-    return _rows(source, columns, columns_option, on_bad_line, id_column)
+    if columns or not _has_documents(source):
+        return _rows(source, columns, columns_option, on_bad_line, id_column)
+    pairs = "titled" if titled else "passages"
+    data = DataConfig(str(name), pairs=pairs, max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line)
+    return corpus_of(_documents(source, ()), data)
 
 
 # Names
@@ -104,63 +105,48 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
     It is a file; a folder; a pattern with `*`, `?` or `[...]`, in which `**` matches folders of any depth; `wiki1m` or
     `docstrings`.
     """
-    known_kinds = ", ".join(KNOWN_EXTENSIONS)
     if name == "docstrings":
-        return Source(name, "docstrings")
-    if name == "wiki1m":
-        path = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}")
-        return Source(name, "file", path.parent, (path,))
+        return Source(name)
     if not name:
-        raise DataError(f"{option} is empty. Name a file, a folder, wiki1m or docstrings")
-    path = expand_path(name)
+        raise DataError(f"{option} is empty. Name a file or a folder. {KNOWN_NAMES}")
+    is_wiki1m = name == "wiki1m"
+    path = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}") if is_wiki1m else expand_path(name)
     is_pattern = glob.has_magic(name) and not os.path.exists(path)
-    if not is_pattern and not os.path.isdir(path):
-        if problem := why_unreadable(path):
-            raise DataError(f"{option}: {problem}. Known names: wiki1m, docstrings")
-        if extension(path) not in KNOWN_EXTENSIONS:
-            raise DataError(f"{option}: {name} has an unknown extension. Known: {known_kinds}")
-        return Source(name, "file", path.parent, (path,))
-    matches = glob.glob(os.path.expanduser(name), recursive=True) if is_pattern else _paths_below(path, option)
-    by_target = {os.path.realpath(each): Path(each) for each in sorted(matches, reverse=True)}  # links repeat files
-    found = sorted(file for file in by_target.values() if not file.is_dir())
-    if is_pattern and not found:
-        raise DataError(f"{option}: no file matches {name}. Known names: wiki1m, docstrings")
-    if not is_pattern and any(file.name == PREPARED for file in found):
-        return Source(name, "records", path)
-    root = Path(os.path.commonpath([file.parent for file in found])) if is_pattern else path
-    notes = []
+    is_file = not is_pattern and not os.path.isdir(path)
+    if is_file:
+        root, found = path.parent, [path]
+    elif is_pattern:
+        matches = map(Path, glob.glob(os.path.expanduser(name), recursive=True))
+        found = sorted(each for each in matches if not each.is_dir())
+        root = Path(os.path.commonpath([file.parent for file in found])) if found else path
+    else:
+        root, found = path, _files_below(path)
+        if any(file.name == readers.PREPARED for file in found):
+            return Source(name, path, is_prepared=True)
     collected = {file.parent for file in found if file.name.startswith("corpus.jsonl")}  # folders of search collections
-    queries = {file for file in found if file.name.startswith("queries.jsonl") and file.parent in collected}
-    judgements = {file for file in found if file.parent.name == "qrels" and file.parent.parent in collected}
-    if left_out := queries | judgements:
-        notes.append("skipped the queries and judgements of search collections")
-        found = [file for file in found if file not in left_out]
-    known = tuple(file for file in found if extension(file) in KNOWN_EXTENSIONS)
-    if problem := next(filter(None, map(why_unreadable, known)), ""):
-        raise DataError(f"{option}: {problem}")
-    others = [file.suffix or "without extension" for file in found if extension(file) not in KNOWN_EXTENSIONS]
-    if others:
-        notes.append(f"skipped {counted(len(others), 'file{s} of other kinds')}: {_counts(others)}")
-    if not known:
-        raise DataError(
-            f"{option}: {name} does not contain a file of a known kind, or a prepared ArrayRecord data set. "
-            f"{f'It has: {_counts(others)}. ' if others else ''}Known: {known_kinds}"
-        )
-    return Source(name, "files", root, known, "; ".join(notes))
+    reasons = [_why_skipped(file, collected) for file in found]
+    files = tuple(file for file, reason in zip(found, reasons, strict=True) if not reason)
+    if problem := next(filter(None, map(why_unreadable, found if is_file else files)), ""):
+        raise DataError(f"{option}: {problem}. {KNOWN_NAMES}")
+    skipped = f"skipped files: {_counts(filter(None, reasons))}" if len(files) < len(found) else ""
+    if not files:
+        kinds = ", ".join(KNOWN_EXTENSIONS)
+        raise DataError(f"{option}: {name}: no file of a known kind ({skipped or 'none found'}). Known: {kinds}")
+    return Source(name, root, files, skipped, is_file)
 
 
-def _paths_below(folder: Path, option: str) -> list[str]:
-    """Return the paths of all files in a folder and the folders below it, without hidden ones."""
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and the folders below it, without hidden ones. Links to folders are not followed."""
+    paths = (Path(root, name).relative_to(folder) for root, _, names in os.walk(folder) for name in names)
+    return sorted(folder / path for path in paths if not any(part.startswith(".") for part in path.parts))
 
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{option}: cannot read the folder {error.filename}: {error.strerror}")
 
-    found, seen = [], set[str]()
-    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        folders[:] = [] if os.path.realpath(root) in seen else [each for each in folders if not each.startswith(".")]
-        seen.add(os.path.realpath(root))
-        found += [os.path.join(root, each) for each in names if not each.startswith(".")]
-    return found
+def _why_skipped(file: Path, collected: set[Path]) -> str:
+    """Return why a file is not read, or an empty string. `collected` are folders with a `corpus.jsonl`."""
+    is_queries = file.name.startswith("queries.jsonl") and file.parent in collected
+    if is_queries or (file.parent.name == "qrels" and file.parent.parent in collected):
+        return "with queries and judgements"
+    return "" if extension(file) in KNOWN_EXTENSIONS else file.suffix or "without extension"
 
 
 def _counts(kinds: Iterable[str]) -> str:
@@ -170,45 +156,33 @@ def _counts(kinds: Iterable[str]) -> str:
 # Documents
 
 
-def _reads_as_documents(source: Source) -> bool:
-    """Return whether `open_text` reads passages: a document format, or a table with a text and other columns."""
-    if source.form in ("docstrings", "records") or source.name == "wiki1m":
-        return False
+def _has_documents(source: Source) -> bool:
+    """Return whether a source has documents: prose, or tables with a text and other columns."""
     if any(extension(file) not in readers.EXTENSIONS for file in source.files):
         return True
-    if tables := source.of_kinds(readers.TABLES):
-        columns = next(filter(None, (open_file(table, ("text",)).columns for table in tables)), ())
-        return "text" in columns and len(columns) > 1
-    return source.form == "files" and any(map(documents.has_blank_lines, source.files[:10]))
+    if tables := source.tables():
+        return "text" in tables[0].columns and len(tables[0].columns) > 1
+    return not source.is_file and any(map(documents.has_blank_lines, source.files[:10]))
 
 
-def _documents(source: Source, data: DataConfig) -> Documents:
-    if source.form == "docstrings":
+def _documents(source: Source, columns: Sequence[str]) -> Documents:
+    """Open documents. The columns of tables are title and text, or text."""
+    if source.name == "docstrings":
         return docstring_documents()
-    is_text_file = source.form == "file" and extension(source.files[0]) == ".txt"
-    if source.form == "records" or source.name == "wiki1m" or (data.documents == "blank_lines" and not is_text_file):
-        kinds = "txt, markdown, html, rst or pdf files, tables with a column `text` (and `title`), or docstrings"
-        needed = "a single txt file with blank lines" if data.documents == "blank_lines" else kinds
-        raise DataError(
-            f"{source.name}: data.documents={data.documents!r}, data.pairs={data.pairs!r} and data.held_out="
-            f"{data.held_out} need documents: {needed}"
-        )
-    columns, has_tables = data.columns, bool(source.of_kinds(readers.TABLES))
-    most_columns = 2 if has_tables else 0
-    if len(columns) > most_columns:
-        expected = "Name those of title and text" if has_tables else "Leave data.columns empty"
-        raise DataError(f"{source.name}: data.columns names {len(columns)} columns. {expected}")
-    if is_text_file:
-        return documents.of_text_file(source.files[0], sentence_a_line=data.documents == "blank_lines")
-    prose = [] if columns else [file for file in source.files if extension(file) in documents.FORMATS]
-    tables, note = _open_files(source, readers.TABLES, columns or ("text",)), source.note
-    if prose:  # next to prose, tables without texts are settings of other programs
-        found, tables = len(tables), [table for table in tables if "text" in table.columns]
-        skipped = f"skipped {counted(found - len(tables), 'table{s} without texts')}" if found > len(tables) else ""
-        note = "; ".join(filter(None, [note, skipped]))
-    else:
+    if source.is_prepared or len(columns) > 2:
+        reason = "an ArrayRecord data set has rows, not documents" if source.is_prepared else "name a title and a text"
+        raise DataError(f"{source.name}, data.columns={columns}: {reason}. With data.pairs='columns', rows are read")
+    if source.is_file and extension(source.files[0]) == ".txt":
+        return documents.of_text_file(source.files[0])
+    prose = [] if columns else source.of_kinds(documents.FORMATS)
+    found, text = source.tables(), columns[-1] if columns else "text"
+    tables = [table for table in found if text in table.columns]
+    if not prose and not tables:
+        has = f"It has: {listed(found[0].columns)}" if found else "It is empty"
         advice = "Name the columns of title and text, or of the text alone (data.columns or --columns)"
-        _check_columns(source, tables, columns or ("text",), advice)
+        raise DataError(f"{source.name}: no column {text!r}. {has}. {advice}")
+    left_out = counted(len(found) - len(tables), "table{s} without texts") if len(found) > len(tables) else ""
+    note = "; ".join(filter(None, [source.note, left_out and f"skipped {left_out}"]))
     return documents.of_files(source.name, source.root, prose, tables, columns, note)
 
 
@@ -218,58 +192,45 @@ def _documents(source: Source, data: DataConfig) -> Documents:
 def _rows(
     source: Source, wanted: Sequence[str], columns_option: str, on_bad_line: str, id_column: str = ""
 ) -> Corpus:  # fmt: skip
-    name, paths = source.name, list[Path]()
-    if source.form == "docstrings":
-        files = [readers.single_column(Path(name), docstring_sentences)]
-    elif source.form == "records":
-        file, paths = readers.open_prepared(source.root)
-        if not wanted and ROLES[0] in file.columns:  # texts without a role are left out
-            names = column_names(len(ROLES) + len(file.columns))
-            file = file._replace(columns=tuple(name for name in names if name in file.columns))
-        files = [file]
-    else:
-        paths = source.of_kinds(readers.EXTENSIONS)
-        if not paths:
-            raise DataError(f"{name}: these files contain documents. Set data.pairs, for example to 'lead'")
-        if len({*map(extension, paths)}) > 1:
-            raise DataError(
-                f"{name}: files of several kinds ({_counts(map(extension, paths))}). Name the files of one kind with a "
-                f"pattern, such as '{source.root}/**/*{extension(paths[0])}'"
-            )
-        files = _open_files(source, readers.EXTENSIONS, wanted)
-    advice = f"Name the columns in {columns_option}" if columns_option else "Give a file with one column"
-    available = files[0].columns if files else ()
-    columns = tuple(wanted) or _known_columns(available)
-    if files and not columns:
-        raise DataError(f"{name}: it has {len(available)} columns: {listed(available)}. {advice}")
-    _check_columns(source, files, columns, advice)
-
-    def records() -> Iterator[tuple[Place, Row | Fault]]:
-        for file in files:
-            at = f"{file.path.relative_to(source.root).as_posix()}, {file.unit} " if len(files) > 1 else ""
-            for number, entry in file.entries(columns):
-                yield f"{at}{number}" if at else number, _row(entry, columns, id_column)
-
-    def fingerprint() -> str:
-        parts = [f"{extension(path)} {sha256([path])}" for path in paths] or [text for (text,) in corpus]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-    corpus = Corpus(name, columns, records, fingerprint, on_bad_line, unit=files[0].unit, note=source.note)
-    return corpus
-
-
-def _open_files(source: Source, kinds: Sequence[str], wanted: Sequence[str]) -> list[RowFile]:
-    """Open the files of some kinds, without empty ones."""
-    return [file for path in source.of_kinds(kinds) if (file := open_file(path, wanted)).columns]
-
-
-def _check_columns(source: Source, files: Sequence[RowFile], columns: Sequence[str], advice: str) -> None:
-    """Raise an error if there are no files, or if one of them lacks a column."""
+    name, files, paths = source.name, _row_files(source), source.of_kinds(readers.EXTENSIONS)
     if not files:
-        raise NoSentencesError(f"{source.name}: no JSON object found. A line has one object; json may also be a list")
+        raise NoSentencesError(f"{name}: no JSON object found. A line has one object; json may also be a list")
+    advice = f"Name the columns in {columns_option}" if columns_option else "Give a file with one column"
+    columns = tuple(wanted) or _known_columns(files[0].columns)
+    if not columns:
+        raise DataError(f"{name}: it has {len(files[0].columns)} columns: {listed(files[0].columns)}. {advice}")
     for file in files:
         if missing := [column for column in columns if column not in file.columns]:
             raise DataError(f"{file.path}: no column {missing[0]!r}. It has: {listed(file.columns)}. {advice}")
+
+    def records() -> Iterator[tuple[Place, Row | Fault]]:
+        for place, entry in readers.placed_entries(files, columns, source.root if len(files) > 1 else None):
+            yield place, _row(entry, columns, id_column)
+
+    def fingerprint() -> str:
+        shards = sorted(files[0].path.glob("*.array_record*")) if source.is_prepared else paths
+        parts = [f"{extension(path)} {sha256([path])}" for path in shards] or [text for (text,) in corpus]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    corpus = Corpus(name, columns, records, fingerprint, on_bad_line, note=source.note)
+    return corpus
+
+
+def _row_files(source: Source) -> list[RowFile]:
+    """Open the rows of a source, without empty files."""
+    if source.name == "docstrings":
+        return [readers.single_column(Path(source.name), docstring_sentences)]
+    if source.is_prepared:
+        return [readers.open_prepared(source.root)]
+    kinds = collections.Counter(map(extension, source.of_kinds(readers.EXTENSIONS)))
+    if not kinds:
+        raise DataError(f"{source.name}: these files contain documents. Set data.pairs, for example to 'lead'")
+    if len(kinds) > 1:
+        raise DataError(
+            f"{source.name}: files of several kinds ({_counts(kinds.elements())}). Name the files of one kind with a "
+            f"pattern, such as '{source.root}/**/*{next(iter(kinds))}'"
+        )
+    return source.tables(readers.EXTENSIONS)
 
 
 def _known_columns(available: Sequence[str]) -> tuple[str, ...]:
@@ -299,7 +260,7 @@ def _row(entry: Entry, columns: Sequence[str], id_column: str) -> Row | Fault:
     return Fault.EMPTY if None in row else Fault.NOT_STRING
 
 
-# Text in memory, which is written to files from which a run trains and, after an interruption, resumes
+# Text in memory, which is written to a file from which a run trains and, after an interruption, resumes
 
 
 def as_texts(given: Any) -> Iterable[Text]:
@@ -316,29 +277,13 @@ def as_texts(given: Any) -> Iterable[Text]:
 
 def write_sentences(texts: Iterable[Text]) -> Path:
     """Write texts of one kind (see `as_texts`) to a jsonl file in the cache folder, whose name is a hash of them."""
-    return _write((json.dumps(row, default=str) for row in _columns(texts)), ".jsonl")
-
-
-def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
-    """Write pairs (or triples, ...) to two files: rows to train on, and pairs to evaluate with.
-
-    A hash of the first text decides, so that all rows of an anchor stay together. Training rows that share a text with
-    a held-out row are left out. Unusable rows stay with the training rows, where they are skipped and counted.
-
-    Returns:
-        A jsonl file as from `write_sentences`, and a tsv file with sentences and positives.
-    """
-    rows = [tuple(map(str, row.values())) for row in _columns(texts)]
-    held_out = [row for row in rows if is_in_share(row[0], share) and not isinstance(readers.checked(row), Fault)]
-    kept_out = {digest(text) for row in held_out for text in row}
-    trained_on = [row for row in rows if kept_out.isdisjoint(map(digest, row))]
-    if not trained_on or len(held_out) < 2:
-        raise DataError(
-            f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows for training and {len(held_out)} for "
-            "evaluation, which needs at least 2. Give more rows, or change data.held_out"
-        )
-    pairs = dict.fromkeys("\t".join(" ".join(text.split()) for text in row[:2]) for row in held_out)
-    return write_sentences(trained_on), _write(pairs, ".tsv")
+    text = "".join(json.dumps(row, default=str) + "\n" for row in _columns(texts))
+    path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
+    partial = path.with_name(f"{os.getpid()}-{path.name}")  # several processes may write the same text
+    with disk_errors(path.parent, safe="Nothing was started.", instead="set XDG_CACHE_HOME to another folder"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(partial, text)
+        return partial.replace(path)
 
 
 def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
@@ -360,14 +305,3 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
         yield row
     if not width:
         raise DataError("the list of texts to train on is empty")
-
-
-def _write(lines: Iterable[str], extension: str) -> Path:
-    """Write lines to a file that is named by their hash."""
-    text = "".join(f"{line}\n" for line in lines)
-    path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{extension}"
-    partial = path.with_name(f"{os.getpid()}-{path.name}")  # several processes may write the same text
-    with disk_errors(path.parent, safe="Nothing was started.", instead="set XDG_CACHE_HOME to another folder"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(partial, text)
-        return partial.replace(path)

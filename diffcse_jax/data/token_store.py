@@ -141,8 +141,6 @@ def build_or_open(
     size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
     found, note = "tokenised" if built else "found tokens of", f" ({store.note})" if store.note else ""
     log_line(f"{found} {corpus.name}: {size}{note}, in {folder}")
-    if built and (advice := corpus.advice()):
-        log_line(f"warning: text that is not UTF-8 was skipped. {advice}")
     if built and not corpus.reading:  # rows of documents need further passes
         texts = zip(corpus.columns, next(iter(corpus)), strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in texts)}")

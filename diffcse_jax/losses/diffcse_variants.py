@@ -155,7 +155,7 @@ class Difference(EditOptions, DiffCSE):
     )
     sentence: str = option(
         "same",
-        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; needs data.documents)",
+        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; needs documents)",
         choices=("same", "next", "both"),
     )
     copy_weight: float = option(

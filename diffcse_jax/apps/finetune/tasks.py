@@ -162,7 +162,7 @@ def _read(task: Task, path: Path, option: str, on_bad_line: str) -> Rows:
         raise DataError(f"{path}: unknown extension. Known: {', '.join(TABLES)}; each except .parquet also .gz, .xz")
     label = "" if option.endswith("test_file") else task.label
     columns = [*dict.fromkeys(filter(None, (*task.texts, label, task.id)))]
-    file = open_file(path, columns)
+    file = open_file(path)
     if missing := next((column for column in columns if column not in file.columns), None):
         raise DataError(f"{path} ({option}): no column {missing!r}. It has: {listed(file.columns)}")
 
@@ -177,7 +177,7 @@ def _read(task: Task, path: Path, option: str, on_bad_line: str) -> Rows:
             else:
                 yield line, tuple(str(entry[column]) for column in columns)
 
-    corpus = Corpus(f"{path} ({option})", (), records, str, on_bad_line=on_bad_line, unit=file.unit)
+    corpus = Corpus(f"{path} ({option})", (), records, str, on_bad_line=on_bad_line)
     rows = []
     for line, texts in corpus.numbered():
         values = dict(zip(columns, texts, strict=True))
