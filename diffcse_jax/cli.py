@@ -31,10 +31,9 @@ KEYS = """
 Any key of the configuration is an option: --config.train.steps=100, --config.optim.learning_rate=3e-5.
 docs/reference.md lists all keys with their meaning, default and range.
 """
-SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 SHARED = {"name", "quiet", "verbose", "overrides", "command", "load"}  # what a function may do without
 ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `load`
-TABLE_FORMATS: dict[str, Any] = {"choices": ("text", "markdown", "latex"), "default": "text"}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -179,9 +178,7 @@ def study(add: Add) -> str:
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
-    add("--start", action="store_true", help="also score the starting checkpoint, with its own pooler")
     add("--report", action="store_true", help="train nothing; write and print the table of the finished runs")
-    add("--format", help="format of the printed table", **TABLE_FORMATS)
     return "diffcse_jax.apps.study.runs:run_study"
 
 
@@ -223,7 +220,8 @@ def evaluate(add: Add) -> Prepare:
         help="torch: compute embeddings with sentence-transformers",
     )
     add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
-    add("--format", dest="style", help="format of the tables", **TABLE_FORMATS)
+    formats = ("text", "markdown", "latex")
+    add("--format", dest="style", choices=formats, default="text", help="format of the tables")
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
     add("--output", type=Path, default=Path("results.json"), help="results file; pictures go to report/ next to it")
 

@@ -8,11 +8,16 @@ With lambda = 0 it is SimCSE with the projector and the optimizer settings of Di
 
 from diffcse_jax.apps.study import Study
 
+WEIGHTS = (0.0, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)
+
 
 def get_study() -> Study:
     return Study(
         base="diffcse_base",
-        grid={"difference.weight": (0.0, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)},
+        variants={
+            f"difference.weight={weight}": {"difference.weight": weight}
+            for weight in (0.0, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)
+        },
         tasks=("STSBenchmark",),
         published={
             "difference.weight=0.0": {"STS-B dev": 82.22},

@@ -8,11 +8,16 @@ The first row has the published ratio. The others are compared with it.
 
 from diffcse_jax.apps.study import Study
 
+RATIOS = (0.3, 0.15, 0.2, 0.25, 0.4, 0.5)
+
 
 def get_study() -> Study:
     return Study(
         base="diffcse_base",
-        grid={"difference.mask_ratio": (0.3, 0.15, 0.2, 0.25, 0.4, 0.5)},
+        variants={
+            f"difference.mask_ratio={ratio}": {"difference.mask_ratio": ratio}
+            for ratio in (0.3, 0.15, 0.2, 0.25, 0.4, 0.5)
+        },
         tasks=("STSBenchmark",),
         published={
             "difference.mask_ratio=0.3": {"STS-B dev": 84.56},

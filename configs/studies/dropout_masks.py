@@ -5,7 +5,6 @@ Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 ste
            CS 224N, read as in `configs/finetune_multitask.py`.
 Rows:      BERT-base before training; both methods with dropout 0.1 in all blocks and with masks 1 to 12 (the report's
            Table 1). Each is fine-tuned in two ways: all parameters at once, and the heads first.
-Picture:   `alignment_uniformity.png` corresponds to the report's figure.
 
 The report comes without code, and we do not have its scores. It trains on about 300,000 sentences from the domains of
 its tasks, of up to 200 words, at a learning rate of 3e-5. Its generator is the frozen encoder with its own head. Here

@@ -6,20 +6,24 @@ Data:      1 epoch of a text in the order of its documents: one sentence per lin
            would fail on them.
 """
 
-from diffcse_jax.apps.study import Study
+from diffcse_jax.apps.study import Settings, Study
 
 NEXT = {"data.pairs": "neighbours"}
+OBJECTIVES: dict[str, Settings] = {
+    "SimCSE": {},
+    "next sentence": NEXT,
+    "next 3 sentences": NEXT | {"data.next_within": 3},
+    "delete one word": {"data.augmentation": "delete_one_word"},
+}
 
 
 def get_study() -> Study:
     return Study(
         base="simcse_base",
         variants={
-            "SimCSE": {},
-            "next sentence": NEXT,
-            "next 3 sentences": NEXT | {"data.next_within": 3},
-            "delete one word": {"data.augmentation": "delete_one_word"},
+            f"{name}, {encoders}": {**settings, "contrast.second_encoder": encoders == "two encoders"}
+            for name, settings in OBJECTIVES.items()
+            for encoders in ("one encoder", "two encoders")
         },
-        grid={"contrast.second_encoder": (False, True)},
         tasks=("STSBenchmark",),
     )

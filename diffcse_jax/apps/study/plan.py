@@ -1,11 +1,4 @@
-"""From a study file to its runs. Mistakes in the file and on the command line are found before anything runs.
-
-The folder of a run holds its state:
-
-run.json      row, seed, configuration       evaluation.json  the scores in detail
-failure.txt   why the last attempt failed    results.json     the scores by column: the run is done
-study.lock    held while a study works on the run
-"""
+"""From a study file to its runs. Mistakes in the file and on the command line are found before anything runs."""
 
 import contextlib
 import dataclasses
@@ -18,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
-from diffcse_jax.io import CHECKPOINTS, expand_path, lock, read_sealed
-from diffcse_jax.run_folder.folder import HEADS
+from diffcse_jax.io import CONFIG, expand_path, lock, read_sealed
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 SHIPPED_STUDIES = SHIPPED / "studies"
-RUN, RESULTS, EVALUATION = "run.json", "results.json", "evaluation.json"
-FAILURE, LOCK = "failure.txt", "study.lock"
+FINETUNING = "finetune_multitask"  # the configuration that fine-tunings change
 NOT_STARTED = "not started"
+# In the folder of a run:
+RESULTS = "results.json"  # the configuration and the scores by column; the run is done
+EVALUATION = "evaluation.json"  # the scores in detail
+FAILURE = "failure.txt"  # why the last attempt failed
+LOCK = "study.lock"  # held while a study works on the run
 
 Settings = Mapping[str, Any]  # values by dotted key, such as {"optim.learning_rate": 3e-5}
 
@@ -40,29 +36,25 @@ class Study:
         base: The configuration that all variants change: a name in `configs/`, or a ConfigDict of values that differ
             from the defaults.
         variants: What each variant changes in the base, by name. The table compares the others with the first.
-        grid: Keys with several values each. Every variant runs at every point of the grid.
         seeds: The seeds of each variant.
         seeds_of: The seeds of variants that need other ones.
         tasks: Tasks and groups of tasks, as `--tasks` of `diffcse evaluate` takes them. They are scored on their test
             splits. Without tasks, only the dev metric of training is reported.
         start: Poolers to score the starting checkpoint with. `own` is the pooler that the checkpoint records.
-        finetunings: What each fine-tuning changes in `finetune_base`, by name. Each starts from the encoder of every
-            row with the row's seeds, and is a row of its own, `ROW, NAME`.
-        finetune_base: A configuration of `diffcse finetune`: a name in `configs/`, or the path of a file.
+        finetunings: What each fine-tuning changes in `finetune_multitask`, by name. Each starts from the encoder of
+            every row with the row's seeds, and is a row of its own, `ROW, NAME`.
         published: Published scores by row and column. Columns are `STS-B dev`, names of tasks, `average sts` and
             `average transfer`; for fine-tunings `TASK_accuracy`, `TASK_pearson` and `average`.
         source: Where the scores are published.
     """
 
     base: "str | ConfigDict"
-    variants: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
-    grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    variants: Mapping[str, Settings]
     seeds: Sequence[int] = (1, 2, 3)
     seeds_of: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     tasks: Sequence[str] = ("sts",)
     start: Sequence[str] = ()
     finetunings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
-    finetune_base: str = "finetune_multitask"
     published: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -97,7 +89,6 @@ class Run:
     row: str  # of the table
     seed: int | None  # None for the starting checkpoint
     config: Config  # with the seed
-    base: Config  # what the row changes
     folder: Path
     tasks: tuple[str, ...] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
     pooler: str | None = None  # of the starting checkpoint
@@ -109,31 +100,17 @@ class Run:
         return self.row if self.seed is None else f"{self.row}, seed {self.seed}"
 
     @property
-    def record(self) -> dict[str, Any]:
-        """The content of `run.json`, which identifies the run of a folder."""
-        return {
-            "row": self.row,
-            "seed": self.seed,
-            "pooler": self.pooler,
-            "start": self.start and self.start.label,
-            "config": self.config.to_dict(),
-        }
-
-    @property
     def is_trained(self) -> bool:
         """Return whether the run's encoder is there. Training ends with the export."""
         return self.seed is None or (self.folder / "export").is_dir()
 
     def look(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the records of a run that is done with the study's tasks, or None, and the run's state in words."""
-        record = None
+        """Return the results of a run that is done with the study's tasks, or None, and the run's state in words."""
         try:
-            if (self.folder / RUN).is_file():
-                record = read_record(self.folder)
-            if record and (self.folder / RESULTS).is_file():
-                results = read_results(self.folder)
+            if (self.folder / RESULTS).is_file():
+                results = self._read_results()
                 if results["asked"] == list(self.tasks):
-                    return record | results, "done"
+                    return results, "done"
             if (self.folder / LOCK).is_file():
                 lock(self.folder / LOCK).close()
         except InUseError as error:
@@ -143,36 +120,25 @@ class Run:
         if (self.folder / FAILURE).is_file():
             reason = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
             return None, f"failed: {reason}"
-        return None, "started" if record else NOT_STARTED
+        return None, "started" if (self.folder / CONFIG).is_file() else NOT_STARTED
 
     def require_same(self) -> None:
-        """Refuse a folder with checkpoints or results of another configuration."""
-        kept = (RESULTS, f"{CHECKPOINTS}/[0-9]*", f"{HEADS}/{CHECKPOINTS}/[0-9]*")
-        if not (self.folder / RUN).is_file() or not any(any(self.folder.glob(pattern)) for pattern in kept):
+        """Refuse a folder with results of another configuration. A run without results does not resume with another."""
+        if not (self.folder / RESULTS).is_file():
             return
-        then, now = _identity(read_record(self.folder)), _identity(self.record)
-        if changed := [f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in now if then.get(key) != now[key]]:
+        then = flat(Config.from_dict(self._read_results()["config"]).to_dict())
+        now = flat(self.config.to_dict())
+        ignored = {*machine_keys(), *["model.name_or_path"] * bool(self.start)}  # a folder, which may be moved
+        changed = [key for key in now if then.get(key) != now[key] and key not in ignored]
+        if changed:
+            values = "\n  ".join(f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed)
             raise ConfigError(
                 f"{self.folder} holds {self.label} with another configuration. Give another --workdir, or the same "
-                "overrides:\n  " + "\n  ".join(changed)
+                f"overrides:\n  {values}"
             )
 
-
-def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the results of a run depend on."""
-    values = flat(Config.from_dict(record["config"]).to_dict()) | {key: record[key] for key in ("pooler", "start")}
-    ignored = {*machine_keys(), *["model.name_or_path"] * bool(record["start"])}  # a folder, which may be moved
-    return {key: value for key, value in values.items() if key not in ignored}
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's `run.json`."""
-    return read_sealed(folder / RUN, f"Restore it, or delete {folder} to train the run again")
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's `results.json`."""
-    return read_sealed(folder / RESULTS, "Run the study without --report to score the run again")
+    def _read_results(self) -> dict[str, Any]:
+        return read_sealed(self.folder / RESULTS, "Run the study without --report to score the run again")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,11 +173,7 @@ class Plan:
 
 
 def make_plan(
-    name: str,
-    study: Study,
-    overrides: Sequence[str],
-    workdir: Path,
-    finetune_overrides: Sequence[str] = (),
+    name: str, study: Study, overrides: Sequence[str], workdir: Path, finetune_overrides: Sequence[str] = ()
 ) -> Plan:
     """Build the configuration of every run.
 
@@ -222,29 +184,29 @@ def make_plan(
         raise ConfigError(f"{finetune_overrides[0]}: {name} has no fine-tunings")
     runs: list[Run] = []
 
-    def add(row: str, seed: int | None, config: Config, base: Config, **others: Any) -> None:
+    def add(row: str, seed: int | None, config: Config, **others: Any) -> None:
         folder = workdir / re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
         if seed is not None:
             folder /= f"seed-{seed}"
             config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-        runs.append(Run(row, seed, config, base, folder, **others))
+        runs.append(Run(row, seed, config, folder, **others))
 
     with _named(name):
-        base, tasks = configuration(study.base, {})[1], tuple(study.tasks)
+        if not study.variants:
+            raise ConfigError("a study needs variants")
+        tasks = tuple(study.tasks)
         for pooler in study.start:
             row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
-            add(row, None, _changed(base, values), base, tasks=tasks, pooler=pooler)
-        for row, point in _points(study).items():
+            add(row, None, _changed(study.base, values), tasks=tasks, pooler=pooler)
+        for row, settings in study.variants.items():
             with _named(f"variant {row!r}"):
-                config = _changed(base, point | values)
+                config = _changed(study.base, {**settings, **values})
             for seed in study.seeds_of.get(row, study.seeds):
-                add(row, seed, config, base, tasks=tasks)
+                add(row, seed, config, tasks=tasks)
         encoders = [*runs]
-        if study.finetunings:
-            base = configuration(study.finetune_base, {})[1]
         for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
             with _named(f"fine-tuning {tuning!r}"):
-                config = _changed(base, {**settings, **tuning_values})
+                config = _changed(FINETUNING, {**settings, **tuning_values})
             start, pooler = str(encoder.folder.absolute()), config.model.pooler
             if encoder.pooler:
                 start = encoder.config.model.name_or_path
@@ -252,7 +214,7 @@ def make_plan(
             model = dataclasses.replace(config.model, name_or_path=start, pooler=pooler)
             config = dataclasses.replace(config, model=model)
             for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
-                add(f"{encoder.row}, {tuning}", seed, config, base, start=encoder)
+                add(f"{encoder.row}, {tuning}", seed, config, start=encoder)
 
         rows = dict.fromkeys(run.row for run in runs)
         for field, known in (("seeds_of", dict.fromkeys(run.row for run in encoders)), ("published", rows)):
@@ -265,12 +227,6 @@ def make_plan(
     return Plan(name, study, runs)
 
 
-def differences(before: Config, after: Config) -> dict[str, Any]:
-    """Return the values of `after`, by key, that differ from `before`."""
-    old, new = flat(before.to_dict()), flat(after.to_dict())
-    return {key: value for key, value in new.items() if key not in old or value != old[key]}
-
-
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
     """Put a place before the message of a `ConfigError`."""
@@ -280,25 +236,10 @@ def _named(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
 
 
-def _points(study: Study) -> dict[str, dict[str, Any]]:
-    """Return what each row of a variant changes: the variants at all points of the grid."""
-    if not study.variants and not study.grid:
-        raise ConfigError("a study needs variants or a grid")
-    points: dict[str, dict[str, Any]] = {}
-    for variant, settings in (study.variants or {"": {}}).items():
-        if twice := next((key for key in study.grid if key in settings), None):
-            raise ConfigError(f"variant {variant!r}: sets {twice}, which the grid varies")
-        for values in itertools.product(*study.grid.values()):
-            point = dict(zip(study.grid, values, strict=True))
-            row = ", ".join([variant] * bool(variant) + [f"{key}={value}" for key, value in point.items()])
-            points[row] = {**settings, **point}
-    return points
-
-
-def _changed(base: Config, settings: Settings) -> Config:
+def _changed(base: "str | ConfigDict", settings: Settings) -> Config:
     if "train.seed" in settings:
         raise ConfigError("train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them")
-    config = Config.from_dict({**flat(base.to_dict()), **settings})
+    config = configuration(base, settings)[1]
     if config.distributed:
         raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
     return config
