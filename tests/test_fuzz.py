@@ -31,6 +31,7 @@ from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_token
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import Settings, sts
+from diffcse_jax.evaluation.senteval_data import Form
 from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.io import find_run
 from diffcse_jax.models import hf, pooling_modules
@@ -197,8 +198,7 @@ def test_sts(tmp_path, data):
     table = write(
         tmp_path / "pairs.tsv", data.draw(spoiled(b"a dog\ta cat\t3.5\nb c\td\t0\n") | st.binary(max_size=99))
     )
-    result_or_user_error(sts.read_table, table, 1)
-    pairs = result_or_user_error(sts.read_pairs, table, (2, 0, 1))
+    pairs = result_or_user_error(sts.read_pairs, table, Form(2, (0, 1)))
     assert pairs is None or np.isfinite(pairs.gold).all()
 
 

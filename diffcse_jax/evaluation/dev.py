@@ -19,7 +19,7 @@ from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_col
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, held_out_queries
 from diffcse_jax.evaluation.retrieval import read_retrieval_pairs
-from diffcse_jax.evaluation.senteval_data import is_local, senteval_folder
+from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, correlations, read_pairs, similarities, size_problem
 from diffcse_jax.hosts import decided_by_first, log_line
 from diffcse_jax.io import expand_path, json_digest
@@ -329,7 +329,7 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
     if kind == search_collections.KIND:
         return texts | {"collection": search_collections.read_collection(expand_path(file))}
     path = expand_path(options.pairs_file)
-    own = read_pairs(path, columns=(0, 1, 2))
+    own = read_pairs(path, Form(0, (1, 2)))
     if np.ptp(own.gold) == 0:
         raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
     return texts | {"scored_pairs": {metric: _as_json(own)}}

@@ -17,7 +17,8 @@ from jaxtyping import Float, Float32
 from diffcse_jax.errors import DataError, UserError, require_extra
 from diffcse_jax.evaluation import Encoder, Settings
 from diffcse_jax.evaluation.retrieval import ranks_among, recalls
-from diffcse_jax.evaluation.sts import STSB, ScoredPairs, StsTask, encode_groups, read_lines
+from diffcse_jax.evaluation.senteval_data import numbered_lines
+from diffcse_jax.evaluation.sts import STSB, ScoredPairs, StsTask, encode_groups
 from diffcse_jax.io import expand_path
 from diffcse_jax.models import pooling
 from diffcse_jax.models.pooling import normalize
@@ -86,14 +87,14 @@ def score_retrieval(encoder: Encoder, pairs: ScoredPairs, settings: Settings) ->
 
 
 PROBES = tuple(
-    StsbProbe(name, STSB.splits, STSB.columns, probe=probe)
+    StsbProbe(name, STSB.splits, STSB.form, probe=probe)
     for name, probe in (("geometry", score_geometry), ("retrieval", score_retrieval))
 )
 
 
 def read_queries(file: Path) -> list[str]:
     """Read queries, one per line."""
-    queries = [line.strip() for line in read_lines(expand_path(file), "utf-8-sig") if line.strip()]
+    queries = [line for _, line in numbered_lines(expand_path(file))]
     if not queries:
         raise DataError(f"{file} has no queries")
     return queries

@@ -11,7 +11,8 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.data.sentences import some_words, words
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
-from diffcse_jax.evaluation.sts import encode_groups, read_table
+from diffcse_jax.evaluation.senteval_data import numbered_lines
+from diffcse_jax.evaluation.sts import encode_groups
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 
@@ -151,7 +152,7 @@ def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
         rows = docstring_pairs(MOST_DOCSTRINGS)
         return [query for query, _ in rows], [target for _, target in rows]
     path = expand_path(file)
-    table = read_table(path, 1)
+    table = [(number, line.split("\t")) for number, line in numbered_lines(path)]
     for number, fields in table:
         if len(fields) != 2:
             raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {len(fields)}")

@@ -7,7 +7,7 @@ other programs can be compared. The measures are those of trec_eval, by the libr
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from diffcse_jax.errors import DataError, require_extra
 from diffcse_jax.evaluation import Encoder, Settings
 from diffcse_jax.evaluation.retrieval import encode_pairs
-from diffcse_jax.evaluation.sts import read_lines
+from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.io import expand_path, write_text
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.array_store import BLOCK_ROWS, nearest
@@ -70,7 +70,7 @@ def read_collection(folder: Path) -> Collection:
     path = _first_file(folder, _JUDGEMENTS)
     judgements: dict[str, dict[str, int]] = {}
     first_lines: dict[str, int] = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         fields = line.split("\t") if line.count("\t") > 1 else line.split()
         *ids, grade = (field.strip() for field in fields)
         if not grade.removeprefix("-").isdecimal() or len(ids) not in (2, 3):
@@ -98,15 +98,10 @@ def _first_file(folder: Path, names: Iterable[str]) -> Path:
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers."""
-    return ((number, line) for number, line in enumerate(read_lines(path, "utf-8-sig"), 1) if line.strip())
-
-
 def _read_texts(path: Path) -> dict[str, str]:
     """Read texts by their id."""
     texts: dict[str, str] = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         if path.suffix == ".jsonl":
             (key, text), form = _from_json(line), "an object with `_id` and `text`"
         else:
@@ -184,7 +179,7 @@ def write_run(path: Path, ranking: Ranking, name: str) -> None:
 def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
     """Read a ranking in TREC's form. Other queries than those of the collection are left out."""
     ranking: dict[str, dict[str, float]] = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         try:
             query, _, document, _, score, _ = line.split()
             value = float(score)

@@ -6,7 +6,6 @@ File formats, folds, choice of the regularization, rounding and random numbers a
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,8 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import Encoder, Settings, Task, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
-from diffcse_jax.evaluation.sts import SICK_FILES, single_spaced
+from diffcse_jax.evaluation.senteval_data import Form, numbered_lines, parse_rows, read_lines, single_spaced
+from diffcse_jax.evaluation.sts import SICK_FILES
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
@@ -33,16 +33,6 @@ class Example(NamedTuple):
 
     sentences: tuple[str, ...]
     label: int
-
-
-class Form(NamedTuple):
-    """The form of a task's files: a label, and a sentence or two, on each line."""
-
-    label: int  # the column of the label, from 0
-    sentences: tuple[int, ...]  # the columns of the sentences
-    encoding: str = "utf-8-sig"
-    separators: str = ""  # of the first columns, instead of tabs
-    header: bool = False
 
 
 # Procedures
@@ -65,13 +55,13 @@ class Features:
     def train(self, fits: Sequence[Fit], recipe: Recipe) -> Classifiers:
         return classifier.train_classifiers(self.inputs, self.labels, self.classes, fits, recipe)
 
-    def test(self, weights: Weights, rows: Rows | None, *, with_f1: bool = False) -> Scores:
+    def test(self, weights: Weights, rows: Rows | None) -> Scores:
         """Return a classifier's scores on these rows, x 100 with two decimals. Without rows, there are none."""
         if rows is None:
             return {}
         predicted, labels = classifier.predict(weights, self.inputs[rows]), self.labels[rows]
         scores = {"acc": round(100 * float(np.mean(predicted == labels)), 2), "ntest": len(rows)}
-        return scores | ({"f1": f1(predicted, labels)} if with_f1 else {})
+        return scores | ({"f1": f1(predicted, labels)} if self.classes == 2 else {})
 
 
 def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int) -> Features:
@@ -101,13 +91,13 @@ def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
     return {"acc": acc, "devacc": devacc, "ndev": len(features.labels), "ntest": len(features.labels)}
 
 
-def cross_validation(features: Features, recipe: Recipe, *, with_f1: bool = False) -> Scores:
+def cross_validation(features: Features, recipe: Recipe) -> Scores:
     """Choose the regularization by folds of the training split, fit once more, and test that classifier."""
     train = features.splits["train"]
     folds = [Fit(*fold) for fold in stratified_folds(train, features.labels, recipe.folds)]
     classifiers = features.train([*folds, hold_out(train)], recipe)
     best, score = best_regularization(classifiers.dev_accuracy[:-1])
-    tested = features.test(classifiers.weights[-1, best], features.splits.get("test"), with_f1=with_f1)
+    tested = features.test(classifiers.weights[-1, best], features.splits.get("test"))
     return {"devacc": score, "ndev": len(train)} | tested
 
 
@@ -164,25 +154,20 @@ class TransferTask(Task):
     def read(self, *paths: Path) -> list[Example]:
         """Return the examples of files, sorted by word counts and label: SentEval numbers and splits them so."""
         examples = [example for path in paths for example in self._read(path)]
+        if not examples:
+            raise DataError(f"{', '.join(map(str, paths))}: no sentences")
         return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
 
     def _read(self, path: Path) -> list[Example]:
-        found: list[tuple[int, str, tuple[str, ...]]]
+        rows: list[tuple[str, tuple[str, ...]]]
         if self.form is None:  # 0x85 ends a line, too; empty lines are empty sentences
-            lines = [part for line in sts.read_lines(path, "latin-1") for part in f"{line}\n".splitlines()]
-            found = [(number, path.name, (line,)) for number, line in enumerate(lines, 1)]
+            lines = [part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines()]
+            rows = [(path.name, (single_spaced(line),)) for line in lines]
         else:
-            place, columns, encoding, separators, header = self.form
-            is_value = (lambda row: row[place] in self.labels) if header else None
-            rows = sts.read_table(path, 1 + max(place, *columns), is_value, encoding=encoding, separators=separators)
-            found = [(number, row[place], tuple(row[column] for column in columns)) for number, row in rows]
-        for number, label, _ in found:
-            if label not in self.labels:
-                known = ", ".join(self.labels)
-                raise DataError(f"{path}, line {number}: expected one of {known} as label, found {label[:60]!r}")
-        if not found:
-            raise DataError(f"{path}: no sentences")
-        return [Example(tuple(map(single_spaced, texts)), self.labels[label]) for _, label, texts in found]
+            lines = numbered_lines(path, self.form.encoding)
+            labels = f"one of {', '.join(self.labels)} as label"
+            rows = parse_rows(lines, self.form, self.labels.__contains__, labels, path)
+        return [Example(sentences, self.labels[label]) for label, sentences in rows]
 
     def score(self, encoder: Encoder, content: Mapping[str, list[Example]], settings: Settings) -> Scores:
         """Return accuracies, x 100, rounded as SentEval rounds them.
@@ -219,7 +204,7 @@ TRANSFER_TASKS = (
     _sst("SST2", "binary", BINARY, Form(label=1, sentences=(0,))),
     # A line is LABEL:finer_label question.
     TransferTask("TREC", _TREC, QUESTIONS, Form(0, (2,), encoding="latin-1", separators=": "), cross_validation),
-    TransferTask("MRPC", _MRPC, BINARY, Form(0, (3, 4), header=True), partial(cross_validation, with_f1=True)),
+    TransferTask("MRPC", _MRPC, BINARY, Form(0, (3, 4), header=True), cross_validation),
 )
 OTHER_TASKS = (
     _sst("SST5", "fine", SENTIMENT, Form(label=0, sentences=(1,), separators=" ")),

@@ -1,14 +1,22 @@
-"""SentEval's data: a folder on disk, or the archive that SimCSE put on the Hugging Face hub."""
+"""SentEval's data: where it is, and how its files are read.
+
+It is a folder on disk, or the archive that SimCSE put on the Hugging Face hub.
+"""
 
 import os
 import tarfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.io import cache_folder, expand_path, hub_file, replace_dir
+from diffcse_jax.io import cache_folder, expand_path, hub_file, replace_dir, why_unreadable
 
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of SentEval's data
 PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
+
+
+# The folder
 
 
 def is_local(data_dir: str) -> bool:
@@ -54,3 +62,65 @@ def extract(archive: Path, folder: Path) -> None:
             tar.extractall(str(new), filter="data")
     except (OSError, tarfile.TarError, RecursionError) as error:
         raise DataError(f"cannot extract {archive} to {folder}: {error}") from error
+
+
+# Its files
+
+
+class Form(NamedTuple):
+    """The form of a file: a label (or rating) and a sentence or two, in the columns of each line."""
+
+    label: int  # the column of the label, from 0
+    sentences: tuple[int, ...]  # the columns of the sentences
+    encoding: str = "utf-8-sig"  # a byte-order mark is allowed
+    separators: str = ""  # of the first columns, instead of tabs, each where it occurs first in a line
+    header: bool = False
+
+
+def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
+    """Read the lines of a text file."""
+    if problem := why_unreadable(path):
+        raise DataError(problem)
+    try:
+        text = path.read_text(encoding=encoding)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def numbered_lines(path: Path, encoding: str = "utf-8-sig") -> list[tuple[int, str]]:
+    """Read the lines that are not blank, stripped, with their numbers."""
+    return [(number, line.strip()) for number, line in enumerate(read_lines(path, encoding), 1) if line.strip()]
+
+
+def parse_rows(
+    lines: Iterable[tuple[int, str]], form: Form, is_label: Callable[[str], bool], labels: str, source: Path | str
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the label and the sentences of numbered lines. Quotes are text.
+
+    A header is skipped, and refused if `is_label` accepts it. Errors name the source and what labels are expected.
+    """
+    least = 1 + max(form.label, *form.sentences)
+    kind = f"columns separated by {' and '.join(map(repr, form.separators))}" if form.separators else "columns"
+    rows = []
+    for position, (number, line) in enumerate(lines):
+        columns = line
+        for separator in form.separators:
+            columns = columns.replace(separator, "\t", 1)
+        fields = columns.split("\t")
+        is_row = len(fields) >= least and is_label(fields[form.label])
+        if form.header and position == 0:
+            if is_row:
+                raise DataError(f"{source}, line {number}: expected a header, found data")
+        elif is_row:
+            rows.append((fields[form.label], tuple(single_spaced(fields[column]) for column in form.sentences)))
+        elif len(fields) < least:
+            raise DataError(f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in {line[:60]!r}")
+        else:
+            raise DataError(f"{source}, line {number}: expected {labels}, found {fields[form.label][:60]!r}")
+    return rows
+
+
+def single_spaced(text: str) -> str:
+    """Return the text with runs of white space replaced by one space, as in SentEval."""
+    return " ".join(text.split())

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task
-from diffcse_jax.io import why_unreadable
+from diffcse_jax.evaluation.senteval_data import Form, numbered_lines, parse_rows, read_lines
 
 OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
     Path(__file__).with_name("official.toml").read_text(encoding="utf-8")
@@ -38,15 +38,14 @@ class ScoredPairs(NamedTuple):
 class StsTask(Task):
     """STS-B or SICK-R: one file per split."""
 
-    columns: tuple[int, int, int]  # of rating, first and second sentence, from 0
-    header: bool = False
+    form: Form
 
     def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
         return {split: paths for split, paths in super().files(folder, mode).items() if split != "train"}
 
     def read(self, *paths: Path) -> ScoredPairs:
         (path,) = paths
-        return read_pairs(path, self.columns, header=self.header, scale=RATINGS)
+        return read_pairs(path, self.form, RATINGS)
 
     def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
         systems = similarities(encoder, content, similarity=settings.similarity)
@@ -90,8 +89,8 @@ YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
 STSB_FILES = {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("train", "dev", "test")}
 _SICK = {"train": "SICK_train", "dev": "SICK_trial", "test": "SICK_test_annotated"}
 SICK_FILES = {split: (f"SICK/{name}.txt",) for split, name in _SICK.items()}
-STSB = StsTask("STSBenchmark", STSB_FILES, (4, 5, 6))
-SICKR = StsTask("SICKRelatedness", SICK_FILES, (3, 1, 2), header=True)
+STSB = StsTask("STSBenchmark", STSB_FILES, Form(4, (5, 6)))
+SICKR = StsTask("SICKRelatedness", SICK_FILES, Form(3, (1, 2), header=True))
 
 
 # Scores
@@ -144,95 +143,32 @@ def correlations(system: Float[np.ndarray, " n"], gold: Float[np.ndarray, " n"])
 # Files
 
 
-def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
-    """Read the lines of a text file."""
-    if problem := why_unreadable(path):
-        raise DataError(problem)
-    try:
-        text = path.read_text(encoding=encoding)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    return text.removesuffix("\n").split("\n") if text else []
-
-
-def read_table(
-    path: Path,
-    columns: int,
-    is_value: Callable[[list[str]], bool] | None = None,
-    *,
-    encoding: str = "utf-8-sig",
-    separators: str = "",
-) -> list[tuple[int, list[str]]]:
-    """Read line numbers and fields of a tab-separated file. Quotes are text; blank lines at the end are ignored.
-
-    Args:
-        path: The file. A byte-order mark is allowed.
-        columns: The least number of columns.
-        is_value: Skip the first line, a header, and refuse it if this is true of its columns. None: no header.
-        encoding: How the text is encoded.
-        separators: Characters that separate the first columns, each where it occurs first in a line.
-    """
-    lines = [line.strip() for line in read_lines(path, encoding)]
-    rows = []
-    for number, line in enumerate(lines, 1):
-        for separator in separators:
-            line = line.replace(separator, "\t", 1)
-        rows.append((number, line.split("\t")))
-    while rows and rows[-1][1] == [""]:
-        rows.pop()
-    if is_value and rows:
-        _, fields = rows.pop(0)
-        if len(fields) >= columns and is_value(fields):
-            raise DataError(f"{path}, line 1: expected a header, found data")
-    kind = f"columns separated by {' and '.join(map(repr, separators))}" if separators else "tab-separated columns"
-    for number, fields in rows:
-        if len(fields) < columns:
-            found = f"found {len(fields)} in {lines[number - 1][:60]!r}"
-            raise DataError(f"{path}, line {number}: expected {columns} {kind}, {found}")
-    return rows
-
-
-def read_pairs(
-    path: Path, columns: tuple[int, int, int], *, header: bool = False, scale: tuple[float, float] = (-1e9, 1e9)
-) -> ScoredPairs:
-    """Read rated sentence pairs from a tab-separated file. Runs of white space become one space, as in SentEval.
-
-    `columns` are those of rating, first and second sentence, from 0. `scale` is the lowest and the highest rating.
-    """
-    rating, first, second = columns
-    rows = read_table(path, 1 + max(columns), (lambda row: bool(_NUMBER.fullmatch(row[rating]))) if header else None)
-    return _scored([(number, row[rating], row[first], row[second]) for number, row in rows], path, scale)
+def read_pairs(path: Path, form: Form, scale: tuple[float, float] = (-1e9, 1e9)) -> ScoredPairs:
+    """Read sentence pairs whose ratings are on a scale, from the lowest to the highest."""
+    return _scored(numbered_lines(path, form.encoding), form, scale, path)
 
 
 def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
     """Read a file of tab-separated pairs and a file of their ratings, line by line. Unrated pairs are skipped."""
-    pairs, golds = ([line.strip().split("\t") for line in read_lines(path)] for path in (sentences, ratings))
+    pairs, golds = read_lines(sentences), read_lines(ratings)
     if len(pairs) != len(golds):
         raise DataError(f"{sentences} has {len(pairs)} lines, but {ratings} has {len(golds)}. They must match")
-    rows = []
-    for number, ((gold, *_), pair) in enumerate(zip(golds, pairs, strict=True), 1):
-        if gold and len(pair) != 2:
-            raise DataError(f"{sentences}, line {number}: expected two tab-separated sentences, found {len(pair)}")
-        if gold:
-            rows.append((number, gold, pair[0], pair[1]))
-    return _scored(rows, ratings, RATINGS)
+    lines = enumerate((f"{gold.strip()}\t{pair.strip()}" for gold, pair in zip(golds, pairs, strict=True)), 1)
+    rated = [(number, line) for number, line in lines if not line.startswith("\t")]
+    return _scored(rated, Form(0, (1, 2)), RATINGS, f"{ratings} with {sentences.name}")
 
 
-def _scored(rows: list[tuple[int, str, str, str]], path: Path, scale: tuple[float, float]) -> ScoredPairs:
-    """Turn rows of line number, rating and sentences into pairs."""
-    for number, rating, *_ in rows:
-        if not _NUMBER.fullmatch(rating) or not scale[0] <= float(rating) <= scale[1]:
-            expected = f"a number from {scale[0]:g} to {scale[1]:g}"
-            raise DataError(f"{path}, line {number}: expected {expected}, found {rating[:60]!r}")
+def _scored(lines: list[tuple[int, str]], form: Form, scale: tuple[float, float], source: Path | str) -> ScoredPairs:
+    low, high = scale
+
+    def is_rating(text: str) -> bool:
+        return bool(_NUMBER.fullmatch(text)) and low <= float(text) <= high
+
+    rows = parse_rows(lines, form, is_rating, f"a number from {low:g} to {high:g}", source)
     if not rows:
-        raise DataError(f"{path}: no sentence pairs with ratings")
-    _, gold, first, second = zip(*rows, strict=True)
-    return ScoredPairs([*map(single_spaced, first)], [*map(single_spaced, second)], np.array(gold, float))
-
-
-def single_spaced(text: str) -> str:
-    """Return the text with runs of white space replaced by one space."""
-    return " ".join(text.split())
+        raise DataError(f"{source}: no sentences")
+    first, second = zip(*(sentences for _, sentences in rows), strict=True)
+    return ScoredPairs([*first], [*second], np.array([float(rating) for rating, _ in rows]))
 
 
 def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
