@@ -8,10 +8,12 @@ of 128. It trains one classifier after the other (`benchmarks.torch_senteval`). 
 """
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,16 @@ import numpy as np
 from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.evaluation import Settings, senteval, sts
+from diffcse_jax.evaluation import Settings, Task, senteval, sts
 from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.evaluation.tasks import find_task
 from diffcse_jax.models import hf
 
+# What SentEval also encodes, to choose the regularization of a trained regression.
+TRAINING_PAIRS = {
+    "STSBenchmark": {"train": ("STS/STSBenchmark/sts-train.csv",)},
+    "SICKRelatedness": {"train": ("SICK/SICK_train.txt",)},
+}
 TORCH_SETTINGS = {"test": ("adam", 64, 5, 4, 10), "fasttest": ("rmsprop", 128, 3, 2, 5)}
 
 
@@ -41,24 +48,25 @@ class Stopwatch:
         return result
 
 
-def ours(task: Any, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
+def ours(task: Task, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
     """Return scores and seconds of our evaluation."""
     watch = Stopwatch()
-    if not isinstance(task, senteval.TransferTask):
+    if not isinstance(task.score, partial):  # one without a classifier
         scores = watch("encoding", task.run, encoder, folder, Settings(mode=mode))
         return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
     splits = {split: task.load(folder, split) for split in task.splits}
-    features = watch("encoding", senteval.encode_examples, encoder, splits, len(task.labels))
-    scores = watch("classifiers", task.procedure, features, senteval.SETTINGS[mode])
+    labels, procedure = (task.score.keywords[name] for name in ("labels", "procedure"))
+    features = watch("encoding", senteval.encode_examples, encoder, splits, len(labels))
+    scores = watch("classifiers", procedure, features, senteval.SETTINGS[mode])
     return {name: scores[name] for name in ("acc", "devacc", "f1") if name in scores}, watch.seconds
 
 
 def theirs(
-    task: Any, folder: Path, encoder: torch_senteval.Encoder, mode: str
+    task: Task, folder: Path, encoder: torch_senteval.Encoder, mode: str
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return scores and seconds of the procedure in PyTorch."""
     watch = Stopwatch()
-    if isinstance(task, senteval.TransferTask):
+    if isinstance(task.score, partial):
         features = watch("encoding", torch_features, task, folder, encoder)
         with torch_senteval.one_thread():
             return watch("classifiers", torch_accuracies, task, features, mode), watch.seconds
@@ -72,14 +80,13 @@ def theirs(
     return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
 
 
-def torch_pairs(task: Any, folder: Path) -> dict[str, sts.ScoredPairs]:
+def torch_pairs(task: Task, folder: Path) -> dict[str, sts.ScoredPairs]:
     """Return all pairs that SentEval encodes for a task."""
-    if isinstance(task, sts.StsYear):
-        return {subset: task.load(folder, subset) for subset in task.splits}
-    return {split: task.load(folder, split) for split in ("train", "dev", "test")}
+    task = dataclasses.replace(task, splits={**task.splits, **TRAINING_PAIRS.get(task.name, {})})
+    return {split: task.load(folder, split) for split in task.splits}
 
 
-def torch_features(task: senteval.TransferTask, folder: Path, encoder: torch_senteval.Encoder) -> dict[str, tuple]:
+def torch_features(task: Task, folder: Path, encoder: torch_senteval.Encoder) -> dict[str, tuple]:
     """Return embeddings and labels by split."""
     features = {}
     for split in task.splits:
@@ -92,18 +99,18 @@ def torch_features(task: senteval.TransferTask, folder: Path, encoder: torch_sen
     return features
 
 
-def torch_accuracies(task: senteval.TransferTask, features: dict[str, tuple], mode: str) -> dict[str, float]:
+def torch_accuracies(task: Task, features: dict[str, tuple], mode: str) -> dict[str, float]:
     """Return `acc` and `devacc`, with `f1` for MRPC."""
     *recipe, folds = TORCH_SETTINGS[mode]
     dimension = features["train"][0].shape[1]
 
     def build(regularization: float) -> torch_senteval.Classifier:
-        return torch_senteval.Classifier(dimension, len(task.labels), regularization, *recipe)
+        return torch_senteval.Classifier(dimension, len({*features["train"][1]}), regularization, *recipe)
 
-    if task.procedure is senteval.nested_cross_validation:
+    if "test" not in features:
         devacc, acc, *_ = torch_senteval.nested_cross_validation(*features["train"], folds, build)
         return {"acc": float(acc), "devacc": float(devacc)}
-    if task.procedure is senteval.fixed_splits:
+    if "dev" in features:
         devacc, acc = torch_senteval.fixed_splits(*features["train"], features["dev"], features["test"], build)
         return {"acc": float(acc), "devacc": float(devacc)}
     devacc, acc, predicted = torch_senteval.cross_validation(*features["train"], *features["test"], folds, build)
@@ -111,7 +118,7 @@ def torch_accuracies(task: senteval.TransferTask, features: dict[str, tuple], mo
     return scores | ({"f1": senteval.f1(predicted, features["test"][1])} if task.name == "MRPC" else {})
 
 
-def compare(task: Any, folder: Path, mode: str, model: str, theirs_encoder: torch_senteval.Encoder) -> dict[str, Any]:
+def compare(task: Task, folder: Path, mode: str, model: str, theirs_encoder: torch_senteval.Encoder) -> dict[str, Any]:
     """Return both sides' scores and seconds for one task. Ours compiles again each time, as a new command would."""
     runs = []
     import jax

@@ -145,7 +145,7 @@ def test_dev_reads_no_test_file(task, dev, test, tmp_path):
 def test_too_few_examples_are_refused(tmp_path):
     write(tmp_path, "MR/rt-polarity.pos", ["good"] * 20)
     write(tmp_path, "MR/rt-polarity.neg", ["bad"] * 19)
-    with pytest.raises(DataError, match=r"rt-polarity\.neg: MR has 19 training examples of class 0; every class needs"):
+    with pytest.raises(DataError, match=r"rt-polarity\.neg: there are 19 training examples of class 0; every class"):
         TASKS["MR"].run(BagOfWords(), tmp_path)
 
 

@@ -1,9 +1,9 @@
 """Evaluation of sentence encoders: STS, transfer, retrieval and geometry, and the dev metrics of training."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
@@ -80,25 +80,24 @@ class Task:
     Attributes:
         name: The task's name.
         splits: Files of each split (or subset), relative to SentEval's `downstream` folder.
+        read: Returns the content of a split's files. If a file is invalid, a `DataError` names file and line.
+        score: Returns named scores, x 100, of an encoder on the content of the splits.
         modes: The modes that it has data for. `dev` does not read the split `test`.
+        one_split: Whether only the last split is read.
     """
 
     name: str
     splits: Mapping[str, tuple[str, ...]]
-    modes: ClassVar[tuple[str, ...]] = ("test", "fasttest", "dev")
-
-    def read(self, *paths: Path) -> Any:
-        """Return the content of a split's files. If a file is invalid, a `DataError` names file and line."""
-        raise NotImplementedError
-
-    def score(self, encoder: Encoder, content: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-        """Return named scores, x 100, on the content of the splits."""
-        raise NotImplementedError
+    read: Callable[..., Any]
+    score: Callable[[Encoder, Mapping[str, Any], Settings], dict[str, Any]]
+    modes: tuple[str, ...] = ("test", "fasttest", "dev")
+    one_split: bool = False
 
     def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
         """Return the files that `run` reads, by split."""
-        splits = {split: files for split, files in self.splits.items() if mode != "dev" or split != "test"}
-        return {split: [folder / file for file in files] for split, files in splits.items()}
+        splits = [split for split in self.splits if mode != "dev" or split != "test"]
+        read = splits[-1:] if self.one_split else splits
+        return {split: [folder / file for file in self.splits[split]] for split in read}
 
     def missing(self, folder: Path, mode: str) -> list[Path]:
         """Return the files that `run` would read and that do not exist."""
@@ -115,4 +114,5 @@ class Task:
         try:
             return self.score(encoder, content, settings)
         except DataError as error:
-            raise DataError(f"{', '.join(str(path) for paths in files.values() for path in paths)}: {error}") from error
+            names = ", ".join(str(path) for paths in files.values() for path in paths)
+            raise DataError(f"{names}: {error}" if names else str(error)) from error

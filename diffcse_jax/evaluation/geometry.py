@@ -4,9 +4,8 @@ Definitions follow SimCSE (section 5) and DiffCSE (section 5 and appendix). Embe
 singular values.
 """
 
-import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError, UserError, require_extra
-from diffcse_jax.evaluation import Encoder, Settings
+from diffcse_jax.evaluation import Encoder, Settings, Task
 from diffcse_jax.evaluation.retrieval import ranks_among, recalls
 from diffcse_jax.evaluation.senteval_data import numbered_lines
-from diffcse_jax.evaluation.sts import STSB, ScoredPairs, StsTask, encode_groups
+from diffcse_jax.evaluation.sts import STSB, ScoredPairs, encode_groups
 from diffcse_jax.io import expand_path
 from diffcse_jax.models import pooling
 from diffcse_jax.models.pooling import normalize
@@ -29,23 +28,9 @@ BINS = np.linspace(-1, 1, 41)
 EXAMPLES = 5  # pairs whose hits are listed
 
 
-@dataclasses.dataclass(frozen=True)
-class StsbProbe(StsTask):
-    """A task on the pairs of one split of STS-B."""
-
-    probe: Callable[[Encoder, ScoredPairs, Settings], dict[str, Any]] = dataclasses.field(kw_only=True)
-
-    def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
-        split, paths = [*super().files(folder, mode).items()][-1]
-        return {split: paths}
-
-    def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
-        (pairs,) = content.values()
-        return self.probe(encoder, pairs, settings)
-
-
-def score_geometry(encoder: Encoder, pairs: ScoredPairs, settings: Settings) -> dict[str, Any]:
+def score_geometry(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
     """Return alignment, uniformity, cosine similarities in five rating groups, and singular values."""
+    (pairs,) = content.values()
     positive = pairs.gold > POSITIVE_RATING
     texts = pairs.first + pairs.second
     if not positive.any() or len({*texts}) == 1:
@@ -62,11 +47,12 @@ def score_geometry(encoder: Encoder, pairs: ScoredPairs, settings: Settings) -> 
     }
 
 
-def score_retrieval(encoder: Encoder, pairs: ScoredPairs, settings: Settings) -> dict[str, Any]:
+def score_retrieval(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
     """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10).
 
     Scores are recall at 1, 5 and 10, x 100, and the best hits of some queries.
     """
+    (pairs,) = content.values()
     rows = np.flatnonzero(pairs.gold == 5.0)
     texts = pairs.first + pairs.second
     if not len(rows):
@@ -86,9 +72,9 @@ def score_retrieval(encoder: Encoder, pairs: ScoredPairs, settings: Settings) ->
     return recalls(ranks) | {"n": len(rows), "examples": hits}
 
 
-PROBES = tuple(
-    StsbProbe(name, STSB.splits, STSB.form, probe=probe)
-    for name, probe in (("geometry", score_geometry), ("retrieval", score_retrieval))
+PROBES = (
+    Task("geometry", STSB.splits, STSB.read, score_geometry, one_split=True),
+    Task("retrieval", STSB.splits, STSB.read, score_retrieval, one_split=True),
 )
 
 

@@ -6,6 +6,7 @@ File formats, folds, choice of the regularization, rounding and random numbers a
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import Encoder, Settings, Task, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
 from diffcse_jax.evaluation.senteval_data import Form, numbered_lines, parse_rows, read_lines, single_spaced
-from diffcse_jax.evaluation.sts import SICK_FILES
+from diffcse_jax.evaluation.sts import SICKR
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
@@ -143,70 +144,83 @@ def f1(predicted: Rows, labels: Rows) -> float:
 # Tasks
 
 
-@dataclasses.dataclass(frozen=True)
-class TransferTask(Task):
-    """A data set, and the procedure that scores it."""
+def read_examples(*paths: Path, labels: Mapping[str, int], form: Form | None) -> list[Example]:
+    """Return the examples of files, sorted by word counts and label: SentEval numbers and splits them so.
 
-    labels: Mapping[str, int]  # classes by their name in the files
-    form: Form | None  # None: one file per class, in Latin-1, with a sentence on each line
-    procedure: Callable[[Features, Recipe], Scores]
-
-    def read(self, *paths: Path) -> list[Example]:
-        """Return the examples of files, sorted by word counts and label: SentEval numbers and splits them so."""
-        examples = [example for path in paths for example in self._read(path)]
-        if not examples:
-            raise DataError(f"{', '.join(map(str, paths))}: no sentences")
-        return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
-
-    def _read(self, path: Path) -> list[Example]:
-        rows: list[tuple[str, tuple[str, ...]]]
-        if self.form is None:  # 0x85 ends a line, too; empty lines are empty sentences
+    Args:
+        paths: The files of a split.
+        labels: Classes by their name in the files.
+        form: None: one file per class, in Latin-1, with a sentence on each line.
+    """
+    rows: list[tuple[str, tuple[str, ...]]] = []
+    for path in paths:
+        if form is None:  # 0x85 ends a line, too; empty lines are empty sentences
             lines = [part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines()]
-            rows = [(path.name, (single_spaced(line),)) for line in lines]
+            rows += [(path.name, (single_spaced(line),)) for line in lines]
         else:
-            lines = numbered_lines(path, self.form.encoding)
-            labels = f"one of {', '.join(self.labels)} as label"
-            rows = parse_rows(lines, self.form, self.labels.__contains__, labels, path)
-        return [Example(sentences, self.labels[label]) for label, sentences in rows]
-
-    def score(self, encoder: Encoder, content: Mapping[str, list[Example]], settings: Settings) -> Scores:
-        """Return accuracies, x 100, rounded as SentEval rounds them.
-
-        `devacc` chooses the regularization, `acc` is that of the test split, and `ntrain`, `ndev` and `ntest` count
-        examples.
-        """
-        labels = [example.label for example in content["train"]]
-        fewest = min(self.labels.values(), key=labels.count)
-        if (count := labels.count(fewest)) < FEWEST_PER_CLASS:
-            found = counted(count, "training example{s}")
-            raise DataError(f"{self.name} has {found} of class {fewest}; every class needs {FEWEST_PER_CLASS}")
-        return self.procedure(encode_examples(encoder, content, len(self.labels)), SETTINGS[settings.mode])
+            expected = f"one of {', '.join(labels)} as label"
+            rows += parse_rows(numbered_lines(path, form.encoding), form, labels.__contains__, expected, path)
+    if not rows:
+        raise DataError(f"{', '.join(map(str, paths))}: no sentences")
+    examples = [Example(sentences, labels[label]) for label, sentences in rows]
+    return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
 
 
-def _binary(name: str, positive: str, negative: str) -> TransferTask:
+def score_examples(
+    encoder: Encoder,
+    content: Mapping[str, list[Example]],
+    settings: Settings,
+    *,
+    labels: Mapping[str, int],
+    procedure: Callable[[Features, Recipe], Scores],
+) -> Scores:
+    """Return accuracies, x 100, rounded as SentEval rounds them.
+
+    `devacc` chooses the regularization, `acc` is that of the test split, and `ntrain`, `ndev` and `ntest` count
+    examples.
+    """
+    found = [example.label for example in content["train"]]
+    fewest = min(labels.values(), key=found.count)
+    if (count := found.count(fewest)) < FEWEST_PER_CLASS:
+        counts = counted(count, "training example{s}")
+        raise DataError(f"there are {counts} of class {fewest}; every class needs {FEWEST_PER_CLASS}")
+    return procedure(encode_examples(encoder, content, len(labels)), SETTINGS[settings.mode])
+
+
+def _task(
+    name: str,
+    splits: Mapping[str, tuple[str, ...]],
+    labels: Mapping[str, int],
+    form: Form | None,
+    procedure: Callable[[Features, Recipe], Scores],
+) -> Task:
+    read = partial(read_examples, labels=labels, form=form)
+    return Task(name, splits, read, partial(score_examples, labels=labels, procedure=procedure))
+
+
+def _binary(name: str, positive: str, negative: str) -> Task:
     splits = {"train": (f"{name}/{positive}", f"{name}/{negative}")}
-    return TransferTask(name, splits, {positive: 1, negative: 0}, None, nested_cross_validation)
+    return _task(name, splits, {positive: 1, negative: 0}, None, nested_cross_validation)
 
 
-def _sst(name: str, folder: str, labels: Mapping[str, int], form: Form) -> TransferTask:
-    splits = {split: (f"SST/{folder}/sentiment-{split}",) for split in ("train", "dev", "test")}
-    return TransferTask(name, splits, labels, form, fixed_splits)
-
-
+_SST2, _SST5 = (
+    {split: (f"SST/{folder}/sentiment-{split}",) for split in ("train", "dev", "test")} for folder in ("binary", "fine")
+)
 _TREC = {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}
 _MRPC = {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}
+_SICK = {"train": ("SICK/SICK_train.txt",), **SICKR.splits}
 
 TRANSFER_TASKS = (
     _binary("MR", "rt-polarity.pos", "rt-polarity.neg"),
     _binary("CR", "custrev.pos", "custrev.neg"),
     _binary("SUBJ", "subj.objective", "subj.subjective"),
     _binary("MPQA", "mpqa.pos", "mpqa.neg"),
-    _sst("SST2", "binary", BINARY, Form(label=1, sentences=(0,))),
+    _task("SST2", _SST2, BINARY, Form(label=1, sentences=(0,)), fixed_splits),
     # A line is LABEL:finer_label question.
-    TransferTask("TREC", _TREC, QUESTIONS, Form(0, (2,), encoding="latin-1", separators=": "), cross_validation),
-    TransferTask("MRPC", _MRPC, BINARY, Form(0, (3, 4), header=True), cross_validation),
+    _task("TREC", _TREC, QUESTIONS, Form(0, (2,), encoding="latin-1", separators=": "), cross_validation),
+    _task("MRPC", _MRPC, BINARY, Form(0, (3, 4), header=True), cross_validation),
 )
 OTHER_TASKS = (
-    _sst("SST5", "fine", SENTIMENT, Form(label=0, sentences=(1,), separators=" ")),
-    TransferTask("SICKEntailment", SICK_FILES, ENTAILMENT, Form(4, (1, 2), header=True), fixed_splits),
+    _task("SST5", _SST5, SENTIMENT, Form(label=0, sentences=(1,), separators=" "), fixed_splits),
+    _task("SICKEntailment", _SICK, ENTAILMENT, Form(4, (1, 2), header=True), fixed_splits),
 )

@@ -3,10 +3,10 @@
 File formats and formulas are those of SimCSE's copy of SentEval. Nothing is trained.
 """
 
-import dataclasses
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,65 +32,6 @@ class ScoredPairs(NamedTuple):
     first: list[str]
     second: list[str]
     gold: Float[np.ndarray, " pairs"]
-
-
-@dataclasses.dataclass(frozen=True)
-class StsTask(Task):
-    """STS-B or SICK-R: one file per split."""
-
-    form: Form
-
-    def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
-        return {split: paths for split, paths in super().files(folder, mode).items() if split != "train"}
-
-    def read(self, *paths: Path) -> ScoredPairs:
-        (path,) = paths
-        return read_pairs(path, self.form, RATINGS)
-
-    def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
-        systems = similarities(encoder, content, similarity=settings.similarity)
-        scores = {split: correlations(systems[split], pairs.gold) for split, pairs in content.items()}
-        return scores.get("test", scores["dev"]) | {"dev": scores["dev"]}
-
-
-class StsYear(Task):
-    """STS12 to STS16: several subsets, test data only. Each has a file of sentence pairs and a file of ratings."""
-
-    modes = ("test", "fasttest")
-
-    def read(self, *paths: Path) -> ScoredPairs:
-        return read_parallel_pairs(*paths)
-
-    def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
-        """Return scores of all subsets together, of each subset, and under each aggregation, x 100.
-
-        `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
-        coefficients, and `wmean` weights them by pairs (BERT-flow, whitening).
-        """
-        systems = similarities(encoder, content, similarity=settings.similarity)
-        golds = {subset: pairs.gold for subset, pairs in content.items()}
-        subsets = {subset: correlations(systems[subset], golds[subset]) for subset in content}
-        together = correlations(np.concatenate([*systems.values()]), np.concatenate([*golds.values()]))
-        aggregations = {"all": {name: together[name] for name in COEFFICIENTS}}
-        for aggregation, weights in (("mean", None), ("wmean", [*map(len, golds.values())])):
-            aggregations[aggregation] = {
-                name: float(np.average([scores[name] for scores in subsets.values()], weights=weights))
-                for name in COEFFICIENTS
-            }
-        return together | {"subsets": subsets, "aggregations": aggregations}
-
-
-def _year(name: str) -> StsYear:
-    stem = f"STS/{name}-en-test/STS"
-    return StsYear(name, {part: (f"{stem}.input.{part}.txt", f"{stem}.gs.{part}.txt") for part in OFFICIAL_SIZES[name]})
-
-
-YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
-STSB_FILES = {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("train", "dev", "test")}
-_SICK = {"train": "SICK_train", "dev": "SICK_trial", "test": "SICK_test_annotated"}
-SICK_FILES = {split: (f"SICK/{name}.txt",) for split, name in _SICK.items()}
-STSB = StsTask("STSBenchmark", STSB_FILES, Form(4, (5, 6)))
-SICKR = StsTask("SICKRelatedness", SICK_FILES, Form(3, (1, 2), header=True))
 
 
 # Scores
@@ -184,3 +125,54 @@ def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
         for split, count in counts.items()
         if split in official and count != official[split]
     )
+
+
+# Tasks
+
+
+def score_pairs(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+    """Return scores of the test split, if it is read, and of the dev split."""
+    systems = similarities(encoder, content, similarity=settings.similarity)
+    scores = {split: correlations(systems[split], pairs.gold) for split, pairs in content.items()}
+    return scores.get("test", scores["dev"]) | {"dev": scores["dev"]}
+
+
+def score_year(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+    """Return scores of all subsets together, of each subset, and under each aggregation, x 100.
+
+    `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
+    coefficients, and `wmean` weights them by pairs (BERT-flow, whitening).
+    """
+    systems = similarities(encoder, content, similarity=settings.similarity)
+    golds = {subset: pairs.gold for subset, pairs in content.items()}
+    subsets = {subset: correlations(systems[subset], golds[subset]) for subset in content}
+    together = correlations(np.concatenate([*systems.values()]), np.concatenate([*golds.values()]))
+    aggregations = {"all": {name: together[name] for name in COEFFICIENTS}}
+    for aggregation, weights in (("mean", None), ("wmean", [*map(len, golds.values())])):
+        aggregations[aggregation] = {
+            name: float(np.average([scores[name] for scores in subsets.values()], weights=weights))
+            for name in COEFFICIENTS
+        }
+    return together | {"subsets": subsets, "aggregations": aggregations}
+
+
+def _year(name: str) -> Task:
+    """Return one of STS12 to STS16: subsets of test data, each with a file of pairs and a file of ratings."""
+    stem = f"STS/{name}-en-test/STS"
+    subsets = {part: (f"{stem}.input.{part}.txt", f"{stem}.gs.{part}.txt") for part in OFFICIAL_SIZES[name]}
+    return Task(name, subsets, read_parallel_pairs, score_year, modes=("test", "fasttest"))
+
+
+YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
+STSB = Task(
+    "STSBenchmark",
+    {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("dev", "test")},
+    partial(read_pairs, form=Form(4, (5, 6)), scale=RATINGS),
+    score_pairs,
+)
+SICKR = Task(
+    "SICKRelatedness",
+    {"dev": ("SICK/SICK_trial.txt",), "test": ("SICK/SICK_test_annotated.txt",)},
+    partial(read_pairs, form=Form(3, (1, 2), header=True), scale=RATINGS),
+    score_pairs,
+)

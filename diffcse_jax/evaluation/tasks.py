@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Settings, Task, retrieval, search_collections, systems
+from diffcse_jax.evaluation import Encoder, Settings, Task, retrieval, search_collections, systems
 from diffcse_jax.evaluation.geometry import PROBES
 from diffcse_jax.evaluation.senteval import OTHER_TASKS, TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
@@ -31,14 +31,6 @@ ALIASES = {  # without case and punctuation
 }
 
 
-class OwnTask(Task):
-    """A task on the user's own file or folder."""
-
-    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
-        kind, _, file = self.name.partition(":")
-        return OWN[kind](encoder, file, settings)
-
-
 def own_kind(name: str) -> str:
     """Return `KIND` of a name like `KIND:FILE`, or an empty string for other names."""
     kind, _, file = name.partition(":")
@@ -47,7 +39,10 @@ def own_kind(name: str) -> str:
 
 def find_task(name: str) -> Task:
     """Return the task with this exact name, or for `KIND:FILE` the task on that file."""
-    return OwnTask(name, {}) if own_kind(name) else TASKS[name]
+    kind, _, file = name.partition(":")
+    return (
+        Task(name, {}, Path, lambda encoder, _, settings: OWN[kind](encoder, file, settings)) if file else TASKS[name]
+    )
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
