@@ -2,15 +2,11 @@
 
 import dataclasses
 import json
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from tiny_networks import (
     ENCODER,
     NO_DROPOUT,
@@ -25,13 +21,12 @@ from tiny_networks import (
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.losses import prepare
-from diffcse_jax.losses.contrastive import Duplicates, equal_texts, info_nce, near_duplicates, separate_info_nce
+from diffcse_jax.losses.contrastive import equal_texts, info_nce, near_duplicates, separate_info_nce
 from diffcse_jax.losses.decorrelation import decorrelation, dimension_contrast, with_artificial_rows
 from diffcse_jax.models.forward import Computation, fold_in_name, row_keys
 from diffcse_jax.training import networks
 
 KEY = jax.random.key(0)
-finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
 
 
 def random_vectors(count: int, rows: int = 7, dim: int = 5, seed: int = 0) -> list[np.ndarray]:
@@ -47,47 +42,24 @@ def contrast_of(**options):
     return config_of({"contrast": options, "difference": {"weight": 0.0}}).losses["contrast"]
 
 
-def of_views(z1, z2, *hard, temperature=0.05, **options):
-    return info_nce(z1, z2, temperature=temperature, hard_negatives=hard, **options).mean()
-
-
-def of_separate(z1, z2, z0, *, ratio, form="code"):
-    return separate_info_nce((z1, z2), (z0, z0), temperature=0.05, ratio=ratio, form=form).mean()
-
-
-def dcl(z1, z2, temperature):
-    return dimension_contrast(z1, z2, temperature=temperature, form="code").mean()
-
-
-def with_dcl(z1, z2, z0, temperature):
-    return of_separate(z1, z2, z0, ratio=0.9) + 0.1 * dcl(z1, z2, temperature)
+def paper_off_dropout(z1, z2, z0):
+    return separate_info_nce((z1, z2), (z0, z0), temperature=0.05, ratio=0.9, form="paper").mean()
 
 
 @pytest.mark.parametrize(
     ("name", "loss", "arguments"),
     [
-        ("infonce", of_views, "z1 z2"),
-        ("hardneg0.0", of_views, "z1 z2 z3"),
-        ("hardneg1.0", partial(of_views, hard_negative_weight=float(np.exp(1.0))), "z1 z2 z3"),
-        ("offdropout_m0.9", partial(of_separate, ratio=0.9), "z1 z2 z0"),
-        ("PAPER_eq3_offinfo_m0.9", partial(of_separate, ratio=0.9, form="paper"), "z1 z2 z0"),
-        ("both_mean_m1.0", lambda z1, z2: of_separate(z1, z2, (z1 + z2) / 2, ratio=1.0), "z1 z2"),
-        *((f"dcl_alone_tau{tau}", partial(dcl, temperature=float(tau)), "z1 z2") for tau in ("5", "0.05")),
-        (
-            "PAPER_eq5_dcl_tau5",
-            lambda z1, z2: dimension_contrast(z1, z2, temperature=5.0, form="paper").sum(),
-            "z1 z2",
-        ),
-        ("simcse_dcl_tau10_w0.1", lambda z1, z2: of_views(z1, z2) + 0.1 * dcl(z1, z2, 10.0), "z1 z2"),
-        ("simcsepp_m0.9_tau5_w0.1", partial(with_dcl, temperature=5.0), "z1 z2 z0"),
+        ("PAPER_eq3_offinfo_m0.9", paper_off_dropout, "z1 z2 z0"),
+        ("PAPER_eq5_dcl_tau5", lambda z1, z2: dimension_contrast(z1, z2, temperature=5.0, form="paper").sum(), "z1 z2"),
     ],
 )
-def test_values_and_gradients_are_those_of_the_authors_code(reference_dir, name, loss, arguments):
+def test_the_papers_forms_have_the_values_and_gradients_of_the_reference(reference_dir, name, loss, arguments):
+    """Those of the authors' code are in test_reference.py."""
     stored = dict(np.load(reference_dir / "losses.npz"))
     vectors = [stored[f"n64d128.{argument}"] for argument in arguments.split()]
-    value, grads = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(len(vectors)))))(*vectors)
+    value, grads = jax.value_and_grad(loss, argnums=tuple(range(len(vectors))))(*vectors)
     expected_value = json.loads((reference_dir / "losses.json").read_text())[f"n64d128.{name}"]["loss"]
-    np.testing.assert_allclose(value, expected_value, rtol=1e-4 if name == "PAPER_eq5_dcl_tau5" else 1e-5)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-4)
     for argument, grad in zip(arguments.split(), grads, strict=True):
         if (expected := stored.get(f"n64d128.{name}.grad_{argument}")) is not None:
             np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
@@ -127,7 +99,7 @@ def test_symmetric_contrast_is_the_mean_of_both_directions():
     of_columns = np.where(left_out[:, :7], 0.0, logits).sum(axis=0)
     expected = np.log(rows * of_columns).mean() / 2 - np.log(np.diag(logits)).mean()
     loss, _ = contrast_of(temperature=0.2, symmetric=True).loss(
-        forward_of(*views), Duplicates(jnp.array(left_out), jnp.array(left_out[:, :7].T)), jax.random.key(0)
+        forward_of(*views), (jnp.array(left_out), jnp.array(left_out[:, :7].T)), jax.random.key(0)
     )
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
@@ -155,17 +127,6 @@ def test_zero_noise_or_one_sample_changes_nothing_and_negatives_may_be_means():
     expected = separate_info_nce((z1, z2), (mean, mean), temperature=0.2, ratio=1.0, form="code")
     loss, _ = contrast_of(temperature=0.2, negatives="mean").loss(forward, None, key)
     np.testing.assert_allclose(loss, expected.mean(), rtol=1e-6)
-
-
-@given(finite, finite, st.floats(0.5, 100))
-def test_info_nce_ignores_norms_and_stays_finite(z1, z2, factor):
-    losses = info_nce(jnp.array(z1), jnp.array(z2), temperature=0.05)
-    grad = jax.grad(lambda z: info_nce(z, jnp.array(z2), temperature=0.05).sum())(jnp.array(z1))
-    assert np.isfinite(losses).all()
-    assert np.isfinite(grad).all()
-    if (np.linalg.norm(z1, axis=1) > 1e-3).all():
-        scaled = info_nce(jnp.array(z1 * np.float32(factor)), jnp.array(z2), temperature=0.05)
-        np.testing.assert_allclose(scaled, losses, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("views", [2, 4])
@@ -206,11 +167,11 @@ def test_the_starting_checkpoint_finds_near_duplicates():
     encoder = Computation(built.networks, built.params).network("encoder")
     z1, z2 = batch.by_view(encoder(batch.rows)[-1][:, 0])
     # Each direction has the bounds of its own anchors.
-    for mask, views in ((masks.of_anchors, (z1, z2)), (masks.of_positives, (z2, z1))):
+    for mask, views in zip(masks, ((z1, z2), (z2, z1)), strict=True):
         expected = np.array(near_duplicates(views, threshold=0.0))
         expected[3, 5] = expected[5, 3] = True
         np.testing.assert_array_equal(mask, expected)
-    assert (np.asarray(masks.of_positives) != np.asarray(masks.of_anchors).T).any()
+    assert (np.asarray(masks[1]) != np.asarray(masks[0]).T).any()
 
 
 ON = {"dropout_contrast": {"weight": 1.0, "temperature": 0.2}}
@@ -226,9 +187,10 @@ def test_dropout_contrast():
     @jax.jit
     def loss_and_vectors(params, views):
         forward = shared_forward(config, Computation(built.networks, params), views, KEY)
-        again = forward.projected(views.anchors, row_keys(fold_in_name(KEY, "anchors again"), 6), name="again")
         loss, _ = config.losses["dropout_contrast"].loss(forward, None, KEY)
-        return loss, forward.projected_views[0], again, forward.off_dropout
+        again = forward.projected(views.anchors, row_keys(fold_in_name(KEY, "anchors again"), 6), name="again")
+        plain = forward.projected(views.anchors, None, name="plain")
+        return loss, forward.projected_views[0], again, plain
 
     loss, anchors, again, plain = loss_and_vectors(built.params, jax.tree.map(jnp.asarray, views_of(batch)))
     assert not np.allclose(again, anchors, atol=1e-2)

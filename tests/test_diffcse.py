@@ -1,7 +1,6 @@
 """DiffCSE step by step: mask, generate, label, and the loss; other edits; second views by the generator."""
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.special import log_softmax
-from tiny_model import random_params
-from tiny_networks import ENCODER, GENERATOR, SIMCSE, SIZES, config_of, random_batch, views_of
+from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of, random_batch, views_of
 from tiny_networks import VOCABULARY as TINY_VOCABULARY
 
 from diffcse_jax.batch import TokenRows, Vocabulary
@@ -24,10 +22,7 @@ from diffcse_jax.losses.diffcse import (
     replaced_token_detection,
 )
 from diffcse_jax.losses.diffcse_variants import EditOptions, change_lengths, generated_second_views
-from diffcse_jax.models.forward import Computation, fold_in_name
-from diffcse_jax.models.heads import MaskedLMHead
-from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.models.forward import Computation
 from diffcse_jax.training import networks
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
@@ -103,33 +98,6 @@ def test_tokens_are_sampled_at_a_temperature():
     probabilities = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
     for token, probability in enumerate(probabilities):
         assert_share(int((tokens == token).sum()), trials, probability)
-
-
-DISTILBERT = dataclasses.replace(
-    SIZES, family="distilbert", type_vocab_size=0, attention_output_dropout=False, hidden_size=8, num_blocks=1,
-    hidden_dropout=(0.1,), attention_dropout=(0.1,),
-)  # fmt: skip
-
-
-def test_a_generator_of_another_family_and_size():
-    """Its arg-max at the masked positions, by its own forward pass."""
-    options = {"dropout": False, "positions": "masked"}
-    config = config_of({"generator": options, "difference": {"mask_ratio": 0.5}})
-
-    def checkpoint(sizes: TransformerConfig) -> Pretrained:
-        transformer, head = random_params(Transformer, sizes), random_params(MaskedLMHead, sizes)
-        return Pretrained(Path("tiny"), {}, sizes, transformer, pooler=None, mlm_head=head)
-
-    built = networks.build(config, checkpoint(SIZES), checkpoint(DISTILBERT), TINY_VOCABULARY)
-    frozen = Computation(built.networks, jax.tree.map(jnp.asarray, built.frozen))
-    views = jax.tree.map(jnp.asarray, views_of(random_batch()))
-    edited = config.losses["difference"].prepare(frozen, views, KEY, config.run_info)
-    given = mask_tokens(fold_in_name(KEY, "mask"), views.rows, vocabulary=TINY_VOCABULARY, ratio=0.5, style="bert")
-    states = frozen.network("generator")(given.rows)[-1]
-    logits = frozen.network("generator_head")(states, frozen.params["generator.embeddings.word.embedding"])
-    expected = np.where(given.selected, logits.argmax(axis=-1), views.rows.input_ids)
-    np.testing.assert_array_equal(edited.rows.input_ids, expected)
-    assert np.asarray(edited.replaced).any()
 
 
 LONG = 24  # positions that hold every edit of a sentence of `SHAPE`

@@ -20,7 +20,7 @@ from tiny_networks import (
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.models import parameters
-from diffcse_jax.models.forward import Computation, Networks, mean_where, row_keys
+from diffcse_jax.models.forward import Computation, Networks, row_keys
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
 
@@ -76,12 +76,6 @@ def test_gathered_positions_get_the_function_and_its_gradient_and_others_zero(sh
         return jax.grad(loss, argnums=(0, 1), has_aux=True)(WEIGHTS, VALUES, gathered)
 
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), run(True), run(False))
-
-
-def test_the_mean_of_no_positions_is_0():
-    values = jnp.array([1.0, 2.0, 4.0])
-    assert mean_where(values, jnp.array([True, False, True])) == 2.5
-    assert mean_where(values, jnp.zeros(3, bool)) == 0.0
 
 
 def forward_passes(*parts, read, keys: int, batch=None):
@@ -149,13 +143,13 @@ def test_prefixes_cut_the_results_of_the_same_passes(monkeypatch):
     def read(forward):
         keys = row_keys(jax.random.key(1), 8)
         of_rows = forward.projected(forward.batch.anchors, keys, name="again")
-        return forward.projected_views, forward.projected_means(3), forward.off_dropout, forward.anchors_again, of_rows
+        return forward.projected_views, forward.projected_means(3), of_rows
 
     def whole_and_prefixes(forward):
         prefixes = [read(forward.prefix(size)) for size in (4, 8)]
         return read(forward), *prefixes
 
     ((whole, *prefixes),) = forward_passes(read=whole_and_prefixes, keys=1)
-    assert len(passes) == 5  # the views, the further samples in one loop, off dropout, anchors again, rows
+    assert len(passes) == 3  # the views, the further samples in one loop, the rows
     for size, prefix in zip((4, 8), prefixes, strict=True):
         jax.tree.map(lambda cut, full: np.testing.assert_array_equal(cut, full[..., :size]), prefix, whole)  # noqa: B023

@@ -1,4 +1,5 @@
-import dataclasses
+"""Projectors and norms, against PyTorch and in float64. Other heads are in test_hf.py and test_masked_lm.py."""
+
 from functools import partial
 
 import jax
@@ -9,7 +10,7 @@ import torch
 from tiny_networks import SIZES
 
 from diffcse_jax.models import parameters
-from diffcse_jax.models.heads import BatchNorm, BatchNormProjector, MaskedLMHead, MlpProjector
+from diffcse_jax.models.heads import BatchNorm, BatchNormProjector, MlpProjector
 from diffcse_jax.models.layers import LayerNorm
 from diffcse_jax.models.parameters import Params
 
@@ -69,25 +70,6 @@ def test_projectors_and_their_gradients_equal_torch(module, projector):
         assert gradients.keys() == named.keys()
         for name, gradient in gradients.items():
             np.testing.assert_allclose(gradient, named[name].grad.numpy().T, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def logits(params: Params, *inputs: jax.Array, tied: bool = False, dtype=jnp.float32, **changes) -> jax.Array:
-    build = partial(MaskedLMHead, dataclasses.replace(SIZES, **changes), tied=tied, dtype=dtype)
-    return parameters.bind(parameters.definition(build), params)(*inputs)
-
-
-def test_a_masked_lm_head_may_have_its_own_decoder_and_activation():
-    params = parameters.initial(partial(MaskedLMHead, SIZES, tied=False), jax.random.key(0))
-    rows = jnp.asarray(random_rows(0)).reshape(4, 4, HIDDEN)
-    own = logits(params, rows)
-    assert own.shape == (4, 4, SIZES.vocab_size)
-    shared = {name: array for name, array in params.items() if name != "decoder"}
-    np.testing.assert_array_equal(own, logits(shared, rows, params["decoder"], tied=True))
-    in_half = logits(params, rows.astype(jnp.bfloat16), dtype=jnp.bfloat16)
-    assert in_half.dtype == jnp.float32
-    np.testing.assert_allclose(in_half, own, atol=0.01)
-    assert not np.array_equal(own, logits(params, rows, activation="relu"))
-    np.testing.assert_array_equal(own, logits(params, rows, activation="relu", mlm_activation="gelu"))
 
 
 @pytest.mark.parametrize(

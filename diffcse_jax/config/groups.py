@@ -60,10 +60,9 @@ class ModelConfig:
     )
     dropout_schedule: str = option(
         "none",
-        "rates by block: `none`, as given; `linear`, from the first to the second of the two rates in each of "
-        "model.hidden_dropout and model.attention_dropout; `maskN`, the N-th of twelve schedules of a report on "
-        "adjusting dropout, for 12 blocks. The embedding layer keeps the checkpoint's rate",
-        choices=("none", "linear", *DROPOUT_MASKS),
+        "rates by block: `none`, as given; `maskN`, the N-th of twelve schedules of a report on adjusting dropout, for "
+        "12 blocks. The embedding layer keeps the checkpoint's rate",
+        choices=("none", *DROPOUT_MASKS),
     )
 
 

@@ -7,7 +7,6 @@ add further pairs. Negatives are compared with the first view only, as in the pa
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,13 +104,6 @@ def separate_info_nce(
 
 # Duplicates: texts that say the same should not be negatives of one another. A mask has a row for each anchor and, as
 # the logits of InfoNCE, a column for each positive and then for each hard negative. It never masks an own positive.
-
-
-class Duplicates(NamedTuple):
-    """The negatives that are left out of the denominator."""
-
-    of_anchors: Bool[Array, "batch negatives"]
-    of_positives: Bool[Array, "batch batch"] | None  # of the direction from view 2 to view 1, if it is trained
 
 
 def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "batch negatives"]:
@@ -253,8 +245,8 @@ class Contrast(Loss):
             networks[START] = start_as_teacher(encoder, run.pooler)
         return networks
 
-    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Duplicates | None:
-        """Find the duplicates, if they are left out."""
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Find the duplicates, if they are left out: of the anchors, and of view 2 in the direction to view 1."""
         if self.mask_duplicates == "none":
             return None
         duplicates = equal_texts(batch.input_ids)
@@ -264,7 +256,7 @@ class Contrast(Loss):
             duplicates |= near_duplicates((z1, z2, *others), threshold=self.duplicate_similarity)
             # Not the transpose: the bound belongs to the anchor, and in this direction view 2 is the anchor.
             backward |= near_duplicates((z2, z1), threshold=self.duplicate_similarity)
-        return Duplicates(duplicates, backward if self.symmetric else None)
+        return duplicates, backward
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         left_out, left_out_backward = (None, None) if inputs is None else inputs
@@ -294,7 +286,7 @@ class Contrast(Loss):
 
         def pair(kind: str) -> Pair:
             if kind == "off_dropout":
-                return forward.off_dropout, forward.off_dropout
+                return (forward.projected(forward.batch.anchors, None, name="off_dropout"),) * 2
             z1, z2 = forward.projected_means(self.samples if kind == "mean" else 1)
             if kind == "noise":
                 noise = jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape)) * self.noise_variance**0.5
@@ -329,9 +321,11 @@ class DropoutContrast(Loss):
             )
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        anchors, *_ = forward.projected_views
-        equal = equal_texts(jnp.repeat(forward.batch.input_ids[:, :1], 2, axis=1))
-        return info_nce(anchors, forward.anchors_again, temperature=self.temperature, left_out=equal).mean(), {}
+        batch, (anchors, *_) = forward.batch, forward.projected_views
+        keys = row_keys(fold_in_name(forward.key, "anchors again"), len(anchors))
+        again = forward.projected(batch.anchors, keys, name="dropout_contrast")
+        equal = equal_texts(jnp.repeat(batch.input_ids[:, :1], 2, axis=1))
+        return info_nce(anchors, again, temperature=self.temperature, left_out=equal).mean(), {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -202,17 +202,6 @@ class SharedForward:
 
         return self._shared(("projected_means", samples), compute)
 
-    @property
-    def off_dropout(self) -> Float[Array, "batch hidden"]:
-        """The projected embeddings of the anchors in a pass without dropout (SimCSE++ Eq. 3)."""
-        return self.projected(self.batch.anchors, None, name="off_dropout")
-
-    @property
-    def anchors_again(self) -> Float[Array, "batch hidden"]:
-        """The projected embeddings of the anchors in another pass with different dropout masks."""
-        keys = row_keys(fold_in_name(self.key, "anchors again"), len(self.batch.input_ids))
-        return self.projected(self.batch.anchors, keys, name="anchors_again")
-
     def projected(self, rows: TokenRows, keys: RowKeys, *, name: str) -> Float[Array, "rows hidden"]:
         """Return the projected embeddings of rows that need not be views of the batch.
 

@@ -142,20 +142,17 @@ class TransformerConfig:
 def block_rates(rates: tuple[float, ...], num_blocks: int, schedule: str = "none") -> tuple[float, ...]:
     """Return one dropout rate for each block, or raise ValueError if the schedule does not fit.
 
-    The schedule `none` takes one rate for all blocks or one for each, and `linear` that of the first block and that of
-    the last. A name in `DROPOUT_MASKS` takes the rate of the blocks that the mask leaves out.
+    The schedule `none` takes one rate for all blocks or one for each. A name in `DROPOUT_MASKS` takes the rate of the
+    blocks that the mask leaves out.
     """
     if schedule == "none" and len(rates) in (1, num_blocks):
         return rates * (num_blocks // len(rates))
-    if schedule == "linear" and len(rates) == 2:
-        first, last = rates
-        return tuple(first + (last - first) * block / max(num_blocks - 1, 1) for block in range(num_blocks))
     if schedule in DROPOUT_MASKS and len(rates) == 1 and num_blocks == MASKED_BLOCKS:
         masked = DROPOUT_MASKS[schedule]
         return masked + rates * (num_blocks - len(masked))
     raise ValueError(
         f"the schedule {schedule!r} does not fit {len(rates)} rates for {num_blocks} blocks. `none` needs 1 rate or "
-        f"one for each block, `linear` needs 2, and masks need 1 rate and {MASKED_BLOCKS} blocks"
+        f"one for each block, and masks need 1 rate and {MASKED_BLOCKS} blocks"
     )
 
 
