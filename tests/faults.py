@@ -25,10 +25,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 os.environ |= {
     "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -38,37 +37,57 @@ os.environ |= {
 LONGEST = 900  # seconds after which a command hangs
 STEPS, EVERY, SENTENCES = 5, 2, 60
 TEXTS = [f"sentence {i} has the number {i * i} and {i % 7} words more" for i in range(SENTENCES)]
-PROBLEMS = ("lost", "silent", "traceback", "unclear", "hung", "left over")
 OUTPUTS = {"export": "out", "evaluate": "results.json", "embed": "embedded"}
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
 ERRORS = {"disk full": errno.ENOSPC, "read-only": errno.EROFS}
-DAMAGES = ("flipped bit", "cut off")
 SHARES = {
     "SIGKILL": 22, "SIGTERM": 14, "Ctrl-C": 18, "disk full": 46, "read-only": 28, "flipped bit": 40, "cut off": 22,
     "two at once": 10,
 }  # fmt: skip
+KINDS_OF_FILES = (
+    (r"(checkpoints)/\d+", r"\1/STEP"), (r"/d/[0-9a-f]{32}", "/d/DATA"), (r"[0-9a-f]{32}", "HASH"),
+    (r"tensorboard/.*", "tensorboard/EVENTS"), (r"ocdbt.process_\d+", "ocdbt.process_N"),
+    (r"\b\d+\.txt(\.\d{6})?", "INPUT"), (r"\.\d+\.\w{8}\.tmp", ".TMP"),
+)  # fmt: skip
 
 
-class World:
-    """The folders of all trials. Each trial lives in `trial`, so that paths in files are the same in all."""
+class Fault(NamedTuple):
+    """A signal or, from then on, errors; at a file operation (from 1) or after some seconds of computing."""
 
-    def __init__(self, base: Path):
-        self.base, self.inputs, self.trial = base, base / "inputs", base / "trial"
-        self.workdir = self.trial / "workdir"
-        self.export = self.workdir / "export"
-
-    def keep(self, state: str) -> None:
-        shutil.copytree(self.trial, self.base / "kept" / state, symlinks=True)
-
-    def restore(self, state: str) -> None:
-        shutil.rmtree(self.trial, ignore_errors=True)
-        shutil.copytree(self.base / "kept" / state, self.trial, symlinks=True)
+    signal: int = 0
+    error: int = 0
+    operation: int = 0
+    seconds: float = 0.0
 
 
-# Commands, as they run in a worker.
+class Ended(NamedTuple):
+    """How a command ended. `code` is negative if a signal ended the process, and None if it hung."""
+
+    code: int | None
+    output: str
+    operations: list[tuple[int, str, str]]  # number, name and path below the folder of those that were recorded
+    seconds: float  # of computing
 
 
-def train(world: World) -> int:
+@dataclasses.dataclass
+class Trial:
+    """Faults of a command's runs before the one that must end well, files that are damaged before it, and its end."""
+
+    kind: str
+    state: str  # what the folder holds before
+    command: str
+    faults: Sequence[Fault] = ()
+    damaged: Sequence[str] = ()
+    ending: str = "identical"  # or `told`, if one paragraph came first
+    problems: dict[str, str] = dataclasses.field(default_factory=dict)  # what was seen, by name
+    where: str = ""
+    happened: bool = True
+
+
+# Commands, as they run in a process of their own.
+
+
+def train(world: "World") -> int:
     from diffcse_jax import api
     from diffcse_jax.config import configuration
 
@@ -102,72 +121,15 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def prepare() -> None:
-    """Leave out what a trial does not need."""
-    sys.modules["diffcse_jax.export.folder"]._installed = lambda module: False  # PyTorch's readers
-    sys.modules["diffcse_jax.api"].draw_curves = lambda workdir: workdir
-
-
-# Processes.
-
-
-class Fault(NamedTuple):
-    """A signal or, from then on, errors; at a file operation (from 1) or after some seconds of computing."""
-
-    signal: int = 0
-    error: int = 0
-    operation: int = 0
-    seconds: float = 0.0
-
-
-class Ended(NamedTuple):
-    """How a command ended. `code` is negative if a signal ended the process, and None if it hung."""
-
-    code: int | None
-    output: str
-    operations: list[tuple[int, str, str]]  # number, name and path below the folder of those that were recorded
-    seconds: float  # of computing
-
-
-def load_library(folder: Path) -> None:
-    """Compile the library and start this program again with it, unless that is done."""
-    if "DIFFCSE_FAULTY_FILES" in os.environ:
-        return
-    source, library = Path(__file__).with_name("faulty_files.c"), folder / "faulty_files.so"
-    command = [shutil.which("cc") or "gcc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lrt"]
-    subprocess.run(command, check=True)
-    os.environ |= {"DIFFCSE_FAULTY_FILES": str(library), "LD_PRELOAD": str(library)}
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-def run(world: World, command: str, fault: Fault | None = None, *, record_all: bool = False) -> Ended:
-    """Run a command in a process of its own."""
-    log, record = world.base / "log", world.base / "record"
-    log.write_bytes(b"")
-    record.write_bytes(b"")
-    arguments = (world, command, fault or Fault(), record_all, log, record)
-    process = multiprocessing.get_context("fork").Process(target=serve, args=arguments)
-    before = os.times()
-    process.start()
-    process.join(LONGEST)
-    code = process.exitcode
-    process.kill()
-    process.join()
-    after = os.times()
-    seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    lines = [line.split("\t") for line in record.read_text(errors="replace").splitlines()]
-    paths = [(int(number), name, str(Path(path).relative_to(world.trial))) for number, name, path in lines]
-    return Ended(code, log.read_text(errors="replace"), paths, seconds)
-
-
-def serve(world: World, command: str, fault: Fault, record_all: bool, log: Path, record: Path) -> None:
+def serve(world: "World", command: str, fault: Fault, record_all: bool) -> None:
     """Be the process of a command. Its exit code is that of the command; `multiprocessing` prints tracebacks."""
     from diffcse_jax.errors import reported_to_user
 
-    prepare()
+    sys.modules["diffcse_jax.export.folder"]._installed = lambda module: False  # PyTorch's readers take long
+    sys.modules["diffcse_jax.api"].draw_curves = lambda workdir: workdir
     library = ctypes.CDLL(os.environ["DIFFCSE_FAULTY_FILES"])
     library.fault_after.argtypes = [ctypes.c_double, ctypes.c_int]
-    records, output = (os.open(path, os.O_WRONLY | os.O_APPEND) for path in (record, log))
+    records, output = (os.open(path, os.O_WRONLY | os.O_APPEND) for path in (world.record, world.log))
     for number in (1, 2):  # as C and threads use them, too
         os.dup2(output, number)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -183,46 +145,68 @@ def serve(world: World, command: str, fault: Fault, record_all: bool, log: Path,
         library.fault_disarm()
 
 
-# The world before any fault.
+class World:
+    """The folders of all trials. Each trial lives in `trial`, so that paths in files are the same in all."""
 
+    def __init__(self, base: Path):
+        self.base, self.inputs, self.trial = base, base / "inputs", base / "trial"
+        self.log, self.record = base / "log", base / "record"
+        self.workdir = self.trial / "workdir"
+        self.export = self.workdir / "export"
 
-def make_inputs(folder: Path) -> None:
-    """Write a tiny encoder with a tokenizer of few words, text, files to embed, and scored pairs."""
-    from test_sts import write_stsb
-    from tiny_model import write_smallest_model
+    def make_inputs(self) -> None:
+        """Write a tiny encoder with a tokenizer of few words, text, files to embed, and scored pairs."""
+        from test_sts import write_stsb
+        from tiny_model import write_smallest_model
 
-    (folder / "shards").mkdir(parents=True)
-    words = sorted({word for text in TEXTS for word in text.split()})
-    write_smallest_model(folder / "model", words)
-    lines = [f"{text}\n" for text in TEXTS]
-    for name, part in (("text", lines), ("shards/0", lines[::2]), ("shards/1", lines[1::2])):
-        (folder / f"{name}.txt").write_text("".join(part))
-    for split in ("dev", "test"):
-        rows = [f"-\t-\t-\t-\t{score}\t{words[3 * score]} is here\t{words[5 * score]}\n" for score in range(6)]
-        write_stsb(folder / "senteval", split, rows)
+        (self.inputs / "shards").mkdir(parents=True)
+        words = sorted({word for text in TEXTS for word in text.split()})
+        write_smallest_model(self.inputs / "model", words)
+        lines = [f"{text}\n" for text in TEXTS]
+        for name, part in (("text", lines), ("shards/0", lines[::2]), ("shards/1", lines[1::2])):
+            (self.inputs / f"{name}.txt").write_text("".join(part))
+        for split in ("dev", "test"):
+            rows = [f"-\t-\t-\t-\t{score}\t{words[3 * score]} is here\t{words[5 * score]}\n" for score in range(6)]
+            write_stsb(self.inputs / "senteval", split, rows)
 
+    def keep(self, state: str) -> None:
+        shutil.copytree(self.trial, self.base / "kept" / state, symlinks=True)
 
-def outcome(world: World, command: str) -> dict[str, str]:
-    """What a command has made, by part: a digest of all that must not depend on faults."""
-    made = world.trial / OUTPUTS.get(command, "workdir/export")
-    paths = [made] if made.is_file() else [path for path in made.rglob("[!.]*") if path.is_file()]
-    found = {str(path.relative_to(made)): sha256(path.read_bytes()) for path in paths}
-    if command == "train":
-        rows = [comparable(line) for line in (world.workdir / "metrics.jsonl").read_bytes().splitlines()]
-        found["metrics.jsonl"] = sha256(json.dumps(rows).encode())
-        found["selection.json"] = sha256((world.workdir / "selection.json").read_bytes())
-        for record in (world.workdir / "checkpoints").glob("[0-9]*/record/metadata"):
-            digests = json.loads(record.read_text())["digests"]["params"]
-            found[str(record.relative_to(world.workdir))] = json.dumps(digests, sort_keys=True)
-    return found
+    def restore(self, state: str) -> None:
+        shutil.rmtree(self.trial, ignore_errors=True)
+        shutil.copytree(self.base / "kept" / state, self.trial, symlinks=True)
 
+    def run(self, command: str, fault: Fault | None = None, *, record_all: bool = False) -> Ended:
+        """Run a command in a process of its own."""
+        self.log.write_bytes(b"")
+        self.record.write_bytes(b"")
+        arguments = (self, command, fault or Fault(), record_all)
+        process = multiprocessing.get_context("fork").Process(target=serve, args=arguments)
+        before = os.times()
+        process.start()
+        process.join(LONGEST)
+        code = process.exitcode
+        process.kill()
+        process.join()
+        after = os.times()
+        seconds = after.children_user + after.children_system - before.children_user - before.children_system
+        lines = [line.split("\t") for line in self.record.read_text(errors="replace").splitlines()]
+        paths = [(int(number), name, str(Path(path).relative_to(self.trial))) for number, name, path in lines]
+        return Ended(code, self.log.read_text(errors="replace"), paths, seconds)
 
-def comparable(line: bytes) -> Any:
-    """A row of the metrics without what differs from run to run; a damaged one as it is."""
-    try:
-        return {key: value for key, value in json.loads(line).items() if key != "sentences_per_second"}
-    except (ValueError, AttributeError):
-        return repr(line)
+    def outcome(self, command: str) -> dict[str, str]:
+        """Return what a command has made, by part: a digest of all that must not depend on faults."""
+        made = self.trial / OUTPUTS.get(command, "workdir/export")
+        paths = [made] if made.is_file() else [path for path in made.rglob("[!.]*") if path.is_file()]
+        found = {str(path.relative_to(made)): sha256(path.read_bytes()) for path in paths}
+        if command == "train":
+            rows = re.sub(r', "sentences_per_second": [^,}]*', "", (self.workdir / "metrics.jsonl").read_text())
+            found["metrics.jsonl"] = sha256(rows.encode())
+            found["selection.json"] = sha256((self.workdir / "selection.json").read_bytes())
+            for record in (self.workdir / "checkpoints").glob("[0-9]*/record/metadata"):
+                digests = json.loads(record.read_text())["digests"]["params"]
+                found[str(record.relative_to(self.workdir))] = json.dumps(digests, sort_keys=True)
+        return found
 
 
 def sha256(content: bytes) -> str:
@@ -230,78 +214,60 @@ def sha256(content: bytes) -> str:
 
 
 def kind_of_file(path: str) -> str:
-    """The path without what differs between files of one kind."""
-    for pattern, name in (
-        (r"(checkpoints)/\d+", r"\1/STEP"), (r"/d/[0-9a-f]{32}", "/d/DATA"), (r"[0-9a-f]{32}", "HASH"),
-        (r"tensorboard/.*", "tensorboard/EVENTS"), (r"ocdbt.process_\d+", "ocdbt.process_N"),
-        (r"\b\d+\.txt(\.\d{6})?", "INPUT"), (r"\.\d+\.\w{8}\.tmp", ".TMP"),
-    ):  # fmt: skip
+    """Return the path without what differs between files of one kind."""
+    for pattern, name in KINDS_OF_FILES:
         path = re.sub(pattern, name, path)
     return path
 
 
-# Trials.
+def observe(world: World) -> tuple[dict[tuple[str, str], Ended], dict[str, dict[str, str]]]:
+    """Make the states. Return what each command does in a state without a fault, and what it makes."""
+    found: dict[tuple[str, str], Ended] = {}
+    expected: dict[str, dict[str, str]] = {}
+
+    def clean(state: str, command: str, fault: Fault | None = None, code: int = 0) -> None:
+        found[state, command] = ended = world.run(command, fault, record_all=True)
+        assert ended.code == code, f"{command} ends with {ended.code} instead of {code}:\n{ended.output}"
+
+    world.trial.mkdir()
+    world.keep("fresh")
+    for state, command in (("fresh", "train"), ("finished", "export"), ("finished", "evaluate"), ("finished", "embed")):
+        clean(state, command)
+        expected[command] = world.outcome(command)
+    world.keep("finished")
+    first_save = min(number for number, _, path in found["fresh", "train"].operations if "checkpoints/" in path)
+    world.restore("fresh")
+    clean("begun", "train", Fault(signal.SIGTERM, operation=first_save), code=130)  # stops with everything saved
+    world.keep("begun")
+    clean("begun", "train")
+    assert world.outcome("train") == expected["train"], "a run that was stopped does not end as one that was not"
+    return found, expected
 
 
-class Trial(NamedTuple):
-    """Faults of a command's runs before the one that must end well, and files that are damaged before that one."""
-
-    kind: str
-    state: str  # what the folder holds before
-    command: str
-    faults: tuple[Fault, ...] = ()
-    damaged: tuple[str, ...] = ()
-
-
-def trials(
-    kind: str, observed: Mapping[tuple[str, str], Ended], files: Mapping[str, Sequence[str]], chance: random.Random
-) -> Iterator[Trial]:
-    """Faults of a kind without end, spread evenly over commands, kinds of file and moments of computing."""
-    checkpoints = [path for path in files.get("begun", ()) if "workdir/checkpoints/" in path]
-    of_training = [
-        path for path in files["finished"] if re.match(r"workdir/(checkpoints|encoder|metrics|start|generator)", path)
-    ]
-    while True:
-        if kind in DAMAGES:
-            yield from damages(kind, files["finished"], chance)
-        elif kind == "two at once":
-            begun = observed["begun", "train"].operations
-            saving = [number for number, _, path in begun if "checkpoints/" in path]
-            kill, full = (Fault(*what, chance.choice(saving)) for what in ((signal.SIGKILL, 0), (0, errno.ENOSPC)))
-            yield Trial(kind, "begun", "train", (kill,), (chance.choice(checkpoints),))
-            yield Trial(kind, "begun", "train", (full, Fault(signal.SIGTERM, 0, full.operation)))
-            yield Trial(kind, "finished", "train", (), tuple(chance.sample(of_training, 2)))
-        else:
-            yield from process_faults(kind, observed, chance)
-
-
-def process_faults(kind: str, observed: Mapping[tuple[str, str], Ended], chance: random.Random) -> Iterator[Trial]:
-    places: dict[tuple[str, str], dict[str, list[Fault]]]  # by state and command, and by kind of file
-    places = collections.defaultdict(lambda: collections.defaultdict(list))
-    what = (SIGNALS.get(kind, 0), ERRORS.get(kind, 0))
-    for (state, command), ended in observed.items():
-        if kind == "SIGTERM" and command != "train":
-            continue  # only training listens to SIGTERM; to others it is what SIGKILL is
-        for number, name, path in ended.operations:
-            needs_room = re.match("p?write|mkdir|f?data?sync|sendfile|copy|link", name)
-            if kind != "disk full" or needs_room:
-                places[state, command][kind_of_file(path)].append(Fault(*what, number))
-        if kind in SIGNALS and ended.operations:
-            moments = [chance.random() * ended.seconds for _ in range(20)]
-            places[state, command]["computing"] = [Fault(*what, seconds=moment) for moment in moments]
-    while True:
-        for state, command in sorted(places, key=lambda _: chance.random()):
-            yield Trial(kind, state, command, (chance.choice(chance.choice([*places[state, command].values()])),))
-
-
-def damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[Trial]:
-    """Damaged files, by turns of all kinds, with a state and a command that reads them."""
+def make_trial(world: World, kind: str, observed: Mapping[tuple[str, str], Ended], chance: random.Random) -> Trial:
+    """Return a random trial of a kind, with equal chances for each command and for each kind of file."""
+    kept = {state: world.base / "kept" / state for state in ("begun", "finished")}
+    files = {
+        state: sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        for state, folder in kept.items()
+    }
+    if kind == "two at once":
+        saving = [number for number, _, path in observed["begun", "train"].operations if "checkpoints/" in path]
+        kill = Fault(signal.SIGKILL, operation=chance.choice(saving))
+        full = Fault(error=errno.ENOSPC, operation=chance.choice(saving))
+        checkpoint = chance.choice([path for path in files["begun"] if "workdir/checkpoints/" in path])
+        of_training = [path for path in files["finished"] if re.match(r"workdir/(checkpoints|encoder|metrics)", path)]
+        return chance.choice([
+            Trial(kind, "begun", "train", [kill], [checkpoint]),
+            Trial(kind, "begun", "train", [full, Fault(signal.SIGTERM, operation=full.operation)]),
+            Trial(kind, "finished", "train", [], chance.sample(of_training, 2)),
+        ])  # fmt: skip
     by_kind = collections.defaultdict(list)
-    for path in files:
-        if not path.endswith(".parquet"):  # no command here reads them
-            by_kind[kind_of_file(path)].append(path)
-    for name in sorted(by_kind, key=lambda _: chance.random()):
-        path = chance.choice(by_kind[name])
+    if kind in ("flipped bit", "cut off"):
+        for path in files["finished"]:
+            if not path.endswith(".parquet"):  # no command here reads them
+                by_kind[kind_of_file(path)].append(path)
+        path = chance.choice(by_kind[chance.choice(sorted(by_kind))])
         readers = [("finished", "train")]
         if path.startswith("workdir/export"):
             readers = [("finished", "evaluate")]
@@ -309,146 +275,110 @@ def damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[
             readers = [("finished", "embed")]
         elif path.startswith("workdir") and not re.search(r"checkpoints|selection|report", path):
             readers = [("begun", "train"), *readers, ("finished", "export")]
-        yield Trial(kind, *chance.choice(readers), damaged=(path,))
+        return Trial(kind, *chance.choice(readers), damaged=[path])
+    # Only training listens to SIGTERM; to other commands it is what SIGKILL is.
+    state, command = chance.choice([place for place in observed if kind != "SIGTERM" or place[1] == "train"])
+    ended, what = observed[state, command], (SIGNALS.get(kind, 0), ERRORS.get(kind, 0))
+    for number, name, path in ended.operations:
+        if kind != "disk full" or re.match("p?write|mkdir|f?data?sync|sendfile|copy|link", name):
+            by_kind[kind_of_file(path)].append(Fault(*what, number))
+    if kind in SIGNALS:
+        by_kind["computing"] = [Fault(*what, seconds=chance.random() * ended.seconds)]
+    return Trial(kind, state, command, [chance.choice(by_kind[chance.choice(sorted(by_kind))])])
 
 
-@dataclasses.dataclass
-class Verdict:
-    """How a trial ended: `identical`, or `told` if one paragraph came first; problems with what was seen."""
+def judge(world: World, trial: Trial, expected: Mapping[str, str], chance: random.Random) -> None:
+    """Carry out a trial, from its state to the end that it must have, and write down how it ended."""
 
-    trial: Trial
-    ending: str = "identical"
-    problems: dict[str, str] = dataclasses.field(default_factory=dict)
-    where: str = ""
-    fired: bool = True  # the fault did happen
-
-
-class Judge:
-    """Runs trials and compares their outcomes with those without faults."""
-
-    def __init__(self, world: World, seed: int):
-        self._world, self._chance = world, random.Random(seed)
-        self._expected: dict[str, dict[str, str]] = {}
-
-    def observe(self) -> dict[tuple[str, str], Ended]:
-        """Make the states and learn what each command does and gives without a fault."""
-        world, found = self._world, {}
-        world.trial.mkdir()
-
-        def observe(state: str, *commands: str) -> None:
-            for command in commands:
-                found[state, command] = self._clean(command)
-                self._expected[command] = outcome(world, command)
-
-        world.keep("fresh")
-        observe("fresh", "train")
-        observe("finished", "export", "evaluate", "embed")
-        world.keep("finished")
-        uninterrupted = self._expected["train"]
-        saving = [number for number, _, path in found["fresh", "train"].operations if "checkpoints/" in path]
-        world.restore("fresh")
-        self._clean("train", Fault(signal.SIGTERM, operation=saving[0]), code=130)  # stops with everything saved
-        world.keep("begun")
-        observe("begun", "train")
-        assert self._expected["train"] == uninterrupted, "a run that was stopped does not end as one that was not"
-        return found
-
-    def _clean(self, command: str, fault: Fault | None = None, *, code: int = 0) -> Ended:
-        ended = run(self._world, command, fault, record_all=True)
-        assert ended.code == code, f"{command} ends with {ended.code} instead of {code}:\n{ended.output}"
-        return ended
-
-    def judge(self, trial: Trial) -> Verdict:
-        """Carry out one trial, from its state to the end that it must have."""
-        verdict, world = Verdict(trial, where=", ".join(map(kind_of_file, trial.damaged))), self._world
-        self._begin(trial)
-        printed = ""
-        for fault in trial.faults:
-            ended = run(world, trial.command, fault)
-            while fault.seconds > 0.001 and ended.code == 0:  # done before: a process that has compiled is faster
-                fault = fault._replace(seconds=fault.seconds / 3)
-                self._begin(trial)
-                ended = run(world, trial.command, fault)
-            printed += ended.output
-            self._judge_fault(verdict, fault, ended)
-        names = [path.name for path in (world.workdir / "checkpoints").glob("*")]
-        checkpoints = sorted(int(name) for name in names if name.isdecimal())
-        intact = {path: self._damage(trial.kind, world.trial / path) for path in trial.damaged}
-        ended = run(world, trial.command)
-        self._judge_message(verdict, ended)
-        printed += ended.output
-        if ended.code == 2 and intact:
-            verdict.ending = "told"
-            for path, content in intact.items():
-                (world.trial / path).parent.mkdir(parents=True, exist_ok=True)
-                (world.trial / path).write_bytes(content)
-            ended = run(world, trial.command)
-            printed += ended.output
-        if ended.code != 0:
-            verdict.problems["hung" if ended.code is None else "lost"] = f"{ended.code}: {ended.output[-900:]}"
-            return verdict
-        self._judge_outcome(verdict, printed)
-        resumed = re.findall(r"resumed at step (\d+)", ended.output)
-        if trial.command == "train" and checkpoints and not trial.damaged and resumed != [str(checkpoints[-1])]:
-            verdict.problems["lost"] = f"resumed at {resumed} with checkpoints {checkpoints}"
-        return verdict
-
-    def _begin(self, trial: Trial) -> None:
-        world = self._world
+    def begin() -> None:
         world.restore(trial.state)
-        if trial.faults and trial.command in OUTPUTS and self._chance.random() < 0.7:  # else there is an earlier one
+        if trial.faults and trial.command in OUTPUTS and has_no_output:  # otherwise there is an earlier one
             output = world.trial / OUTPUTS[trial.command]
             output.unlink() if output.is_file() else shutil.rmtree(output)
 
-    def _judge_fault(self, verdict: Verdict, fault: Fault, ended: Ended) -> None:
-        """Judge the run that the fault happened to."""
-        if ended.operations:
-            verdict.where = f"{ended.operations[-1][1]} {kind_of_file(ended.operations[-1][2])}"
-        else:
-            verdict.where = f"after {fault.seconds:.2f} s"
-        self._judge_message(verdict, ended)
-        if ended.code == 0:
-            verdict.fired = bool(ended.operations)
-        elif ended.code is None:
-            verdict.problems["hung"] = ended.output[-900:]
-        elif ended.code not in ((-fault.signal, 130) if fault.signal else (2,)):
-            verdict.problems.setdefault("unclear", f"{ended.code}: {ended.output[-900:]}")
-        elif ended.code == 2:
-            verdict.ending = "told"
-
-    def _judge_message(self, verdict: Verdict, ended: Ended) -> None:
+    def check_message(ended: Ended) -> None:
         """Look for tracebacks, and for an error of more or less than one paragraph."""
         if re.search(r"Traceback|Exception ignored|Fatal Python error|terminate called", ended.output):
-            verdict.problems["traceback"] = ended.output[-2500:]
+            trial.problems["traceback"] = ended.output[-2500:]
         errors = re.findall(r"^error: .*", ended.output, re.MULTILINE)
         if ended.code == 2 and (len(errors) != 1 or len(ended.output[ended.output.index(errors[0]) :]) > 2000):
-            verdict.problems["unclear"] = ended.output[-1500:]
+            trial.problems["unclear"] = ended.output[-1500:]
 
-    def _judge_outcome(self, verdict: Verdict, printed: str) -> None:
-        trial, expected = verdict.trial, self._expected[verdict.trial.command]
-        try:
-            found = outcome(self._world, trial.command)
-            differing = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
-        except (OSError, ValueError, KeyError) as error:
-            differing = {repr(error)}
-        damaged = {Path(path).name for path in trial.damaged}
-        if differing and differing <= damaged and all(name in printed for name in [*differing, "warning: "]):
-            verdict.ending = "told"  # a damaged file that nothing depends on is named, and stays damaged
-        elif differing:
-            verdict.problems["silent" if trial.damaged else "lost"] = f"differ: {sorted(differing)[:5]}"
-        partial = re.compile(r"tmp$|\.tmp[.-]|\.old$|(^|/)\.[^/]+\.[0-9a-f]{32}$")
-        paths = (str(path.relative_to(self._world.trial)) for path in self._world.trial.rglob("*"))
-        if left := [path for path in paths if partial.search(path)]:
-            verdict.problems["left over"] = ", ".join(left[:5])
+    has_no_output, printed = chance.random() < 0.7, ""
+    trial.where = ", ".join(map(kind_of_file, trial.damaged))
+    begin()
+    for fault in trial.faults:
+        ended = world.run(trial.command, fault)
+        while fault.seconds > 0.001 and ended.code == 0:  # done before: a process that has compiled is faster
+            fault = fault._replace(seconds=fault.seconds / 3)
+            begin()
+            ended = world.run(trial.command, fault)
+        printed += ended.output
+        trial.where = f"after {fault.seconds:.2f} s"
+        if ended.operations:
+            trial.where = f"{ended.operations[-1][1]} {kind_of_file(ended.operations[-1][2])}"
+        check_message(ended)
+        if ended.code == 0:
+            trial.happened = bool(ended.operations)
+        elif ended.code is None:
+            trial.problems["hung"] = ended.output[-900:]
+        elif ended.code not in ((-fault.signal, 130) if fault.signal else (2,)):
+            trial.problems.setdefault("unclear", f"{ended.code}: {ended.output[-900:]}")
+        elif ended.code == 2:
+            trial.ending = "told"
+    checkpoints = [int(path.name) for path in (world.workdir / "checkpoints").glob("*") if path.name.isdecimal()]
+    intact = {path: damage(world.trial / path, trial.kind, chance) for path in trial.damaged}
+    ended = world.run(trial.command)
+    check_message(ended)
+    printed += ended.output
+    if ended.code == 2 and intact:
+        trial.ending = "told"
+        for path, content in intact.items():
+            (world.trial / path).parent.mkdir(parents=True, exist_ok=True)
+            (world.trial / path).write_bytes(content)
+        ended = world.run(trial.command)
+        printed += ended.output
+    if ended.code != 0:
+        trial.problems["hung" if ended.code is None else "lost"] = f"{ended.code}: {ended.output[-900:]}"
+        return
+    resumed = re.findall(r"resumed at step (\d+)", ended.output)
+    if trial.command == "train" and checkpoints and not trial.damaged and resumed != [str(max(checkpoints))]:
+        trial.problems["lost"] = f"resumed at {resumed} with checkpoints {checkpoints}"
+    try:
+        found = world.outcome(trial.command)
+        differing = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
+    except (OSError, ValueError, KeyError) as error:
+        differing = {repr(error)}
+    damaged = {Path(path).name for path in trial.damaged}
+    if differing and differing <= damaged and all(name in printed for name in [*differing, "warning: "]):
+        trial.ending = "told"  # a damaged file that nothing depends on is named, and stays damaged
+    elif differing:
+        trial.problems["silent" if trial.damaged else "lost"] = f"differ: {sorted(differing)[:5]}"
+    partial = re.compile(r"tmp$|\.tmp[.-]|\.old$|(^|/)\.[^/]+\.[0-9a-f]{32}$")
+    paths = (str(path.relative_to(world.trial)) for path in world.trial.rglob("*"))
+    if left := [path for path in paths if partial.search(path)]:
+        trial.problems["left over"] = ", ".join(left[:5])
 
-    def _damage(self, kind: str, file: Path) -> bytes:
-        """Flip a bit of a file, or cut it off. Return what it was."""
-        content = file.read_bytes() if file.is_file() else b""
-        if content:
-            at = self._chance.randrange(len(content))
-            flipped = bytes([content[at] ^ 1 << self._chance.randrange(8)])
-            file.write_bytes(content[:at] if kind == "cut off" else content[:at] + flipped + content[at + 1 :])
-        return content
+
+def damage(file: Path, kind: str, chance: random.Random) -> bytes:
+    """Flip a bit of a file, or cut it off. Return what it was."""
+    content = file.read_bytes() if file.is_file() else b""
+    if content:
+        at = chance.randrange(len(content))
+        flipped = bytes([content[at] ^ 1 << chance.randrange(8)])
+        file.write_bytes(content[:at] if kind == "cut off" else content[:at] + flipped + content[at + 1 :])
+    return content
+
+
+def load_library(folder: Path) -> None:
+    """Compile the library and start this program again with it, unless that is done."""
+    if "DIFFCSE_FAULTY_FILES" in os.environ:
+        return
+    source, library = Path(__file__).with_name("faulty_files.c"), folder / "faulty_files.so"
+    command = [shutil.which("cc") or "gcc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lrt"]
+    subprocess.run(command, check=True)
+    os.environ |= {"DIFFCSE_FAULTY_FILES": str(library), "LD_PRELOAD": str(library)}
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def main() -> int:
@@ -456,55 +386,36 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200, help="faults (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="of their choice (default: 0)")
     parser.add_argument("--workdir", type=Path, required=True, help="a folder for the runs; it is emptied")
-    parser.add_argument("--output", type=Path, help="a JSON file for the counts and all trials")
+    parser.add_argument("--output", type=Path, help="a JSON file for all trials")
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
     load_library(options.workdir)
     world = World(options.workdir.resolve())
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(world.base / "compiled")
-    for name in ("api", "cli", "apps.embed", "evaluation.geometry", "evaluation.runner"):  # so that no worker has to
+    for name in ("api", "cli", "apps.embed", "evaluation.geometry", "evaluation.runner"):  # so that no process has to
         importlib.import_module(f"diffcse_jax.{name}")
     for name in ("inputs", "trial", "kept"):
         shutil.rmtree(world.base / name, ignore_errors=True)
-    make_inputs(world.inputs)
-    judge = Judge(world, options.seed)
-    observed = judge.observe()
-    files = {
-        state.name: sorted(str(path.relative_to(state)) for path in state.rglob("*") if path.is_file())
-        for state in (world.base / "kept").iterdir()
-    }
-    chance, chosen = random.Random(options.seed), []
-    for kind, share in SHARES.items():
-        source = trials(kind, observed, files, chance)
-        chosen += [next(source) for _ in range(max(1, round(share * options.count / sum(SHARES.values()))))]
-    chance.shuffle(chosen)
-    verdicts: list[Verdict] = []
-    for number, trial in enumerate(chosen, 1):
-        verdicts.append(verdict := judge.judge(trial))
-        ending = verdict.ending if verdict.fired else "did not happen"
-        problems = "".join(f"\n    {name}: {text}" for name, text in verdict.problems.items())
-        where = f"{trial.kind} ({trial.state} {trial.command}: {verdict.where})"
-        print(f"{number}/{len(chosen)} {where}: {ending}{problems}", flush=True)
-        found = document(verdicts, options.seed)
+    world.make_inputs()
+    observed, expected = observe(world)
+    chance = random.Random(options.seed)
+    counts = [-(-share * options.count // 200) for share in SHARES.values()]
+    kinds = chance.sample([*SHARES], options.count, counts=counts)
+    trials: list[Trial] = []
+    for number, kind in enumerate(kinds, 1):
+        trials.append(trial := make_trial(world, kind, observed, chance))
+        judge(world, trial, expected[trial.command], chance)
+        ending = trial.ending if trial.happened else "did not happen"
+        problems = "".join(f"\n    {name}: {text}" for name, text in trial.problems.items())
+        where = f"{trial.kind} ({trial.state} {trial.command}: {trial.where})"
+        print(f"{number}/{options.count} {where}: {ending}{problems}", flush=True)
         if options.output:
-            options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(found["faults"], "faults:", found["ended"], "problems:", found["problems"])
-    return 1 if any(verdict.problems for verdict in verdicts) else 0
-
-
-def document(verdicts: Sequence[Verdict], seed: int) -> dict[str, Any]:
-    """The counts and all trials, for a JSON file."""
-    happened = [verdict for verdict in verdicts if verdict.fired]
-    counts = collections.Counter((each.trial.command, each.trial.kind, each.ending) for each in happened)
-    return {
-        "command": f"python tests/faults.py --count {len(verdicts)} --seed {seed}",
-        "versions": {name: version(name) for name in ("jax", "orbax-checkpoint", "tensorstore", "pyarrow")},
-        "faults": len(happened),
-        "ended": dict(collections.Counter(verdict.ending for verdict in happened)),
-        "problems": {name: sum(name in verdict.problems for verdict in happened) for name in PROBLEMS},
-        "counts": [{"command": c, "kind": k, "ended": e, "n": n} for (c, k, e), n in sorted(counts.items())],
-        "trials": [dataclasses.asdict(verdict) for verdict in verdicts],
-    }
+            options.output.write_text(json.dumps([dataclasses.asdict(each) for each in trials], indent=1) + "\n")
+    happened = [trial for trial in trials if trial.happened]
+    endings = collections.Counter(trial.ending for trial in happened)
+    problems = collections.Counter(name for trial in happened for name in trial.problems)
+    print(f"{len(happened)} faults: {dict(endings)}, problems: {dict(problems)}")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

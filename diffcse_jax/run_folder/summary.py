@@ -127,38 +127,33 @@ class Run:
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Read the runs in these folders."""
-    workdirs = [_run_folder(expand_path(path)) for path in paths]
-    if repeated := [str(folder) for index, folder in enumerate(workdirs) if folder in workdirs[:index]]:
-        raise ConfigError(f"{repeated[0]} is named twice. Name each run once")
-    return [_read_run(workdir, label) for workdir, label in zip(workdirs, labels(workdirs), strict=True)]
+    workdirs = []
+    for path in map(expand_path, paths):
+        workdir = find_run(path) or find_run(path.parent)  # the parent of an export is its run
+        if workdir is None:
+            raise CheckpointError(f"{path} is not the folder of a run (it has no config.json of a run)")
+        if workdir in workdirs:
+            raise ConfigError(f"{workdir} is named twice. Name each run once")
+        workdirs.append(workdir)
+    parts = [workdir.absolute().parts for workdir in workdirs]
+    length = 2 if any(each[-1].startswith("seed-") for each in parts) else 1
+    while len({each[-length:] for each in parts}) < len(parts):  # labels are the shortest ends of paths that differ
+        length += 1
+    return [_read_run(workdir, "/".join(each[-length:])) for workdir, each in zip(workdirs, parts, strict=True)]
 
 
 def _read_run(workdir: Path, label: str) -> Run:
-    rows = [
-        {name: value for name, value in row.items() if math.isfinite(value)}
-        for row in records.read_metrics(workdir)
-        if math.isfinite(row["step"])
-    ]
     scored = (read_results(workdir / name) for name in RESULTS if (workdir / name).is_file())
     return Run(
         label,
         workdir,
         read_config(workdir),
-        rows,
+        [{name: value for name, value in row.items() if math.isfinite(value)} for row in records.read_metrics(workdir)],
         records.read_baseline(workdir),
         records.read_selection(workdir),
         records.read_starts(workdir),
         results=next(filter(None, scored), []),
     )
-
-
-def labels(workdirs: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that differ; a seed's folder always with its parent."""
-    parts = [folder.absolute().parts for folder in workdirs]
-    length = 2 if any(each[-1].startswith("seed-") for each in parts) else 1
-    while length < max(map(len, parts)) and len({each[-length:] for each in parts}) < len(parts):
-        length += 1
-    return [Path(*each[-length:]).as_posix() for each in parts]
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -172,9 +167,3 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 def readable(metric: str) -> str:
     """Return a metric's name for people."""
     return metric.removeprefix("dev/").replace("_", " ")
-
-
-def _run_folder(path: Path) -> Path:
-    if found := find_run(path) or find_run(path.parent):  # the parent of an export is its run
-        return found
-    raise CheckpointError(f"{path} is not the folder of a run (it has no config.json of a run)")
