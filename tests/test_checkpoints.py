@@ -105,20 +105,6 @@ def test_scores_on_other_data_are_not_compared(changed, what, two_checkpoints):
         opened_.restore(state_of(0))
 
 
-@pytest.mark.parametrize(
-    ("moments", "problem"),
-    [
-        ({"encoder.bias": jnp.zeros(299)}, r"opt_state/1/mu/encoder\.bias has shape \(300,\), not \(299,\)"),
-        ({"decoder.bias": jnp.zeros(300)}, r"'opt_state/1/mu/decoder\.bias'"),
-    ],
-)
-def test_the_state_of_another_model_is_refused(moments, problem, two_checkpoints):
-    other = state_of(0)._replace(opt_state=({}, {"count": jnp.int32(0), "mu": moments}))
-    message = rf"cannot read the checkpoint .*/checkpoints/2 \(.*Error: {problem}\)"
-    with pytest.raises(CheckpointError, match=message), opened(two_checkpoints) as checkpoints:
-        checkpoints.restore(other)
-
-
 def flip_bits(step: Path, item: str) -> None:
     """Flips a bit in the middle of every file with data of an item's arrays."""
     data = [file for file in (step / item).rglob("d/*") if file.stat().st_size > 300]
@@ -178,13 +164,12 @@ assert sys.unraisablehook is before
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_using_checkpoints_leaves_logging_and_hooks_alone(two_checkpoints, tmp_path, monkeypatch):
+def test_using_checkpoints_leaves_logging_and_hooks_alone(two_checkpoints, monkeypatch):
     monkeypatch.setattr(logging.getLogger("absl"), "filters", [])
     monkeypatch.setattr(sys, "unraisablehook", before := lambda unraisable: None)
-    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
-    with opened(workdir):
+    with opened(two_checkpoints):
         assert logging.getLogger("absl").filters
-    read_arrays(workdir / "checkpoints" / "1", ["params"])
+    read_arrays(two_checkpoints / "checkpoints" / "1", ["params"])
     assert sys.unraisablehook is before
     assert not logging.getLogger("absl").filters
 

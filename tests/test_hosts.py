@@ -1,7 +1,5 @@
 """Several processes on this machine train like one, through the public command."""
 
-import contextlib
-import itertools
 import os
 import re
 import signal
@@ -13,15 +11,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from unittest import mock
 
-import jax
 import pytest
 from test_sts import write_stsb
 from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import hosts
-from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.run_folder.folder import held
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.saved_encoder import read_encoder
@@ -158,24 +153,6 @@ def test_what_the_first_process_refuses_ends_all(tmp_path, arguments):
     assert all(f"run is in use by process {os.getpid()} on host" in output for output in outputs), outputs
 
 
-@pytest.mark.parametrize("error", [None, DataError("no such text")])
-def test_the_first_process_decides_for_all(error, monkeypatch):
-    """Two processes, one after the other in this one; the second reads what the first has stored."""
-    value, store = {"metric": "ü", "numbers": [1, 0.1]}, {}
-    decide = mock.Mock(return_value=value, side_effect=error)
-    client = mock.Mock(key_value_set=store.__setitem__, key_value_delete=store.__delitem__)
-    client.blocking_key_value_get = lambda key, _: store[key]
-    monkeypatch.setattr(hosts._distributed_state(), "client", client)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    for index, first in ((0, 0), (1, 0), (0, 1)):
-        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        monkeypatch.setattr(hosts, "_decision_numbers", itertools.count(first))
-        with pytest.raises(DataError, match="no such text") if error else contextlib.nullcontext():
-            assert hosts.decided_by_first(decide) == value
-    assert decide.call_count == 2  # never on the second process
-    assert len(store) == 1  # earlier decisions are forgotten
-
-
 def test_private_state_of_jax_is_read_in_one_place():
     assert sum(file.read_text().count("jax._src") for file in (REPOSITORY / "diffcse_jax").rglob("*.py")) == 1
 
@@ -187,19 +164,6 @@ def test_quiet_leaves_warnings(capsys, monkeypatch):
         hosts.log_line("notice")
         hosts.log_line("warning: low")
         assert capsys.readouterr().err.splitlines() == printed
-
-
-def test_the_environment_numbers_the_processes(monkeypatch):
-    monkeypatch.delenv("JAX_PROCESS_ID", raising=False)
-    monkeypatch.delenv("JAX_NUM_PROCESSES", raising=False)
-    assert hosts.process_from_environment() is None
-    monkeypatch.setenv("JAX_PROCESS_ID", "2")
-    for count in ("", "2", "two"):
-        monkeypatch.setenv("JAX_NUM_PROCESSES", count)
-        with pytest.raises(ConfigError, match=f"JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES={count}: expected a number"):
-            hosts.process_from_environment()
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
-    assert hosts.process_from_environment() == (2, 3)
 
 
 def check_same(workdir: Path, expected: Path) -> None:
