@@ -127,14 +127,16 @@ def synthetic_store(size: str, folder: Path, sentences: int, length: int, seed: 
     offsets = np.concatenate([[0], np.cumsum(synthetic_lengths(rng, sentences, length))])
     folder.mkdir(parents=True)
     np.save(folder / "offsets.npy", offsets)
-    token_ids = np.lib.format.open_memmap(folder / "token_ids.npy", "w+", np.uint16, (int(offsets[-1]),))
+    token_ids = np.memmap(folder / "token_ids", np.uint16, "w+", shape=(int(offsets[-1]),))
     for first in range(0, sentences, BLOCK):
         start, end = offsets[first], offsets[min(first + BLOCK, sentences)]
         token_ids[start:end] = rng.integers(FIRST_WORD, ENCODERS[size]["vocab_size"], end - start, dtype=np.uint16)
     token_ids[offsets[:-1]] = CLS
     token_ids[offsets[1:] - 1] = SEP
     token_ids.flush()
-    (folder / "meta.json").write_text(json.dumps({"columns": ["text"], "max_length": length, "note": ""}))
+    (folder / "meta.json").write_text(
+        json.dumps({"columns": ["text"], "max_length": length, "note": "", "dtype": "uint16"})
+    )
     return TokenStore(folder)
 
 

@@ -133,9 +133,11 @@ def store_of(folder: Path) -> TokenStore:
     """Write sentences of 3 to 12 random tokens."""
     rng = np.random.default_rng(0)
     sentences = [[CLS, *rng.integers(UNK + 1, len(NAMES), size), SEP] for size in rng.integers(1, LONGEST - 1, 40)]
-    np.save(folder / "token_ids.npy", np.concatenate(sentences).astype(np.uint16))
+    np.concatenate(sentences).astype(np.uint16).tofile(folder / "token_ids")
     np.save(folder / "offsets.npy", np.cumsum([0, *map(len, sentences)]))
-    (folder / "meta.json").write_text(json.dumps({"columns": ["sentence"], "max_length": LONGEST, "note": ""}))
+    (folder / "meta.json").write_text(
+        json.dumps({"columns": ["sentence"], "max_length": LONGEST, "note": "", "dtype": "uint16"})
+    )
     return TokenStore(folder)
 
 

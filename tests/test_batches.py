@@ -44,11 +44,16 @@ def small_sample(monkeypatch):
 def store_of(folder: Path, lengths: np.ndarray, documents: list[int] | None = None) -> TokenStore:
     """Write examples with these lengths by column. Each token of example `i` is `i`."""
     folder.mkdir(exist_ok=True)
-    np.save(folder / "token_ids.npy", np.arange(len(lengths)).repeat(lengths.sum(axis=1)).astype(np.uint16))
+    np.arange(len(lengths)).repeat(lengths.sum(axis=1)).astype(np.uint16).tofile(folder / "token_ids")
     np.save(folder / "offsets.npy", np.concatenate([[0], lengths.ravel().cumsum()]))
     if documents:
         np.save(folder / "document_starts.npy", np.cumsum([0, *documents[:-1]]))
-    meta = {"columns": ["sentence", "positive"][: lengths.shape[1]], "max_length": LONGEST, "note": ""}
+    meta = {
+        "columns": ["sentence", "positive"][: lengths.shape[1]],
+        "max_length": LONGEST,
+        "note": "",
+        "dtype": "uint16",
+    }
     (folder / "meta.json").write_text(json.dumps(meta))
     return TokenStore(folder)
 

@@ -165,7 +165,7 @@ def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, damage):
     DAMAGE[damage](folder)
     capsys.readouterr()
     store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    assert f"is damaged or missing; making {folder} again" in capsys.readouterr().err
+    assert f"Building {folder} again" in capsys.readouterr().err
     assert store.token_ids.tolist() == ids_of("one two", 8) + ids_of("three", 8)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
@@ -175,9 +175,9 @@ def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, damage):
 def test_a_text_that_changes_meanwhile_or_is_bad_leaves_nothing(tmp_path, monkeypatch):
     corpus, write_arrays = corpus_of(tmp_path / "a.jsonl", [("one",)]), token_store._write_arrays
 
-    def changed(*arguments) -> None:
+    def changed(*arguments) -> np.dtype:
         corpus_of(tmp_path / "a.jsonl", [("two",)])
-        write_arrays(*arguments)
+        return write_arrays(*arguments)
 
     monkeypatch.setattr(token_store, "_write_arrays", changed)
     with pytest.raises(DataError, match=r"a\.jsonl changed while it was read\. Start again"):
@@ -195,10 +195,10 @@ def test_several_processes_of_a_host_build_a_store_once(tmp_path, monkeypatch):
     corpus, cache = corpus_of(tmp_path / "a.jsonl", [("one",), ("two three",)]), tmp_path / "cache"
     write_arrays, built = token_store._write_arrays, []
 
-    def slow(*arguments) -> None:
+    def slow(*arguments) -> np.dtype:
         built.append(1)
         time.sleep(0.2)
-        write_arrays(*arguments)
+        return write_arrays(*arguments)
 
     monkeypatch.setattr(token_store, "_write_arrays", slow)
     threads = [threading.Thread(target=build_or_open, args=(corpus, word_tokenizer(), 8, cache)) for _ in range(3)]
@@ -232,7 +232,7 @@ def test_a_store_gets_its_name_when_its_content_is_on_disk(tmp_path, monkeypatch
     monkeypatch.setattr("diffcse_jax.io.sync", lambda path: synced.append(path.name))
 
     def renamed(path: Path, target: Path) -> Path:
-        assert {"meta.json", "offsets.npy", "token_ids.npy", path.name} == set(synced)
+        assert {"meta.json", "offsets.npy", "token_ids", path.name} == set(synced)
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", renamed)

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Integer, Shaped
+from jaxtyping import Float32, Int, Integer, Shaped
 
 from diffcse_jax.batch import Batch, in_blocks, lay_out
 from diffcse_jax.data.augmentation import Augmentation
-from diffcse_jax.data.token_store import Examples, SentenceVectors
+from diffcse_jax.data.token_store import Examples
 
 if TYPE_CHECKING:
     import grain
@@ -132,7 +132,8 @@ class BatchSource:
     augmentation: Augmentation | None = None  # changes second views, as a function of the seed and the batch's number
     prompt_tokens: Sequence[int] = ()  # the number of the prompt's tokens in each column, which no augmentation changes
     pools_prompts: bool = True  # pooling reads the prompts' tokens
-    vectors: Mapping[str, SentenceVectors] = dataclasses.field(default_factory=dict)  # stored embeddings to add
+    # Embeddings to add, by name: a row for each sentence of the store.
+    vectors: Mapping[str, Float32[np.ndarray, "sentences dimension"]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)  # by task: to add
 
     def __post_init__(self) -> None:
@@ -174,7 +175,7 @@ class BatchSource:
             views = views._replace(prompt_tokens=np.tile(prompts, (len(rows), 1)))
         if self.vectors:
             sentences = self.store.sentences(rows)[:, columns]
-            views = views._replace(vectors={name: each.gather(sentences) for name, each in self.vectors.items()})
+            views = views._replace(vectors={name: each[sentences] for name, each in self.vectors.items()})
         if self.labels:
             views = views._replace(labels={name: each[rows] for name, each in self.labels.items()})
         return views._replace(next=following[0]) if following else views

@@ -1,21 +1,21 @@
 """Tokenise a corpus once, into arrays on disk that training maps into memory.
 
-A token store is a folder: `token_ids.npy` (all sentences), `offsets.npy` (where each sentence starts), `meta.json` and,
-for documents, `document_starts.npy` (the first example of each). The folder's name is a hash of everything that
-determines its content. `meta.json` contains the SHA-256 of the arrays, which is checked at each opening.
+A token store is a folder: `token_ids` (of all sentences, without a header), `offsets.npy` (where each sentence starts),
+`meta.json` and, for documents, `document_starts.npy` (the first example of each). The folder's name is a hash of all
+that determines its content. `meta.json` contains the SHA-256 of the arrays, which is checked at each opening.
 """
 
 import hashlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import tokenizers
 import transformers
-from jaxtyping import Float, Float32, Int, Integer
+from jaxtyping import Int, Integer
 
 from diffcse_jax import io
 from diffcse_jax.data.readers import Corpus
@@ -23,7 +23,7 @@ from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, DataError, counted
 from diffcse_jax.hosts import Progress, log_line
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 META = "meta.json"
 BLOCK_ROWS = 1000  # that are tokenised at once
 
@@ -83,25 +83,10 @@ class TokenStore(Examples):
         self.folder, self.name = folder, folder.name  # a hash of the text, the tokenizer and how both were read
         self.columns, self.max_length = tuple(meta["columns"]), meta["max_length"]
         self.note: str = meta["note"]  # what was skipped or left out when the store was built
-        self.token_ids = np.load(folder / "token_ids.npy", mmap_mode="r")
+        self.token_ids = np.memmap(folder / "token_ids", meta["dtype"], mode="r")
         self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
         documents = folder / "document_starts.npy"  # the first example of each document, if the corpus has documents
         self.document_starts: Int[np.ndarray, " documents"] | None = np.load(documents) if documents.exists() else None
-
-
-class SentenceVectors:
-    """Embeddings of all sentences of a text, mapped into memory.
-
-    The folder contains `vectors.npy`, a row per distinct sentence, and `rows.npy`, the row of each sentence.
-    """
-
-    def __init__(self, folder: Path):
-        self._vectors: Float[np.ndarray, "distinct dimension"] = np.load(folder / "vectors.npy", mmap_mode="r")
-        self._rows: Int[np.ndarray, " sentences"] = np.load(folder / "rows.npy", mmap_mode="r")
-
-    def gather(self, sentences: Int[np.ndarray, "B C"]) -> Float32[np.ndarray, "B C dimension"]:
-        """Return the embeddings of sentences, given their numbers (`TokenStore.sentences`)."""
-        return self._vectors[self._rows[sentences]].astype(np.float32, copy=False)
 
 
 def build_or_open(
@@ -124,19 +109,24 @@ def build_or_open(
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
     text = corpus.fingerprint()
-    parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str(), corpus.reading]
-    parts += [list(prompts)] if any(prompts) else []
+    parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str(), corpus.reading, list(prompts)]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
-
-    def build(new: Path) -> dict[str, Any]:
-        _write_arrays(corpus, backend, new, prompts or [""] * len(corpus.columns))
-        if corpus.fingerprint() != text:
-            raise DataError(f"{corpus.name} changed while it was read. Start again once the file is complete")
-        return {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
-
+    built, lock_file = False, folder.with_name(f".{name}.lock")
     with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
-        built = make_arrays(folder, build)
+        if _damage(folder):
+            with io.lock(lock_file, wait=True):
+                if damage := _damage(folder):  # another process may have built it meanwhile
+                    if folder.exists():
+                        print(f"warning: {damage}", file=sys.stderr)  # not log_line: each host has its own disk
+                    with io.replace_dir(folder) as new:
+                        dtype = _write_arrays(corpus, backend, new, prompts or [""] * len(corpus.columns))
+                        if corpus.fingerprint() != text:
+                            raise DataError(f"{corpus.name} changed while it was read. Start again once it is complete")
+                        meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
+                        io.write_sealed(new / META, meta | {"dtype": dtype.name}, [*new.iterdir()])
+                    built = True
+                lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
     size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
     found, note = "tokenised" if built else "found tokens of", f" ({store.note})" if store.note else ""
@@ -147,52 +137,21 @@ def build_or_open(
     return store
 
 
-# Folders of arrays
-
-
-def make_arrays(folder: Path, make: Callable[[Path], dict[str, Any] | None]) -> bool:
-    """Make a folder of arrays unless it is intact, and return whether it was made. One process of a host makes it.
-
-    `make` writes the arrays into a temporary folder and returns further entries of its record, `meta.json`.
-    """
-    if not _damaged(folder):
-        return False
-    lock_file = folder.with_name(f".{folder.name}.lock")
-    with io.lock(lock_file, wait=True):
-        if damaged := _damaged(folder):  # another process may have made it meanwhile
-            if folder.exists():
-                message = f"warning: {folder / damaged} is damaged or missing; making {folder} again"
-                print(message, file=sys.stderr)  # not log_line: each host has its own disk
-            with io.replace_dir(folder) as new:
-                meta = make(new) or {}
-                meta["files"] = io.file_digests(new, new.iterdir())
-                io.write_json(new / META, meta | {"sha256": io.json_digest(meta)})
-        lock_file.unlink(missing_ok=True)
-    return bool(damaged)
-
-
-def _damaged(folder: Path) -> str:
-    """Return the first missing or damaged file of a folder, or an empty string."""
+def _damage(folder: Path) -> str:
+    """Return which file of a store is missing or damaged, or an empty string."""
     try:
-        meta = io.read_json_object(folder / META)
-        digest = meta.pop("sha256")
-        return io.first_changed(folder, meta["files"]) if io.json_digest(meta) == digest else META
-    except (CheckpointError, KeyError):
-        return META
+        io.read_sealed(folder / META, f"Building {folder} again")
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
-def _write_arrays(corpus: Corpus, backend: Any, folder: Path, prompts: Sequence[str]) -> None:
-    id_type = np.dtype(np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32)
+def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, prompts: Sequence[str]) -> np.dtype:
+    """Write the arrays of a store, block by block, and return the type of token ids."""
+    dtype = np.dtype(np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32)
     ends, starts, rows_before, last_document = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)], 0, -1
     corpus_rows = corpus.in_documents()
-    progress = Progress(f"tokenising {corpus.name}", "rows")
-    with (folder / "token_ids.npy").open("wb") as file, progress:
-
-        def write_header(size: int) -> None:  # NumPy pads it, so that its length does not depend on the size
-            header = {"descr": np.lib.format.dtype_to_descr(id_type), "fortran_order": False, "shape": (size,)}
-            np.lib.format.write_array_header_1_0(file, header)
-
-        write_header(0)
+    with (folder / "token_ids").open("wb") as file, Progress(f"tokenising {corpus.name}", "rows") as progress:
         while block := list(itertools.islice(corpus_rows, BLOCK_ROWS)):
             _, documents, rows = zip(*block, strict=True)
             starts.append(rows_before + np.flatnonzero(np.diff([last_document, *documents])))
@@ -201,10 +160,9 @@ def _write_arrays(corpus: Corpus, backend: Any, folder: Path, prompts: Sequence[
             sentences = tokenise(backend, texts).ids
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
-            file.write(np.fromiter(itertools.chain.from_iterable(sentences), id_type, lengths.sum()).tobytes())
+            file.write(np.fromiter(itertools.chain.from_iterable(sentences), dtype, lengths.sum()).tobytes())
             progress.update(len(rows))
-        file.seek(0)
-        write_header(int(ends[-1][-1]))
     np.save(folder / "offsets.npy", np.concatenate(ends))
     if corpus.reading:
         np.save(folder / "document_starts.npy", np.concatenate(starts))
+    return dtype

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float32
 
 from diffcse_jax import hosts
 from diffcse_jax.api import export_with_curves, in_workdir
@@ -15,7 +16,7 @@ from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, TasksMetr
 from diffcse_jax.apps.finetune.tasks import TaskData, read_task
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
-from diffcse_jax.data.token_store import SentenceVectors, build_or_open, make_arrays
+from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder
@@ -34,7 +35,8 @@ from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, res
 from diffcse_jax.training.step import make_optimizer
 from diffcse_jax.training.train import run_training
 
-Stored = Mapping[str, SentenceVectors]  # embeddings of training sentences by the frozen encoder, by task
+Embeddings = Float32[np.ndarray, "sentences dimension"]
+Stored = Mapping[str, Embeddings]  # of training sentences by the frozen encoder, by task
 
 
 def run_finetune(config: Config, workdir: Path) -> str:
@@ -118,7 +120,7 @@ class Tuning:
         heads = f"the heads for {counted(steps, 'step{s}')} on embeddings of the frozen encoder"
         log_line(f"stage 1 of 2: training {heads}")
         frozen = self.start.encoder(config, built.params)
-        stored = {data.name: self._embed(workdir / "vectors", data, frozen) for data in self.tasks}
+        stored = {data.name: self._embed(data, frozen) for data in self.tasks}
         definitions = {head_of(name): built.networks.definitions[head_of(name)] for name in stored}
         params = {name: value for name, value in built.params.items() if name.partition(".")[0] in definitions}
         built = Built(Networks(self.vocabulary, definitions), params, Params())
@@ -127,25 +129,12 @@ class Tuning:
         log_line(f"stage 1 of 2: {verdict.partition(' Exported')[0]}")
         return read_parameters(workdir, None)[0]
 
-    def _embed(self, folder: Path, data: TaskData, frozen: SentenceEncoder) -> SentenceVectors:
-        """Compute the embeddings of a task's training sentences, or open them if the folder has them."""
-        batch_size, length = self.config.eval.batch_size, self.config.data.max_length
-        # Another run may have left its embeddings here, so the name says what they are of.
-        path = folder / f"{data.name}-{json_digest([data.digest(), frozen.fingerprint(), length])[:16]}"
+    def _embed(self, data: TaskData, frozen: SentenceEncoder) -> Embeddings:
+        """Return the embeddings of a task's training sentences."""
         sentences = [text for texts in data.train.texts for text in texts]
-
-        def make(new: Path) -> None:
-            log_line(f"task {data.name}: embedding {counted(len(sentences), 'sentence{s}')}")
-            options: dict[str, Any] = {"max_length": length, "prompt": frozen.prompts.default}
-            np.save(new / "vectors.npy", frozen.encode(sentences, batch_size, show_progress=True, **options))
-            np.save(new / "rows.npy", np.arange(len(sentences)))
-
-        def make_or_find() -> None:
-            with disk_errors(path, safe="The checkpoints are complete."):
-                make_arrays(path, make)
-
-        hosts.decided_by_first(make_or_find)
-        return SentenceVectors(path)
+        log_line(f"task {data.name}: embedding {counted(len(sentences), 'sentence{s}')}")
+        options: dict[str, Any] = {"max_length": self.config.data.max_length, "prompt": frozen.prompts.default}
+        return frozen.encode(sentences, self.config.eval.batch_size, show_progress=True, **options)
 
     def _train(
         self,
