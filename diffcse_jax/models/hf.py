@@ -18,7 +18,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,12 +51,6 @@ _PARTS = {
 _TRAINING_PARTS = ("mlp", "lm_head", "aux_bert", "electra_head", "generator")  # besides the encoder
 _BATCHNORM_PROJECTOR = "mlp.net."  # DiffCSE's
 _DENSE_PROJECTOR = "mlp.dense."  # SimCSE's
-# The last part of a published checkpoint's name, and the pooler that its authors evaluate it with.
-_EVALUATED_WITH = {
-    r"unsup-simcse-(bert|roberta)-(base|large)(-uncased)?": "cls_before_pooler",
-    r"sup-simcse-(bert|roberta)-(base|large)(-uncased)?": "cls",
-    r"diffcse-(bert|roberta)-base(-uncased)?-(sts|trans)": "cls_before_pooler",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +64,6 @@ class Pretrained:
     pooler: Params | None = None
     mlm_head: Params | None = None
     discriminator_head: Params | None = None
-    evaluated_with: str | None = None  # the pooler that the authors of a published checkpoint evaluate it with
     sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
 
     def embedding_size(self, pooler: str) -> int:
@@ -110,16 +103,15 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     config = transformer_config(hf_config, source=str(folder))
     family = families.FAMILIES[config.family]
     stored = read_tensors(folder)
-    evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
-        stored = _encoding_part(stored, family, name_or_path, evaluated_with)
+        stored = _encoding_part(stored, family, name_or_path)
     tensors = {_normalised(name, family): tensor for name, tensor in stored.items()}
-    params: dict[str, Params] = {}
+    params: dict[str, Any] = {}
     problems: list[str] = []
-    used: set[str] = set()
+    unknown = {name for name in tensors if not re.fullmatch(family.ignored, name)}
     for part in _PARTS:
         names = _tensors_of(part, config)
-        used |= names.keys()
+        unknown -= names.keys()
         if part == "transformer" or not tensors.keys().isdisjoint(names):
             params[part] = Params()
         for hf_name, ours in names.items() if part in params else ():
@@ -132,10 +124,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
                 problems.append(f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read")
             else:
                 for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
-                    each = each.T if ours.transposed else each
-                    params[part][name] = np.ascontiguousarray(each, dtype=np.float32)
-    unknown = sorted(name for name in tensors if name not in used and not re.fullmatch(family.ignored, name))
-    problems += [f"unknown: {name}" for name in unknown]
+                    params[part][name] = np.ascontiguousarray(each.T if ours.transposed else each, dtype=np.float32)
+    problems += [f"unknown: {name}" for name in sorted(unknown)]
     if needs_mlm_head:
         if "mlm_head" not in params:
             problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
@@ -147,16 +137,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
         more = [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
         listed = "\n  ".join(problems[:MOST_PROBLEMS] + more)
         raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
-    return Pretrained(
-        folder,
-        hf_config,
-        config,
-        params["transformer"],
-        pooler=params.get("pooler"),
-        mlm_head=params.get("mlm_head"),
-        discriminator_head=params.get("discriminator_head"),
-        evaluated_with=evaluated_with,
-    )
+    return Pretrained(folder, hf_config, config, **params)
 
 
 def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> dict[str, np.ndarray]:
@@ -278,14 +259,6 @@ def _check(config: TransformerConfig, family: Family) -> None:
             raise ValueError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
 
 
-def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str | None:
-    """Return the pooler that a checkpoint's authors evaluate it with, or None if name and tensors do not show it."""
-    if any(name.startswith(_BATCHNORM_PROJECTOR) for name in tensor_names):
-        return "cls_before_pooler"
-    name = name_or_path.partition("@")[0].rstrip("/").rpartition("/")[2]
-    return next((pooler for pattern, pooler in _EVALUATED_WITH.items() if re.fullmatch(pattern, name)), None)
-
-
 def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -344,9 +317,7 @@ def _normalised(name: str, family: Family) -> str:
     return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
 
 
-def _encoding_part(
-    tensors: Mapping[str, np.ndarray], family: Family, name_or_path: str, pooler: str | None
-) -> dict[str, np.ndarray]:
+def _encoding_part(tensors: Mapping[str, np.ndarray], family: Family, name_or_path: str) -> dict[str, np.ndarray]:
     """Return the tensors of a training model that encoding needs, and print which parts are left out."""
     kept: dict[str, np.ndarray] = {}
     left_out = set()
@@ -358,12 +329,9 @@ def _encoding_part(
             left_out.add(part)
         else:
             kept[name] = tensor
-    how = f"Its authors evaluate it with the pooler {pooler}."
-    if pooler is None:
-        how = "They evaluate unsupervised models with the pooler cls_before_pooler, supervised models with cls."
     print(
         f"notice: {name_or_path} was saved by the training code of SimCSE or DiffCSE. "
-        f"Reading its encoder; left out: {', '.join(sorted(left_out)) or 'nothing'}. {how}",
+        f"Reading its encoder; left out: {', '.join(sorted(left_out)) or 'nothing'}",
         file=sys.stderr,
     )
     return kept
@@ -384,16 +352,15 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
         if os.path.isfile(pickled):
             return _read_pickled(pickled)
         raise CheckpointError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
-    return {name: tensor for file in files for name, tensor in _read_safetensors(folder / file).items()}
-
-
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    if problem := why_unreadable(path):
-        raise CheckpointError(problem)
-    try:
-        return load_file(path)
-    except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+    tensors: dict[str, np.ndarray] = {}
+    for path in (folder / file for file in files):
+        if problem := why_unreadable(path):
+            raise CheckpointError(problem)
+        try:
+            tensors |= load_file(path)
+        except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+    return tensors
 
 
 def _read_pickled(path: Path) -> dict[str, np.ndarray]:

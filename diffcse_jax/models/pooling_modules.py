@@ -123,13 +123,8 @@ def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
 
 
 def recorded(checkpoint: Pretrained) -> RecordedPooler:
-    """Return what a checkpoint's folder records, or the pooler that its authors evaluate it with if it records none.
-
-    Raises CheckpointError as `read` does, or if the sizes of modules do not fit.
-    """
+    """Return what a checkpoint's folder records. Raise CheckpointError as `read`, or if sizes of modules do not fit."""
     record = read(checkpoint.folder)
-    if not record.pooler and (pooler := checkpoint.evaluated_with):
-        return record._replace(pooler=pooler, head=checkpoint.pooler if pooler == "cls" else None)
     size = checkpoint.config.hidden_size * len(record.pooler.split("+"))
     for layer in record.sentence_head.layers:
         expected = layer.in_features or layer.dimension or size
@@ -217,7 +212,8 @@ def _pooler_of(config: dict[str, Any], module: Path) -> str:
 def _layer_pooler(module: Path) -> str:
     """Return the pooler that averages the layers of a WeightedLayerPooling module."""
     config = read_json_object(module / "config.json")
-    if config.get("layer_start") == 0 and _is_number(blocks := config.get("num_hidden_layers")):
+    blocks: Any = config.get("num_hidden_layers")
+    if config.get("layer_start") == 0 and _is_number(blocks):
         weights = _tensor(module, "layer_weights", (blocks + 1,))
         for pooler in TWO_LAYER_POOLERS:
             if np.array_equal(weights, _layer_weights(pooler, blocks)):
@@ -282,7 +278,10 @@ def choose_pooler(explicit: str | None, recorded: str, source: str) -> str:
     """Return the explicit pooler if there is one, otherwise the recorded one. If there is neither, raise an error."""
     pooler = explicit or recorded
     if not pooler:
-        raise CheckpointError(f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}")
+        raise CheckpointError(
+            f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}. The authors of DiffCSE and of "
+            "unsupervised SimCSE evaluate with cls_before_pooler, those of supervised SimCSE with cls"
+        )
     if explicit and recorded and explicit != recorded:
         warn_user(
             f"{source} was trained with the pooler {recorded!r} and is used with {explicit!r}: scores can be far lower"
