@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.evaluation.search_collections import read_collection
-from diffcse_jax.search.array_store import STORAGES, ArrayStore
+from diffcse_jax.search.embeddings import STORAGES, Embeddings
 from diffcse_jax.search.fusion import DEFAULT_WEIGHT, WEIGHTS, best_rows, combine, ndcg
 from diffcse_jax.search.lexical import LexicalIndex
 
@@ -65,10 +64,8 @@ def measure_collection(folder: Path, encoder: SentenceEncoder) -> dict[str, floa
         for weight in WEIGHTS[1:-1]:
             fused = [fuse(one, other, weight) for one, other in zip(dense, lexical, strict=True)]
             results[f"{name} {weight}"] = score(fused, grades)
-    table = pa.table({"sentence": documents})
     for storage in STORAGES[1:]:
-        store = ArrayStore.of(lambda: [vectors], table, storage)
-        found = store.nearest(asked, 10)[1]
+        found = Embeddings.of(vectors, storage).nearest(asked, 10)[1]
         results[storage] = 100 * float(np.mean([*map(ndcg, found, grades)]))
     print(folder.name, words.language, {name: round(value, 1) for name, value in results.items()}, file=sys.stderr)
     return results

@@ -18,7 +18,7 @@ import pyarrow as pa
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.array_store import STORAGES
+from diffcse_jax.search.embeddings import STORAGES
 from diffcse_jax.search.index import MODES, SentenceIndex
 
 QUERIES, WARM_UP = 200, 40
@@ -37,16 +37,15 @@ def main() -> None:
     queries = [" ".join(line.split()[2:12]) for line in lines[options.rows :][: QUERIES + WARM_UP]]
     texts = pa.table({"sentence": lines[: options.rows]})
     vectors = normalize(np.random.default_rng(0).normal(size=(len(texts), encoder.dimension)).astype(np.float32))
-    index = SentenceIndex.of(texts, vectors, encoder.record()).with_lexical()
     times: dict[str, dict[str, float]] = {}
     for storage, mode in itertools.product(STORAGES, MODES):
         if mode == MODES[0]:
-            stored = index.stored_as(storage)
+            index = SentenceIndex.of(texts, encoder.record(), vectors, "hybrid", storage=storage)
         taken = []
         for query in queries:
             start = time.perf_counter()
             embedding = None if mode == "lexical" else encoder.encode_query([query], normalize=True)
-            stored.search(embedding, 10, texts=[query], mode=mode)
+            index.search(embedding, 10, texts=[query], mode=mode)
             taken.append(1000 * (time.perf_counter() - start))
         taken = taken[WARM_UP:]
         times[f"{storage} {mode}"] = {"median": float(np.median(taken)), "minimum": min(taken)}

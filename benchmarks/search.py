@@ -32,14 +32,14 @@ Search = Callable[[np.ndarray, int], Found]
 
 def ours(path: Path) -> Search:
     """Search as the index does, already compiled."""
-    from diffcse_jax.search.array_store import nearest
+    from diffcse_jax.search.embeddings import nearest
 
     vectors = np.load(path, mmap_mode="r")
 
     def search(queries: np.ndarray, top_k: int) -> Found:
-        return nearest(queries, blocks_of(vectors), len(vectors), top_k)
+        return nearest(queries, vectors, top_k)
 
-    nearest(np.load(path.with_name("queries.npy")), [vectors[:BLOCK_ROWS]], BLOCK_ROWS, 10)
+    nearest(np.load(path.with_name("queries.npy")), vectors[:BLOCK_ROWS], 10)
     return search
 
 

@@ -35,8 +35,8 @@ from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.sentence_head import NO_HEAD, RecordedHead
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
-from diffcse_jax.search.index import SentenceIndex, check_count
-from diffcse_jax.search.records import Record, Sentences, Span, as_passages, checked_sentences, split_text
+from diffcse_jax.search.index import check_count
+from diffcse_jax.search.records import TEXT, Record, Sentences, as_passages, checked_sentences, split_text, title_of
 from diffcse_jax.search.searcher import Searcher
 from diffcse_jax.search.vector_store import EncoderRecord
 
@@ -106,7 +106,6 @@ class SentenceEncoder(Searcher):
         size = sentence_head.embedding_size(pooler, config.hidden_size)
         self.truncate_dim = checked_truncation(truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
-        self._index: SentenceIndex | None = None
         self._backend = unlimited_tokenizer(tokenizer)
         self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
         head = parameters.prefixed(head or self.sentence_head.params, "pooler_head")
@@ -282,23 +281,20 @@ class SentenceEncoder(Searcher):
 
     def split(self, records: Sequence[Record], prompt: str = "") -> list[Record]:
         """Split texts that are longer than the model reads, after their titles and the prompt, into passages."""
-
-        def spans(texts: Sequence[str], titles: Sequence[str]) -> list[list[Span]]:
-            whole = [prompt + title + text for title, text in zip(titles, texts, strict=True)]
-            cut = self._tokenize(whole, None).cut
-            special = self._backend.num_special_tokens_to_add(is_pair=False)
-            found = [[(0, len(text))] for text in texts]
-            with self._tokenizing:
-                self._backend.no_truncation()
-                for row in np.flatnonzero(cut).tolist():
-                    offsets = self._backend.encode(whole[row], add_special_tokens=False).offsets
-                    skipped = len(whole[row]) - len(texts[row])
-                    tokens = [(start - skipped, end - skipped) for start, end in offsets if max(start, skipped) < end]
-                    limit = self.max_length - special - (len(offsets) - len(tokens))
-                    found[row] = split_text(texts[row], tokens, max(limit, 1))
-            return found
-
-        return [*as_passages(records, spans)]
+        whole = [prompt + title_of(record) + record[TEXT] for record in records]
+        special = self._backend.num_special_tokens_to_add(is_pair=False)
+        spans = [[(0, len(record[TEXT]))] for record in records]
+        cut = self._tokenize(whole, None).cut
+        with self._tokenizing:
+            self._backend.no_truncation()
+            for row in np.flatnonzero(cut).tolist():
+                text = records[row][TEXT]
+                skipped = len(whole[row]) - len(text)
+                offsets = self._backend.encode(whole[row], add_special_tokens=False).offsets
+                tokens = [(start - skipped, end - skipped) for start, end in offsets if max(start, skipped) < end]
+                limit = self.max_length - special - (len(offsets) - len(tokens))
+                spans[row] = split_text(text, tokens, max(limit, 1))
+        return as_passages(records, spans)
 
     def record(self, prompt: str = "") -> EncoderRecord:
         """Return what distinguishes this encoder's embeddings of texts with a prompt from other embeddings."""

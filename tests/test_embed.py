@@ -4,7 +4,6 @@ import errno
 import gzip
 import io
 import json
-import shutil
 import sys
 import tempfile
 import zlib
@@ -25,7 +24,7 @@ from diffcse_jax.errors import CheckpointError, DataError, InUseError
 from diffcse_jax.models import pooling
 from diffcse_jax.models.prompts import NO_PROMPTS
 from diffcse_jax.search.records import as_passages
-from diffcse_jax.search.vector_store import EncoderRecord, find_store
+from diffcse_jax.search.vector_store import EncoderRecord, find_store, vector_table
 
 DIMENSION = 8
 LINES = ["the cat sleeps", "a dog runs", "caf\u00e9", "a dog runs"]
@@ -47,7 +46,7 @@ class HashEncoder(SentenceEncoder):
         return pooling.normalize(vectors) if normalize else vectors
 
     def split(self, records, prompt=""):
-        return [*as_passages(records, None)]
+        return as_passages(records)
 
     def record(self, prompt=""):
         weights = f"{Path(self.name).name} {self.pooler}{self.training}"
@@ -77,13 +76,9 @@ def text(tmp_path) -> str:
 @pytest.fixture
 def shards(tmp_path) -> dict[str, list[str]]:
     """Four files of different sizes; their sentences by name."""
-    return write_shards(tmp_path, 7, 25, 1, 12)
-
-
-def write_shards(tmp_path: Path, *sizes: int) -> dict[str, list[str]]:
     files = {
         f"shard-{index}.txt": [f"sentence {row} of file {index}" for row in range(rows)]
-        for index, rows in enumerate(sizes)
+        for index, rows in enumerate((7, 25, 1, 12))
     }
     (tmp_path / "shards").mkdir()
     for name, sentences in files.items():
@@ -137,7 +132,7 @@ def check(output: Path, shards: dict[str, list[str]]) -> None:
 # encode
 
 
-def test_lines_of_standard_input_become_lines_of_json(monkeypatch, capsys):
+def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
     stdin(monkeypatch, "the cat sleeps\n\n caf\u00e9 \n".encode() + b"\xff\n")
     cli.main(["encode", "--model", "hash"])
     printed = capsys.readouterr()
@@ -147,28 +142,22 @@ def test_lines_of_standard_input_become_lines_of_json(monkeypatch, capsys):
     np.testing.assert_array_equal(vectors, HashEncoder().encode(["the cat sleeps", "caf\u00e9"]))
     assert "standard input: skipped 2 lines: 1 empty, 1 not UTF-8" in printed.err
 
-
-def test_the_suffix_says_what_is_written(tmp_path, text, capsys):
     expected = HashEncoder().encode(LINES, normalize=True)
     options = ["encode", "--model", "hash", "--input", text, "--normalize", "--output"]
     for suffix in app.FORMATS:
         cli.main([*options, f"{tmp_path}/out{suffix}"])
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
-    store = find_store(f"{tmp_path}/out.parquet")
-    assert store.record() == HashEncoder().record()
-    (vectors,) = store.blocks()
+    store = find_store(tmp_path / "out.parquet")
+    assert store.encoder == HashEncoder().record()
     assert store.texts()["sentence"].to_pylist() == LINES
-    np.testing.assert_array_equal(vectors, expected)
+    np.testing.assert_allclose(store.mapped(), expected, atol=1e-6)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["sentence"] for row in rows] == LINES
     message = error_of(capsys, *options, "x.csv")
     assert "--output x.csv: the suffix chooses the format. Use one of: .jsonl, .npy, .parquet" in message
-    gap = tmp_path / "gap.txt"
-    gap.write_text("one\n\nthree\n")
-    message = error_of(capsys, "encode", "--model", "hash", "--input", str(gap), "--output", f"{tmp_path}/gap.npy")
-    assert "gap.txt, line 2: empty" in message
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"out.jsonl", "out.npy", "out.parquet", "text.txt", "gap.txt"}
+    Path(text).write_text("one\n\nthree\n")
+    assert "text.txt, line 2: empty" in error_of(capsys, *options, f"{tmp_path}/gap.npy")
+    assert {path.name for path in tmp_path.iterdir()} == {"out.jsonl", "out.npy", "out.parquet", "text.txt"}
 
 
 def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
@@ -182,18 +171,12 @@ def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     assert [(row["file"], row["line"]) for row in objects(capsys)] == [(text, line) for line in (1, 2, 3, 4)] * 2
     message = error_of(capsys, *options, "--columns", "none")
     assert "no column 'none'. It has: doi, title, abstract. Name the columns in --columns" in message
-
-
-def test_ids_of_objects_may_be_numbers(tmp_path, capsys):
-    objects_of = {"a": [{"text": "one", "id": 7}], "b": [{"text": "two", "id": "x8"}, {"text": "three", "id": True}]}
-    for file, entries in objects_of.items():
-        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    options = ["--columns", "text", "--id_column", "id", "--model", "hash"]
-    cli.main(["encode", "--input", f"{tmp_path}/*.jsonl", *options])
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "id": 7}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "two", "id": "x8"}\n{"text": "three", "id": true}\n')
+    cli.main(["encode", "--input", f"{tmp_path}/*.jsonl", "--columns", "text", "--id_column", "id", "--model", "hash"])
     printed = capsys.readouterr()
     rows = [json.loads(line) for line in printed.out.splitlines()]
-    expected = [("a.jsonl, line 1", "7", "one"), ("b.jsonl, line 1", "x8", "two")]
-    assert [(row["file"], row["id"], row["sentence"]) for row in rows] == expected
+    assert [(row["file"], row["id"]) for row in rows] == [("a.jsonl, line 1", "7"), ("b.jsonl, line 1", "x8")]
     assert "1 value not a string" in printed.err
 
 
@@ -291,19 +274,14 @@ def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path
     """Polars and Hugging Face's data sets take whatever is in the folder; each file names its encoder."""
     assert cli.main(arguments(tmp_path)) == 0
     check(out := tmp_path / "out", shards)
-    err = capsys.readouterr().err
-    assert "process 0 of 1: 45 sentences of 4 files embedded" in err
-    assert len(list(out.glob("shard-1.txt.*.parquet"))) == 3
+    assert "process 0 of 1: 45 sentences of 4 files embedded" in capsys.readouterr().err
     assert {path.suffix for path in out.iterdir()} == {".parquet"}
     assert pyarrow.dataset.dataset(out).count_rows() == 45
-    assert find_store(str(out)).record() == HashEncoder().record()
+    assert find_store(out).encoder == HashEncoder().record()
     cli.main(arguments(tmp_path, "models/hash"))  # the same model under another path
     err = capsys.readouterr().err
     assert f"resuming {out}: 4 of 4 inputs are complete, 7 Parquet files exist" in err
     assert "process 0 of 1: 0 sentences" in err
-    cli.main(arguments(tmp_path, "hash", "--normalize", output=f"{tmp_path}/unit"))
-    lengths = [np.linalg.norm(vectors, axis=1) for vectors in find_store(f"{tmp_path}/unit").blocks()]
-    np.testing.assert_allclose(np.concatenate(lengths), np.ones(45), rtol=1e-6)
 
 
 def test_processes_share_the_files(tmp_path, shards, monkeypatch):
@@ -323,31 +301,28 @@ def test_files_and_lines_without_text_are_skipped(tmp_path, shards, capsys):
     with gzip.open(tmp_path / "shards/shard-4.txt.gz", "wb") as file:
         file.write(b"one\n\n\xff\xfe\nfour\n")
     for _ in range(2):
-        cli.main(arguments(tmp_path, dtype="float16"))
+        cli.main(arguments(tmp_path, "hash", "--normalize", dtype="float16"))
         sizes = {name: len(found) for name, found in read(tmp_path / "out").items()}
         assert sizes == {"shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12, "shard-4.txt.gz": 2}
-    assert pq.read_schema(next((tmp_path / "out").glob("*.parquet"))).field("embedding").type.value_type == "halffloat"
     err = capsys.readouterr().err
     assert "shard-4.txt.gz: skipped 2 lines: 1 empty, 1 not UTF-8" in err
+    assert "shard-0.txt: no usable line" in err
     # The second time it is complete and not read again.
     assert err.count("shard-00.txt: no usable line (skipped 3 lines: 2 empty, 1 not UTF-8") == 1
+    vectors = np.array([row["embedding"] for rows in read(tmp_path / "out").values() for row in rows])
+    np.testing.assert_array_equal(vectors, vectors.astype(np.float16))
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-3)
 
 
 def test_other_settings_and_other_weights_are_refused(tmp_path, shards, monkeypatch, capsys):
     """The path says nothing about the weights: a run's best checkpoint changes."""
     cli.main(arguments(tmp_path))
-    assert json.loads((tmp_path / "out.state/settings.json").read_text())["pooler"] == "avg"
     message = error_of(capsys, *arguments(tmp_path, pooler="cls_before_pooler"))
-    assert "pooler avg there, cls_before_pooler here" in message
-    message = error_of(capsys, *arguments(tmp_path, dtype="float16"))
-    assert "begun with other settings: dtype: 'float32' then, 'float16' now. Use the earlier" in message
-    shutil.rmtree(tmp_path / "out.state")  # then the Parquet files hold the settings
-    cli.main(arguments(tmp_path))
-    check(tmp_path / "out", shards)
-    assert "rows_per_file: 10 then, 7 now" in error_of(capsys, *arguments(tmp_path, rows_per_file="7"))
+    assert "begun with other settings: pooler: 'avg' then, 'cls_before_pooler' now; weights: " in message
+    message = error_of(capsys, *arguments(tmp_path, dtype="float16", rows_per_file="7"))
+    assert "settings: dtype: 'float32' then, 'float16' now; rows_per_file: 10 then, 7 now. Use the earlier" in message
     monkeypatch.setattr(HashEncoder, "training", "one step more")
-    message = error_of(capsys, *arguments(tmp_path))
-    assert "holds embeddings of hash, but the encoder is hash: their weights differ" in message
+    assert "weights: 'hash avg' then, 'hash avgone step more' now" in error_of(capsys, *arguments(tmp_path))
 
 
 def test_texts_that_are_cut_are_counted_once(tmp_path, minilm_dir, monkeypatch):
@@ -389,15 +364,14 @@ def test_an_edit_that_keeps_the_size_is_refused(tmp_path, shards, capsys):
 
 def test_damaged_state_files_are_named(tmp_path, shards, capsys):
     cli.main(arguments(tmp_path))
-    for name in ("settings.json", "inputs/shard-1.txt.json"):
-        path = tmp_path / "out.state" / name
-        path.write_text("{")
-        message = error_of(capsys, *arguments(tmp_path))
-        assert f"{name} is not valid JSON" in message
-        assert "Remove that file and run the same command again" in message
-        path.unlink()
-        cli.main(arguments(tmp_path))
-        check(tmp_path / "out", shards)
+    state = tmp_path / "out.state/shard-1.txt.json"
+    state.write_text("{")
+    message = error_of(capsys, *arguments(tmp_path))
+    assert "shard-1.txt.json is not valid JSON" in message
+    assert "Remove that file and run the same command again" in message
+    state.unlink()
+    cli.main(arguments(tmp_path))
+    check(tmp_path / "out", shards)
 
 
 def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):
@@ -419,12 +393,12 @@ def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):
 def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeypatch):
     encode, out, inputs, refused = HashEncoder.encode, tmp_path / "out", [f"{tmp_path}/shards/*"], []
 
-    def with_a_second_process(self, sentences, **options):
+    def with_a_second_process(self, sentences, *arguments, **options):
         monkeypatch.setattr(HashEncoder, "encode", encode)
         with pytest.raises(InUseError, match=r"is in use by process .* divide the inputs: give each process JAX_PROC"):
             app.embed(inputs, out, HashEncoder, rows_per_file=10)
         refused.append(True)
-        return encode(self, sentences, **options)
+        return encode(self, sentences, *arguments, **options)
 
     out.mkdir()
     monkeypatch.setattr(HashEncoder, "encode", with_a_second_process)
@@ -436,47 +410,50 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeyp
 def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, monkeypatch, capsys):
     encode, calls, out = HashEncoder.encode, [], str(tmp_path / "out")
 
-    def interrupted(self, sentences, **options):
+    def interrupted(self, sentences, *arguments, **options):
         calls.append(len(sentences))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return encode(self, sentences, **options)
+        return encode(self, sentences, *arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(HashEncoder, "encode", interrupted)
         message = error_of(capsys, *arguments(tmp_path), code=130)
     expected = "interrupted after 17 sentences; complete Parquet files are kept. To resume, run diffcse embed --model"
     assert expected in message
-    assert find_store(out).unfinished == ("shard-1.txt", "shard-2.txt", "shard-3.txt")
-    cli.main(["search", "--input", out, "a query"])
-    assert f"warning: {out} is incomplete: `diffcse embed` has not finished 3" in capsys.readouterr().err
-    with pytest.warns(UserWarning, match="is incomplete"):
+    message = f"{out} is incomplete: `diffcse embed` has not finished 3 of its inputs, for example shard-1.txt"
+    with pytest.warns(UserWarning, match=message):
+        cli.main(["search", "--input", out, "a query"])
+    with pytest.warns(UserWarning, match=message):
         HashEncoder().load_index(out)
     cli.main(arguments(tmp_path))
-    assert find_store(out).unfinished == ()
     Path(out, "shard-3.txt.000001.parquet").unlink()
     with pytest.raises(DataError, match=r"shard-3\.txt\.000001\.parquet is missing"):
-        find_store(out)
+        find_store(Path(out))
     cli.main(arguments(tmp_path))  # makes it again
     check(tmp_path / "out", shards)
 
 
 def test_files_that_are_no_store_are_refused(tmp_path):
-    def write(name: str, vectors: list[list[float]]) -> None:
-        embedding = pa.FixedSizeListArray.from_arrays(pa.array(np.array(vectors).reshape(-1), "f4"), len(vectors[0]))
-        pq.write_table(pa.table({"sentence": ["a"] * len(vectors), "embedding": embedding}), tmp_path / name)
+    def write(name: str, *vectors: list[float], column: str = "sentence") -> None:
+        texts = pa.table({column: ["a"] * len(vectors)})
+        record = vars(EncoderRecord("mine", "avg", "float32", 3, "0123"))
+        pq.write_table(vector_table(texts, np.array(vectors, np.float32), record), tmp_path / name)
 
-    assert find_store("minilm") is find_store(str(tmp_path)) is None
-    write("a.parquet", [[1, 2, 3]])
-    write("b.parquet", [[1, 2, 3, 4]])
-    with pytest.raises(DataError, match=r"b\.parquet holds embeddings of type .*\[4\], but a\.parquet has .*\[3\]"):
-        find_store(str(tmp_path))
+    assert find_store(tmp_path / "minilm") is find_store(tmp_path) is None
+    write("a.parquet", [1, 2, 3])
+    write("b.parquet", [1, 2, 3, 4])
+    with pytest.raises(DataError, match=r"b\.parquet was not written by .* \(lists of 3 numbers"):
+        find_store(tmp_path)
+    write("b.parquet", [1, 2, 3], column="text")
+    with pytest.raises(DataError, match=r"b\.parquet was not written by .* columns sentence \(text\)"):
+        find_store(tmp_path)
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
-        find_store(str(tmp_path))
-    write("b.parquet", [[1, 2, 3], [1, np.nan, 3]])
+        find_store(tmp_path)
+    write("b.parquet", [1, 2, 3], [1, np.nan, 3])
     with pytest.raises(DataError, match=r"b\.parquet, row 2: the embedding is missing, NaN or infinite"):
-        list(find_store(str(tmp_path)).blocks())
+        find_store(tmp_path).mapped()
 
 
 def test_a_flipped_bit_of_an_embedding_is_noticed(tmp_path, text):
@@ -487,4 +464,4 @@ def test_a_flipped_bit_of_an_embedding_is_noticed(tmp_path, text):
     content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
     part.write_bytes(bytes(content))
     with pytest.raises(DataError, match=f"{part.name} cannot be read .*(CRC|crc|[Cc]hecksum)"):
-        list(find_store(f"{tmp_path}/out").blocks())
+        find_store(tmp_path / "out").mapped()

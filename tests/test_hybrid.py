@@ -1,4 +1,4 @@
-"""BM25 against its formula, fusion against closed forms, and hybrid indexes in memory and in folders."""
+"""BM25 against its formula, fusion against closed forms, and indexes that are searched by words."""
 
 import collections
 import copy
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.fusion import DEFAULT_WEIGHT, best_rows, choose_weight, combine, ndcg
 from diffcse_jax.search.index import SentenceIndex
@@ -121,64 +121,27 @@ def test_the_weight_is_chosen_on_held_out_queries():
     assert choose_weight(np.zeros((0, 5)), np.zeros((0, 5)), []) == DEFAULT_WEIGHT
 
 
-@pytest.fixture
-def index() -> SentenceIndex:
+def test_a_hybrid_search_ranks_by_both_halves():
     vectors = normalize(np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32))
-    record = EncoderRecord("mine", "avg", "float32", 8, "0123")
-    return SentenceIndex.of(pa.table({"sentence": TEXTS}), vectors, record).with_lexical(weight=0.3)
-
-
-def hits_of(index: SentenceIndex, mode: str, top_k: int = 5) -> list:
-    queries = normalize(np.random.default_rng(1).normal(size=(2, 8)).astype(np.float32))
-    found = index.search(queries, top_k, texts=["falling price of the cat", "mice"], mode=mode)
-    return [
-        [(hit.row["sentence"], pytest.approx(hit.score, abs=1e-5), dict(hit.ranks)) for hit in hits] for hits in found
-    ]
-
-
-def test_a_hybrid_search_ranks_by_both_halves(index):
-    queries = normalize(np.random.default_rng(1).normal(size=(1, 8)).astype(np.float32))
-    (hits,) = index.search(queries, 5, texts=["falling price of the cat"])
-    dense, lexical = index.store.vectors @ queries[0], index.lexical.scores("falling price of the cat")
-    expected = combine(dense, lexical, 0.3, dense, lexical)
+    query = normalize(np.random.default_rng(1).normal(size=(1, 8)).astype(np.float32))
+    index = SentenceIndex.of(
+        pa.table({"sentence": TEXTS}), EncoderRecord("mine", "avg", "float32", 8, "0123"), vectors, "hybrid"
+    )
+    (hits,) = index.search(query, 5, texts=["falling price of the cat"])
+    dense, lexical = vectors @ query[0], index.lexical.scores("falling price of the cat")
+    expected = combine(dense, lexical, DEFAULT_WEIGHT, dense, lexical)
     assert [hit.row["sentence"] for hit in hits] == [TEXTS[row] for row in np.argsort(-expected)]
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(expected)[::-1], rtol=1e-4)
     ranks = {hit.row["sentence"]: hit.ranks for hit in hits}
     assert ranks[TEXTS[dense.argmax()]]["dense"] == ranks[TEXTS[lexical.argmax()]]["lexical"] == 1
     assert "lexical" not in ranks["!!!"]
-    (by_words,) = index.search(None, 5, texts=["falling price of the cat"], mode="lexical")
-    assert [hit.row["sentence"] for hit in by_words] == [TEXTS[row] for row in np.argsort(-lexical) if lexical[row] > 0]
 
 
-def test_an_index_is_the_same_from_its_folder(index, tmp_path):
-    expected = {mode: hits_of(index, mode) for mode in ("dense", "lexical", "hybrid")}
-    index.save(tmp_path / "hybrid")
-    loaded = SentenceIndex.load(tmp_path / "hybrid")
-    assert (loaded.mode, loaded.lexical.language, loaded.weight) == ("hybrid", "english", 0.3)
-    assert {mode: hits_of(loaded, mode) for mode in expected} == expected
-    SentenceIndex.of(pa.table({"sentence": TEXTS}), None, None).with_lexical().save(tmp_path / "lexical")
+def test_words_are_searched_without_an_encoder(tmp_path):
+    SentenceIndex.of(pa.table({"sentence": TEXTS}), mode="lexical").save(tmp_path / "lexical")
     assert not (tmp_path / "lexical/vectors.npy").exists()
-    assert hits_of(SentenceIndex.load(tmp_path / "lexical"), "lexical") == expected["lexical"]
-
-
-def test_an_index_without_the_mode_is_refused(index, tmp_path):
-    dense = SentenceIndex(index.store, index.encoder, "folder")
-    with pytest.raises(ConfigError, match=r"folder was built with mode='dense'.* again with mode='hybrid'"):
-        hits_of(dense, "hybrid")
-    with pytest.raises(ConfigError, match=r"mode='lexical'.* mode='dense' cannot"):
-        hits_of(SentenceIndex(index.store, None, lexical=index.lexical), "dense")
-    with pytest.raises(ConfigError, match="mode='sparse': use one of: dense, lexical, hybrid"):
-        hits_of(index, "sparse")
-    with pytest.raises(ConfigError, match=r"threshold=0\.5: the scores of a hybrid search"):
-        index.search(index.store.vectors[:1], 1, 0.5, texts=["cat"])
-    for weight in (-0.1, 1.1, math.nan):
-        with pytest.raises(ConfigError, match=f"weight={weight}: expected a number from 0"):
-            index.with_lexical(weight=weight)
-    index.save(tmp_path)
-    (tmp_path / "vocab.index.json").write_bytes(b"{}")
-    with pytest.raises(CheckpointError, match=r"vocab\.index\.json is missing or damaged"):
-        SentenceIndex.load(tmp_path)
-
-
-def test_queries_without_known_words(index):
-    assert index.search(None, 3, texts=["zebra", ""], mode="lexical") == [[], []]
+    index = SentenceIndex.load(tmp_path / "lexical")
+    scores = index.lexical.scores("falling price of the cat")
+    hits, *none = index.search(None, 5, texts=["falling price of the cat", "zebra", ""])
+    assert [hit.row["sentence"] for hit in hits] == [TEXTS[row] for row in np.argsort(-scores) if scores[row] > 0]
+    assert none == [[], []]

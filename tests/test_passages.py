@@ -62,8 +62,7 @@ def test_each_document_is_found_once_by_its_best_passage(mode):
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     words = ["apple apple apple"] * 49 + ["apple"] + ["apple pear plum"] * 9 + ["kiwi"]
     table = pa.table({"document": [0] * 50 + [*range(1, 11)], "sentence": words, "start": [*range(60)]})
-    index = SentenceIndex.of(table, vectors, EncoderRecord("mine", "avg", "float32", 4, "0"))
-    index = index if mode == "dense" else index.with_lexical()
+    index = SentenceIndex.of(table, EncoderRecord("mine", "avg", "float32", 4, "0"), vectors, mode)
     (everything,) = index.search(np.full((1, 4), 0.5, np.float32), 60, texts=["apple"], mode=mode)
     (hits,) = index.search(np.full((1, 4), 0.5, np.float32), 4, texts=["apple"], mode=mode)
     assert hits == everything[:4]
@@ -94,7 +93,7 @@ def test_a_long_text_is_found_by_its_end(tiny):
     assert tiny.search("a dog runs", top_k=2)[1][0] in (LONG, "the cat sleeps")
     tiny.build_index([{"sentence": "it sleeps", "title": "the cat"}, {"sentence": "it runs", "title": "a dog"}])
     vectors = tiny.encode(["the cat it sleeps", "a dog it runs"], normalize=True)
-    np.testing.assert_allclose(tiny._index.store.vectors, vectors, atol=1e-6)
+    np.testing.assert_allclose(tiny.index.embeddings.stored, vectors, atol=1e-6)
 
 
 def test_titles_and_passages_of_files_are_searched_and_embedded(tiny, tmp_path, capsys, monkeypatch):

@@ -189,7 +189,7 @@ def test_embed_uses_the_prompt_of_documents_or_the_named_one(folder, tmp_path, c
         main(["search", "--input", str(tmp_path / "queries"), "--prompt_name", "passage", TEXTS[1]])
     with pytest.raises(SystemExit):
         main([*common, "--output", str(tmp_path / "documents"), "--prompt_name", "query"])
-    assert "prompt passage:  there, query:  here" in capsys.readouterr().err
+    assert "prompt: 'passage: ' then, 'query: ' now" in capsys.readouterr().err
 
 
 def test_texts_are_cut_and_lower_cased_as_the_folder_records(folder, recwarn):

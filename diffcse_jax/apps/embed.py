@@ -1,8 +1,8 @@
 """Embed text files: `encode` writes one file or standard output, `embed` a folder of Parquet files and can resume.
 
 `embed` names its Parquet files after the input: `papers.csv.000000.parquet`, and so on. Each holds a run of texts and
-gets its name when it is complete. The folder `OUTPUT.state` holds the settings of all files, and for each input its
-SHA-256 and the list of its files. The same command, started again after a crash, embeds what is missing.
+gets its name when it is complete. The metadata of each file holds the settings. The folder `OUTPUT.state` holds the
+SHA-256 of each input and the list of its files. The same command, started again after a crash, embeds what is missing.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,23 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from diffcse_jax import hosts
+from diffcse_jax.data.readers import Corpus
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
-from diffcse_jax.search.records import Record, Records, in_chunks, read_all, read_records, searched_texts, table_of
+from diffcse_jax.search.records import (
+    TEXT,
+    Record,
+    Records,
+    in_chunks,
+    read_all,
+    read_records,
+    searched_texts,
+    table_of,
+)
 from diffcse_jax.search.vector_store import (
-    SETTINGS_FILE,
-    EncoderRecord,
-    input_record,
+    input_state,
     read_settings,
     state_of,
     vector_table,
@@ -70,8 +78,7 @@ def encode(
         _write_lines(sys.stdout, records, vectors)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path, safe="Nothing else was changed."), contextlib.ExitStack() as cleaning:
-        cleaning.callback(partial.unlink, missing_ok=True)
+    with disk_errors(path, safe="Nothing else was changed."), _renamed(partial, path):
         if path.suffix == ".parquet":
             settings = dataclasses.asdict(encoder.record(prompt)) | {"normalize": normalize}
             pq.write_table(vector_table(table_of(records), vectors, settings), partial, **PARQUET)
@@ -81,7 +88,17 @@ def encode(
         else:
             with partial.open("w", encoding="utf-8") as lines:
                 _write_lines(lines, records, vectors)
+
+
+@contextlib.contextmanager
+def _renamed(partial: Path, path: Path) -> Iterator[None]:
+    """Give the file that the block writes its name once it is on disk; remove it if the block fails."""
+    try:
+        yield
+        sync(partial)
         partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _write_lines(file: Any, records: list[Record], vectors: Float32[np.ndarray, "rows dimension"]) -> None:
@@ -129,9 +146,13 @@ def embed(
     prompt = prompts.document if prompt_name is None else prompts.choose(prompt_name=prompt_name)
     settings = dataclasses.asdict(encoder.record(prompt)) | {"dtype": dtype, "normalize": normalize}
     settings |= {"columns": [*columns], "id_column": id_column, "passages": passages, "rows_per_file": rows_per_file}
-    job = _Job(output, encoder, _begin(output, encoder.record(prompt), settings, paths), batch_size)
+    _check_settings(output, settings)
+    job = _Job(output, encoder, settings, batch_size)
     try:
-        with hosts.terminated_like_interrupted(), disk_errors(output, safe="Complete Parquet files are kept."):
+        safe, instead = "Complete Parquet files are kept.", "give another --output"
+        with hosts.terminated_like_interrupted(), disk_errors(output, safe=safe, instead=instead):
+            for folder in (output, state_of(output)):
+                folder.mkdir(parents=True, exist_ok=True)
             job.run(mine)
     except KeyboardInterrupt as error:
         raise Interrupted(
@@ -158,40 +179,24 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     return [found[name] for name in sorted(found)]
 
 
-def _open(path: str, columns: Sequence[str], id_column: str, passages: bool) -> Records | str:
-    """Open an input, or say why it has no texts, which is not an error."""
+def _open(path: str, columns: Sequence[str], id_column: str, passages: bool) -> Records:
     try:
         return read_records(path, columns=columns, id_column=id_column, titled=passages)
-    except NoSentencesError as error:
-        return str(error)
+    except NoSentencesError:  # not an error here; reading it will say so
+        return Records(Corpus(path, (TEXT,), lambda: (), lambda: ""), (), has_id=False)
 
 
-def _begin(output: Path, record: EncoderRecord, settings: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Write the settings of a new folder, or refuse other settings than those that it was begun with; return them."""
-    path = state_of(output) / SETTINGS_FILE
-    with (
-        disk_errors(output, safe="Nothing was changed.", instead="give another --output"),
-        lock(path.with_suffix(".lock"), wait=True),
-    ):
-        output.mkdir(parents=True, exist_ok=True)
-        parts = sorted(output.glob("*.parquet"))
-        if earlier := _read_state(path) or (read_settings(parts[0]) if parts else {}):
-            EncoderRecord.read(earlier, path).require(record, output)
-            settings["model"] = earlier["model"]  # the same model may be moved
-            changed = [
-                f"{key}: {earlier.get(key)!r} then, {value!r} now"
-                for key, value in settings.items()
-                if earlier.get(key) != value
-            ]
-            if changed:
-                raise ConfigError(
-                    f"{output} was begun with other settings: {'; '.join(changed)}. Use the earlier settings, or give "
-                    f"another --output, or remove {output} and {state_of(output)}"
-                )
-        inputs = sorted({*earlier.get("inputs", []), *(Path(each).name for each in paths)})
-        if inputs != earlier.get("inputs"):
-            write_json(path, settings | {"inputs": inputs})
-    return settings
+def _check_settings(output: Path, settings: dict[str, Any]) -> None:
+    """Refuse a folder whose first Parquet file has other settings."""
+    parts = sorted(output.glob("*.parquet"))
+    earlier = read_settings(parts[0]) if parts else settings
+    settings["model"] = earlier.get("model")  # the same model may be moved
+    if changed := [name for name, value in settings.items() if earlier.get(name) != value]:
+        values = "; ".join(f"{name}: {earlier.get(name)!r} then, {settings[name]!r} now" for name in changed)
+        raise ConfigError(
+            f"{output} was begun with other settings: {values}. Use the earlier settings, or give another --output, or "
+            f"remove {output} and {state_of(output)}"
+        )
 
 
 @dataclasses.dataclass
@@ -204,80 +209,67 @@ class _Job:
     batch_size: int
     embedded: int = 0
 
-    def run(self, inputs: Mapping[str, Records | str]) -> None:
+    def run(self, inputs: Mapping[str, Records]) -> None:
         """Embed what is missing of the inputs."""
-        pending = {path: texts for path, texts in inputs.items() if not self.is_done(path, texts)}
-        if parts := len([*self.output.glob("*.parquet")]):
+        digests = {path: texts.corpus.fingerprint() for path, texts in inputs.items()}
+        pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
+        for path in pending:
+            self.write_state(path, digests[path])
+        if found := len([*self.output.glob("*.parquet")]):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
-            print(f"resuming {self.output}: {complete}, {parts:,} Parquet files exist", file=sys.stderr)
+            print(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", file=sys.stderr)
         with self.encoder.warning_once(), Progress("embedding", "sentences") as progress:
-            for path, texts in pending.items():
+            for path in pending:
                 try:
-                    held = lock(self.record_of(path).with_suffix(".lock"))
+                    held = lock(input_state(self.output, path).with_suffix(".lock"))
                 except InUseError as error:
                     advice = "divide the inputs: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
                     raise InUseError(f"{error}. Wait until it ends, or {advice}") from error
                 with held:
-                    self.embed_input(path, texts, progress)
+                    self.write_state(path, digests[path], self.write_parts(path, inputs[path], progress))
 
-    def record_of(self, path: str) -> Path:
-        return input_record(self.output, Path(path).name)
+    def write_state(self, path: str, digest: str, parts: Sequence[str] | None = None) -> None:
+        """Record an input, and its Parquet files if all are written."""
+        write_json(input_state(self.output, path), {"sha256": digest, "parts": parts})
 
-    def is_done(self, path: str, texts: Records | str) -> bool:
+    def is_done(self, path: str, digest: str) -> bool:
         """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
-        earlier, digest = _read_state(self.record_of(path)), _digest(texts)
+        state = input_state(self.output, path)
+        try:
+            earlier = read_json_object(state) if state.exists() else {}
+        except CheckpointError as error:
+            raise DataError(f"{error}. Remove that file and run the same command again") from error
         parts = earlier.get("parts")
         if parts != [] and earlier.get("sha256", digest) != digest:
             raise DataError(
                 f"{path} is not the text that was embedded into {self.output} under this name: its SHA-256 has "
-                f"changed. Give another --output, or remove {self.record_of(path)} and the Parquet files of this name"
+                f"changed. Give another --output, or remove {state} and the Parquet files of this name"
             )
         written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
         return written and earlier.get("sha256") == digest
 
-    def embed_input(self, path: str, texts: Records | str, progress: Progress) -> None:
-        """Write the missing Parquet files of an input, and which ones there are."""
-        write_json(self.record_of(path), {"sha256": _digest(texts), "parts": None})
+    def write_parts(self, path: str, texts: Records, progress: Progress) -> list[str]:
+        """Write the missing Parquet files of an input, and return the names of all."""
         parts: list[str] = []
-        note = texts if isinstance(texts, str) else ""
         try:
-            for chunk in in_chunks(() if isinstance(texts, str) else texts, self.settings["rows_per_file"]):
+            for chunk in in_chunks(texts, self.settings["rows_per_file"]):
                 parts.append(f"{Path(path).name}.{len(parts):06d}.parquet")
                 if not (self.output / parts[-1]).is_file():
                     self.write_part(parts[-1], chunk)
                     self.embedded += len(chunk)
                 progress.update(len(chunk))
-            if isinstance(texts, Records) and (skipped := texts.corpus.skipped_summary()):
-                note = f"{path}: {skipped}"
+            if skipped := texts.corpus.skipped_summary():
+                log_line(f"{path}: {skipped}")
         except NoSentencesError as error:  # lines without text
-            note = str(error)
-        if note:
-            log_line(note)
-        write_json(self.record_of(path), {"sha256": _digest(texts), "parts": parts})
+            log_line(str(error))
+        return parts
 
     def write_part(self, name: str, chunk: Sequence[Record]) -> None:
-        """Write a Parquet file, which gets its name when it is complete."""
-        prompt = self.settings["prompt"]
+        """Embed texts and write their Parquet file."""
+        prompt, normalize = self.settings["prompt"], self.settings["normalize"]
         table = table_of(self.encoder.split(chunk, prompt) if self.settings["passages"] else chunk)
-        options = {"normalize": self.settings["normalize"], "prompt": prompt}
-        vectors = self.encoder.encode(searched_texts(table), batch_size=self.batch_size, **options)
-        partial = state_of(self.output) / "inputs" / f"{name}.tmp"
-        try:
+        vectors = self.encoder.encode(searched_texts(table), self.batch_size, normalize=normalize, prompt=prompt)
+        partial = state_of(self.output) / f"{name}.tmp"
+        with _renamed(partial, self.output / name):
             stored = vector_table(table, vectors.astype(self.settings["dtype"]), self.settings)
             pq.write_table(stored, partial, **PARQUET)
-            sync(partial)
-            partial.replace(self.output / name)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-def _digest(texts: Records | str) -> str:
-    return texts.digest if isinstance(texts, Records) else ""
-
-
-def _read_state(path: Path) -> Mapping[str, Any]:
-    """Read a state file; empty if it does not exist yet."""
-    try:
-        return read_json_object(path) if path.exists() else {}
-    except CheckpointError as error:
-        raise DataError(f"{error}. Remove that file and run the same command again") from error

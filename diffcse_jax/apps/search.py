@@ -11,10 +11,10 @@ from typing import Any
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
 from diffcse_jax.io import expand_path
-from diffcse_jax.search.index import INDEX_FILE, Hit, SentenceIndex, find_index
-from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, in_chunks, read_all, title_of
-from diffcse_jax.search.searcher import build_index, recommended
-from diffcse_jax.search.vector_store import EncoderRecord
+from diffcse_jax.search.index import Hit, SentenceIndex, find_index
+from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, as_passages, in_chunks, read_all, table_of, title_of
+from diffcse_jax.search.searcher import recommended
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore
 
 QUERIES_AT_ONCE = 1024
 LINES_PER_HIT = 3
@@ -49,59 +49,66 @@ def search(
         raise DataError("QUERY: the text is empty. Give a query")
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
-    opened = None if source == STDIN else find_index(expand_path(source))
-    if opened:
-        mode = mode or opened.mode
-    elif not mode and threshold is not None:  # a recommended hybrid mode would refuse it
-        mode = "dense"
-    elif not mode:
-        mode, recommended_weight = recommended(model)
+    found = None if source == STDIN else find_index(expand_path(source))
+    built = found if isinstance(found, SentenceIndex) else None
+    if not mode:
+        mode, recommended_weight = _default_mode(found, model, threshold)
         weight = recommended_weight if weight is None else weight
-        if mode != "dense":
-            print(f"notice: {model} recommends --mode {mode}. --mode dense compares embeddings only", file=sys.stderr)
-    is_built = opened is not None and (expand_path(source) / INDEX_FILE).is_file()
-    if is_built and storage:
+    if built and storage:
         raise ConfigError(f"--storage {storage} is for building an index from text or from embeddings of diffcse embed")
-    if (is_built or mode == "dense") and (language or weight is not None):
+    if (built or mode == "dense") and (language or weight is not None):
         raise ConfigError("--language and --weight are for building an index with --mode lexical or hybrid from text")
-    options: dict[str, Any] = {"language": language, "weight": weight, "storage": storage}
-    encoder = None
-    if opened is None:
-        if not model and mode != "lexical":
-            raise ConfigError(f"{source} is text. Name the encoder with --model, for example --model minilm")
-        records = [*read_all([source], columns=columns, id_column=id_column, titled=passages)]
-        encoder = None if mode == "lexical" else load(None)
-        prompt = encoder.prompts.document if encoder else ""
-        index = build_index(encoder, records, mode, prompt, passages, batch_size=batch_size, **options)
+    if built:
+        built.checked_mode(mode)
+    if not found and not model and mode != "lexical":
+        raise ConfigError(f"{source} is text. Name the encoder with --model, for example --model minilm")
+    texts = [] if found else [*read_all([source], columns=columns, id_column=id_column, titled=passages)]
+    encoder = None if mode == "lexical" else _load_for(found, load, source, model)
+
+    options: dict[str, Any] = {"mode": mode, "language": language, "weight": weight, "storage": storage}
+    if isinstance(found, SentenceIndex):
+        index = found
+    elif found:
+        index = SentenceIndex.of_store(found, **options)
+    elif encoder:
+        encoder.build_index(texts, batch_size, show_progress=True, passages=passages, **options)
+        index = encoder.index
     else:
-        if opened.warning:
-            print(f"warning: {opened.warning}", file=sys.stderr)
-        if is_built:
-            opened.checked_mode(mode)
-        if mode != "lexical" and opened.encoder:
-            encoder = _encoder_of(opened, opened.encoder, load, model)
-            opened = opened.with_embeddings()
-        index = opened.extended("dense" if is_built else mode, **options)
-    if output and index.name != str(output):
+        index = SentenceIndex.of(table_of(as_passages(texts) if passages else texts), **options)
+    if output and not (built and expand_path(source) == output):
         index.save(output)
     prompt = index.query_prompt(encoder.prompts, prompt_name) if encoder else ""
     for chunk in [[text.strip() for text in queries]] if queries else _read_queries(queries_file):
         vectors = encoder.encode(chunk, batch_size, normalize=True, prompt=prompt) if encoder else None
-        found = index.search(vectors, top_k, threshold, texts=chunk, mode=mode)
-        for text, hits in zip(chunk, found, strict=True):
+        for text, hits in zip(chunk, index.search(vectors, top_k, threshold, texts=chunk, mode=mode), strict=True):
             print(_as_json(text, hits) if as_json else _as_text(text, hits, threshold), flush=True)
 
 
-def _encoder_of(index: SentenceIndex, there: EncoderRecord, load: Load, model: str | None) -> SentenceEncoder:
-    """Load the encoder of an index, or refuse another one."""
+def _default_mode(
+    found: SentenceIndex | VectorStore | None, model: str | None, threshold: float | None
+) -> tuple[str, float | None]:
+    """Return the mode of an index, or what the model's run recommends for a text, and the weight of BM25."""
+    if found or threshold is not None:  # a hybrid search has no threshold
+        return found.mode if isinstance(found, SentenceIndex) else "dense", None
+    mode, weight = recommended(model)
+    if mode != "dense":
+        print(f"notice: {model} recommends --mode {mode}. --mode dense compares embeddings only", file=sys.stderr)
+    return mode, weight
+
+
+def _load_for(found: SentenceIndex | VectorStore | None, load: Load, source: str, model: str | None) -> SentenceEncoder:
+    """Load the encoder, which must be that of the embeddings, if there are any."""
+    there = found.encoder if found else None
+    if there is None:
+        return load(None)
     try:
         encoder = load(there)
     except UserError as error:
         raise type(error)(
-            f"{index.name} holds embeddings of {there.model} ({there.pooler}, {there.dimension} dimensions), and "
+            f"{source} holds embeddings of {there.model} ({there.pooler}, {there.dimension} dimensions), and "
             f"{model or 'this model'} cannot be loaded to search them: {error}"
         ) from error
-    there.require(encoder.record(there.prompt), index.name)
+    there.require(encoder.record(there.prompt), source)
     return encoder
 
 

@@ -21,7 +21,7 @@ from diffcse_jax.evaluation.retrieval import encode_pairs
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.io import expand_path, write_text
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.array_store import BLOCK_ROWS, nearest
+from diffcse_jax.search.embeddings import nearest
 
 KIND = "retrieval"  # the task `retrieval:FOLDER`
 DEPTH = 1000  # hits kept for each query, as in TREC's runs
@@ -133,8 +133,7 @@ def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> di
     """Rank the documents of each query by cosine similarity, with the encoder's prompts of queries and documents."""
     texts = [*collection.documents.values()]
     queries, documents = map(normalize, encode_pairs(encoder, [*collection.queries.values()], texts, batch_size))
-    blocks = (documents[start : start + BLOCK_ROWS] for start in range(0, len(documents), BLOCK_ROWS))
-    scores, rows = nearest(queries, blocks, len(documents), DEPTH)
+    scores, rows = nearest(queries, documents, DEPTH)
     ids = [*collection.documents]
     return {
         query: {ids[row]: score for row, score in zip(found.tolist(), own.tolist(), strict=True)}

@@ -19,9 +19,9 @@ import pyarrow as pa
 from jaxtyping import Float32, Int
 
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
+from diffcse_jax.io import disk_errors, read_sealed, replace_dir, write_sealed
 from diffcse_jax.models.prompts import Prompts
-from diffcse_jax.search.array_store import BLOCK_ROWS, ArrayStore, Queries, Vectors
+from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors
 from diffcse_jax.search.fusion import CANDIDATES, DEFAULT_WEIGHT, best_rows, combine, found_by_words
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START, searched_texts
@@ -32,9 +32,6 @@ MODES = ("dense", "lexical", "hybrid")
 SAMPLE_ROWS = 1024  # whose mean and deviation standardise cosine similarities, evenly spaced over the corpus
 _TEXTS = "sentences.arrow"
 
-# Scores and rows of a query, best first, and the ranks of rows by half.
-Found = tuple[Float32[np.ndarray, " _"], Int[np.ndarray, " _"], Mapping[int, Mapping[str, int]]]
-
 
 class Hit(NamedTuple):
     """A text that was found."""
@@ -44,109 +41,110 @@ class Hit(NamedTuple):
     ranks: Mapping[str, int] = {}  # of a hybrid search: the places of the text by each half that found it
 
 
+class Found(NamedTuple):
+    """Rows that a query finds, best first."""
+
+    scores: Float32[np.ndarray, " k"]
+    rows: Int[np.ndarray, " k"]
+    ranks: Mapping[int, Mapping[str, int]] = {}  # by row, as in `Hit`
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentenceIndex:
     """Texts that can be searched with embeddings of the same encoder, with words, or with both."""
 
-    store: ArrayStore
-    encoder: EncoderRecord | None  # None if there are no embeddings
-    name: str = ""  # the folder, for errors; empty for an index in memory
+    texts: pa.Table
+    encoder: EncoderRecord | None = None  # None if there are no embeddings
+    embeddings: Embeddings | None = None
     lexical: LexicalIndex | None = None
     weight: float = DEFAULT_WEIGHT  # of BM25 in a hybrid search, from 0 to 1
-    warning: str = ""  # if a part of the texts is missing
-    parquet: VectorStore | None = None  # with the embeddings, which `with_embeddings` copies
+    name: str = "the index"  # the folder, for errors
 
     @classmethod
     def of(
-        cls, texts: pa.Table, vectors: Vectors | None, encoder: EncoderRecord | None, storage: str = "float32"
+        cls,
+        texts: pa.Table,
+        encoder: EncoderRecord | None = None,
+        vectors: Vectors | None = None,
+        mode: str = "dense",
+        *,
+        language: str = "",
+        weight: float | None = None,
+        storage: str = "",
+        name: str = "the index",
     ) -> "SentenceIndex":
-        """Return an index in memory of texts and, if there are any, their embeddings, of length 1."""
-        if vectors is None:
-            return cls(ArrayStore(texts), encoder)
-        blocks = np.split(vectors, range(BLOCK_ROWS, len(vectors), BLOCK_ROWS))
-        return cls(ArrayStore.of(lambda: blocks, texts, storage), encoder)
+        """Return an index in memory.
 
-    @classmethod
-    def load(cls, folder: Path) -> "SentenceIndex":
-        """Load an index folder after comparing its checksums; embeddings and texts are mapped into memory."""
-        settings = read_json_object(folder / INDEX_FILE)
-        digests, mode = settings.get("sha256"), settings.get("mode")
-        if mode not in MODES or not isinstance(digests, dict) or _TEXTS not in digests:
-            raise CheckpointError(f"{folder / INDEX_FILE} lacks the index's mode or checksums. Build the index again")
-        encoder = None if mode == "lexical" else EncoderRecord.read(settings, folder / INDEX_FILE)
-        try:
-            if name := first_changed(folder, digests):
-                raise CheckpointError(
-                    f"{folder / name} is missing or damaged: it differs from the checksum in {INDEX_FILE}. Build the "
-                    "index again"
-                )
-            table = pa.ipc.open_file(pa.memory_map(str(folder / _TEXTS))).read_all()
-            store = ArrayStore.load(folder, table) if encoder else ArrayStore(table)
-            lexical = LexicalIndex.load(folder, str(settings.get("language"))) if mode != "dense" else None
-            weight = float(settings.get("weight", DEFAULT_WEIGHT))
-        except (OSError, TypeError, ValueError, RuntimeError, pa.ArrowException) as error:
-            raise CheckpointError(f"{folder} cannot be read ({error}). Build the index again") from error
-        return cls(store, encoder, str(folder), lexical, weight)
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    @property
-    def mode(self) -> str:
-        return "lexical" if self.encoder is None else "hybrid" if self.lexical else "dense"
-
-    def extended(
-        self, mode: str, *, language: str = "", weight: float | None = None, storage: str = ""
-    ) -> "SentenceIndex":
-        """Return the same texts with what `build_index` is asked for besides their embeddings."""
-        index = dataclasses.replace(self, encoder=None) if mode == "lexical" else self
-        index = index.stored_as(storage) if storage and index.encoder else index
-        return index if mode == "dense" else index.with_lexical(language, weight)
-
-    def with_embeddings(self) -> "SentenceIndex":
-        """Return the same texts with their embeddings, if these are still in Parquet files."""
-        if self.parquet is None:
-            return self
-        return dataclasses.replace(self, store=ArrayStore(self.store.table, self.parquet.mapped()), parquet=None)
-
-    def stored_as(self, storage: str) -> "SentenceIndex":
-        """Return the same texts with their embeddings in memory, stored as one of `STORAGES`."""
-        store = self.store
-        return dataclasses.replace(self, store=ArrayStore.of(store.unit_blocks, store.table, storage))
-
-    def with_lexical(self, language: str = "", weight: float | None = None) -> "SentenceIndex":
-        """Return the same texts, searched with words, too.
-
-        Without a language, it is detected. `weight` is that of BM25 in a hybrid search.
+        Args:
+            texts: A table with `sentence` and perhaps `title` and other columns.
+            encoder: The encoder of the embeddings. Like `vectors`, not needed if mode is `lexical`.
+            vectors: Embeddings of length 1.
+            mode: One of `MODES`.
+            language: The language of the words; by default it is detected.
+            weight: The weight of BM25 in hybrid scores, from 0 to 1.
+            storage: One of `STORAGES`, by default `float32`.
+            name: The name in errors.
         """
         weight = DEFAULT_WEIGHT if weight is None else weight
         if not 0 <= weight <= 1:
             raise ConfigError(f"weight={weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
-        lexical = LexicalIndex.build(searched_texts(self.store.table), language)
-        return dataclasses.replace(self, lexical=lexical, weight=weight)
+        embeddings = lexical = None
+        if check_mode(mode) == "lexical":
+            encoder = None
+        else:
+            assert vectors is not None
+            embeddings = Embeddings.of(vectors, storage or "float32")
+        if mode != "dense":
+            lexical = LexicalIndex.build(searched_texts(texts), language)
+        return cls(texts, encoder, embeddings, lexical, weight, name)
+
+    @classmethod
+    def of_store(cls, store: VectorStore, mode: str = "dense", **options: Any) -> "SentenceIndex":
+        """Return an index of the output of `embed`, whose embeddings are copied unless only words are searched."""
+        vectors = None if mode == "lexical" else store.mapped()
+        return cls.of(store.texts(), store.encoder, vectors, mode, name=str(store.folder), **options)
+
+    @classmethod
+    def load(cls, folder: Path) -> "SentenceIndex":
+        """Load an index folder after comparing its checksums; embeddings and texts are mapped into memory."""
+        settings = read_sealed(folder / INDEX_FILE, "Build the index again")
+        encoder = embeddings = lexical = None
+        try:
+            texts = pa.ipc.open_file(pa.memory_map(str(folder / _TEXTS))).read_all()
+            if settings["mode"] != "lexical":
+                encoder, embeddings = EncoderRecord(**settings["encoder"]), Embeddings.load(folder)
+            if settings["mode"] != "dense":
+                lexical = LexicalIndex.load(folder, settings["language"])
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be read ({error}). Build the index again") from error
+        return cls(texts, encoder, embeddings, lexical, settings["weight"], str(folder))
 
     def save(self, folder: Path) -> None:
         """Write the index to a folder; an earlier index there is replaced, other content is refused."""
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise CheckpointError(f"{folder} is not empty and not an index. Choose another folder")
         with disk_errors(folder, safe="An earlier index there is unchanged."), replace_dir(folder) as new:
-            settings: dict[str, Any] = {"mode": self.mode}
-            if self.encoder:
-                self.store.save(new)
-                settings |= dataclasses.asdict(self.encoder)
+            settings: dict[str, Any] = {"mode": self.mode, "weight": self.weight}
+            with pa.ipc.new_file(new / _TEXTS, self.texts.schema) as writer:
+                writer.write_table(self.texts)
+            if self.encoder and self.embeddings:
+                self.embeddings.save(new)
+                settings["encoder"] = dataclasses.asdict(self.encoder)
             if self.lexical:
                 self.lexical.save(new)
-                settings |= {"language": self.lexical.language, "weight": self.weight}
-            with pa.ipc.new_file(new / _TEXTS, self.store.table.schema) as writer:
-                writer.write_table(self.store.table)
-            write_json(new / INDEX_FILE, settings | {"sha256": file_digests(new, new.iterdir())})
+                settings["language"] = self.lexical.language
+            write_sealed(new / INDEX_FILE, settings, new.iterdir())
+
+    @property
+    def mode(self) -> str:
+        return "lexical" if self.encoder is None else "hybrid" if self.lexical else "dense"
 
     def checked_mode(self, mode: str = "") -> str:
         """Return the mode of a search, by default that of the index; refuse one that the index does not have."""
         if check_mode(mode or self.mode) != self.mode and self.mode != "hybrid":
             raise ConfigError(
-                f"{self.name or 'the index'} was built with mode={self.mode!r}, so mode={mode!r} cannot search it. "
-                f"Search with mode={self.mode!r}, or build the index again with mode='hybrid', which has all modes"
+                f"{self.name} was built with mode={self.mode!r}, so mode={mode!r} cannot search it. Search with "
+                f"mode={self.mode!r}, or build the index again with mode='hybrid', which has all modes"
             )
         return mode or self.mode
 
@@ -155,9 +153,8 @@ class SentenceIndex:
         prompt = prompts.query if prompt_name is None else prompts.choose(prompt_name=prompt_name)
         if self.encoder and self.encoder.prompt not in (prompt, prompts.document):
             raise ConfigError(
-                f"{self.name or 'the index'} holds texts with the prompt {self.encoder.prompt!r}, but the model's "
-                f"prompt of documents is {prompts.document!r}. Build the index again, or search it with the same "
-                "prompt (prompt_name)"
+                f"{self.name} holds texts with the prompt {self.encoder.prompt!r}, but the model's prompt of documents "
+                f"is {prompts.document!r}. Build the index again, or search it with the same prompt (prompt_name)"
             )
         return prompt
 
@@ -181,7 +178,7 @@ class SentenceIndex:
             texts: The queries themselves; not needed if mode is `dense`.
             mode: `dense` for cosine similarities, `lexical` for BM25, or `hybrid`. By default that of the index.
         """
-        mode, top_k = self.checked_mode(mode), min(check_count("top_k", top_k), len(self))
+        mode, top_k = self.checked_mode(mode), min(check_count("top_k", top_k), len(self.texts))
         if threshold is not None and math.isnan(threshold):
             raise ConfigError("threshold=nan: expected a number, or None for any similarity")
         if threshold is not None and mode == "hybrid":
@@ -189,58 +186,65 @@ class SentenceIndex:
                 f"threshold={threshold}: the scores of a hybrid search only compare the texts that one query finds. "
                 "Leave the threshold out, or search with mode='dense'"
             )
-        count = top_k
-        while True:
-            found = self._find(queries, texts, mode, count)
-            # The best row of each document.
-            best = [np.sort(np.unique(self._documents[rows], return_index=True)[1])[:top_k] for _, rows, _ in found]
-            short = any(
-                len(kept) < top_k and len(rows) == count for kept, (_, rows, _) in zip(best, found, strict=True)
+        finders = {"dense": self._by_embeddings, "lexical": self._by_words, "hybrid": self._by_both}
+        count, is_short = top_k, True
+        while is_short:
+            found = [*finders[mode](queries, texts, count)]
+            # The places of the best row of each document.
+            best = [np.sort(np.unique(self._documents[each.rows], return_index=True)[1])[:top_k] for each in found]
+            # Further passages of the same documents may have taken places.
+            is_short = count < len(self.texts) and any(
+                len(kept) < top_k and len(each.rows) == count for kept, each in zip(best, found, strict=True)
             )
-            if not short or count == len(self):
-                break
-            count = min(4 * count, len(self))  # further passages of the same documents took places
+            count = min(4 * count, len(self.texts))
         return [
             [
-                Hit(score, self.store.row(row), ranks.get(row, {}))
-                for score, row in zip(scores[kept].tolist(), rows[kept].tolist(), strict=True)
+                Hit(score, self._row(row), each.ranks.get(row, {}))
+                for score, row in zip(each.scores[kept].tolist(), each.rows[kept].tolist(), strict=True)
                 if threshold is None or score >= threshold
             ]
-            for kept, (scores, rows, ranks) in zip(best, found, strict=True)
+            for kept, each in zip(best, found, strict=True)
         ]
+
+    def _row(self, number: int) -> dict[str, Any]:
+        (found,) = self.texts.slice(number, 1).to_pylist()
+        return {name: value for name, value in found.items() if value is not None}
 
     @functools.cached_property
     def _documents(self) -> Int[np.ndarray, " rows"]:
         """The document of each row."""
-        table = self.store.table
-        if START not in table.column_names:
-            return np.arange(len(table))
+        if START not in self.texts.column_names:
+            return np.arange(len(self.texts))
         numbers: dict[Any, int] = {}
-        places = (table[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in table.column_names)
+        places = (self.texts[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in self.texts.column_names)
         return np.array([numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)])
-
-    def _find(self, queries: Queries | None, texts: Sequence[str], mode: str, count: int) -> list[Found]:
-        if mode == "lexical":
-            assert self.lexical
-            found = ((scores, found_by_words(scores, count)) for scores in map(self.lexical.scores, texts))
-            return [(scores[rows], rows, {}) for scores, rows in found]
-        assert queries is not None
-        if mode == "hybrid":
-            return [*self._by_both(queries, texts, count)]
-        return [(scores, rows, {}) for scores, rows in zip(*self.store.nearest(queries, count), strict=True)]
 
     @functools.cached_property
     def _sample(self) -> Float32[np.ndarray, "sample dimension"]:
-        return self.store.embeddings(np.arange(0, len(self), -(-len(self) // SAMPLE_ROWS)))
+        assert self.embeddings
+        return self.embeddings.rows(np.arange(0, len(self.texts), -(-len(self.texts) // SAMPLE_ROWS)))
 
-    def _by_both(self, queries: Queries, texts: Sequence[str], count: int) -> Iterator[Found]:
+    def _by_embeddings(self, queries: Queries | None, texts: Sequence[str], count: int) -> Iterator[Found]:
+        assert self.embeddings
+        assert queries is not None
+        return map(Found, *self.embeddings.nearest(queries, count))
+
+    def _by_words(self, queries: Queries | None, texts: Sequence[str], count: int) -> Iterator[Found]:
         assert self.lexical
-        depth = min(max(CANDIDATES, count), len(self))
-        for query, text, near in zip(queries, texts, self.store.nearest(queries, depth)[1], strict=True):
+        for scores in map(self.lexical.scores, texts):
+            rows = found_by_words(scores, count)
+            yield Found(scores[rows], rows)
+
+    def _by_both(self, queries: Queries | None, texts: Sequence[str], count: int) -> Iterator[Found]:
+        assert self.lexical
+        assert self.embeddings
+        assert queries is not None
+        depth = min(max(CANDIDATES, count), len(self.texts))
+        for query, text, near in zip(queries, texts, self.embeddings.nearest(queries, depth)[1], strict=True):
             lexical = self.lexical.scores(text)
             by_words = found_by_words(lexical, depth)
             rows = np.union1d(near, by_words)
-            dense = self.store.embeddings(rows) @ query
+            dense = self.embeddings.rows(rows) @ query
             all_dense = np.einsum("rd,d->r", self._sample, query)  # one thread: BLAS would wait for others
             scores = combine(dense, lexical[rows], self.weight, all_dense, lexical)
             best = best_rows(scores, count)
@@ -248,26 +252,12 @@ class SentenceIndex:
             for half, order in (("dense", near), ("lexical", by_words)):
                 for place, row in enumerate(order.tolist(), 1):
                     ranks[row][half] = place
-            yield scores[best], rows[best], ranks
+            yield Found(scores[best], rows[best], ranks)
 
 
-def find_index(path: Path) -> SentenceIndex | None:
-    """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither.
-
-    Of Parquet files, memory holds the texts. Check the encoder, and then call `with_embeddings`, which copies the
-    embeddings to a temporary file, so that they may be larger than memory.
-    """
-    if (path / INDEX_FILE).is_file():
-        return SentenceIndex.load(path)
-    if (found := find_store(str(path))) is None:
-        return None
-    record, warning = found.record(), ""
-    if found.unfinished:
-        warning = (
-            f"{path} is incomplete: `diffcse embed` has not finished {len(found.unfinished)} of its inputs, for "
-            f"example {found.unfinished[0]}. Run the same `diffcse embed` command again to complete it"
-        )
-    return SentenceIndex(ArrayStore(found.texts()), record, str(path), warning=warning, parquet=found)
+def find_index(path: Path) -> SentenceIndex | VectorStore | None:
+    """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither."""
+    return SentenceIndex.load(path) if (path / INDEX_FILE).is_file() else find_store(path)
 
 
 def check_count(name: str, value: Any) -> int:

@@ -2,10 +2,9 @@
 
 import bisect
 import dataclasses
-import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ TITLE, DOCUMENT, START = "title", "document", "start"  # of passages: the first 
 Record = Mapping[str, Any]
 Sentences = str | Iterable[str]
 Span = tuple[int, int]  # characters of a text, from and to
-Split = Callable[[Sequence[str], Sequence[str]], list[list[Span]]]  # texts, and what stands in front of them
 
 
 def checked_sentences(sentences: Any) -> list[str]:
@@ -53,11 +51,6 @@ class Records:
     corpus: Corpus  # the rows: the id, if there is one, then the texts
     columns: tuple[str, ...]  # of the texts, if they were named
     has_id: bool
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """The SHA-256 of the source in hexadecimal; reads all of it."""
-        return self.corpus.fingerprint()
 
     def __iter__(self) -> Iterator[Record]:
         """Yield the texts in order, and those of one row in the order of the columns; raises like `Corpus.numbered`."""
@@ -122,14 +115,14 @@ def read_all(inputs: Sequence[str], option: str = "--input", **options: Any) -> 
         print("reading sentences from the terminal, one per line; Ctrl-D ends them", file=sys.stderr)
     sources = [read_records(each, option, **options) for each in inputs]
 
-    def records() -> Iterator[Record]:
-        for name, source in zip(inputs, sources, strict=True):
-            file = {FILE: name} if len(sources) > 1 else {}
-            yield from (file | dict(record) for record in source)
-            if skipped := source.corpus.skipped_summary():
-                print(f"{source.corpus.name}: {skipped}", file=sys.stderr)
+    return itertools.chain.from_iterable(map(_reported, sources, inputs if len(inputs) > 1 else [""]))
 
-    return records()
+
+def _reported(source: Records, file: str) -> Iterator[Record]:
+    place = {FILE: file} if file else {}
+    yield from (place | dict(record) for record in source)
+    if skipped := source.corpus.skipped_summary():
+        print(f"{source.corpus.name}: {skipped}", file=sys.stderr)
 
 
 def in_chunks(records: Iterable[Record], rows: int) -> Iterator[list[Record]]:
@@ -180,16 +173,18 @@ def _first(places: Sequence[int], start: int, upto: int) -> int | None:
     return places[number] if number < len(places) and places[number] <= upto else None
 
 
-def as_passages(records: Sequence[Record], split: Split | None) -> Iterator[Record]:
-    """Yield records with passages of the texts, and their places. Without `split`, texts are kept whole.
+def as_passages(records: Sequence[Record], spans: Sequence[Sequence[Span]] = ()) -> list[Record]:
+    """Return records with passages of the texts and their places. Without `spans`, texts are kept whole.
 
     Texts of the same place belong to one document.
     """
-    texts, titles = [record[TEXT] for record in records], [title_of(record) for record in records]
-    spans = split(texts, titles) if split else [[(0, len(text))] for text in texts]
-    for number, (record, passages) in enumerate(zip(records, spans, strict=True)):
+    found: list[Record] = []
+    for number, record in enumerate(records):
         place = {} if LINE in record or FILE in record else {DOCUMENT: number}
-        yield from (place | dict(record) | {START: start, TEXT: record[TEXT][start:end]} for start, end in passages)
+        text = record[TEXT]
+        passages = spans[number] if spans else [(0, len(text))]
+        found += [place | dict(record) | {START: start, TEXT: text[start:end]} for start, end in passages]
+    return found
 
 
 def title_of(record: Record) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.run_folder.records import SEARCH, read_selection
@@ -14,7 +14,6 @@ from diffcse_jax.search.records import (
     TEXT,
     Record,
     Sentences,
-    as_passages,
     checked_sentences,
     read_records,
     searched_texts,
@@ -40,29 +39,6 @@ def recommended(model: str | None) -> tuple[str, float | None]:
     if mode not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise CheckpointError(f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1")
     return mode, weight if mode == "hybrid" else None
-
-
-def build_index(
-    encoder: "Searcher | None",
-    records: Sequence[Record],
-    mode: str,
-    prompt: str = "",
-    passages: bool = True,
-    *,
-    batch_size: int = 64,
-    show_progress: bool = True,
-    storage: str = "",
-    **options: Any,
-) -> SentenceIndex:
-    """Return an index of texts with their places; see `Searcher.build_index`. Mode `lexical` needs no encoder."""
-    check_mode(mode)
-    if passages:
-        records = encoder.split(records, prompt) if encoder else [*as_passages(records, None)]
-    table, record, vectors = table_of(records), None, None
-    if encoder and mode != "lexical":
-        texts, record = searched_texts(table), encoder.record(prompt)
-        vectors = encoder.encode(texts, batch_size, normalize=True, show_progress=show_progress, prompt=prompt)
-    return SentenceIndex.of(table, vectors, record, storage or "float32").extended(mode, **options)
 
 
 class Searcher(abc.ABC):
@@ -108,6 +84,7 @@ class Searcher(abc.ABC):
             passages: Split texts that are longer than the model reads into overlapping passages; a search finds a text
                 by its best passage. If False, such texts are truncated, with a warning.
         """
+        check_mode(mode)
         if isinstance(sentences, str | Path):
             records: Sequence[Record] = [*read_records(sentences, "build_index", titled=passages)]
         elif isinstance(sentences, list) and sentences and isinstance(sentences[0], Mapping):
@@ -115,25 +92,32 @@ class Searcher(abc.ABC):
         else:
             records = [{TEXT: text} for text in checked_sentences(sentences)]
         prompt = self.prompts.document if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
-        options: dict[str, Any] = {"language": language, "weight": weight, "storage": storage}
-        self._index = build_index(
-            self, records, mode, prompt, passages, batch_size=batch_size, show_progress=show_progress, **options
-        )
+        table = table_of(self.split(records, prompt) if passages else records)
+        vectors = record = None
+        if mode != "lexical":
+            options = {"normalize": True, "show_progress": show_progress, "prompt": prompt}
+            vectors, record = self.encode(searched_texts(table), batch_size, **options), self.record(prompt)
+        self._index = SentenceIndex.of(table, record, vectors, mode, language=language, weight=weight, storage=storage)
+
+    @property
+    def index(self) -> SentenceIndex:
+        """The index that is searched. Raises `ConfigError` if there is none."""
+        if self._index is None:
+            raise ConfigError("there is no index to search. Call build_index(sentences) or load_index(folder) first")
+        return self._index
 
     def save_index(self, folder: str | Path) -> None:
         """Write the index to a folder; an earlier index there is replaced, other content is refused."""
-        self._built_index().save(expand_path(folder))
+        self.index.save(expand_path(folder))
 
     def load_index(self, folder: str | Path) -> None:
         """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk."""
-        index = find_index(expand_path(folder))
-        if index is None:
+        found = find_index(expand_path(folder))
+        if found is None:
             raise DataError(f"{folder} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
-        if index.encoder:
-            index.encoder.require(self.record(index.encoder.prompt), index.name)
-        if index.warning:
-            warn_user(index.warning)
-        self._index = index.with_embeddings()
+        if found.encoder:
+            found.encoder.require(self.record(found.encoder.prompt), folder)
+        self._index = found if isinstance(found, SentenceIndex) else SentenceIndex.of_store(found)
 
     def search(
         self, queries: Sentences, top_k: int = 5, threshold: float | None = None, **options: Any
@@ -169,13 +153,8 @@ class Searcher(abc.ABC):
         Returns:
             A list of hits for each query, best first.
         """
-        index, texts = self._built_index(), checked_sentences(queries)
-        vectors = None
-        if index.checked_mode(mode) != "lexical":
-            vectors = self.encode(texts, normalize=True, prompt=index.query_prompt(self.prompts, prompt_name))
-        return index.search(vectors, top_k, threshold, texts=texts, mode=mode)
-
-    def _built_index(self) -> SentenceIndex:
-        if self._index is None:
-            raise ConfigError("there is no index to search. Call build_index(sentences) or load_index(folder) first")
-        return self._index
+        texts, vectors = checked_sentences(queries), None
+        if self.index.checked_mode(mode) != "lexical":
+            prompt = self.index.query_prompt(self.prompts, prompt_name)
+            vectors = self.encode(texts, normalize=True, prompt=prompt)
+        return self.index.search(vectors, top_k, threshold, texts=texts, mode=mode)

@@ -10,8 +10,7 @@ import dataclasses
 import json
 import re
 import tempfile
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float
 
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError
-from diffcse_jax.io import disk_errors, expand_path, read_json_object
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
+from diffcse_jax.io import disk_errors, read_json_object
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.array_store import BLOCK_ROWS, Vectors
+from diffcse_jax.search.embeddings import Vectors
 from diffcse_jax.search.records import FILE, TEXT
 
 VECTOR = "embedding"
-SETTINGS_FILE = "settings.json"  # in the state folder
 
 _METADATA = b"diffcse_jax"
 _PART = re.compile(r"(.+)\.(\d{6})\.parquet")
+_REMEDY = "Remove the file and run `diffcse embed` again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +46,10 @@ class EncoderRecord:
     @classmethod
     def read(cls, settings: Mapping[str, Any], source: Path) -> "EncoderRecord":
         """Return the record in the settings of a file; raise `CheckpointError` if a part of it is missing."""
-        for name, kind in typing.get_type_hints(cls).items():
-            if type(settings.get(name, getattr(cls, name, None))) is not kind:
-                raise CheckpointError(f"{source} does not name the encoder of its embeddings: {name!r} is missing")
-        return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls) if field.name in settings})
+        names = [field.name for field in dataclasses.fields(cls)]
+        if missing := next((name for name in names if name not in settings), ""):
+            raise CheckpointError(f"{source} does not name the encoder of its embeddings: {missing!r} is missing")
+        return cls(**{name: settings[name] for name in names})
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
         """Raise `ConfigError` if embeddings of another encoder cannot be compared with the stored ones."""
@@ -74,132 +73,29 @@ class VectorStore:
 
     folder: Path  # or the only file
     parts: tuple[Path, ...]
-    dtype: np.dtype  # float16 or float32
-    dimension: int
-    counts: tuple[int, ...]  # rows of each file
-    settings: tuple[Mapping[str, Any], ...]  # what the metadata of each file says about its encoder
-    unfinished: tuple[str, ...] = ()  # inputs that `embed` has begun but not finished
-
-    def __len__(self) -> int:
-        return sum(self.counts)
-
-    def record(self) -> EncoderRecord:
-        """Return the encoder of the embeddings; raise a `UserError` if a file does not name it or names another."""
-        records = [EncoderRecord.read(*each) for each in zip(self.settings, self.parts, strict=True)]
-        for part, record in zip(self.parts, records, strict=True):
-            if (record.weights, record.prompt) != (records[0].weights, records[0].prompt):
-                raise DataError(
-                    f"{part} holds embeddings of {record.model}, but {self.parts[0].name} has another encoder, "
-                    f"{records[0].model}, or another prompt. Embed the text again into a folder of its own"
-                )
-        return records[0]
-
-    def blocks(self) -> Iterator[Float[np.ndarray, "rows dimension"]]:
-        """Yield the embeddings, some thousand at a time."""
-        for part in self.parts:
-            rows = 0
-            with _reading(part):
-                file = pq.ParquetFile(part, page_checksum_verification=True)
-                for batch in file.iter_batches(BLOCK_ROWS, columns=[VECTOR]):
-                    vectors = batch.column(VECTOR)
-                    numbers = vectors.values.to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
-                    numbers = numbers[vectors.offset : vectors.offset + len(vectors)]
-                    usable = np.isfinite(numbers).all(axis=1) & vectors.is_valid().to_numpy(zero_copy_only=False)
-                    if not usable.all():
-                        raise DataError(
-                            f"{part}, row {rows + int(usable.argmin()) + 1}: the embedding is missing, NaN or "
-                            "infinite. Remove the file and run `diffcse embed` again"
-                        )
-                    rows += len(batch)
-                    yield numbers
-
-    def unit_blocks(self) -> Iterator[Vectors]:
-        """Yield the embeddings, some thousand at a time, scaled to length 1."""
-        is_unit = self.dtype == np.float32 and all(settings.get("normalize") for settings in self.settings)
-        return (vectors if is_unit else normalize(vectors) for vectors in self.blocks())
+    encoder: EncoderRecord
 
     def mapped(self) -> Vectors:
         """Copy the embeddings, scaled to length 1, to a temporary file, and map it into memory."""
-        shape, place = (len(self), self.dimension), Path("a temporary file in TMPDIR or /tmp")
+        place, rows = Path("a temporary file in TMPDIR or /tmp"), 0
         with disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"), tempfile.TemporaryFile() as file:
-            for block in self.unit_blocks():
-                file.write(np.ascontiguousarray(block).data)
-            return np.memmap(file, np.float32, "r", shape=shape) if len(self) else np.zeros(shape, np.float32)
+            for part in self.parts:
+                vectors = _vectors(part)
+                file.write(normalize(vectors).data)
+                rows += len(vectors)
+            shape = (rows, self.encoder.dimension)
+            return np.memmap(file, np.float32, "r", shape=shape) if rows else np.zeros(shape, np.float32)
 
     def texts(self) -> pa.Table:
         """Return the texts and their other columns; those that a file does not have are null in its rows."""
-        with _reading(self.folder):
-            return pa.concat_tables([self._texts_of(part) for part in self.parts], promote_options="permissive")
-
-    def _texts_of(self, part: Path) -> pa.Table:
-        with _reading(part):
-            file = pq.ParquetFile(part, page_checksum_verification=True)
-            table = file.read([name for name in file.schema_arrow.names if name != VECTOR])
-        table = table.replace_schema_metadata(None)
-        if FILE in table.column_names:  # of documents in a folder
-            return table
-        source = _PART.fullmatch(part.name)
-        return table.append_column(FILE, pa.repeat(source[1] if source else part.name, len(table)))
-
-
-def state_of(folder: Path) -> Path:
-    """Return the folder with what `embed` needs to resume, on the same disk as the folder of embeddings."""
-    real = folder.resolve()
-    return real.with_name(f"{real.name}.state")
-
-
-def input_record(folder: Path, name: str) -> Path:
-    """Return the state file of one input: its size and SHA-256, and its Parquet files once all are written."""
-    return state_of(folder) / "inputs" / f"{name}.json"
-
-
-def find_store(name: str) -> VectorStore | None:
-    """Open a folder of embeddings or one Parquet file of them; return None if it is neither."""
-    folder = expand_path(name)
-    if folder.is_file():
-        holds_vectors = folder.suffix == ".parquet" and VECTOR in _metadata(folder).schema.to_arrow_schema().names
-        parts = [folder] * holds_vectors
-    else:
-        parts = [part for part in sorted(folder.glob("*.parquet")) if not part.name.startswith(("_", "."))]
-        if not parts and folder.is_dir() and (state_of(folder) / SETTINGS_FILE).is_file():
-            raise DataError(f"{folder} holds no embeddings yet. Let `diffcse embed` write some first")
-    if not parts:
-        return None
-    unfinished = _check_parts(folder, {part.name for part in parts})
-    files, kinds = [_metadata(part) for part in parts], []
-    for part, file in zip(parts, files, strict=True):
-        schema = file.schema.to_arrow_schema()
-        kind = schema.field(VECTOR).type if {TEXT, VECTOR} <= {*schema.names} else None
-        if not (kind and pa.types.is_fixed_size_list(kind) and kind.value_type in (pa.float16(), pa.float32())):
-            raise DataError(
-                f"{part} was not written by `diffcse embed`: it needs the columns {TEXT} (text) and {VECTOR} (lists of "
-                f"one size, float32 or float16), and has: {', '.join(schema.names)}"
-            )
-        kinds.append(kind)
-        if kind != kinds[0]:
-            raise DataError(
-                f"{part} holds embeddings of type {kind}, but {parts[0].name} has {kinds[0]}. Keep the embeddings of "
-                "each encoder in a folder of their own"
-            )
-    counts, settings = tuple(file.num_rows for file in files), tuple(map(read_settings, parts, files))
-    dtype = np.dtype(kinds[0].value_type.to_pandas_dtype())
-    return VectorStore(folder, tuple(parts), dtype, kinds[0].list_size, counts, settings, unfinished)
-
-
-def _check_parts(folder: Path, names: set[str]) -> tuple[str, ...]:
-    """Compare the files with `embed`'s records, and return the inputs that are not finished."""
-    numbered = filter(None, map(_PART.fullmatch, sorted(names)))
-    expected = [f"{part[1]}.{int(part[2]) - 1:06d}.parquet" for part in numbered if int(part[2])]
-    settings, unfinished = state_of(folder) / SETTINGS_FILE, []
-    for source in read_json_object(settings).get("inputs", []) if settings.is_file() else []:
-        written = None
-        with contextlib.suppress(CheckpointError):  # it does not exist yet
-            written = read_json_object(input_record(folder, source)).get("parts")
-        expected += written or []
-        unfinished += [source] * (written is None)
-    if missing := next((name for name in expected if name not in names), None):
-        raise DataError(f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it")
-    return tuple(unfinished)
+        tables = []
+        for part in self.parts:
+            table = _read(part, [name for name in _schema(part).names if name != VECTOR])
+            if FILE not in table.column_names:  # which those of documents in a folder have
+                source = _PART.fullmatch(part.name)
+                table = table.append_column(FILE, pa.repeat(source[1] if source else part.name, len(table)))
+            tables.append(table.replace_schema_metadata(None))
+        return pa.concat_tables(tables, promote_options="permissive")
 
 
 def vector_table(
@@ -214,24 +110,97 @@ def vector_table(
     return table.replace_schema_metadata({_METADATA: json.dumps(dict(settings))})
 
 
-def read_settings(part: Path, file: pq.FileMetaData | None = None) -> Mapping[str, Any]:
+def state_of(folder: Path) -> Path:
+    """Return the folder with what `embed` needs to resume, on the same disk as the folder of embeddings."""
+    real = folder.resolve()
+    return real.with_name(f"{real.name}.state")
+
+
+def input_state(folder: Path, source: str) -> Path:
+    """Return the state file of one input: its SHA-256, and its Parquet files once all are written."""
+    return state_of(folder) / f"{Path(source).name}.json"
+
+
+def find_store(path: Path) -> VectorStore | None:
+    """Open a folder of embeddings or one Parquet file of them; return None if it is neither."""
+    if path.is_file():
+        parts = [path] if path.suffix == ".parquet" and VECTOR in _schema(path).names else []
+    else:
+        parts = [part for part in sorted(path.glob("*.parquet")) if not part.name.startswith(("_", "."))]
+    if not parts:
+        if path.is_dir() and state_of(path).is_dir():
+            raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
+        return None
+    _check_complete(path, {part.name for part in parts})
+    first, *others = map(_encoder_of, parts)
+    for part, other in zip(parts[1:], others, strict=True):
+        if (other.weights, other.prompt) != (first.weights, first.prompt):
+            raise DataError(
+                f"{part} holds embeddings of {other.model}, but {parts[0].name} has another encoder, {first.model}, or "
+                "another prompt. Embed the text again into a folder of its own"
+            )
+    return VectorStore(path, tuple(parts), first)
+
+
+def _check_complete(folder: Path, names: set[str]) -> None:
+    """Raise `DataError` if Parquet files are missing, and warn of inputs that `embed` has not finished."""
+    numbered = filter(None, map(_PART.fullmatch, sorted(names)))
+    expected = [f"{part[1]}.{int(part[2]) - 1:06d}.parquet" for part in numbered if int(part[2])]
+    unfinished = []
+    for state in sorted(state_of(folder).glob("*.json")):
+        written = read_json_object(state).get("parts")
+        expected += written or []
+        unfinished += [state.stem] * (written is None)
+    if missing := next((name for name in expected if name not in names), None):
+        raise DataError(f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it")
+    if unfinished:
+        warn_user(
+            f"{folder} is incomplete: `diffcse embed` has not finished {len(unfinished)} of its inputs, for example "
+            f"{unfinished[0]}. Run the same `diffcse embed` command again to complete it"
+        )
+
+
+def _encoder_of(part: Path) -> EncoderRecord:
+    schema, encoder = _schema(part), EncoderRecord.read(read_settings(part), part)
+    types = [pa.list_(number, encoder.dimension) for number in (pa.float32(), pa.float16())]
+    if TEXT not in schema.names or VECTOR not in schema.names or schema.field(VECTOR).type not in types:
+        raise DataError(
+            f"{part} was not written by `diffcse embed`: it needs the columns {TEXT} (text) and {VECTOR} (lists of "
+            f"{encoder.dimension} numbers, float32 or float16), and has: {schema.to_string(show_schema_metadata=False)}"
+        )
+    return encoder
+
+
+def read_settings(part: Path) -> Mapping[str, Any]:
     """Return what the metadata of a Parquet file says about its encoder; empty if it says nothing."""
     with contextlib.suppress(ValueError, RecursionError):
-        settings = json.loads(((file or _metadata(part)).metadata or {}).get(_METADATA, b"{}"))
+        settings = json.loads((_schema(part).metadata or {}).get(_METADATA, b"{}"))
         if isinstance(settings, dict):
             return settings
-    raise DataError(f"{part}: its metadata is damaged. Remove the file and run `diffcse embed` again")
+    raise DataError(f"{part}: its metadata is damaged. {_REMEDY}")
 
 
-def _metadata(part: Path) -> pq.FileMetaData:
-    with _reading(part):
-        return pq.read_metadata(part)
+def _vectors(part: Path) -> Float[np.ndarray, "rows dimension"]:
+    lists = _read(part, [VECTOR])[VECTOR].combine_chunks()
+    vectors = lists.values.to_numpy(zero_copy_only=False).reshape(len(lists), lists.type.list_size)
+    usable = np.isfinite(vectors).all(axis=1) & lists.is_valid().to_numpy(zero_copy_only=False)
+    if not usable.all():
+        row = int(usable.argmin()) + 1
+        raise DataError(f"{part}, row {row}: the embedding is missing, NaN or infinite. {_REMEDY}")
+    return vectors
 
 
-@contextlib.contextmanager
-def _reading(part: Path) -> Iterator[None]:
-    """Raise an error that names the file if Arrow cannot read it."""
+def _schema(part: Path) -> pa.Schema:
+    return _opened(part, lambda file: file.schema_arrow)
+
+
+def _read(part: Path, columns: list[str]) -> pa.Table:
+    return _opened(part, lambda file: file.read(columns))
+
+
+def _opened(part: Path, read: Callable[[pq.ParquetFile], Any]) -> Any:
+    """Read from a Parquet file whose pages are compared with their checksums."""
     try:
-        yield
+        return read(pq.ParquetFile(part, page_checksum_verification=True))
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{part} cannot be read ({error}). Remove it and run `diffcse embed` again") from error
+        raise DataError(f"{part} cannot be read ({error}). {_REMEDY}") from error

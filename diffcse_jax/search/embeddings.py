@@ -1,16 +1,14 @@
-"""Texts and embeddings as arrays, in memory or mapped from a file, and the exact search for the nearest rows."""
+"""Embeddings of texts, in memory or mapped from files, and the exact search for the nearest ones."""
 
 import collections
 import dataclasses
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Array, Float32, Int, Int8, Int32, Shaped, UInt32
 
 from diffcse_jax.errors import ConfigError
@@ -20,6 +18,7 @@ BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 Mi
 STORAGES = ("float32", "float16", "int8", "bits")
 RESCORED = 8  # rows per hit that bits choose and int8 scores
 _FILES = ("vectors.npy", "scale.npy", "precise.npy")
+_ALIGNMENT = 64  # bytes: a CPU compares arrays that start at a multiple of it without copying them
 
 Vectors = Float32[np.ndarray, "rows dimension"]
 Queries = Float32[np.ndarray, "queries dimension"]
@@ -28,87 +27,69 @@ Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayStore:
-    """Texts and embeddings of length 1. Without embeddings, only words are searched.
+class Embeddings:
+    """Embeddings of length 1, stored as one of `STORAGES`.
 
     With bits, a search compares the signs of all dimensions, and then scores the nearest rows with int8.
     """
 
-    table: pa.Table
-    vectors: Shaped[np.ndarray, "rows columns"] | None = None  # float32, float16, int8, or 32 bits in a uint32
+    stored: Shaped[np.ndarray, "rows columns"]  # float32, float16, int8, or 32 bits in a uint32
     scale: Float32[np.ndarray, " dimension"] | None = None  # of int8: the embeddings are the numbers times this
     precise: Int8[np.ndarray, "rows dimension"] | None = None  # next to bits
 
     @classmethod
-    def of(cls, blocks: Callable[[], Iterable[Vectors]], table: pa.Table, storage: str) -> "ArrayStore":
-        """Convert embeddings of length 1. `blocks` starts a pass; int8 and bits need several."""
+    def of(cls, vectors: Vectors, storage: str = "float32") -> "Embeddings":
+        """Store embeddings of length 1. As float32, those of a mapped file stay there."""
         if storage not in STORAGES:
             raise ConfigError(f"storage={storage!r}: use one of: {', '.join(STORAGES)}")
+        if storage == "float32" and vectors.ctypes.data % _ALIGNMENT == 0:
+            return cls(vectors)
         if storage in ("float32", "float16"):
-            return cls(table, _filled(blocks(), len(table), lambda block: block.astype(storage, copy=False)))
-        scale = np.maximum(np.max([np.abs(block).max(axis=0, initial=0) for block in blocks()], axis=0) / 127, 1e-12)
-        codes = _filled(blocks(), len(table), lambda block: np.rint(block / scale).astype(np.int8))
-        if storage == "int8":
-            return cls(table, codes, scale)
-        return cls(table, _filled(blocks(), len(table), _bits), scale, codes)
+            return cls(_converted(vectors, lambda block: block.astype(storage)))
+        largest = np.maximum(vectors.max(axis=0, initial=0), -vectors.min(axis=0, initial=0))
+        scale = np.maximum(largest / 127, 1e-12)
+        codes = _converted(vectors, lambda block: np.rint(block / scale).astype(np.int8))
+        return cls(codes, scale) if storage == "int8" else cls(_converted(vectors, _bits), scale, codes)
 
     @classmethod
-    def load(cls, folder: Path, table: pa.Table) -> "ArrayStore":
+    def load(cls, folder: Path) -> "Embeddings":
         """Map what `save` has written into memory."""
-        paths = (folder / name for name in _FILES)
-        return cls(table, *(np.load(path, mmap_mode="r") if path.exists() else None for path in paths))
+        vectors, *others = (folder / name for name in _FILES)
+        mapped = (np.load(path, mmap_mode="r") if path.exists() else None for path in others)
+        return cls(np.load(vectors, mmap_mode="r"), *mapped)
 
     def save(self, folder: Path) -> None:
-        """Write the embeddings, without the texts, to a folder."""
-        for name, array in zip(_FILES, (self.vectors, self.scale, self.precise), strict=True):
+        """Write the embeddings to a folder."""
+        for name, array in zip(_FILES, (self.stored, self.scale, self.precise), strict=True):
             if array is not None:
                 np.save(folder / name, array)
 
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def row(self, number: int) -> dict[str, Any]:
-        """Return the text of a row, and its other columns with a value."""
-        (found,) = self.table.slice(number, 1).to_pylist()
-        return {name: value for name, value in found.items() if value is not None}
-
-    def embeddings(self, numbers: Int[np.ndarray, " rows"] | slice) -> Vectors:
-        """Return embeddings of length 1, up to rounding."""
-        stored = self.vectors if self.precise is None else self.precise
-        assert stored is not None
-        found = np.asarray(stored[numbers]).astype(np.float32, copy=False)
-        return found if self.scale is None else found * self.scale
-
-    def unit_blocks(self) -> Iterator[Vectors]:
-        """Return the embeddings of all rows in their order, in blocks of at most `BLOCK_ROWS`."""
-        return (self.embeddings(slice(start, start + BLOCK_ROWS)) for start in range(0, len(self), BLOCK_ROWS))
+    def rows(self, numbers: Int[np.ndarray, " rows"]) -> Vectors:
+        """Return the embeddings of some rows, of length 1 up to rounding."""
+        found = np.asarray((self.stored if self.precise is None else self.precise)[numbers])
+        return found.astype(np.float32, copy=False) if self.scale is None else found * self.scale
 
     def nearest(self, queries: Queries, k: int) -> Nearest:
         """Find the rows with the highest cosine similarities; see `nearest`."""
-        assert self.vectors is not None
-        vectors = self.vectors
-        blocks = (np.asarray(vectors[start : start + BLOCK_ROWS]) for start in range(0, len(self), BLOCK_ROWS))
         if self.precise is None:
-            return nearest(queries if self.scale is None else queries * self.scale, blocks, len(self), k)
-        rows = np.sort(nearest(_bits(queries), blocks, len(self), RESCORED * k)[1], axis=1)
-        scores = np.stack([self.embeddings(each) @ query for each, query in zip(rows, queries, strict=True)])
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+            return nearest(queries if self.scale is None else queries * self.scale, self.stored, k)
+        rows = np.sort(nearest(_bits(queries), self.stored, RESCORED * k)[1], axis=1)
+        scores = [self.rows(each) @ query for each, query in zip(rows, queries, strict=True)]
+        by_score = np.array(scores, np.float32).reshape(rows.shape)
+        order = np.argsort(-by_score, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(by_score, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
-def _filled(
-    blocks: Iterable[Vectors], rows: int, convert: Callable[[Vectors], np.ndarray]
+def _converted(
+    vectors: Vectors, convert: Callable[[Vectors], Shaped[np.ndarray, "block columns"]]
 ) -> Shaped[np.ndarray, "rows columns"]:
-    """Return converted blocks as one array, at the start of a page of memory, which JAX reads without a copy."""
-    filled, start = np.zeros((0, 0), np.float32), 0
-    for block in map(convert, blocks):
-        if not start:
-            numbers = rows * block.shape[1]
-            room = mmap.mmap(-1, max(numbers * block.itemsize, 1))
-            filled = np.frombuffer(room, block.dtype, numbers).reshape(rows, block.shape[1])
-        filled[start : start + len(block)] = block
-        start += len(block)
-    return filled
+    """Return converted embeddings at the start of a page of memory."""
+    empty = convert(vectors[:0])
+    shape = (len(vectors), empty.shape[1])
+    converted = np.ndarray(shape, empty.dtype, mmap.mmap(-1, max(1, empty.itemsize * shape[0] * shape[1])))
+    for start in range(0, len(vectors), BLOCK_ROWS):
+        converted[start : start + BLOCK_ROWS] = convert(vectors[start : start + BLOCK_ROWS])
+    return converted
 
 
 def _bits(vectors: Vectors) -> UInt32[np.ndarray, "rows words"]:
@@ -117,43 +98,41 @@ def _bits(vectors: Vectors) -> UInt32[np.ndarray, "rows words"]:
 
 
 def nearest(
-    queries: Shaped[np.ndarray, "queries columns"], blocks: Iterable[Shaped[np.ndarray, "_ columns"]], rows: int, k: int
+    queries: Shaped[np.ndarray, "queries columns"], vectors: Shaped[np.ndarray, "rows columns"], k: int
 ) -> Nearest:
     """Find the rows with the highest inner products, best first; of equal ones the earlier row first.
 
-    Memory holds three blocks of embeddings, and the similarities of one of them with one block of queries.
+    If `vectors` are mapped from a file, memory holds three blocks of them, and the similarities of one block with one
+    block of queries.
 
     Args:
         queries: Embeddings of length 1, or their bits.
-        blocks: Embeddings of length 1 as float32, float16 or int8, or their bits, 32 in a uint32. At most `BLOCK_ROWS`
-            at a time; fewer than 2^31 in all.
-        rows: The number of embeddings.
+        vectors: Embeddings of length 1 as float32, float16 or int8, or their bits, 32 in a uint32; fewer than 2^31.
         k: The number of hits for each query; all rows if there are fewer.
 
     Returns:
         Inner products (of bits: the number of different ones, negative) and row numbers, from 0.
     """
-    found = min(k, rows)
+    found = min(k, len(vectors))
     if not found or not len(queries):
         return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
     # Shapes are powers of two, so that few are compiled. All blocks have the same one, so that equal rows score alike.
-    size = _power_of_two(rows, BLOCK_ROWS)
+    size = _power_of_two(len(vectors), BLOCK_ROWS)
     count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
     asked = [jnp.asarray(_padded(queries[start : start + count], count)) for start in range(0, len(queries), count)]
     shape = (count, _power_of_two(found))
     best: list[Best] = [(jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))] * len(asked)
     running: collections.deque[list[Best]] = collections.deque()
-    first = 0
-    for block in blocks:
-        on_device = jax.device_put(_padded(block, size), may_alias=True)  # CPUs read aligned blocks where they are
+    for first in range(0, len(vectors), BLOCK_ROWS):
+        block = np.asarray(vectors[first : first + BLOCK_ROWS])
+        on_device = jax.device_put(_padded(block, size), may_alias=True)
         place = np.int32(first), np.int32(len(block))
         best = [_better(*earlier, each, on_device, *place) for earlier, each in zip(best, asked, strict=True)]
-        first += len(block)
         running.append(best)
         if len(running) > 2:  # otherwise the host would copy the whole corpus before the device has compared it
             jax.block_until_ready(running.popleft())
-    scores, numbers = (np.concatenate([np.asarray(each[part]) for each in best]) for part in (0, 1))
-    return scores[: len(queries), :found], numbers[: len(queries), :found].astype(np.int64)
+    scores, rows = (np.concatenate([np.asarray(each[part]) for each in best]) for part in (0, 1))
+    return scores[: len(queries), :found], rows[: len(queries), :found].astype(np.int64)
 
 
 @jax.jit
