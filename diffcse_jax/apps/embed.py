@@ -69,7 +69,8 @@ def encode(
     path = expand_path(output)
     if output != "-" and path.suffix not in FORMATS:
         raise ConfigError(f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}")
-    records = [*read_all(inputs, columns=columns, id_column=id_column, every_line=path.suffix == ".npy")]
+    on_bad_line = "error" if path.suffix == ".npy" else "skip"  # because its rows are the lines
+    records = [*read_all(inputs, columns=columns, id_column=id_column, on_bad_line=on_bad_line)]
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
     texts = searched_texts(table_of(records))
@@ -104,7 +105,7 @@ def _renamed(partial: Path, path: Path) -> Iterator[None]:
 def _write_lines(file: Any, records: list[Record], vectors: Float32[np.ndarray, "rows dimension"]) -> None:
     """Write an object on each line, with the shortest numbers that are exact in float32."""
     for record, vector in zip(records, vectors, strict=True):
-        text = json.dumps(dict(record), ensure_ascii=False)
+        text = json.dumps(record, ensure_ascii=False)
         file.write(f'{text[:-1]}, "embedding": [{", ".join(map(str, vector))}]}}\n')
 
 
@@ -135,10 +136,7 @@ def embed(
     Raises:
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
     """
-    process, count = hosts.process_from_environment() or (0, 1)
-    if distributed:
-        hosts.join()
-        process, count = jax.process_index(), jax.process_count()
+    process, count = _process(distributed)
     paths = find_inputs(inputs)
     mine = {path: _open(path, columns, id_column, passages) for path in paths[process::count]}
     encoder = load()
@@ -162,6 +160,17 @@ def embed(
     hosts.wait_for_all()
 
 
+def _process(distributed: bool) -> tuple[int, int]:
+    """Return the number of this process, from 0, and how many there are."""
+    if distributed:
+        hosts.join()
+        return jax.process_index(), jax.process_count()
+    process, count = os.environ.get("JAX_PROCESS_ID", "0"), os.environ.get("JAX_NUM_PROCESSES", "1")
+    if not (process.isdecimal() and count.isdecimal() and int(process) < int(count)):
+        raise ConfigError(f"JAX_PROCESS_ID={process}: expected 0 or more, below JAX_NUM_PROCESSES={count}")
+    return int(process), int(count)
+
+
 def find_inputs(patterns: Sequence[str]) -> list[str]:
     """Return the inputs that the patterns match, in the order of their names; a pattern may also be a file's name."""
     found: dict[str, str] = {}
@@ -183,7 +192,7 @@ def _open(path: str, columns: Sequence[str], id_column: str, passages: bool) -> 
     try:
         return read_records(path, columns=columns, id_column=id_column, titled=passages)
     except NoSentencesError:  # not an error here; reading it will say so
-        return Records(Corpus(path, (TEXT,), lambda: (), lambda: ""), (), has_id=False)
+        return Records(Corpus(path, (TEXT,), lambda: (), lambda: ""))
 
 
 def _check_settings(output: Path, settings: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from diffcse_jax.models.prompts import Prompts
 from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors
 from diffcse_jax.search.fusion import CANDIDATES, DEFAULT_WEIGHT, best_rows, combine, found_by_words
 from diffcse_jax.search.lexical import LexicalIndex
-from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START, searched_texts
+from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START, Record, searched_texts
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 INDEX_FILE = "index.json"
@@ -37,7 +37,7 @@ class Hit(NamedTuple):
     """A text that was found."""
 
     score: float  # cosine similarity, BM25 score, or the mean of their z-scores
-    row: Mapping[str, Any]  # `sentence` and its other columns, for example `line`
+    row: Record  # `sentence` and its other columns, for example `line`
     ranks: Mapping[str, int] = {}  # of a hybrid search: the places of the text by each half that found it
 
 

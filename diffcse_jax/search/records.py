@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ TITLE, DOCUMENT, START = "title", "document", "start"  # of passages: the first 
 
 # `line`, or `file` (with its line) if a source has several; `id` if asked for; `column` if several are read; `title` of
 # a document's passage; `sentence`.
-Record = Mapping[str, Any]
+Record = dict[str, Any]
 Sentences = str | Iterable[str]
 Span = tuple[int, int]  # characters of a text, from and to
 
@@ -49,8 +49,8 @@ class Records:
     """The texts of one source. Each iteration reads it from the start."""
 
     corpus: Corpus  # the rows: the id, if there is one, then the texts
-    columns: tuple[str, ...]  # of the texts, if they were named
-    has_id: bool
+    columns: tuple[str, ...] = ()  # of the texts, if they were named
+    has_id: bool = False
 
     def __iter__(self) -> Iterator[Record]:
         """Yield the texts in order, and those of one row in the order of the columns; raises like `Corpus.numbered`."""
@@ -75,8 +75,8 @@ def read_records(
     *,
     columns: Sequence[str] = (),
     id_column: str = "",
-    every_line: bool = False,
     titled: bool = False,
+    on_bad_line: str = "skip",
 ) -> Records:
     """Open anything that training reads (a file, a pattern, a folder), or standard input (`-`), one text per line.
 
@@ -85,16 +85,15 @@ def read_records(
         option: The option that named it, for errors.
         columns: Columns whose texts are read. By default the only one, or the first with a known name.
         id_column: A column whose values identify the rows; in jsonl and json they may be whole numbers.
-        every_line: Refuse lines without text instead of skipping them.
         titled: Read the titles of documents, too.
+        on_bad_line: What to do about a line without text: `skip` or `error`.
     """
-    on_bad_line = "error" if every_line else "skip"
     if str(source) == STDIN:
         if columns or id_column:
             raise DataError("standard input has no columns. Remove --columns and --id_column")
         lines = ((line.decode(errors="surrogateescape"),) for line in sys.stdin.buffer)
         corpus = Corpus("standard input", (TEXT,), lambda: enumerate(lines, 1), _refuse_digest, on_bad_line)
-        return Records(corpus, (), has_id=False)
+        return Records(corpus)
     if id_column and (not columns or id_column in columns):
         raise DataError(f"--id_column {id_column} needs the columns of text, without itself. Add --columns NAME ...")
     wanted = (*([id_column] if id_column else []), *columns)
@@ -114,15 +113,11 @@ def read_all(inputs: Sequence[str], option: str = "--input", **options: Any) -> 
     if STDIN in inputs and sys.stdin.isatty():
         print("reading sentences from the terminal, one per line; Ctrl-D ends them", file=sys.stderr)
     sources = [read_records(each, option, **options) for each in inputs]
-
-    return itertools.chain.from_iterable(map(_reported, sources, inputs if len(inputs) > 1 else [""]))
-
-
-def _reported(source: Records, file: str) -> Iterator[Record]:
-    place = {FILE: file} if file else {}
-    yield from (place | dict(record) for record in source)
-    if skipped := source.corpus.skipped_summary():
-        print(f"{source.corpus.name}: {skipped}", file=sys.stderr)
+    for name, source in zip(inputs, sources, strict=True):
+        file = {FILE: name} if len(sources) > 1 else {}
+        yield from (file | record for record in source)
+        if skipped := source.corpus.skipped_summary():
+            print(f"{source.corpus.name}: {skipped}", file=sys.stderr)
 
 
 def in_chunks(records: Iterable[Record], rows: int) -> Iterator[list[Record]]:
@@ -148,29 +143,21 @@ def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
     a sentence or else a word begins, at most an eighth of a passage earlier. `tokens` are the places of the tokens.
     """
     begins = [start for start, _ in tokens]
-    words = [number for number in range(1, len(tokens)) if tokens[number - 1][1] < begins[number]]
-    sentences = sorted({bisect.bisect_left(begins, gap.end()) for gap in END.finditer(text)})
+    words = {number for number in range(1, len(tokens)) if tokens[number - 1][1] < begins[number]}
+    sentences = {bisect.bisect_left(begins, gap.end()) for gap in END.finditer(text)}
     found: list[Span] = []
     start = 0
-    while True:
-        stop = start + limit
-        if stop >= len(tokens):
-            return [*found, (begins[start], tokens[-1][1])] if tokens else [(0, len(text))]
-        stop = _last(sentences, start + limit // 2, stop) or _last(words, start + limit // 2, stop) or stop
+    while start + limit < len(tokens):
+        stop = _first(range(start + limit, start + limit // 2, -1), sentences, words) or start + limit
         found.append((begins[start], tokens[stop - 1][1]))
         earliest = max(start + 1, stop - max(1, int(OVERLAP * limit)))
-        places = (_first(sentences, earliest, stop - 1), _first(words, earliest, stop - 1))
-        start = next(filter(None, places), earliest)
+        start = _first(range(earliest, stop), sentences, words) or earliest
+    return [*found, (begins[start], tokens[-1][1])] if tokens else [(0, len(text))]
 
 
-def _last(places: Sequence[int], after: int, upto: int) -> int | None:
-    number = bisect.bisect_right(places, upto)
-    return places[number - 1] if number and places[number - 1] > after else None
-
-
-def _first(places: Sequence[int], start: int, upto: int) -> int | None:
-    number = bisect.bisect_left(places, start)
-    return places[number] if number < len(places) and places[number] <= upto else None
+def _first(places: Iterable[int], *kinds: Container[int]) -> int | None:
+    """Return the first of the places that is of the first kind, or else of the second."""
+    return next((place for kind in kinds for place in places if place in kind), None)
 
 
 def as_passages(records: Sequence[Record], spans: Sequence[Sequence[Span]] = ()) -> list[Record]:
@@ -183,7 +170,7 @@ def as_passages(records: Sequence[Record], spans: Sequence[Sequence[Span]] = ())
         place = {} if LINE in record or FILE in record else {DOCUMENT: number}
         text = record[TEXT]
         passages = spans[number] if spans else [(0, len(text))]
-        found += [place | dict(record) | {START: start, TEXT: text[start:end]} for start, end in passages]
+        found += [place | record | {START: start, TEXT: text[start:end]} for start, end in passages]
     return found
 
 

@@ -1,7 +1,6 @@
 """What an encoder does with an index: build, save, load and search it."""
 
-import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +40,14 @@ def recommended(model: str | None) -> tuple[str, float | None]:
     return mode, weight if mode == "hybrid" else None
 
 
-class Searcher(abc.ABC):
-    """An encoder with an index. `SentenceEncoder` adds the three methods at the top."""
+class Searcher:
+    """An encoder with an index. `SentenceEncoder` has the three methods."""
 
     prompts: Prompts = NO_PROMPTS
+    encode: Callable[..., Any]
+    record: Callable[..., EncoderRecord]
+    split: Callable[..., list[Record]]
     _index: SentenceIndex | None = None
-
-    @abc.abstractmethod
-    def encode(self, *arguments: Any, **options: Any) -> Any: ...
-
-    @abc.abstractmethod
-    def record(self, prompt: str = "") -> EncoderRecord: ...
-
-    @abc.abstractmethod
-    def split(self, records: Sequence[Record], prompt: str = "") -> list[Record]: ...
 
     def build_index(
         self,
