@@ -30,7 +30,7 @@ from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, parameters, pooling, pooling_modules
 from diffcse_jax.models.forward import compiled_forward
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
+from diffcse_jax.models.pooling_modules import RecordedPooler, checked_truncation, choose_pooler
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.sentence_head import NO_HEAD, RecordedHead
 from diffcse_jax.models.transformer import TransformerConfig
@@ -145,6 +145,21 @@ class SentenceEncoder(Searcher):
             return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=name)
         model = hf.read(name)
         record = pooling_modules.recorded(model)
+        cut = record.truncate_dim if truncate_dim is None else truncate_dim
+        return cls._of(model, record, pooler, name, dtype=dtype, truncate_dim=cut)
+
+    @classmethod
+    def from_saved(
+        cls, saved: SavedEncoder, *, pooler: str | None = None, name: str = "", **options: Any
+    ) -> "SentenceEncoder":
+        """Return the encoder of a checkpoint that `read_encoder` has read; options as for `from_pretrained`."""
+        name = name or f"the checkpoint of step {saved.step}"
+        return cls._of(saved.checkpoint, saved.recorded, pooler, name, **options)
+
+    @classmethod
+    def _of(
+        cls, model: hf.Pretrained, record: RecordedPooler, pooler: str | None, name: str, **options: Any
+    ) -> "SentenceEncoder":
         return cls(
             model.config,
             model.transformer,
@@ -152,29 +167,9 @@ class SentenceEncoder(Searcher):
             pooler=choose_pooler(pooler, record.pooler, name),
             pooler_head=record.head or model.pooler,
             sentence_head=record.sentence_head,
-            dtype=dtype,
-            truncate_dim=record.truncate_dim if truncate_dim is None else truncate_dim,
             prompts=record.prompts,
             max_length=pooling_modules.max_length_of(model.folder, model.config.max_length),
             name=name,
-        )
-
-    @classmethod
-    def from_saved(
-        cls, saved: SavedEncoder, *, pooler: str | None = None, name: str = "", **options: Any
-    ) -> "SentenceEncoder":
-        """Return the encoder of a checkpoint that `read_encoder` has read; options as for `from_pretrained`."""
-        step = f"the checkpoint of step {saved.step}"
-        return cls(
-            saved.transformer_config,
-            saved.transformer,
-            load_tokenizer(saved.folder),
-            pooler=choose_pooler(pooler, saved.pooler, step),
-            pooler_head=saved.pooler_head,
-            sentence_head=saved.sentence_head,
-            prompts=saved.prompts,
-            max_length=saved.max_length,
-            name=name or step,
             **options,
         )
 

@@ -118,11 +118,11 @@ def join() -> None:
     """
     if jax.distributed.is_initialized():
         return
-    index, count = (os.environ.get(name) for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"))
+    index, count = process_from_environment() or (None, None)
 
     def end_alone() -> None:
         address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
-        who = f"process {index} of {count}" if index else "this process"
+        who = "this process" if index is None else f"process {index} of {count}"
         _print_error(
             f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at {address}. Check that all "
             "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS."
@@ -135,8 +135,8 @@ def join() -> None:
     timer.start()
     try:
         jax.distributed.initialize(
-            num_processes=int(count) if count else None,
-            process_id=int(index) if index else None,
+            num_processes=count,
+            process_id=index,
             initialization_timeout=2 * INITIALIZATION_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
@@ -171,12 +171,26 @@ def _distributed_state() -> Any:
 
 def require_alone() -> None:
     """Raise an error if the environment describes several processes, but `distributed` is off."""
-    count = os.environ.get("JAX_NUM_PROCESSES", "1")
-    if count != "1":
+    _, count = process_from_environment() or (0, 1)
+    if count > 1:
         raise ConfigError(
             f"JAX_NUM_PROCESSES={count}, but distributed=False: each of the {count} processes would train the whole "
             "run in the same workdir. Either set distributed=True, or unset JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
+
+
+def process_from_environment() -> tuple[int, int] | None:
+    """Return JAX_PROCESS_ID and JAX_NUM_PROCESSES, or None if neither is set."""
+    index, count = (os.environ.get(name) for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"))
+    if index is None and count is None:
+        return None
+    index, count = index or "", count or ""
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ConfigError(
+            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected a number from 0, and a larger number of "
+            "processes"
+        )
+    return int(index), int(count)
 
 
 _decision_numbers = itertools.count()  # all processes make the same decisions in the same order

@@ -73,7 +73,7 @@ def test_of_equal_scores_the_earliest_checkpoint_is_the_best(scores, best, tmp_p
     assert kept(tmp_path) == {best, *sorted(scores)[-2:]}
     encoder = read_encoder(tmp_path)
     assert encoder.step == best
-    assert encoder.transformer["embeddings.word.embedding"][0, 0] == best
+    assert encoder.checkpoint.transformer["embeddings.word.embedding"][0, 0] == best
 
 
 def test_within_one_process_an_ineligible_checkpoint_is_not_the_best(tmp_path):

@@ -41,11 +41,11 @@ def saved(tmp_path, minilm_dir, monkeypatch):
             dev={"stsb_spearman": 81.25},
             dev_metric="stsb_spearman",
             config=Config(),
-            hf_config=base.hf_config,
-            folder=base.folder,
-            transformer_config=base.config,
-            transformer=random_params(Transformer, base.config, seed=1),
-            pooler_head=random_params(MlpProjector, base.config, seed=2) if with_head else None,
+            checkpoint=dataclasses.replace(
+                base,
+                transformer=random_params(Transformer, base.config, seed=1),
+                pooler=random_params(MlpProjector, base.config, seed=2) if with_head else None,
+            ),
             interpolation=0.5,
             verdict="better than the start",
             baseline=Record(0, "avg", {"stsb_spearman": 79.5}, "stsb_spearman", "text"),
@@ -81,7 +81,7 @@ def test_every_reader_gives_the_trained_embeddings(saved, tmp_path, capfd):
     assert pooler_of(tmp_path / "out") == "cls"
     assert "Loading weights" not in capfd.readouterr().err
     tensors = load_file(tmp_path / "out/model.safetensors")  # which transformers alone reads as well
-    np.testing.assert_array_equal(tensors["pooler.dense.weight"], trained.pooler_head["dense.kernel"].T)
+    np.testing.assert_array_equal(tensors["pooler.dense.weight"], trained.checkpoint.pooler["dense.kernel"].T)
 
 
 def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, capfd):
@@ -118,8 +118,8 @@ def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, 
 def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_path):
     trained, private, out = saved("mpnet", "avg_first_block_last"), str(tmp_path), tmp_path / "out"
     paths = {name: private for name in ("_name_or_path", "name_or_path", "tokenizer_file", "cache_dir")}
-    trained.hf_config.update(paths)
-    settings = trained.folder / "tokenizer_config.json"
+    trained.checkpoint.hf_config.update(paths)
+    settings = trained.checkpoint.folder / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | paths))
     check = export.export(tmp_path / "workdir", out, truncate_dim=6, with_onnx=True)["maximal_absolute_difference"]
     assert set(check) == {"diffcse_jax", "sentence_transformers", "onnx/model.onnx"}

@@ -17,6 +17,7 @@ from test_sts import write_stsb
 from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import hosts
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.run_folder.folder import held
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.saved_encoder import read_encoder
@@ -164,6 +165,17 @@ def test_quiet_leaves_warnings(capsys, monkeypatch):
         hosts.log_line("notice")
         hosts.log_line("warning: low")
         assert capsys.readouterr().err.splitlines() == printed
+
+
+def test_the_environment_numbers_the_processes(monkeypatch):
+    monkeypatch.delenv("JAX_PROCESS_ID", raising=False)
+    monkeypatch.delenv("JAX_NUM_PROCESSES", raising=False)
+    assert hosts.process_from_environment() is None
+    monkeypatch.setenv("JAX_PROCESS_ID", "2")
+    for count in ("", "2", "two"):
+        monkeypatch.setenv("JAX_NUM_PROCESSES", count)
+        with pytest.raises(ConfigError, match=f"JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES={count}: expected a number"):
+            hosts.process_from_environment()
 
 
 def check_same(workdir: Path, expected: Path) -> None:

@@ -13,7 +13,7 @@ from diffcse_jax.config import Config, configuration, flat, read_overrides, ship
 from diffcse_jax.export import card
 from diffcse_jax.export.card import BIBTEX, model_card, papers_of
 from diffcse_jax.losses.base import Loss
-from diffcse_jax.models.hf import transformer_config
+from diffcse_jax.models.hf import Pretrained, transformer_config
 from diffcse_jax.run_folder.folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.records import Record
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
@@ -32,8 +32,8 @@ def saved_with(config: Config, **fields: object) -> SavedEncoder:
     dev = {"stsb_spearman": 81.25, "guard_stsb_spearman": 81.25}
     start = Record(0, "avg", {"stsb_spearman": 79.5, "guard_stsb_spearman": 79.5}, "stsb_spearman", "text")
     return SavedEncoder(
-        250, "cls_before_pooler", dev, "stsb_spearman", config=config, hf_config={}, folder=Path(),
-        transformer_config=SIZES, transformer={}, pooler_head=None, baseline=start, **fields,
+        250, "cls_before_pooler", dev, "stsb_spearman", config=config,
+        checkpoint=Pretrained(Path(), {}, SIZES, {}), baseline=start, **fields,
     )  # fmt: skip
 
 

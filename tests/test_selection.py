@@ -36,7 +36,8 @@ MEASURED = {  # by the mean weight
 
 
 def weight_of(encoder) -> float:
-    (weight,) = {float(array.mean()) for array in encoder.transformer.values()}
+    checkpoint = getattr(encoder, "checkpoint", encoder)
+    (weight,) = {float(array.mean()) for array in checkpoint.transformer.values()}
     return weight
 
 

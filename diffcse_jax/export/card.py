@@ -17,6 +17,7 @@ from diffcse_jax.export.onnx import GRAPH
 from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run
 from diffcse_jax.models import families
 from diffcse_jax.models.pooling import OTHER_POOLERS
+from diffcse_jax.models.pooling_modules import max_length_of
 from diffcse_jax.run_folder.folder import BaseModel, is_local
 from diffcse_jax.run_folder.records import SELECTION, origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
@@ -53,7 +54,7 @@ def model_card(
     and of the text. `results` are those of `recorded_results`, and `check` is a sentence on how readers of the folder
     agree with the trained model.
     """
-    config, baseline, sizes = saved.config, saved.baseline, saved.transformer_config
+    config, baseline, sizes = saved.config, saved.baseline, saved.checkpoint.config
     is_cut = truncate_dim not in (None, saved.embedding_size)
     text = training_text(config)
     codes = language or languages(saved, base)
@@ -94,7 +95,7 @@ def model_card(
         verdict=saved.verdict.replace(config.model.name_or_path, base.name).rstrip("."),
         test_table=shown(tests),
         not_official=results[0].get("not_official", {}),
-        max_length=saved.max_length or sizes.max_length,
+        max_length=max_length_of(saved.checkpoint.folder, sizes.max_length),
         other_poolers=OTHER_POOLERS,
         prompts=", ".join(f"{name} `{prompt}`" for name, prompt in saved.prompts.by_name.items() if prompt),
         has_pooler=bool(families.FAMILIES[sizes.family].pooler),

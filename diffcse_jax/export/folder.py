@@ -33,7 +33,6 @@ from diffcse_jax.io import (
 )
 from diffcse_jax.models import families, hf, pooling_modules
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
 from diffcse_jax.run_folder.records import SEARCH, origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
@@ -109,7 +108,7 @@ def export(
             write_json(folder / EXPORT_CHECK, check)
             card = model_card(
                 saved,
-                read_base_model(saved.folder),
+                read_base_model(saved.checkpoint.folder),
                 name=(find_run(source) or source).resolve().name,
                 truncate_dim=truncate_dim,
                 hub_id=hub_id,
@@ -122,7 +121,7 @@ def export(
             write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.interpolation, saved.step)}")
     print(_describe(check))
-    if families.FAMILIES[saved.transformer_config.family].pooler and not saved.pooler_head:
+    if families.FAMILIES[saved.checkpoint.config.family].pooler and not saved.checkpoint.pooler:
         print(
             "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
             f"{saved.pooler} does not use it. Do not use `pooler_output`"
@@ -132,30 +131,31 @@ def export(
 
 def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:
     """Write configuration, weights, tokenizer and modules into an existing folder."""
-    sizes = saved.transformer_config
+    trained = saved.checkpoint
+    sizes = trained.config
     architecture = families.FAMILIES[sizes.family].architecture
-    hf_config = dict(saved.hf_config) | {"architectures": [architecture], "dtype": "float32"}
+    hf_config = dict(trained.hf_config) | {"architectures": [architecture], "dtype": "float32"}
     for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
         hf_config.pop(key, None)
     if saved.pooler in pooling_modules.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
     write_json(folder / "config.json", _without_paths(hf_config))
 
-    tensors = hf.to_hf(saved.transformer, "transformer", sizes)
-    if saved.pooler_head:
-        tensors |= hf.to_hf(saved.pooler_head, "pooler", sizes)
+    tensors = hf.to_hf(trained.transformer, "transformer", sizes)
+    if trained.pooler:
+        tensors |= hf.to_hf(trained.pooler, "pooler", sizes)
     write_tensors(folder / "model.safetensors", tensors)
 
     for name in _TOKENIZER_FILES:
-        if (saved.folder / name).is_file():
-            shutil.copyfile(saved.folder / name, folder / name)
+        if (trained.folder / name).is_file():
+            shutil.copyfile(trained.folder / name, folder / name)
     if (folder / _TOKENIZER_FILES[0]).is_file():
         write_json(folder / _TOKENIZER_FILES[0], _without_paths(read_json_object(folder / _TOKENIZER_FILES[0])))
-    unlimited_tokenizer(load_tokenizer(saved.folder)).save(str(folder / "tokenizer.json"))
+    unlimited_tokenizer(load_tokenizer(trained.folder)).save(str(folder / "tokenizer.json"))
 
-    record = RecordedPooler(saved.pooler, saved.pooler_head, truncate_dim, saved.sentence_head, saved.prompts)
+    record = saved.recorded._replace(truncate_dim=truncate_dim)
     pooling_modules.write(folder, record, sizes.num_blocks, sizes.hidden_size)
-    length = saved.max_length or sizes.max_length
+    length = pooling_modules.max_length_of(trained.folder, sizes.max_length)
     write_json(folder / pooling_modules.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
 
 

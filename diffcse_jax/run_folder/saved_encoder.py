@@ -9,11 +9,10 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import CHECKPOINTS, find_run
 from diffcse_jax.models import hf, parameters
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling_modules import max_length_of
+from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
-from diffcse_jax.models.sentence_head import NO_HEAD, RecordedHead
-from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import best_step, read_arrays, read_record, saved_steps
 from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_head, read_pooler, read_run_prompts
 from diffcse_jax.run_folder.records import Record, read_baseline, read_selection, read_weights
@@ -24,14 +23,8 @@ class SavedEncoder(Record):
     """The encoder of a checkpoint, or the one that a run has selected: its record, and what encoding it needs."""
 
     config: Config
-    hf_config: Mapping[str, Any]  # of the starting checkpoint
-    folder: Path  # config.json and tokenizer of the starting checkpoint
-    transformer_config: TransformerConfig
-    transformer: Params
-    pooler_head: Params | None  # dense + tanh: the trained projector if it is kept, otherwise the starting checkpoint's
-    sentence_head: RecordedHead = NO_HEAD  # the modules after another pooler than `cls`, trained
+    checkpoint: Pretrained  # the starting checkpoint's folder, the trained weights and, as pooler, the kept projector
     prompts: Prompts = NO_PROMPTS
-    max_length: int | None = None  # the number of tokens that texts are cut to; None: that of the positions
     interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
     verdict: str = ""  # empty before training is finished
     baseline: Record | None = None  # the starting checkpoint's
@@ -39,9 +32,15 @@ class SavedEncoder(Record):
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def recorded(self) -> RecordedPooler:
+        """What the folder of another checkpoint would record."""
+        head = self.checkpoint.pooler if self.pooler == "cls" else None
+        return RecordedPooler(self.pooler, head, None, self.checkpoint.sentence_head, self.prompts)
+
+    @property
     def embedding_size(self) -> int:
         """The size of embeddings before they are cut."""
-        return self.sentence_head.embedding_size(self.pooler, self.transformer_config.hidden_size)
+        return self.checkpoint.embedding_size(self.pooler)
 
 
 def read_encoder(path: Path) -> SavedEncoder:
@@ -61,18 +60,19 @@ def read_encoder(path: Path) -> SavedEncoder:
         params, record = read_parameters(workdir, None if path == workdir else int(path.name))
     folder = encoder_folder(workdir)
     hf_config = hf.read_hf_config(folder)
-    sizes = hf.transformer_config(hf_config, source=str(folder))
+    checkpoint = Pretrained(
+        folder,
+        hf_config,
+        hf.transformer_config(hf_config, source=str(folder)),
+        parameters.subset(params, "encoder"),
+        pooler=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
+        sentence_head=read_head(workdir).of(record.pooler, params),
+    )
     return SavedEncoder(
         **vars(record),
         config=config,
-        hf_config=hf_config,
-        folder=folder,
-        transformer_config=sizes,
-        transformer=parameters.subset(params, "encoder"),
+        checkpoint=checkpoint,
         prompts=read_run_prompts(folder),
-        max_length=max_length_of(folder, sizes.max_length),
-        sentence_head=read_head(workdir).of(record.pooler, params),
-        pooler_head=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
         interpolation=selection.interpolation if selection else 1.0,
         verdict=selection.verdict if selection else "",
         baseline=read_baseline(workdir),

@@ -47,14 +47,9 @@ class StartingCheckpoint:
     prompts: Prompts = NO_PROMPTS  # its own, and those of `data.prompts`
 
     @property
-    def head(self) -> Params | None:
-        """The dense + tanh head of the recorded pooler `cls`, from which a kept projector starts."""
-        return self.recorded.head
-
-    @property
     def pooler_head(self) -> Params | None:
         """The dense + tanh head that is recorded or in the checkpoint, if there is one."""
-        return self.head or self.checkpoint.pooler
+        return self.recorded.head or self.checkpoint.pooler
 
     def pooler(self, config: Config) -> str:
         """Return the pooler that the checkpoint records, or else the run's."""
@@ -83,7 +78,7 @@ class StartingCheckpoint:
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint has before the first step."""
-        has_its_weights = config.encoding_pooler != "cls" or self.head is not None
+        has_its_weights = config.encoding_pooler != "cls" or self.recorded.head is not None
         return has_its_weights and self.pooler(config) == config.encoding_pooler
 
     def describe_pooler(self, asked: str, config: Config) -> str:
@@ -110,10 +105,7 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
     name, asked = config.model.name_or_path, config.model.pooler
     if config.needs("labels") and find_run(expand_path(name)):
         saved = read_encoder(expand_path(name))
-        head = saved.pooler_head if saved.pooler == "cls" else None
-        sizes, params = saved.transformer_config, saved.transformer
-        encoder = Pretrained(saved.folder, saved.hf_config, sizes, params, pooler=saved.pooler_head)
-        recorded = RecordedPooler(saved.pooler, head, sentence_head=saved.sentence_head, prompts=saved.prompts)
+        encoder, recorded = saved.checkpoint, saved.recorded
     else:
         encoder = read(name, needs_mlm_head=config.generator_is_start)
         recorded = pooling_modules.recorded(encoder)
@@ -285,8 +277,7 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
                 encoder = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
             except CheckpointError as error:
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
-            _check_vocabulary(config, f"{key}: {name!r}", encoder.tokenizer, tokenizer)
-            _check_length(config, f"{key}: {name!r}", encoder.config)
+            _check_fits(config, f"{key}: {name!r}", encoder.config, encoder.tokenizer, tokenizer)
             params = {name: np.asarray(array) for name, array in encoder.params.items()}
             build = partial(SentenceNetwork, encoder.config, encoder.pooler, encoder.truncate_dim)
             build = partial(build, layers=encoder.sentence_head.layers)
@@ -301,28 +292,33 @@ def _fitting(
     config: Config, key: str, checkpoint: Pretrained, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
 ) -> Pretrained:
     """Return a checkpoint that reads the encoder's token ids, computed on the encoder's devices, or raise an error."""
-    counts = checkpoint.config.vocab_size, encoder.config.vocab_size
-    if counts[0] != counts[1]:
-        raise _other_vocabulary(config, key, f"{counts[0]} and {counts[1]} tokens")
-    if (checkpoint.folder / "tokenizer.json").is_file():
-        _check_vocabulary(config, key, load_tokenizer(checkpoint.folder), tokenizer)
-    _check_length(config, key, checkpoint.config)
+    has_tokenizer = (checkpoint.folder / "tokenizer.json").is_file()
+    theirs = load_tokenizer(checkpoint.folder) if has_tokenizer else tokenizer
+    _check_fits(config, key, checkpoint.config, theirs, tokenizer, embeddings=encoder.config.vocab_size)
     return checkpoint.like(encoder)
 
 
-def _check_vocabulary(config: Config, key: str, theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) -> None:
-    """Check that all our tokens have the same ids in another tokenizer."""
+def _check_fits(
+    config: Config,
+    key: str,
+    sizes: TransformerConfig,
+    theirs: PreTrainedTokenizerFast,
+    ours: PreTrainedTokenizerFast,
+    embeddings: int | None = None,
+) -> None:
+    """Check that another checkpoint reads our token ids, has as many embeddings, if given, and enough positions."""
     ids, tokens = theirs.get_vocab(), ours.get_vocab()
-    if unlike := sum(ids.get(token) != index for token, index in tokens.items()):
-        raise _other_vocabulary(config, key, f"{unlike} of {len(tokens)} tokens have other ids")
-
-
-def _other_vocabulary(config: Config, key: str, difference: str) -> CheckpointError:
-    return CheckpointError(
-        f"{key} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). "
-        "Generators, discriminators and teachers read the encoder's token ids, so all need the same one. As a "
-        "generator, use distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
-    )
+    unlike = sum(ids.get(token) != index for token, index in tokens.items())
+    difference = f"{unlike} of {len(tokens)} tokens have other ids" if unlike else ""
+    if embeddings not in (None, sizes.vocab_size):
+        difference = f"{sizes.vocab_size} and {embeddings} tokens"
+    if difference:
+        raise CheckpointError(
+            f"{key} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). "
+            "Generators, discriminators and teachers read the encoder's token ids, so all need the same one. As a "
+            "generator, use distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
+        )
+    _check_length(config, key, sizes)
 
 
 def _check_length(config: Config, key: str, sizes: TransformerConfig) -> None:

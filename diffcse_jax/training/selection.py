@@ -27,7 +27,7 @@ THIS_MODEL = "this model"  # the trained one, as the name of a system
 
 def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
     """Check that `eval.interpolate` is possible: the starting checkpoint has all parameters of the trained encoder."""
-    if config.eval.interpolate and config.keeps_projector and base.head is None:
+    if config.eval.interpolate and config.keeps_projector and base.recorded.head is None:
         raise ConfigError(
             f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all trained weights, but "
             f"{base.name} has no projector, and model.projector_train_only=False keeps one. Set eval.interpolate=0."
@@ -96,15 +96,10 @@ def select(run: Run, baseline: Record) -> Selection:
 
     if keeps_start:
         weight, record = 0.0, dataclasses.replace(baseline, outcomes=[])
-        model = dataclasses.replace(
-            best,
-            transformer=base.checkpoint.transformer,
-            pooler=baseline.pooler,
-            pooler_head=base.pooler_head,
-            sentence_head=base.checkpoint.sentence_head.of(baseline.pooler),
-        )
+        model, head = base.checkpoint, base.pooler_head
     else:
-        model = interpolate(base, best, weight)
+        model = interpolate(base, best, weight).checkpoint
+        head = model.pooler
         record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text, dev_text=evaluation.text)
     of_exported = [system for system in compared if system.encoder == (base.name if keeps_start else THIS_MODEL)]
     how = systems.recommend(of_exported) if of_exported else None
@@ -115,9 +110,10 @@ def select(run: Run, baseline: Record) -> Selection:
         systems=[system.summary() for system in compared],
         search={"mode": how.mode, "weight": how.weight} if how else {},
     )
-    head = model.pooler_head if model.pooler == "cls" else None
-    weights = parameters.prefixed(model.transformer, "encoder") | parameters.prefixed(head or {}, "projector")
-    weights |= parameters.prefixed(model.sentence_head.params, SENTENCE_HEAD)
+    weights = parameters.prefixed(model.transformer, "encoder")
+    if record.pooler == "cls":
+        weights |= parameters.prefixed(head or {}, "projector")
+    weights |= parameters.prefixed(model.sentence_head.of(record.pooler).params, SENTENCE_HEAD)
     write_selection(run.workdir, selection, weights)
     return selection
 
@@ -151,15 +147,16 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
     def between(start: Params, trained: Params) -> Params:
         return {name: (1 - weight) * start[name] + weight * array for name, array in trained.items()}
 
-    head = trained.pooler_head
+    start, ours = base.checkpoint, trained.checkpoint
+    pooler, head = ours.pooler, ours.sentence_head
     if trained.pooler == "cls":
-        assert base.head is not None  # see check_interpolation
-        assert head is not None
-        head = between(base.head, head)
-    start, ours = base.checkpoint, trained.sentence_head
-    ours = ours._replace(params=between(start.sentence_head.params, ours.params))
-    transformer = between(start.transformer, trained.transformer)
-    return dataclasses.replace(trained, transformer=transformer, pooler_head=head, sentence_head=ours)
+        assert base.recorded.head is not None  # see check_interpolation
+        assert pooler is not None
+        pooler = between(base.recorded.head, pooler)
+    head = head._replace(params=between(start.sentence_head.params, head.params))
+    transformer = between(start.transformer, ours.transformer)
+    mixed = dataclasses.replace(ours, transformer=transformer, pooler=pooler, sentence_head=head)
+    return dataclasses.replace(trained, checkpoint=mixed)
 
 
 def _measure(base: StartingCheckpoint, best: SavedEncoder, weight: float, evaluation: DevEvaluation) -> Measured:

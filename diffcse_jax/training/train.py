@@ -98,7 +98,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
         generator = own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
-    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, base.head, discriminator)
+    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, base.recorded.head, discriminator)
     optimizer = make_optimizer(config.optim, total_steps)
 
     # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.

@@ -94,7 +94,7 @@ class Tuning:
         """Train in one stage or two, and resume if stopped. Return the verdict of the last stage."""
         config, start = self.config, self.start
         open_run(workdir, config, start.checkpoint, start.tokenizer, None)
-        built = networks.build(config, start.checkpoint, None, self.vocabulary, projector=start.head)
+        built = networks.build(config, start.checkpoint, None, self.vocabulary, projector=start.recorded.head)
         if config.finetune.stages == "heads_first":
             heads = self._train_heads(workdir / HEADS, built)
             log_line("stage 2 of 2: training the encoder and the heads")
