@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import torch_senteval
 from diffcse_jax.evaluation import classifier
@@ -32,18 +31,9 @@ def overlapping_fits(rows):
     return [*fits, Fit(order[:-40], order[-40:]), classifier.hold_out(order[7:])]
 
 
-@pytest.mark.parametrize(("dimension", "classes"), [(100, 3), (768, 6), (1536, 2)])
-def test_initial_weights_are_those_of_torch(dimension, classes):
-    torch.manual_seed(1111)
-    layer = torch.nn.Linear(dimension, classes)
-    weights = classifier.initial_weights(classes, dimension)
-    np.testing.assert_array_equal(weights[:, :-1], layer.weight.detach().numpy())
-    np.testing.assert_array_equal(weights[:, -1], layer.bias.detach().numpy())
-
-
 @pytest.mark.parametrize(
     ("optimizer", "batch_size", "tenacity", "passes", "classes"),
-    [("adam", 64, 5, 4, 2), ("rmsprop", 7, 0, 1, 6)],
+    [("adam", 64, 2, 2, 2), ("rmsprop", 7, 0, 1, 6)],
 )
 def test_every_fit_is_that_of_torch(optimizer, batch_size, tenacity, passes, classes):
     dimension = 20

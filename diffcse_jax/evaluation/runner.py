@@ -39,8 +39,9 @@ def run(
 
     for model in dict.fromkeys(models):
         done.append(evaluate_model(model, settings, keep))
-    shown = map(details, done) if style == "text" else ()
-    print(*shown, compare(done, with_published=with_published, style=style), sep="\n\n")
+    parts = [*map(details, done)] if style == "text" else []
+    parts.append(compare(done, with_published=with_published, style=style))
+    print("\n\n".join(filter(None, parts)))
     if pictures := geometry.draw(done, output.parent / "report"):
         print("pictures:", *pictures, file=sys.stderr)
     return 3 if any(each["missing"] for each in done) and not allow_missing else 0
