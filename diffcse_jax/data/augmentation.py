@@ -5,6 +5,7 @@ Byte-level BPE and SentencePiece mark tokens that begin a word, so that punctuat
 any other tokenizer each token is a word. [CLS] and [SEP] stay.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -20,7 +21,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.readers import Fault, checked, lines
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
-from diffcse_jax.io import expand_path, why_unreadable
+from diffcse_jax.io import expand_path
 
 Ids = Integer[np.ndarray, "B T"]
 Lengths = Int[np.ndarray, " B"]
@@ -38,11 +39,13 @@ class Augmentation:
     begins_word: Bool[np.ndarray, " vocabulary"]
     synonyms: Synonyms = dataclasses.field(default_factory=dict)
 
-    def __call__(self, input_ids: Ids, lengths: Lengths, generator: np.random.Generator) -> tuple[Ids, Lengths]:
-        """Return the changed sentences and their lengths. Values at padding have no meaning."""
-        positions = np.arange(input_ids.shape[1])
-        ordinary = (positions > 0) & (positions < lengths[:, None] - 1)
-        begins = ordinary & (self.begins_word[input_ids] | (positions == 1))
+    def __call__(
+        self, input_ids: Ids, lengths: Lengths, generator: np.random.Generator, prompt_tokens: int = 0
+    ) -> tuple[Ids, Lengths]:
+        """Return the changed sentences and their lengths. Prompts stay, and values at padding have no meaning."""
+        positions, first = np.arange(input_ids.shape[1]), 1 + prompt_tokens
+        ordinary = (positions >= first) & (positions < lengths[:, None] - 1)
+        begins = ordinary & (self.begins_word[input_ids] | (positions == first))
         if self.kind == "synonyms":
             return self._with_synonym(input_ids, lengths, begins, generator)
         number = begins.cumsum(axis=1) - 1  # the word of each token
@@ -84,12 +87,10 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
     """Open the augmentation that `data.augmentation` names; None if it does not change second views here."""
     if data.augmentation in ("none", "mlm"):
         return None
-    backend = unlimited_tokenizer(tokenizer)
-    begins = begins_word(backend)
-    synonyms: Synonyms = {}
+    backend, synonyms = unlimited_tokenizer(tokenizer), {}
     if data.augmentation == "synonyms":
-        synonyms = read_synonyms(expand_path(data.synonyms_file), backend, begins, tokenizer.unk_token_id)
-    return Augmentation(data.augmentation, data.augmentation_ratio, begins, synonyms)
+        synonyms = read_synonyms(expand_path(data.synonyms_file), backend, tokenizer.unk_token_id)
+    return Augmentation(data.augmentation, data.augmentation_ratio, begins_word(backend), synonyms)
 
 
 def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"]:
@@ -106,33 +107,24 @@ def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"
     return begins
 
 
-def read_synonyms(
-    path: Path, backend: tokenizers.Tokenizer, begins: Bool[np.ndarray, " vocabulary"], unknown: int | None
-) -> Synonyms:
+def read_synonyms(path: Path, backend: tokenizers.Tokenizer, unknown: int | None) -> Synonyms:
     """Read a table of synonyms. Each line has a word and its replacements, separated by tabs.
 
-    `backend` has no padding and truncation, `begins` says whether each token begins a word, and `unknown` is the token
-    of text that is not in the vocabulary.
+    `backend` has no padding and truncation. `unknown` is the token of text that is not in the vocabulary. Replacements
+    with it are left out.
     """
-    table: dict[Word, list[Word]] = {}
-    if problem := why_unreadable(path):
-        raise DataError(f"data.synonyms_file: {problem}")
+    table: dict[Word, dict[Word, None]] = collections.defaultdict(dict)
     for number, line in enumerate(lines(path), 1):
-        if (row := checked((line,))) is Fault.EMPTY:
+        if not line.strip():
             continue
-        texts = [field.strip() for field in line.split("\t")]
-        if isinstance(row, Fault) or len(texts) < 2 or not all(texts):
-            reason = row if isinstance(row, Fault) else "expected a word and its synonyms, separated by tabs"
-            raise DataError(f"{path}, line {number}: {reason}")
+        texts = checked(tuple(line.split("\t")))
+        if isinstance(texts, Fault) or len(texts) < 2:
+            reason = f" ({texts})" if isinstance(texts, Fault) else ""
+            raise DataError(f"{path}, line {number}: expected a word and its synonyms, separated by tabs{reason}")
         # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
         for before in (" ", ""):
-            encodings = [backend.encode(before + text, add_special_tokens=False) for text in texts]
-            word, *replacements = (tuple(encoding.ids) for encoding in encodings)
-            if not all(each and unknown not in each for each in (word, *replacements)):
-                raise DataError(f"{path}, line {number}: text is not in the tokenizer's vocabulary. Remove it")
-            if begins[list(word[1:])].any():
-                raise DataError(f"{path}, line {number}: the tokenizer splits {texts[0]!r} into words. Remove it")
-            table[word] = [*dict.fromkeys([*table.get(word, ()), *replacements])]
-    if not table:
-        raise DataError(f"data.synonyms_file: {path} does not contain a word")
-    return table
+            word, *others = (tuple(backend.encode(before + text, add_special_tokens=False).ids) for text in texts)
+            table[word] |= dict.fromkeys(other for other in others if unknown not in other)
+    if not any(table.values()):
+        raise DataError(f"data.synonyms_file: {path} does not contain a word and a synonym of the vocabulary")
+    return {word: tuple(others) for word, others in table.items() if others}

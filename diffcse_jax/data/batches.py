@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int, Integer, Shaped
+from jaxtyping import Float32, Int, Shaped
 
 from diffcse_jax.batch import Batch, in_blocks, lay_out
 from diffcse_jax.data.augmentation import Augmentation
@@ -180,10 +180,6 @@ class BatchSource:
             views = views._replace(labels={name: each[rows] for name, each in self.labels.items()})
         return views._replace(next=following[0]) if following else views
 
-    def text_rows(self, index: int) -> Integer[np.ndarray, " B"]:
-        """Return the rows of the text, from 0, of a batch's anchors; this process's only."""
-        return self.store.text_rows(self._rows(index)[self.shards.of(self.batch_size)])
-
     def _needed_shape(self, lengths: Sequence[Int[np.ndarray, "B V"]]) -> BatchShape:
         """Return the smallest shape that holds a global batch."""
         length = smallest(self._lengths_of_batches, max(int(part.max()) for part in lengths))
@@ -218,11 +214,7 @@ class BatchSource:
         assert self.augmentation is not None
         input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, self.pad_token_id)
         generator = np.random.Generator(np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")]))
-        first, tokens = input_ids[:, 0], self._prompts[0]
-        prompt = np.s_[1 : 1 + tokens]
-        second, lengths = self.augmentation(np.delete(first, prompt, axis=1), lengths[:, 0] - tokens, generator)
-        second = np.insert(second, [1] * tokens, first[:, prompt], axis=1)
-        lengths = lengths + tokens
+        second, lengths = self.augmentation(input_ids[:, 0], lengths[:, 0], generator, int(self._prompts[0]))
         padding = np.arange(second.shape[1]) >= lengths[:, None]
         return np.where(padding, np.int32(self.pad_token_id), second), lengths
 
@@ -257,21 +249,16 @@ class Mixture:
         return len(self.order)
 
     def __getitem__(self, index: int) -> Batch:
-        task, place = self._find(index)
-        batch = self.sources[task][place]
+        batch = self.with_tokens(index)
         if not self.without_tokens:
             return batch
         ids, mask = (tokens[..., :1] for tokens in (batch.input_ids, batch.attention_mask))
         return batch._replace(input_ids=ids, attention_mask=mask, layout=None, anchor_layout=None)
 
-    def text_rows(self, index: int) -> tuple[str, Integer[np.ndarray, " B"]]:
-        """Return the task of a batch and the rows, from 0, of the task's text; this process's only."""
-        task, place = self._find(index)
-        return task, self.sources[task].text_rows(place)
-
-    def _find(self, index: int) -> tuple[str, int]:
-        """Return the task of a batch, and the batch's number there."""
-        return [*self.sources][self.order[index]], int((self.order[:index] == self.order[index]).sum())
+    def with_tokens(self, index: int) -> Batch:
+        """Return a batch with all tokens."""
+        number = self.order[index]
+        return [*self.sources.values()][number][int((self.order[:index] == number).sum())]
 
 
 def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " steps"]:

@@ -154,13 +154,11 @@ class Tuning:
             heads = jax.device_put(heads_in(params, tasks), replicated(self.mesh))
             return TaskModel(encoder_of(params), tasks, jax.tree.map(np.asarray, heads))
 
-        def rows_of(step: int) -> list[dict[str, Any]]:
-            name, numbers = source.text_rows(step - 1)
-            (rows,) = (data.train for data in self.tasks if data.name == name)
-            found = [rows.rows[number] for number in numbers]
-            return [{"file": str(rows.file), "line": row.line, "texts": row.texts} for row in found]
+        def sentences_of(step: int) -> list[str]:
+            token_ids = source.with_tokens(step - 1).rows.input_ids
+            return self.start.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
 
-        parts = (self.mesh, self.start, built, optimizer, source, text, evaluation, rows_of)
+        parts = (self.mesh, self.start, built, optimizer, source, text, evaluation, sentences_of)
         return run_training(Run(config, workdir, *parts, model_of=model_of))
 
     def _mixture(self, config: Config, stored: Stored) -> Mixture:
