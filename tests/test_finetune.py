@@ -170,7 +170,7 @@ def test_scores_and_their_interval(tmp_path):
     assert worse.scores["classes_accuracy"] == pytest.approx(100 * (np.arange(len(right)) % 2).mean())
     assert better.scores["numbers_pearson"] == pytest.approx(pearson, rel=1e-4)
     assert better.scores["average"] == pytest.approx((100 + pearson) / 2, rel=1e-4)
-    low, high = evaluation.interval(worse.outcomes, better.outcomes)
+    low, high = evaluation.chosen.interval(worse.outcomes, better.outcomes)
     assert 0 < low < better.scores["average"] - worse.scores["average"] < high
 
 

@@ -41,11 +41,19 @@ def weight_of(encoder) -> float:
     return weight
 
 
+class Chosen:
+    units = "20 queries"
+
+    def interval(self, start, model):
+        gain = model[0][0] - start[0][0]
+        return gain - 1.5, gain + 1.5
+
+
 class Evaluation(DevEvaluation):
     """Looks the scores of a mean weight up."""
 
-    metric, text, drift_metric, units = "mrr", "dev", "guard", "20 queries"
-    chosen = None
+    metric, text, drift_metric = "mrr", "dev", "guard"
+    chosen = Chosen()
 
     def __init__(self):
         pass
@@ -59,10 +67,6 @@ class Evaluation(DevEvaluation):
     def regressions(self, start, model):
         assert start == {"halves": 0.0}
         return ["halves 1.00 against 2.00"] if model["halves"] > 2 else []
-
-    def interval(self, start, model):
-        gain = model[0][0] - start[0][0]
-        return gain - 1.5, gain + 1.5
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ Therefore the first process decides on the metrics and reads their text. The oth
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.stats
@@ -47,16 +47,15 @@ class Metric:
 
     name: str
     batch_size: int
-    ranked: ClassVar[bool] = True  # correlations are those of ranks
-
-    @property
-    def golds(self) -> Sequence[np.ndarray | None]:
-        """The ratings that the values of each data set are correlated with, or None."""
-        return [None]
+    units: ClassVar[Any] = ""  # what intervals are computed over, such as `1,000 queries of 300 documents`
 
     def measure(self, encoder: Encoder) -> Measured:
         """Return scores x 100 by name, and what the metric summarises: a value per query or pair, by data set."""
         raise NotImplementedError
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        """Return a 95% interval of the metric's difference between two models."""
+        return paired_interval(before, after)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +74,9 @@ class RetrievalMetric(Metric):
         scores = {f"{self.name}_{name}": value for name, value in retrieval.rank_scores(ranks).items()}
         scores = {self.name: scores.pop(f"{self.name}_mrr")} | scores
         return Measured(scores | {"uniformity": uniformity(np.concatenate(sides))}, [(100 / ranks).tolist()])
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        return paired_interval(before, after, documents=self.document_of)
 
     @property
     def units(self) -> str:
@@ -100,13 +102,12 @@ class CorrelationMetric(Metric):
         """The sets that the metric is computed on."""
         return {self.name: self.sets[self.name]} if self.name in self.sets else self.sets
 
-    @property
-    def golds(self) -> Sequence[np.ndarray]:
-        return [pairs.gold for pairs in self.counted.values()]
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        return paired_interval(before, after, [pairs.gold for pairs in self.counted.values()])
 
     @property
     def units(self) -> str:
-        return f"{sum(map(len, self.golds)):,} pairs"
+        return f"{sum(len(pairs.gold) for pairs in self.counted.values()):,} pairs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +128,21 @@ class CollectionMetric(Metric):
         return f"{len(self.collection.queries):,} queries"
 
 
+@dataclasses.dataclass(frozen=True)
+class AgreementMetric(Metric):
+    """Spearman's correlation of the cosine similarities of general sentences with those of another encoder."""
+
+    others: Float[np.ndarray, " pairs"]
+
+    def measure(self, encoder: Encoder) -> Measured:
+        agreement = scipy.stats.spearmanr(self.others, _general_cosines(encoder, self.batch_size)).statistic
+        return Measured({self.name: 100 * float(agreement)}, [])
+
+
 def paired_interval(
     before: Outcomes,
     after: Outcomes,
-    golds: Sequence[Float[np.ndarray, " _"] | None],
+    golds: Sequence[Float[np.ndarray, " _"] | None] = (None,),
     *,
     ranked: bool = True,
     documents: Sequence[int] | None = None,
@@ -170,22 +182,15 @@ def paired_interval(
 # The evaluation
 
 
-class DriftCheck(NamedTuple):
-    """A score of general quality, x 100, which training on a narrow domain may lower."""
-
-    name: str
-    score: Callable[[Encoder], float]
-
-
 @dataclasses.dataclass(frozen=True)
 class DevEvaluation:
     """The dev evaluation of a run."""
 
-    chosen: Any  # the metric that chooses the best checkpoint; in fine-tuning a TasksMetric
+    chosen: Any  # the metric that chooses the best checkpoint; in fine-tuning it measures another kind of model
     text: str  # identifies the text of that metric
     also: Sequence[Metric] = ()  # metrics of `eval.beside`, which are only reported
     hold: Sequence[RetrievalMetric] = ()  # metrics of `eval.hold`, which the exported model may not lower
-    drift_check: DriftCheck | None = None  # None if it is off
+    drift_check: Metric | None = None  # of general quality, which training on a narrow domain may lower
 
     @property
     def metric(self) -> str:
@@ -196,23 +201,13 @@ class DevEvaluation:
         """The score of general quality, for `eval.max_drop`; empty if it is not measured."""
         return self.drift_check.name if self.drift_check else ""
 
-    @property
-    def units(self) -> str:
-        """What intervals are computed over, such as `1,000 queries of 300 documents`."""
-        return self.chosen.units
-
     def measure(self, encoder: Any) -> Measured:
         """Return the scores of an encoder, and what the chosen metric summarises."""
         encoder = CachedEncoder(encoder)
         chosen = self.chosen.measure(encoder)
         also = {metric.name: metric.measure(encoder).scores[metric.name] for metric in self.also}
-        drift = {self.drift_check.name: self.drift_check.score(encoder)} if self.drift_check else {}
+        drift = self.drift_check.measure(encoder).scores if self.drift_check else {}
         return Measured(chosen.scores | also | drift, chosen.outcomes)
-
-    def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
-        """Return a 95% interval of the chosen metric's difference between the model and the starting checkpoint."""
-        documents = getattr(self.chosen, "document_of", None)
-        return paired_interval(start, model, self.chosen.golds, ranked=self.chosen.ranked, documents=documents)
 
     def held(self, encoder: Encoder) -> dict[str, Outcomes]:
         """Return the outcomes of the metrics of `eval.hold`, by name."""
@@ -224,7 +219,7 @@ class DevEvaluation:
         found = []
         for metric in self.hold:
             name = metric.name
-            low, high = paired_interval(start[name], model[name], metric.golds, documents=metric.document_of)
+            low, high = metric.interval(start[name], model[name])
             if high < 0:
                 interval = f"95% interval {low:+.2f} to {high:+.2f} over {metric.units}"
                 found.append(f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} ({interval})")
@@ -255,32 +250,28 @@ def build_dev_evaluation(
     )
 
 
-def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> DriftCheck:
+def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metric:
     """Use Spearman on STS-B dev or, if that is not found, agreement with the starting checkpoint's similarities."""
 
     def stsb_dev() -> list[list] | None:  # nothing is downloaded
         if not is_local(options.data_dir) or _missing_sts_data(options.data_dir, ["STSBenchmark"]):
             return None
-        return _as_json(STSB.load(senteval_folder(options.data_dir), "dev"))
+        return _columns(STSB.load(senteval_folder(options.data_dir), "dev"))
 
     if (stsb := decided_by_first(stsb_dev)) is not None:
-        metric = CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: _from_json(stsb)})
-        return DriftCheck(DRIFT_STSB, lambda encoder: metric.measure(encoder).scores[DRIFT_STSB])
-    sentences = general_sentences()
-
-    def cosines(encoder: Encoder) -> Float[np.ndarray, " pairs"]:
-        embeddings = normalize(encoder.encode(sentences, batch_size=options.batch_size, prompt=encoder.prompts.default))
-        return (embeddings @ embeddings.T)[np.triu_indices(len(sentences), k=1)]
-
-    before = cosines(start())
-    return DriftCheck(
-        DRIFT_AGREEMENT, lambda encoder: 100 * float(scipy.stats.spearmanr(before, cosines(encoder)).statistic)
-    )
+        return _correlation(DRIFT_STSB, options.batch_size, {DRIFT_STSB: stsb})
+    return AgreementMetric(DRIFT_AGREEMENT, options.batch_size, _general_cosines(start(), options.batch_size))
 
 
 def general_sentences() -> list[str]:
     """Return plain English sentences on everyday subjects, shipped with the package."""
     return Path(__file__).with_name("general_sentences.txt").read_text(encoding="utf-8").splitlines()
+
+
+def _general_cosines(encoder: Encoder, batch_size: int) -> Float[np.ndarray, " pairs"]:
+    sentences = general_sentences()
+    embeddings = normalize(encoder.encode(sentences, batch_size=batch_size, prompt=encoder.prompts.default))
+    return (embeddings @ embeddings.T)[np.triu_indices(len(sentences), k=1)]
 
 
 # The text of metrics
@@ -332,7 +323,7 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
     own = read_pairs(path, Form(0, (1, 2)))
     if np.ptp(own.gold) == 0:
         raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
-    return texts | {"scored_pairs": {metric: _as_json(own)}}
+    return texts | {"scored_pairs": {metric: _columns(own)}}
 
 
 def _metric_of(texts: Texts, batch_size: int) -> Any:
@@ -343,15 +334,16 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
         return RetrievalMetric(name, batch_size, queries, targets, texts.get("passages"), texts.get("document_of"))
     if "collection" in texts:
         return CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
-    return CorrelationMetric(name, batch_size, {key: _from_json(each) for key, each in texts["scored_pairs"].items()})
+    return _correlation(name, batch_size, texts["scored_pairs"])
 
 
-def _as_json(scored: ScoredPairs) -> list[list]:
-    return [scored.first, scored.second, scored.gold.tolist()]
+def _correlation(name: str, batch_size: int, columns: Mapping[str, list[list]]) -> CorrelationMetric:
+    sets = {key: ScoredPairs(first, second, np.array(gold)) for key, (first, second, gold) in columns.items()}
+    return CorrelationMetric(name, batch_size, sets)
 
 
-def _from_json(columns: list[list]) -> ScoredPairs:
-    return ScoredPairs(columns[0], columns[1], np.array(columns[2]))
+def _columns(pairs: ScoredPairs) -> list[list]:
+    return [pairs.first, pairs.second, pairs.gold.tolist()]
 
 
 def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:
@@ -371,7 +363,7 @@ def _sts_pairs(options: EvalConfig) -> dict[str, list[list]]:
     for name in options.tasks:
         task, score = STS_TASKS[name]
         scored = task.load(folder, "dev")
-        found[score] = _as_json(scored)
+        found[score] = _columns(scored)
         if problem := size_problem(name, {"n": len(scored.gold)}, "dev"):
             log_line(f"notice: {name} in {folder} is not the official data: {problem}")
     return found

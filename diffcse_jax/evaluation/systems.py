@@ -53,7 +53,7 @@ class System:
     def interval(self, other: "System | None" = None) -> tuple[float, float]:
         """Return a 95% interval of the score, or of the difference from another system, by the paired bootstrap."""
         before = [0.0] * len(self.reciprocal_ranks) if other is None else list(other.reciprocal_ranks)
-        return paired_interval([before], [list(self.reciprocal_ranks)], [None], documents=self.documents)
+        return paired_interval([before], [list(self.reciprocal_ranks)], documents=self.documents)
 
 
 def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) -> list[System]:

@@ -71,14 +71,14 @@ def select(run: Run, baseline: Record) -> Selection:
         objections.append(f"No model keeps {drift} within {limit}.")
     if lost := regressions.get(weight):
         objections.append(f"But other queries got worse: {', '.join(lost)} (eval.hold).")
-    low, high = evaluation.interval(baseline.outcomes, chosen.outcomes)
+    low, high = evaluation.chosen.interval(baseline.outcomes, chosen.outcomes)
     doubt = "the interval includes 0" if higher and low <= 0 else ""
     if not doubt and higher and sum(map(len, chosen.outcomes)) < FEWEST:
         doubt = f"fewer than {FEWEST} are too few"
     keeps_start = options.keep_start and bool(not higher or objections or doubt)
 
     before, after = baseline.dev[metric], chosen.scores[metric]
-    gain = f"{after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f} over {evaluation.units}"
+    gain = f"{after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f} over {evaluation.chosen.units}"
     chance = f"; {doubt}, so this may be chance" if doubt else ""
     better = "Not better" if after <= before else "Not clearly better" if keeps_start else "Better"
     opening = f"{better} than {base.name}"

@@ -15,13 +15,13 @@ from diffcse_jax.apps.finetune.tasks import TaskData
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.evaluation import Encoder
-from diffcse_jax.evaluation.dev import DevEvaluation, Metric
+from diffcse_jax.evaluation.dev import DevEvaluation, Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.io import expand_path, find_run, replace_dir, write_json, write_tensors
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.records import Measured
+from diffcse_jax.run_folder.records import Measured, Outcomes
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 
 
@@ -104,11 +104,10 @@ class TasksMetric(Metric):
     """The average score of the tasks, which chooses the checkpoint."""
 
     tasks: Sequence[TaskData]
-    ranked = False
 
-    @property
-    def golds(self) -> list[np.ndarray | None]:
-        return [data.dev.labels.astype(float) if data.task.kind == "regression" else None for data in self.tasks]
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        golds = [data.dev.labels.astype(float) if data.task.kind == "regression" else None for data in self.tasks]
+        return paired_interval(before, after, golds, ranked=False)
 
     @property
     def units(self) -> str:
