@@ -67,16 +67,6 @@ def changed_states(config: TransformerConfig, params: parameters.Params | None =
     return [not np.array_equal(*states) for states in zip(plain, dropped, strict=True)]
 
 
-@pytest.mark.parametrize("family", ["roberta", "modernbert"])
-def test_a_sentence_depends_neither_on_padding_nor_on_its_neighbours(family):
-    config = sizes(family)
-    params = random_params(config)
-    together = run(config, params)
-    assert [states.shape for states in together] == [(3, 5, 16)] * 4
-    alone = run(config, params, TokenRows(IDS[2:, :2], MASK[2:, :2]))
-    np.testing.assert_allclose(alone[-1], together[-1][2:, :2], atol=1e-5)
-
-
 def test_what_padding_sees_does_not_depend_on_its_length():
     """DiffCSE's loss reads padding. The last padding of the third sentence is outside the windows of its tokens."""
     config = sizes("modernbert")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_model import random_params
 
-from diffcse_jax.batch import Batch, TokenRows, Vocabulary, in_blocks, lay_out
+from diffcse_jax.batch import Batch, Vocabulary, in_blocks, lay_out
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchShape
 from diffcse_jax.models.families.modernbert import ModernBertBlock
@@ -120,8 +120,3 @@ def forward_of(*views: np.ndarray) -> SharedForward:
     forward = SharedForward(Computation(Networks(VOCABULARY, {}), {}), batch, jax.random.key(0), pooler="cls")
     forward._results["embeddings"] = Embeddings(*[vectors.reshape(-1, vectors.shape[-1])] * 2)
     return forward
-
-
-def first_column(batch: Mapping[str, np.ndarray]) -> TokenRows:
-    """The sentences of the first column."""
-    return TokenRows(*(jnp.asarray(batch[name][:, 0]) for name in ("input_ids", "attention_mask")))
