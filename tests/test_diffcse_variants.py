@@ -60,7 +60,7 @@ def test_the_encoder_learns_through_the_sentence_vector_alone(kind, sentence):
         {"generator", "generator_head"} if kind == "corrective_lm" else set()
     )
 
-    @jax.jit
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def grads(params, cut):
         frozen = Computation(built.networks, jax.device_put(built.frozen))
         corrupted = objective.prepare(frozen, views, jax.random.key(1), config.run_info)

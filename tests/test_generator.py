@@ -39,18 +39,18 @@ def store(tmp_path_factory):
 
 
 def config_with(steps: int):
-    options = {"head_steps": steps, "head_batch_size": 16, "head_learning_rate": 0.01}
+    options = {"head_steps": steps, "head_batch_size": 16, "head_learning_rate": 0.02}
     return config_of({"generator": options, "mesh": {"data": 1}})
 
 
 @pytest.mark.slow
 def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, monkeypatch, capfd):
-    config = config_with(150)
+    config = config_with(60)
     first = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
     scores = json.loads((tmp_path / "generator" / "report.json").read_text())
     assert scores["perplexity"] < 0.5 * VOCABULARY.size  # of a head that knows nothing
     assert scores["accuracy"] > 20.0  # one of ten words by chance
-    assert f"perplexity {scores['perplexity']:.0f}, 150 steps" in capfd.readouterr().err
+    assert f"perplexity {scores['perplexity']:.0f}, 60 steps" in capfd.readouterr().err
     expected = parameters.shapes(lambda rngs: MaskedLMHead(SIZES, rngs=rngs))
     assert jax.tree.map(np.shape, first.mlm_head) == jax.tree.map(lambda each: each.shape, dict(expected))
     monkeypatch.setattr(generator, "train_head", None)  # not called again
@@ -90,7 +90,7 @@ def test_a_damaged_head_is_named(own, tmp_path, name, content):
 
 
 def test_a_head_that_is_not_finite_is_not_used(own, tmp_path):
-    with pytest.raises(ConfigError, match=r"diverged \(bias is NaN.*Lower generator\.head_learning_rate=0\.01"):
+    with pytest.raises(ConfigError, match=r"diverged \(bias is NaN.*Lower generator\.head_learning_rate=0\.02"):
         own(np.nan)
     assert not (tmp_path / "generator").exists()
 

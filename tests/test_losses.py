@@ -28,7 +28,7 @@ def evaluate(*parts, batch=None, transform=lambda loss: loss):
         inputs = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
         return loss_of_batch(config, Computation(built.networks, params), views, inputs, key)
 
-    return jax.jit(transform(loss))(built.params, built.frozen)
+    return jax.jit(transform(loss), compiler_options={"xla_backend_optimization_level": 0})(built.params, built.frozen)
 
 
 def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:

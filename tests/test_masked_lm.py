@@ -43,7 +43,7 @@ def test_the_encoder_learns_through_the_embedding_alone():
     views = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True))
     assert {name.partition(".")[0] for name in built.frozen} == {"generator", "generator_head"}
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def grad_of_loss(params, frozen, key):
         given = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
 
