@@ -50,7 +50,6 @@ class Batch(NamedTuple):
     anchor_layout: PackedLayout | None = None  # layout of the anchors alone
     next: "Batch | None" = None  # the sentence that follows each example in its document, once per view
     prompt_tokens: Any = None  # (examples, views) int32: as for `TokenRows`
-    vectors: Any = None  # stored embeddings by the name of their store: (examples, views, dim) float32
     labels: Any = None  # labels by the name of their task: (examples,) int32 or float32
 
     def padded(self) -> "Batch":

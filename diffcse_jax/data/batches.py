@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int, Shaped
+from jaxtyping import Int, Shaped
 
 from diffcse_jax.batch import Batch, in_blocks, lay_out
 from diffcse_jax.data.augmentation import Augmentation
@@ -132,8 +132,6 @@ class BatchSource:
     augmentation: Augmentation | None = None  # changes second views, as a function of the seed and the batch's number
     prompt_tokens: Sequence[int] = ()  # the number of the prompt's tokens in each column, which no augmentation changes
     pools_prompts: bool = True  # pooling reads the prompts' tokens
-    # Embeddings to add, by name: a row for each sentence of the store.
-    vectors: Mapping[str, Float32[np.ndarray, "sentences dimension"]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)  # by task: to add
 
     def __post_init__(self) -> None:
@@ -173,9 +171,6 @@ class BatchSource:
         if not self.pools_prompts and self._prompts.any():  # as in sentence-transformers, [CLS] is a part of the prompt
             prompts = np.where(self._prompts, self._prompts + 1, 0)[columns].astype(np.int32)
             views = views._replace(prompt_tokens=np.tile(prompts, (len(rows), 1)))
-        if self.vectors:
-            sentences = self.store.sentences(rows)[:, columns]
-            views = views._replace(vectors={name: each[sentences] for name, each in self.vectors.items()})
         if self.labels:
             views = views._replace(labels={name: each[rows] for name, each in self.labels.items()})
         return views._replace(next=following[0]) if following else views
@@ -234,29 +229,15 @@ class BatchSource:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture:
-    """Random access to batches of several tasks.
-
-    Without tokens, only the first token of each view is kept, for networks that read stored embeddings. All batches of
-    a task then have one shape.
-    """
+    """Random access to batches of several tasks."""
 
     sources: Mapping[str, BatchSource]  # by task, each with as many batches as `order` asks for
     order: Int[np.ndarray, " batches"]  # the number of the source of each batch
-    _: dataclasses.KW_ONLY
-    without_tokens: bool = False
 
     def __len__(self) -> int:
         return len(self.order)
 
     def __getitem__(self, index: int) -> Batch:
-        batch = self.with_tokens(index)
-        if not self.without_tokens:
-            return batch
-        ids, mask = (tokens[..., :1] for tokens in (batch.input_ids, batch.attention_mask))
-        return batch._replace(input_ids=ids, attention_mask=mask, layout=None, anchor_layout=None)
-
-    def with_tokens(self, index: int) -> Batch:
-        """Return a batch with all tokens."""
         number = self.order[index]
         return [*self.sources.values()][number][int((self.order[:index] == number).sum())]
 

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
 from diffcse_jax.models.forward import SharedForward, row_keys
@@ -19,7 +19,6 @@ from diffcse_jax.models.heads import TaskHead
 from diffcse_jax.models.parameters import Network
 from diffcse_jax.options import Table, option, table
 
-ENCODER = "encoder"  # the name of stored embeddings by the frozen encoder
 AVERAGE = "average"  # the dev score that chooses the checkpoint: the mean of the tasks' scores
 
 
@@ -78,8 +77,8 @@ class Finetune(Loss):
     stages: str = option(
         "together", "train all `together`, or first the heads on stored embeddings", choices=("together", "heads_first")
     )
-    heads_epochs: int = option(10, "passes over all rows while only the heads train", low=1)
-    heads_steps: int = option(0, "steps while only the heads train; 0: as many as heads_epochs gives", low=0)
+    heads_epochs: int = option(10, "passes over a task's rows while only the heads train", low=1)
+    heads_steps: int = option(0, "steps of each head while only the heads train; 0: from heads_epochs", low=0)
     heads_learning_rate: float = option(3e-5, "peak learning rate while only the heads train", low=0.0)
     heads_weight_decay: float = option(1e-3, "decoupled weight decay while only the heads train", low=0.0)
 
@@ -102,15 +101,23 @@ class Finetune(Loss):
         return {head_of(name): Network(build_head(task, size)) for name, task in self.tasks.items()}
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        batch = forward.batch
-        ((name, labels),) = batch.labels.items()
+        ((name, labels),) = forward.batch.labels.items()
         task: Task = self.tasks[name]
-        stored = (batch.vectors or {}).get(ENCODER)
-        embeddings = forward.encoded_views if stored is None else tuple(jnp.moveaxis(stored, 1, 0))
         head = forward.computation.network(head_of(name))
-        outputs = head(features(task, embeddings), keys=row_keys(key, len(labels)))
-        value = FUNCTIONS[task.loss](outputs, labels).mean()
+        value = task_loss(task, head, forward.encoded_views, labels, key)
         return task.weight * value, {f"loss_{name}": value}
+
+
+def task_loss(
+    task: Task,
+    head: TaskHead,
+    embeddings: Sequence[Float[Array, "rows hidden"]],
+    labels: Shaped[Array, " rows"],
+    key: PRNGKeyArray,
+) -> Float[Array, ""]:
+    """Return the mean loss of a task's rows, given the embeddings of their sentences; `key` is for dropout."""
+    outputs = head(features(task, embeddings), keys=row_keys(key, len(labels)))
+    return FUNCTIONS[task.loss](outputs, labels).mean()
 
 
 def head_of(task: str) -> str:

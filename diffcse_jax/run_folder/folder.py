@@ -42,7 +42,7 @@ from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_promp
 from diffcse_jax.models.sentence_head import HeadLayer, RecordedHead
 
 START = "start.json"
-HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
+HEADS = "heads"  # in the folder of a fine-tuning: the heads that were trained alone
 
 _FILES = "files"  # in start.json: digests of the files in encoder/
 _ENCODER = "encoder"
@@ -52,7 +52,7 @@ _BASE_MODEL = "base_model.json"
 _PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
-_BEFORE_CHECKPOINTS = ("generator", "vectors", "report", "tensorboard")  # what a run writes before its first checkpoint
+_BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")  # what a run writes before its first checkpoint
 
 
 @contextlib.contextmanager

@@ -58,11 +58,7 @@ class TaskModel:
     ) -> Shaped[np.ndarray, " rows"]:  # fmt: skip
         """Return the predicted class numbers, or the values, of a task's rows of one or two sentences."""
         task = self.tasks[name]
-        sentences = [text for row in texts for text in row]
-        prompt = self.encoder.prompts.default  # as in training
-        embeddings = self.encoder.encode(sentences, batch_size=batch_size, prompt=prompt)
-        sides = np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0)
-        outputs = np.asarray(_head_outputs(task, self.heads[name], tuple(sides)))
+        outputs = np.asarray(_head_outputs(task, self.heads[name], embed(self.encoder, texts, batch_size)))
         if task.loss == "cross_entropy":
             return outputs.argmax(axis=1)
         return outputs[:, 0] if task.loss == "squared_error" else (outputs[:, 0] > 0).astype(np.int64)
@@ -83,6 +79,15 @@ class TaskModel:
             raise ConfigError(f"task {name} takes rows of {len(task.texts)}: {task.texts}; got {wrong!r}")
         values = self.decide(name, rows, batch_size).tolist() if rows else []
         return [task.labels[value] for value in values] if task.labels else values
+
+
+def embed(
+    encoder: Any, texts: Sequence[tuple[str, ...]], batch_size: int, **options: Any
+) -> tuple[Float32[np.ndarray, "rows hidden"], ...]:
+    """Return the embeddings of the first sentences of rows and, if they are pairs, of the second ones."""
+    sentences = [text for row in texts for text in row]
+    embeddings = encoder.encode(sentences, batch_size, prompt=encoder.prompts.default, **options)
+    return tuple(np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0))
 
 
 @partial(jax.jit, static_argnames="task")

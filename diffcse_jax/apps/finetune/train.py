@@ -1,42 +1,31 @@
 """A fine-tuning: labelled tasks trained together, or first the heads alone and then everything."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float32
+from safetensors.numpy import load_file
 
 from diffcse_jax import hosts
 from diffcse_jax.api import export_with_curves, in_workdir
+from diffcse_jax.apps.finetune.heads import train_head
 from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, TasksMetric, heads_in, write_outputs
-from diffcse_jax.apps.finetune.tasks import TaskData, read_task
+from diffcse_jax.apps.finetune.tasks import read_task
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
 from diffcse_jax.data.token_store import build_or_open
-from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, counted
-from diffcse_jax.evaluation import CachedEncoder, Encoder
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import disk_errors, expand_path, json_digest
-from diffcse_jax.losses.finetune import AVERAGE, ENCODER, head_of
-from diffcse_jax.models.forward import Networks
+from diffcse_jax.io import disk_errors, expand_path, json_digest, read_sealed, write_sealed, write_tensors
+from diffcse_jax.losses.finetune import AVERAGE, head_of
+from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.run_folder.folder import HEADS, open_run
-from diffcse_jax.run_folder.saved_encoder import read_parameters
 from diffcse_jax.training import networks
-from diffcse_jax.training.curves import draw_curves
 from diffcse_jax.training.loop import Run
-from diffcse_jax.training.networks import Built
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
 from diffcse_jax.training.step import make_optimizer
 from diffcse_jax.training.train import run_training
-
-Embeddings = Float32[np.ndarray, "sentences dimension"]
-Stored = Mapping[str, Embeddings]  # of training sentences by the frozen encoder, by task
 
 
 def run_finetune(config: Config, workdir: Path) -> str:
@@ -45,8 +34,6 @@ def run_finetune(config: Config, workdir: Path) -> str:
     def finish() -> None:
         export_with_curves(workdir)
         with disk_errors(workdir, safe="The checkpoints are complete."):
-            if (workdir / HEADS).is_dir():
-                draw_curves(workdir / HEADS)
             files = write_outputs(workdir, tuning.tasks, config.eval.batch_size)
         print("wrote", *files, sep="\n  ")
         print(verdict)
@@ -59,7 +46,7 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
 
 class Tuning:
-    """The encoder to start from and the rows of the tasks, which both stages share.
+    """The encoder to start from and the rows of the tasks.
 
     The attribute `config` also has the pooler and the classes of the tasks.
     """
@@ -91,79 +78,53 @@ class Tuning:
         }
 
     def train(self, workdir: Path) -> str:
-        """Train in one stage or two, and resume if stopped. Return the verdict of the last stage."""
+        """Train in one stage or two, and resume if stopped. Return how the selected model compares with the first."""
         config, start = self.config, self.start
         open_run(workdir, config, start.checkpoint, start.tokenizer, None)
         built = networks.build(config, start.checkpoint, None, self.vocabulary, projector=start.recorded.head)
         if config.finetune.stages == "heads_first":
-            heads = self._train_heads(workdir / HEADS, built)
+            built = built._replace(params=built.params | self._trained_heads(workdir / HEADS, built.params))
             log_line("stage 2 of 2: training the encoder and the heads")
-            built = built._replace(params=built.params | heads)
-        return self._train(config, workdir, built, partial(start.encoder, config))
-
-    def _train_heads(self, workdir: Path, built: Built) -> Params:
-        """Train the heads on embeddings of the frozen encoder, and return those that are best on dev.
-
-        This stage takes `finetune.heads_steps` steps, or else `finetune.heads_epochs` passes, at most `train.steps`.
-        """
-        options, train = self.config.finetune, self.config.train
-        passes = options.heads_epochs * (sum(len(each.train) for each in self.tasks) // train.batch_size)
-        steps = options.heads_steps or min(passes, train.steps or passes)
-        changes = {
-            "train.steps": steps,
-            "train.chunk_size": 0,
-            "optim.learning_rate": options.heads_learning_rate,
-            "optim.weight_decay": options.heads_weight_decay,
-        }
-        config = Config.from_dict(flat(self.config.to_dict()) | changes)
-        open_run(workdir, config, self.start.checkpoint, self.start.tokenizer, None)
-        heads = f"the heads for {counted(steps, 'step{s}')} on embeddings of the frozen encoder"
-        log_line(f"stage 1 of 2: training {heads}")
-        frozen = self.start.encoder(config, built.params)
-        stored = {data.name: self._embed(data, frozen) for data in self.tasks}
-        definitions = {head_of(name): built.networks.definitions[head_of(name)] for name in stored}
-        params = {name: value for name, value in built.params.items() if name.partition(".")[0] in definitions}
-        built = Built(Networks(self.vocabulary, definitions), params, Params())
-        cached = CachedEncoder(frozen)  # each evaluation asks for the same embeddings
-        verdict = self._train(config, workdir, built, lambda params: cached, stored)
-        log_line(f"stage 1 of 2: {verdict.partition(' Exported')[0]}")
-        return read_parameters(workdir, None)[0]
-
-    def _embed(self, data: TaskData, frozen: SentenceEncoder) -> Embeddings:
-        """Return the embeddings of a task's training sentences."""
-        sentences = [text for texts in data.train.texts for text in texts]
-        log_line(f"task {data.name}: embedding {counted(len(sentences), 'sentence{s}')}")
-        options: dict[str, Any] = {"max_length": self.config.data.max_length, "prompt": frozen.prompts.default}
-        return frozen.encode(sentences, self.config.eval.batch_size, show_progress=True, **options)
-
-    def _train(
-        self,
-        config: Config,
-        workdir: Path,
-        built: Built,
-        encoder_of: Callable[[Params], Encoder],
-        stored: Stored = MappingProxyType({}),
-    ) -> str:
-        """Train one stage, on tokens or on stored embeddings, and return the verdict."""
-        source, tasks = self._mixture(config, stored), {data.name: data.task for data in self.tasks}
+        source, tasks = self._mixture(), {data.name: data.task for data in self.tasks}
         text = json_digest([data.digest() for data in self.tasks])[:32]
         evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, self.tasks), text)
         optimizer = make_optimizer(config.optim, len(source), rests=True)
 
         def model_of(params: Params) -> TaskModel:  # processes that share parameters must all call this
             heads = jax.device_put(heads_in(params, tasks), replicated(self.mesh))
-            return TaskModel(encoder_of(params), tasks, jax.tree.map(np.asarray, heads))
+            return TaskModel(start.encoder(config, params), tasks, jax.tree.map(np.asarray, heads))
 
         def sentences_of(step: int) -> list[str]:
-            token_ids = source.with_tokens(step - 1).rows.input_ids
-            return self.start.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+            return start.tokenizer.batch_decode(source[step - 1].rows.input_ids, skip_special_tokens=True)
 
-        parts = (self.mesh, self.start, built, optimizer, source, text, evaluation, sentences_of)
+        parts = (self.mesh, start, built, optimizer, source, text, evaluation, sentences_of)
         return run_training(Run(config, workdir, *parts, model_of=model_of))
 
-    def _mixture(self, config: Config, stored: Stored) -> Mixture:
-        """Return the batches of a stage: tokens, or stored embeddings if there are any."""
-        train, prompts = config.train, self.start.prompts
+    def _trained_heads(self, folder: Path, params: Params) -> Params:
+        """Train the heads on embeddings of the frozen encoder, or read them if that has been done."""
+        weights, record = folder / "heads.safetensors", folder / "heads.json"
+
+        def train_or_check() -> None:
+            if record.is_file():
+                read_sealed(record, f"Remove {folder} to train the heads again")
+                return
+            log_line("stage 1 of 2: training the heads on embeddings of the frozen encoder")
+            frozen, heads, scores = self.start.encoder(self.config, params), Params(), {}
+            for data in self.tasks:
+                head = parameters.subset(params, head_of(data.name))
+                head, scores[data.name] = train_head(self.config, data, head, frozen)
+                heads |= parameters.prefixed(head, head_of(data.name))
+            with disk_errors(folder, safe="The encoder and the texts are unchanged."):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_tensors(weights, heads)
+                write_sealed(record, scores, [weights])  # last: if it is there, the heads are complete
+
+        hosts.decided_by_first(train_or_check)
+        return load_file(weights)
+
+    def _mixture(self) -> Mixture:
+        """Return the batches of all tasks."""
+        config, train, prompts = self.config, self.config.train, self.start.prompts
         steps = train.steps or train.epochs * (sum(len(data.train) for data in self.tasks) // train.batch_size)
         order = by_ratio([data.task.ratio for data in self.tasks], steps, train.seed)
         prompt_tokens = len(self.start.tokenizer.encode(prompts.default, add_special_tokens=False))
@@ -178,12 +139,11 @@ class Tuning:
                 packing=packing_of(config, self.mesh, chunks=train.chunks),
                 prompt_tokens=[prompt_tokens] * len(data.task.texts),
                 pools_prompts=prompts.pooled,
-                vectors={ENCODER: stored[data.name]} if stored else {},
                 labels={data.name: data.train.labels},
             )
             for number, data in enumerate(self.tasks)
         }
-        return Mixture(sources, order, without_tokens=bool(stored))
+        return Mixture(sources, order)
 
 
 def _check(config: Config) -> None:
