@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
 from diffcse_jax.data.tokenizer import Tokenised, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
+from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, parameters, pooling, pooling_modules
@@ -241,18 +241,17 @@ class SentenceEncoder(Searcher):
             vectors = pooling.normalize(vectors)
         return vectors[0] if isinstance(sentences, str) else vectors[[distinct[text] for text in texts]]
 
-    def encode_query(self, queries: Sentences, **options: Any) -> Float32[np.ndarray, "*sentences dimension"]:
+    def encode_query(
+        self, queries: Sentences, *, prompt: str | None = None, prompt_name: str | None = None, **options: Any
+    ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of queries, unless `prompt` or `prompt_name` is given; as `encode`."""
-        return self.encode(queries, **self._prompt_or(self.prompts.query, options))
+        return self.encode(queries, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.query), **options)
 
-    def encode_document(self, documents: Sentences, **options: Any) -> Float32[np.ndarray, "*sentences dimension"]:
+    def encode_document(
+        self, documents: Sentences, *, prompt: str | None = None, prompt_name: str | None = None, **options: Any
+    ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of documents, unless `prompt` or `prompt_name` is given; as `encode`."""
-        return self.encode(documents, **self._prompt_or(self.prompts.document, options))
-
-    @staticmethod
-    def _prompt_or(prompt: str, options: dict[str, Any]) -> dict[str, Any]:
-        is_chosen = any(options.get(name) is not None for name in ("prompt", "prompt_name"))
-        return options if is_chosen else options | {"prompt": prompt}
+        return self.encode(documents, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.document), **options)
 
     @contextlib.contextmanager
     def warning_once(self) -> Iterator[None]:
@@ -362,13 +361,7 @@ class SentenceEncoder(Searcher):
             raise ConfigError(f"max_length={max_length}: expected at least {least} tokens, or None")
         with self._tokenizing:
             self._backend.enable_truncation(min(max_length or most, most))
-            try:
-                return tokenise(self._backend, sentences)
-            except (TypeError, UnicodeEncodeError) as error:
-                bad = [text for text in sentences if text.encode(errors="ignore").decode() != text]
-                if not bad:
-                    raise
-                raise DataError(f"{bad[0]!r:.60} contains a lone surrogate: the text was not valid UTF-8") from error
+            return tokenise(self._backend, sentences)
 
     def _batch(
         self, token_ids: list[list[int]], rows: int, length: int

@@ -9,7 +9,7 @@ import pytest
 from html_pages import checked
 
 from diffcse_jax.apps import demo
-from diffcse_jax.apps.demo import Corpus, open_server
+from diffcse_jax.apps.demo import SearchServer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.search.index import Hit
 
@@ -37,11 +37,11 @@ class Searcher:
 
 @contextmanager
 def served(**models):
-    with open_server(Corpus("text.txt", SENTENCES, models, top_k=3), "127.0.0.1", 0) as server:
+    with SearchServer("text.txt", SENTENCES, models, 3, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield server.server_address[1]
+            yield server.server_port
         finally:
             server.shutdown()
             thread.join()
@@ -107,11 +107,10 @@ def test_what_is_refused(path, headers, status):
 
 
 def test_a_port_in_use_and_invalid_options():
-    corpus = Corpus("t", SENTENCES, {})
     with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"--port {port}: .*Choose another --port"):
-        open_server(corpus, "127.0.0.1", port)
+        SearchServer("t", SENTENCES, {}, 3, "127.0.0.1", port)
     with pytest.raises(ConfigError, match="--host no such host --port 0"):
-        open_server(corpus, "no such host", 0)
+        SearchServer("t", SENTENCES, {}, 3, "no such host", 0)
     with pytest.raises(ConfigError, match="--against a is the same as --model"):
         demo.serve("a", "text.txt", against="a", top_k=1, host="127.0.0.1", port=0)
 

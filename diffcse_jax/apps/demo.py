@@ -24,8 +24,8 @@ from diffcse_jax.search.records import TEXT, Record, read_all, title_of
 from diffcse_jax.search.searcher import recommended
 
 LONGEST_QUERY = 1000  # characters
+EXAMPLES = 3  # texts on the page before the first query
 
-_EXAMPLES = 3
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
@@ -33,20 +33,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-
-
-class Corpus:
-    """A text with the models that search it: encoders with an index of its sentences."""
-
-    def __init__(self, name: str, sentences: Sequence[str], models: Mapping[str, Any], top_k: int = 10):
-        self.name, self.size = name, len(sentences)
-        shown = min(_EXAMPLES, self.size)
-        self.examples = [sentences[index * self.size // shown][:LONGEST_QUERY] for index in range(shown)]
-        self._models, self._top_k = models, top_k
-
-    def search(self, query: str) -> dict[str, list[Hit]]:
-        """Return hits, best first, by the name of the model."""
-        return {name: model.search_hits(query, top_k=self._top_k)[0] for name, model in self._models.items()}
 
 
 def serve(
@@ -68,18 +54,18 @@ def serve(
         raise ConfigError(f"--against {against} is the same as --model. Name another model, or leave --against out")
     keep_compiled()
     records = read_texts(text, columns, passages)
+    texts = [title_of(each) + each[TEXT] for each in records]
     models = {name: SentenceEncoder.from_pretrained(name) for name in filter(None, (model, against))}
-    corpus = Corpus(Path(text).name, [title_of(each) + each[TEXT] for each in records], models, top_k)
-    with open_server(corpus, host, port) as server:  # before the slow part: the port may be in use
+    with SearchServer(Path(text).name, texts, models, top_k, host, port) as server:  # first: the port may be in use
         for name, encoder in models.items():
             print(f"encoding {len(records):,} texts with {name}", file=sys.stderr)
             own_mode, own_weight = (mode, None) if mode else recommended(name)
             options: dict[str, Any] = {"language": language, "weight": own_weight if weight is None else weight}
             encoder.build_index(records, show_progress=True, mode=own_mode, passages=passages, **options)
         for words in (1, 20):
-            corpus.search("word " * words)  # compiles what queries of up to 32 tokens need
+            server.search("word " * words)  # compiles what queries of up to 32 tokens need
         shown_host = f"[{host}]" if ":" in host else host
-        print(f"search at http://{shown_host}:{server.server_address[1]}/ (stop with Ctrl-C)", flush=True)
+        print(f"search at http://{shown_host}:{server.server_port}/ (stop with Ctrl-C)", flush=True)
         if host not in _LOCAL:
             print(f"warning: with --host {host} everyone who reaches this machine can search", file=sys.stderr)
         try:
@@ -96,21 +82,27 @@ def read_texts(text: str, columns: Sequence[str] = (), titled: bool = True) -> l
     return [*distinct.values()]
 
 
-def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:
-    """Open a listening server; `serve_forever` answers requests."""
-    handler = type("Handler", (_Handler,), {"corpus": corpus, "host": host})
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return type("Server", (_Server,), {"address_family": family})((host, port), handler)
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there: {reason}. Choose another --port, or 0 for any free one"
-        ) from error
+class SearchServer(ThreadingHTTPServer):
+    """Listens at an address; `serve_forever` answers requests with searches of the models, which have an index."""
 
-
-class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def __init__(self, name: str, texts: Sequence[str], models: Mapping[str, Any], top_k: int, host: str, port: int):
+        self.name, self.size, self.models, self.top_k, self.host = name, len(texts), models, top_k, host
+        self.examples = [text[:LONGEST_QUERY] for text in texts[:: max(1, len(texts) // EXAMPLES)]][:EXAMPLES]
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), _Handler)
+        except (OSError, OverflowError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"--host {host} --port {port}: cannot listen there: {reason}. Choose another --port, or 0 for any "
+                "free one"
+            ) from error
+
+    def search(self, query: str) -> dict[str, list[Hit]]:
+        """Return hits, best first, by the name of the model."""
+        return {name: model.search_hits(query, top_k=self.top_k)[0] for name, model in self.models.items()}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore browsers that close the connection before their answer."""
@@ -119,15 +111,14 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    corpus: Corpus
-    host: str
+    server: SearchServer
     timeout = 20  # seconds that a browser may take to send its request
     server_version, sys_version = "diffcse", ""
 
     def do_GET(self) -> None:
         status, values = self._answer()
         page = {"query": "", "hits": None, "problem": "", "milliseconds": 0.0} | values
-        body = render("demo.html.j2", corpus=self.corpus, longest_query=LONGEST_QUERY, **page).encode()
+        body = render("demo.html.j2", corpus=self.server, longest_query=LONGEST_QUERY, **page).encode()
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
@@ -140,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> tuple[HTTPStatus, dict[str, Any]]:
         """Return the status and what the page shows."""
         address = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}")
-        if self.host in _LOCAL and address.hostname not in _LOCAL:
+        if self.server.host in _LOCAL and address.hostname not in _LOCAL:
             return HTTPStatus.MISDIRECTED_REQUEST, {"problem": "Open this page by its own address."}
         fields = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, errors="replace")
         query = fields.get("q", [""])[0].strip()[:LONGEST_QUERY]
@@ -148,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.OK, {}
         start = time.perf_counter()
         try:
-            hits = self.corpus.search(query)
+            hits = self.server.search(query)
         except UserError as error:
             return HTTPStatus.INTERNAL_SERVER_ERROR, {"problem": str(error)}
         return HTTPStatus.OK, {"query": query, "hits": hits, "milliseconds": 1000 * (time.perf_counter() - start)}

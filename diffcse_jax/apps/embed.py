@@ -36,12 +36,7 @@ from diffcse_jax.search.records import (
     searched_texts,
     table_of,
 )
-from diffcse_jax.search.vector_store import (
-    input_state,
-    read_settings,
-    state_of,
-    vector_table,
-)
+from diffcse_jax.search.vector_store import input_state, read_settings, state_of, vector_table
 
 FORMATS = (".jsonl", ".npy", ".parquet")
 ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is what a crash can cost
@@ -136,12 +131,14 @@ def embed(
     Raises:
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
     """
-    process, count = _process(distributed)
+    process, count = hosts.process_from_environment() or (0, 1)
+    if distributed:
+        hosts.join()
+        process, count = jax.process_index(), jax.process_count()
     paths = find_inputs(inputs)
     mine = {path: _open(path, columns, id_column, passages) for path in paths[process::count]}
     encoder = load()
-    prompts = encoder.prompts
-    prompt = prompts.document if prompt_name is None else prompts.choose(prompt_name=prompt_name)
+    prompt = encoder.prompts.choose(None, prompt_name, encoder.prompts.document)
     settings = dataclasses.asdict(encoder.record(prompt)) | {"dtype": dtype, "normalize": normalize}
     settings |= {"columns": [*columns], "id_column": id_column, "passages": passages, "rows_per_file": rows_per_file}
     _check_settings(output, settings)
@@ -158,17 +155,6 @@ def embed(
         ) from error
     print(f"process {process} of {count}: {job.embedded:,} sentences of {len(mine)} files embedded", file=sys.stderr)
     hosts.wait_for_all()
-
-
-def _process(distributed: bool) -> tuple[int, int]:
-    """Return the number of this process, from 0, and how many there are."""
-    if distributed:
-        hosts.join()
-        return jax.process_index(), jax.process_count()
-    process, count = os.environ.get("JAX_PROCESS_ID", "0"), os.environ.get("JAX_NUM_PROCESSES", "1")
-    if not (process.isdecimal() and count.isdecimal() and int(process) < int(count)):
-        raise ConfigError(f"JAX_PROCESS_ID={process}: expected 0 or more, below JAX_NUM_PROCESSES={count}")
-    return int(process), int(count)
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
@@ -223,7 +209,8 @@ class _Job:
         digests = {path: texts.corpus.fingerprint() for path, texts in inputs.items()}
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         for path in pending:
-            self.write_state(path, digests[path])
+            if not input_state(self.output, path).exists():
+                self.write_state(path, digests[path])
         if found := len([*self.output.glob("*.parquet")]):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
             print(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", file=sys.stderr)

@@ -52,12 +52,12 @@ class Prompts:
         """The prompt of pairs whose texts are of one kind: the default prompt, or else that of queries."""
         return self.default or self.query
 
-    def choose(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+    def choose(self, prompt: str | None = None, prompt_name: str | None = None, default: str | None = None) -> str:
         """Return the prompt if it is given, that of a name, or the default. Raise ConfigError if there is none."""
         if prompt is not None:
             return prompt
         if prompt_name is None:
-            return self.default
+            return self.default if default is None else default
         if prompt_name not in self.by_name:
             known = ", ".join(self.by_name) or "none"
             raise ConfigError(f"prompt_name={prompt_name!r}: the model has no such prompt. It has: {known}")

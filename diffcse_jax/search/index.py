@@ -150,7 +150,7 @@ class SentenceIndex:
 
     def query_prompt(self, prompts: Prompts, prompt_name: str | None = None) -> str:
         """Return an encoder's prompt of queries, or refuse one that does not go with the prompt of the texts."""
-        prompt = prompts.query if prompt_name is None else prompts.choose(prompt_name=prompt_name)
+        prompt = prompts.choose(None, prompt_name, prompts.query)
         if self.encoder and self.encoder.prompt not in (prompt, prompts.document):
             raise ConfigError(
                 f"{self.name} holds texts with the prompt {self.encoder.prompt!r}, but the model's prompt of documents "

@@ -41,6 +41,8 @@ def checked_sentences(sentences: Any) -> list[str]:
                 f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each text gets an embedding "
                 "of its own: give one flat list of strings"
             )
+        if text.encode(errors="ignore").decode() != text:
+            raise DataError(f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not valid UTF-8")
     return texts
 
 

@@ -82,9 +82,10 @@ class Searcher:
             records: Sequence[Record] = [*read_records(sentences, "build_index", titled=passages)]
         elif isinstance(sentences, list) and sentences and isinstance(sentences[0], Mapping):
             records = sentences
+            checked_sentences(record.get(TEXT) for record in records)
         else:
             records = [{TEXT: text} for text in checked_sentences(sentences)]
-        prompt = self.prompts.document if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
+        prompt = self.prompts.choose(None, prompt_name, self.prompts.document)
         table = table_of(self.split(records, prompt) if passages else records)
         vectors = record = None
         if mode != "lexical":
