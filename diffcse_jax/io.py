@@ -135,41 +135,37 @@ def check_export(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path, *, safe: str, instead: str = "") -> Iterator[None]:
+def disk_errors(path: Path, *, safe: str, instead: str = "", any_error: bool = False) -> Iterator[None]:
     """Turn an operating system error inside the block, which writes `path`, into a `DiskError`.
 
     Args:
         path: The file or folder.
         safe: A sentence that says what is not lost.
         instead: An alternative to making room on the disk.
+        any_error: Whether libraries in the block may hide what the operating system reported.
     """
     try:
         yield
-    except Exception as error:  # libraries wrap operating system errors in types of their own
-        cause = None if isinstance(error, UserError) else system_error(error)
-        if cause is None:
+    except UserError:
+        raise
+    except Exception as error:
+        quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))  # Rust's, tensorstore's
+        if isinstance(error, OSError):
+            cause = error
+        elif quoted:
+            number = int(quoted[1] or quoted[2])
+            cause = OSError(number, os.strerror(number))
+        elif any_error:
+            cause = OSError(errno.EIO, str(error).partition("\n")[0])
+        else:
             raise
-        raise disk_error(path, cause, safe=safe, instead=instead) from error
-
-
-def system_error(error: Exception) -> OSError | None:
-    """Return the operating system error, also if a library only quotes its number; None if there is none."""
-    if isinstance(error, OSError):
-        return error
-    quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))  # Rust's, tensorstore's
-    number = int(quoted[1] or quoted[2]) if quoted else 0
-    return OSError(number, os.strerror(number)) if quoted else None
-
-
-def disk_error(path: Path, error: OSError, *, safe: str, instead: str = "") -> DiskError:
-    """Return the `DiskError` for an operating system error; see `disk_errors` for the arguments."""
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = ("make room on that disk" if is_full else "fix the problem") + (f", or {instead}" if instead else "")
-    at = f" ({error.filename})" if error.filename and str(error.filename) != str(path) else ""
-    return DiskError(
-        f"cannot write {path}: {error.strerror or error}{at}. {safe} Please {remedy}; then run the same command again "
-        "to resume"
-    )
+        is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = ("make room on that disk" if is_full else "fix the problem") + (f", or {instead}" if instead else "")
+        at = f" ({cause.filename})" if cause.filename and str(cause.filename) != str(path) else ""
+        raise DiskError(
+            f"cannot write {path}: {cause.strerror or cause}{at}. {safe} Please {remedy}; then run the same command "
+            "again to resume"
+        ) from error
 
 
 # Files

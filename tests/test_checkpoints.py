@@ -19,10 +19,9 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests, read_arrays
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests, read_arrays, read_encoder
 from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.run_folder.records import Measured, Record
-from diffcse_jax.run_folder.saved_encoder import read_encoder
 
 CONFIG = config_of(SIMCSE, {"model": {"projector": "none", "pooler": "avg"}})
 HF_CONFIG = {

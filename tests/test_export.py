@@ -19,9 +19,9 @@ from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.run_folder.checkpoints import SavedEncoder
 from diffcse_jax.run_folder.folder import describe_base_model
 from diffcse_jax.run_folder.records import Record
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -14,9 +14,9 @@ from diffcse_jax.export import card
 from diffcse_jax.export.card import BIBTEX, model_card, papers_of
 from diffcse_jax.losses.base import Loss
 from diffcse_jax.models.hf import Pretrained, transformer_config
+from diffcse_jax.run_folder.checkpoints import SavedEncoder
 from diffcse_jax.run_folder.folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.records import Record
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 SIZES = transformer_config(hf_config_of("bert"), source="test")
 BASE = BaseModel("bert-base-uncased", "bert-base-uncased", {"license": "apache-2.0"}, ("en",))

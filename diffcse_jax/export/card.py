@@ -18,9 +18,9 @@ from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run
 from diffcse_jax.models import families
 from diffcse_jax.models.pooling import OTHER_POOLERS
 from diffcse_jax.models.pooling_modules import max_length_of
+from diffcse_jax.run_folder.checkpoints import SavedEncoder
 from diffcse_jax.run_folder.folder import BaseModel, is_local
 from diffcse_jax.run_folder.records import SELECTION, origin
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 from diffcse_jax.run_folder.summary import RESULTS, read_results
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")

@@ -33,9 +33,9 @@ from diffcse_jax.io import (
 )
 from diffcse_jax.models import families, hf, pooling_modules
 from diffcse_jax.models.pooling import normalize
+from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
 from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
 from diffcse_jax.run_folder.records import SEARCH, origin
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 
 TOLERANCE = 1e-4  # relative to the largest number in the embeddings
 

@@ -12,6 +12,6 @@
     selected.safetensors   the weights of that model, if they are not those of a checkpoint
     damaged/               damaged files, moved out of the way
 
-`folder.py` has the first four, `checkpoints.py` the fifth and `records.py` the others. `saved_encoder.py` reads
-the encoder of a run or checkpoint. A missing or damaged file raises a `CheckpointError` that names it.
+`folder.py` has the first four, `checkpoints.py` the fifth and the encoder of a run or checkpoint, and `records.py` the
+others. A missing or damaged file raises a `CheckpointError` that names it.
 """

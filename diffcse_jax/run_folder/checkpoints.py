@@ -7,7 +7,6 @@ Training resumes from the newest intact checkpoint.
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import logging
@@ -27,12 +26,17 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from diffcse_jax import hosts
+from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import CHECKPOINTS, disk_error, disk_errors, json_digest, system_error
+from diffcse_jax.io import CHECKPOINTS, disk_errors, find_run, json_digest
+from diffcse_jax.models import parameters
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.folder import damaged_path
-from diffcse_jax.run_folder.records import METRICS, Measured, Record
+from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
+from diffcse_jax.run_folder.folder import damaged_path, read_config, read_start
+from diffcse_jax.run_folder.records import METRICS, Measured, Record, read_baseline, read_selection, read_weights
 
 _ARRAYS = ("params", "opt_state")
 _UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged
@@ -205,16 +209,11 @@ class Checkpoints:
         if jax.process_index() == 0:
             shutil.rmtree(self._folder / _DISCARDED, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
+    def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn any error of writing, here or in the background, into a `DiskError`."""
-        try:
-            yield
-        except Exception as error:  # Orbax passes on what its libraries raise: OSError, ValueError, RuntimeError
-            steps = ", ".join(map(str, saved_steps(self._folder)))
-            safe = f"Its checkpoints of steps {steps} are complete." if steps else "It has no checkpoint yet."
-            reason = system_error(error) or OSError(errno.EIO, str(error).partition("\n")[0])
-            raise disk_error(self._folder, reason, safe=safe) from error
+        steps = ", ".join(map(str, saved_steps(self._folder)))
+        safe = f"Its checkpoints of steps {steps} are complete." if steps else "It has no checkpoint yet."
+        return disk_errors(self._folder, safe=safe, any_error=True)
 
 
 class _Best(NamedTuple):
@@ -374,3 +373,89 @@ def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # MurmurHash3's finalizer: one to one
         mixed = (mixed ^ (mixed >> jnp.uint32(shift))) * jnp.uint32(factor)
     return jnp.sum(mixed ^ (mixed >> jnp.uint32(16)), dtype=jnp.uint32)
+
+
+# The encoder of a run or checkpoint, which evaluation, encoding and export read
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedEncoder(Record):
+    """The encoder of a checkpoint, or the one that a run has selected: its record, and what encoding it needs."""
+
+    config: Config
+    checkpoint: Pretrained  # the starting checkpoint's folder, the trained weights and, as pooler, the kept projector
+    prompts: Prompts = NO_PROMPTS
+    interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
+    verdict: str = ""  # empty before training is finished
+    baseline: Record | None = None  # the starting checkpoint's
+    systems: Sequence[Mapping[str, Any]] = ()  # as in `Selection`
+    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def recorded(self) -> RecordedPooler:
+        """What the folder of another checkpoint would record."""
+        head = self.checkpoint.pooler if self.pooler == "cls" else None
+        return RecordedPooler(self.pooler, head, None, self.checkpoint.sentence_head, self.prompts)
+
+    @property
+    def embedding_size(self) -> int:
+        """The size of embeddings before they are cut."""
+        return self.checkpoint.embedding_size(self.pooler)
+
+
+def read_encoder(path: Path) -> SavedEncoder:
+    """Read the encoder that a finished run has selected, the best one so far, or the one of a checkpoint.
+
+    If no checkpoint is eligible as the best one, the newest is read.
+
+    Args:
+        path: The run's folder, or `WORKDIR/checkpoints/STEP`.
+    """
+    workdir = find_run(path) or path
+    config = read_config(workdir)
+    selection = read_selection(workdir) if path == workdir else None
+    if selection and selection.interpolation < 1:
+        params, record = read_weights(workdir), selection.record
+    else:
+        params, record = read_parameters(workdir, None if path == workdir else int(path.name))
+    start, prompts = read_start(workdir)
+    checkpoint = dataclasses.replace(
+        start,
+        transformer=parameters.subset(params, "encoder"),
+        pooler=parameters.subset(params, "projector") if record.pooler == "cls" else start.pooler,
+        sentence_head=start.sentence_head.of(record.pooler, params),
+    )
+    return SavedEncoder(
+        **vars(record),
+        config=config,
+        checkpoint=checkpoint,
+        prompts=prompts,
+        interpolation=selection.interpolation if selection else 1.0,
+        verdict=selection.verdict if selection else "",
+        baseline=read_baseline(workdir),
+        systems=selection.systems if selection else (),
+        search=selection.search if selection else {},
+    )
+
+
+def read_parameters(workdir: Path, step: int | None) -> tuple[Params, Record]:
+    """Read the parameters and the record of a checkpoint; of the best one if no step is given."""
+    checkpoints = workdir / CHECKPOINTS
+    wanted = workdir if step is None else checkpoints / str(step)
+    step, steps = default_step(checkpoints) if step is None else step, saved_steps(checkpoints)
+    if step not in steps:
+        raise CheckpointError(f"no complete checkpoint {wanted}. There are: {', '.join(map(str, steps)) or 'none'}")
+    record, items = read_arrays(checkpoints / str(step), ("params",))
+    return items["params"], record
+
+
+def default_step(checkpoints: Path) -> int | None:
+    """Return the step of the best checkpoint, of the newest if none was evaluated, or None if there is none."""
+    try:
+        scores = {step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)}
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, or move this one away"
+        ) from error
+    best = best_step(scores)
+    return max(scores, default=None) if best is None else best

@@ -35,8 +35,8 @@ from diffcse_jax.io import (
     write_json,
     write_tensors,
 )
+from diffcse_jax.models import hf
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import TEXT_SETTINGS, max_length_of
 from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
 from diffcse_jax.models.sentence_head import HeadLayer, RecordedHead
@@ -241,22 +241,20 @@ def encoder_folder(workdir: Path) -> Path:
     return workdir / _ENCODER
 
 
-def read_pooler(workdir: Path) -> Params | None:
-    """Return the dense + tanh pooler of the starting checkpoint, or None if it has no pooler."""
-    path = workdir / _ENCODER / _POOLER
-    return load_file(path) if path.is_file() else None
-
-
-def read_head(workdir: Path) -> RecordedHead:
-    """Return the modules after the pooling that the starting checkpoint records, without their weights."""
-    recorded = read_json_object(workdir / _ENCODER / _HEAD)
-    layers = tuple(HeadLayer(**layer) for layer in recorded["layers"])
-    return RecordedHead(recorded["pooler"], layers, similarity=recorded["similarity"])
-
-
-def read_run_prompts(folder: Path) -> Prompts:
-    """Return the prompts that a run recorded in its folder `encoder/`."""
-    return read_prompts(folder, pooled=read_json_object(folder / SETTINGS)["include_prompt"])
+def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
+    """Return the starting checkpoint of a run without the weights that are trained, and the run's prompts."""
+    folder = encoder_folder(workdir)
+    hf_config, head = hf.read_hf_config(folder), read_json_object(folder / _HEAD)
+    layers = tuple(HeadLayer(**layer) for layer in head["layers"])
+    start = Pretrained(
+        folder,
+        hf_config,
+        hf.transformer_config(hf_config, source=str(folder)),
+        {},
+        pooler=load_file(folder / _POOLER) if (folder / _POOLER).is_file() else None,
+        sentence_head=RecordedHead(head["pooler"], layers, similarity=head["similarity"]),
+    )
+    return start, read_prompts(folder, pooled=read_json_object(folder / SETTINGS)["include_prompt"])
 
 
 def _damaged_file(workdir: Path) -> str:

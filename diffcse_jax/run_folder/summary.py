@@ -11,7 +11,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.run_folder import records
-from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_run_prompts
+from diffcse_jax.run_folder.folder import read_config, read_start
 
 RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
 
@@ -89,7 +89,8 @@ class Run:
     def prompts(self) -> str:
         """The prompts of the trained model, or an empty string."""
         with contextlib.suppress(CheckpointError):
-            by_name = read_run_prompts(encoder_folder(self.workdir)).by_name
+            _, prompts = read_start(self.workdir)
+            by_name = prompts.by_name
             return ", ".join(f"{name} {prompt!r}" for name, prompt in by_name.items() if prompt)
         return ""
 

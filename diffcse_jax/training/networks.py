@@ -31,7 +31,7 @@ from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.sentence_head import SENTENCE_HEAD, SentenceHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.run_folder.saved_encoder import read_encoder
+from diffcse_jax.run_folder.checkpoints import read_encoder
 
 DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
 

@@ -4,7 +4,7 @@ The starting checkpoint is the baseline. The difference from it has a 95% interv
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
@@ -16,8 +16,8 @@ from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.sentence_head import SENTENCE_HEAD
+from diffcse_jax.run_folder.checkpoints import SavedEncoder, default_step, read_encoder
 from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection, origin, write_selection
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.training.callbacks import format_scores
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
@@ -56,12 +56,26 @@ def select(run: Run, baseline: Record) -> Selection:
     metric, drift = evaluation.metric, evaluation.drift_metric
     checkpoints = run.workdir / CHECKPOINTS
     best = read_encoder(checkpoints / str(default_step(checkpoints)))  # ignores an earlier selection
-    tried = [step / options.interpolate for step in range(1, options.interpolate + 1)] or [1.0]
-    measured = {weight: _measure(base, best, weight, evaluation) for weight in tried}
+
+    def encoder(weight: float) -> SentenceEncoder:
+        return SentenceEncoder.from_saved(interpolate(base, best, weight))
+
+    measured = {1.0: Measured(best.dev, best.outcomes)} if best.outcomes else {}
+    for weight in [step / options.interpolate for step in range(1, options.interpolate + 1)] or [1.0]:
+        if weight not in measured:
+            measured[weight] = evaluation.measure(encoder(weight))
+            log_line(f"{origin(weight, best.step)}: {format_scores(measured[weight].scores)}")
     keeping = [each for each in measured if run.keeps_quality(baseline.dev, measured[each].scores)]
     ranked = sorted(keeping or measured, key=lambda weight: (-measured[weight].scores[metric], weight))
     higher = [weight for weight in ranked if measured[weight].scores[metric] > baseline.dev[metric]]
-    regressions = _regressions(higher, best, run) if higher and options.hold else {}
+    regressions: dict[float, Sequence[str]] = {}
+    if higher and options.hold:
+        log_line(f"Checking that general quality ({', '.join(options.hold)}) did not drop.")
+        held = evaluation.held(base.encoder(run.config))
+        for weight in higher:
+            regressions[weight] = evaluation.regressions(held, evaluation.held(encoder(weight)))
+            if not regressions[weight]:
+                break
     weight = next((weight for weight in higher if not regressions.get(weight)), ranked[0])
     chosen = measured[weight]
 
@@ -88,7 +102,7 @@ def select(run: Run, baseline: Record) -> Selection:
     else:
         exported = trained + ("" if gains else " anyway")
     verdict = f"{opening}: {metric} {after:.2f}, was {before:.2f} ({gain}{chance})."
-    compared = _compare_systems(run, best, weight)
+    compared = _compare_systems(run, lambda: encoder(weight))
     advice = [systems.describe_recommendation(compared, systems.recommend(compared))] if compared else []
     verdict = " ".join([verdict, *objections, f"Exported {exported}.", *advice])
     if not higher or keeps_start or objections:
@@ -118,13 +132,12 @@ def select(run: Run, baseline: Record) -> Selection:
     return selection
 
 
-def _compare_systems(run: Run, best: SavedEncoder, weight: float) -> list[systems.System]:
+def _compare_systems(run: Run, trained: Callable[[], SentenceEncoder]) -> list[systems.System]:
     """Compare BM25, the starting checkpoint and the trained model on the queries of the dev metric, if it has any."""
     metric = run.evaluation.chosen
     if not isinstance(metric, RetrievalMetric) or metric.name in SYMMETRIC_METRICS or len(metric.queries) < FEWEST:
         return []
-    trained = SentenceEncoder.from_saved(interpolate(run.base, best, weight))
-    encoders = {run.base.name: run.base.encoder(run.config), THIS_MODEL: trained}
+    encoders = {run.base.name: run.base.encoder(run.config), THIS_MODEL: trained()}
     try:
         compared = systems.compare_systems(encoders, metric)
     except UserError as error:
@@ -157,25 +170,3 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
     transformer = between(start.transformer, ours.transformer)
     mixed = dataclasses.replace(ours, transformer=transformer, pooler=pooler, sentence_head=head)
     return dataclasses.replace(trained, checkpoint=mixed)
-
-
-def _measure(base: StartingCheckpoint, best: SavedEncoder, weight: float, evaluation: DevEvaluation) -> Measured:
-    """Return the dev evaluation of an interpolated model, or the recorded one of a checkpoint."""
-    if weight == 1 and best.outcomes:
-        return Measured(best.dev, best.outcomes)
-    measured = evaluation.measure(SentenceEncoder.from_saved(interpolate(base, best, weight)))
-    log_line(f"{origin(weight, best.step)}: {format_scores(measured.scores)}")
-    return measured
-
-
-def _regressions(weights: Sequence[float], best: SavedEncoder, run: Run) -> dict[float, Sequence[str]]:
-    """Return the metrics of `eval.hold` in which models got worse, as text, up to the first model without any."""
-    log_line(f"Checking that general quality ({', '.join(run.config.eval.hold)}) did not drop.")
-    before = run.evaluation.held(run.base.encoder(run.config))
-    found: dict[float, Sequence[str]] = {}
-    for weight in weights:
-        model = SentenceEncoder.from_saved(interpolate(run.base, best, weight))
-        found[weight] = run.evaluation.regressions(before, run.evaluation.held(model))
-        if not found[weight]:
-            break
-    return found

@@ -21,8 +21,8 @@ from diffcse_jax.io import expand_path, find_run, replace_dir, write_json, write
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import Measured, Outcomes
-from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 
 
 class TaskModel:
