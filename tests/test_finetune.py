@@ -26,9 +26,9 @@ from diffcse_jax.hosts import StopRequest
 from diffcse_jax.io import read_sealed
 from diffcse_jax.losses.finetune import Task, build_head, features
 from diffcse_jax.models import parameters
+from diffcse_jax.run_folder.checkpoints import read_parameters
 from diffcse_jax.run_folder.folder import HEADS
 from diffcse_jax.run_folder.records import read_metrics
-from diffcse_jax.run_folder.saved_encoder import read_parameters
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.step import make_optimizer, make_train_step

@@ -20,7 +20,6 @@ from diffcse_jax.io import disk_errors, expand_path, json_digest, read_sealed, w
 from diffcse_jax.losses.finetune import AVERAGE, head_of
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.checkpoints import read_parameters
 from diffcse_jax.run_folder.folder import HEADS, open_run
 from diffcse_jax.training import networks
 from diffcse_jax.training.loop import Run
