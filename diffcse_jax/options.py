@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import dataclasses
-import re
 import sys
 import types
 import typing
@@ -47,39 +46,6 @@ class Table(dict[str, Any]):
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
-
-
-def table(of: type, doc: str) -> Any:
-    """Return a dataclass field for a `Table` whose groups are dataclasses of the type `of`."""
-    return dataclasses.field(default=Table(), metadata={"doc": doc, "of": of})
-
-
-def build_options(cls: Any, values: Any, unknown: Callable[[str], str], key: str = "", of: Any = None) -> Any:
-    """Build a dataclass of options (or a `Table` of groups of the type `of`), and the groups inside it.
-
-    `values` are nested mappings of what differs from the defaults. For messages, `key` is the key of the group, and
-    `unknown` returns the message for an unknown key.
-    """
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{key}: expected a group of keys, got {values!r}")
-    keys = {name: f"{key}.{name}" if key else name for name in values}
-    if cls is Table:
-        for name in values:
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)):
-                raise ConfigError(
-                    f"{key}: {name!r} is not a valid name. Use lower-case letters, digits and _, starting with a letter"
-                )
-        return Table({name: build_options(of, values[name], unknown, keys[name]) for name in sorted(values)})
-    fields, built = {field.name: field for field in dataclasses.fields(cls)}, {}
-    for name, value in values.items():
-        if name not in fields:
-            raise ConfigError(unknown(keys[name]))
-        field = fields[name]
-        if field.type is Table or dataclasses.is_dataclass(field.type):
-            built[name] = build_options(field.type, value, unknown, keys[name], field.metadata.get("of"))
-        else:
-            built[name] = check_value(keys[name], value, field)
-    return cls(**built)
 
 
 def _item_type(field: dataclasses.Field) -> tuple[type, bool]:

@@ -71,9 +71,10 @@ def test_overrides_that_cannot_be_read(argument, message):
     ("values", "message"),
     [
         ({"optim": {"lerning_rate": 1.0}}, "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
-        ({"optim": 3}, "optim: expected a group of keys, got 3"),
+        ({"optim": 3}, "unknown key optim"),
         ({"finetune": {"tasks": {"mine": {"depth": 0}}}}, "finetune.tasks.mine.depth: 0 is below 1"),
         ({"distributed": 1}, "distributed: expected bool, got 1"),
+        ({"finetune.tasks.My task.depth": 2}, "finetune.tasks.My task: 'My task' is not a valid name. Use lower-case"),
         ({"model.hidden_dropout": 0.1}, "model.hidden_dropout: expected a tuple of float such as (0.1,), got 0.1"),
         ({"optim.learning_rate": 10**400}, "optim.learning_rate: expected float, got 1000"),
         ({"optim.learning_rate": float("nan")}, "optim.learning_rate: nan is below"),

@@ -1,10 +1,12 @@
 """The configuration of a run: one static tree of dataclasses, its keys, its checks, its files and its overrides."""
 
+import collections
 import dataclasses
 import difflib
 import functools
 import importlib.metadata
 import os
+import re
 import runpy
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,13 +31,14 @@ from diffcse_jax.losses import MatryoshkaOptions, contrastive, decorrelation, di
 from diffcse_jax.losses.base import GeneratorOptions, Loss, RunInfo
 from diffcse_jax.losses.finetune import Finetune, Task
 from diffcse_jax.models.forward import START
-from diffcse_jax.options import Table, build_options, option, read_value
+from diffcse_jax.options import Table, check_value, option, read_value
 
 if TYPE_CHECKING:
     import ml_collections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
 ENTRY_POINTS = "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
+TASKS = "finetune.tasks."  # groups of keys, whose names users choose, begin with this
 # Dev metrics on the user's own files.
 OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")
 
@@ -84,16 +87,25 @@ class Config:
         The values are in groups (`{"train": {"steps": 60}}`) or by key (`{"train.steps": 60}`). A `ConfigError` names
         a key that is unknown, a value of the wrong type or out of range, or values that cannot work together.
         """
-        groups, own = _nested(values), {field.name for field in dataclasses.fields(cls)} - {"installed"}
-        others = installed_losses() if groups.keys() - own else {}
-        installed = {
-            name: build_options(others[name], groups.pop(name), unknown_key_message, name)
-            for name in sorted(groups.keys() & others.keys())
+        given = flat(values)
+        known, groups = known_keys(given), collections.defaultdict[str, dict[str, Any]](dict)
+        for key, value in given.items():
+            group, _, name = key.rpartition(".")
+            if key in known:
+                value = os.fspath(value) if isinstance(value, os.PathLike) else value
+                groups[group][name] = check_value(key, value, known[key])
+            elif value != {}:  # an empty group
+                raise ConfigError(unknown_key_message(key))
+        for group in sorted(group for group in groups if group.startswith(TASKS)):
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name := group.removeprefix(TASKS)):
+                raise ConfigError(f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _")
+            groups["finetune"].setdefault("tasks", Table())[name] = Task(**groups[group])
+        own: dict[str, Any] = {
+            field.name: field.type for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)
         }
-        if "installed" in groups:
-            raise ConfigError(unknown_key_message("installed"))
-        config = build_options(cls, groups, unknown_key_message)
-        config = dataclasses.replace(config, installed=Table(installed))
+        built = {name: kind(**groups[name]) for name, kind in own.items()}
+        installed = {name: kind(**groups[name]) for name, kind in installed_losses().items() if name in groups}
+        config = cls(**groups[""], **built, installed=Table(installed))
         for contradiction in _contradictions(config):
             raise ConfigError(contradiction)
         return config
@@ -173,11 +185,10 @@ def installed_losses() -> dict[str, type[Loss]]:
     return found
 
 
-def known_keys(near: str = "") -> dict[str, dataclasses.Field]:
-    """Return every dotted key with its field. Users name the tables of `finetune.tasks`: only that of `near` is in."""
+def known_keys(near: Iterable[str] = ()) -> dict[str, dataclasses.Field]:
+    """Return every dotted key with its field. Of `finetune.tasks`, whose tables users name, those of keys `near`."""
     groups: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)}
-    if near.startswith("finetune.tasks."):
-        groups[".".join(near.split(".")[:3])] = Task
+    groups |= {".".join(key.split(".")[:3]): Task for key in near if key.startswith(TASKS)}
     return {
         f"{name}.{field.name}".removeprefix("."): field
         for name, group in (groups | installed_losses() | {"": Config}).items()
@@ -189,7 +200,7 @@ def known_keys(near: str = "") -> dict[str, dataclasses.Field]:
 
 def _nearest_key(key: str) -> str:
     """Return the known key that is nearest to an unknown one. Empty: none is near."""
-    keys, key = known_keys(near=key), key.replace(".lambda", ".weight")  # the papers' name
+    keys, key = known_keys([key]), key.replace(".lambda", ".weight")  # the papers' name
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     return next(iter([*near, *(known for known in keys if known.split(".")[-1] == key.split(".")[-1])]), "")
 
@@ -217,20 +228,6 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
         group = flat(value) if isinstance(value, Mapping) and value else None  # an empty table is a leaf
         leaves |= {name: value} if group is None else {f"{name}.{key}": leaf for key, leaf in group.items()}
     return leaves
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values in groups: `{"model": {"pooler": "cls"}, ...}`. Paths become strings."""
-    groups: dict[str, Any] = {}
-    for key, value in flat(values).items():
-        *path, name = key.split(".")
-        members = groups
-        for group in path:
-            members = members.setdefault(group, {})
-            if not isinstance(members, dict):
-                raise ConfigError(f"{'.'.join(path)}: expected a group of keys, got {members!r}")
-        members[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
-    return groups
 
 
 # Files and overrides.
@@ -311,7 +308,7 @@ def read_overrides(arguments: Iterable[str], flag: str = "config", others: Seque
             else:
                 advice = f"Overrides are written --{flag}.KEY=VALUE."
             raise ConfigError(f"{argument!r} is not an option. {advice}")
-        if key not in (known := known_keys(near=key)):
+        if key not in (known := known_keys([key])):
             raise ConfigError(unknown_key_message(key))
         value = text if equals else next(following, None)
         if value is None:

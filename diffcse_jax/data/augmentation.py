@@ -87,7 +87,8 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
     """Open the augmentation that `data.augmentation` names; None if it does not change second views here."""
     if data.augmentation in ("none", "mlm"):
         return None
-    backend, synonyms = unlimited_tokenizer(tokenizer), {}
+    backend = unlimited_tokenizer(tokenizer)
+    synonyms: Synonyms = {}
     if data.augmentation == "synonyms":
         synonyms = read_synonyms(expand_path(data.synonyms_file), backend, tokenizer.unk_token_id)
     return Augmentation(data.augmentation, data.augmentation_ratio, begins_word(backend), synonyms)

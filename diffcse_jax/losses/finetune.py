@@ -17,7 +17,7 @@ from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
 from diffcse_jax.models.forward import SharedForward, row_keys
 from diffcse_jax.models.heads import TaskHead
 from diffcse_jax.models.parameters import Network
-from diffcse_jax.options import Table, option, table
+from diffcse_jax.options import Table, option
 
 AVERAGE = "average"  # the dev score that chooses the checkpoint: the mean of the tasks' scores
 
@@ -72,7 +72,7 @@ class Finetune(Loss):
     """The loss of the task that a batch belongs to, on the embeddings that encoding gives."""
 
     weight: float = option(0.0, "weight of the labelled tasks, which `diffcse finetune` trains", low=0.0)
-    tasks: Table = table(Task, "the tasks by name")  # noqa: RUF009
+    tasks: Table = Table()  # noqa: RUF009 - groups of the type `Task` by name
     data_dir: str = option("", "folder that file names are relative to; empty: the current one", changes="nothing")
     stages: str = option(
         "together", "train all `together`, or first the heads on stored embeddings", choices=("together", "heads_first")
