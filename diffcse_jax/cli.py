@@ -334,8 +334,6 @@ def report(add: Add) -> str:
     """
     add("--model", dest="models", required=True, metavar="RUN", help="folders of runs", **SEVERAL)
     add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html, or report.html)")
-    add("--results", nargs="+", default=[], metavar="FILE", help="results.json files of other models, to compare with")
-    add("--skip_models", action="store_true", help="load no model, so the page has no searches")
     return "diffcse_jax.apps.report.page:write_report"
 
 

@@ -22,12 +22,7 @@ from diffcse_jax.training import curves
 from diffcse_jax.training.curves import BASELINE
 
 HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
-PAIRS = Sample(
-    "pairs of a file",
-    [f"query {index} {HOSTILE}" for index in range(10)],
-    [f"answer {index}" for index in range(10)],
-    symmetric=False,
-)
+PAIRS = Sample("pairs of a file", [(f"query {n} {HOSTILE}", f"answer {n}") for n in range(10)], symmetric=False)
 
 
 class Encoder:
@@ -84,12 +79,11 @@ def compared(*names: str, sample: Sample = PAIRS):
 
 def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "mine")])
-    shown = checked(page.render_report([run], compared("start", "mine"), now="today"))
+    shown = checked(page.render_report([run], compared("start", "mine")))
     assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "mine")
     texts = ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped")
-    for text in (*texts, "diffcse evaluate --model", "diffcse train --config", "digest of text"):
+    for text in (*texts, "diffcse evaluate --model", "diffcse train --config"):
         assert text in shown.text
-    assert "digest of files" not in shown.text  # of several files
     titles = set(shown.values("aria-label"))
     assert {"dev metric stsb spearman", "contrast loss", "replaced-token detection"} <= titles
     assert {"new measure", "alignment", "sentences per second", "learning rate"} <= titles
@@ -115,7 +109,7 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
     drawn = {chart.title: chart for chart in (*found["dev"], *found["losses"])}
     assert list(drawn) == ["dev metric mrr", "uniformity", "our-dev/mrr", "contrast loss"]
     assert [level.y for level in drawn["our-dev/mrr"].levels] == [30.0]
-    checked(page.render_report(read_runs([tmp_path])))  # the two charts of uniformity have different names
+    checked(page.render_report(read_runs([tmp_path]), compared()))  # the two charts of uniformity have different names
     figure = Figure(layout="constrained")
     dev, _, _, loss = panels = figure.subplots(1, 4)
     for axes, chart in zip(panels, drawn.values(), strict=True):
@@ -141,12 +135,11 @@ def test_runs_in_progress_are_compared(tmp_path):
     begin_run(empty, Config())
     runs = read_runs([going, done / "export", empty])
     assert [run.label for run in runs] == ["a/seed-1", "b/seed-1", "new/seed-2"]
-    text = checked(page.render_report(runs)).text
+    text = checked(page.render_report(runs, compared())).text
     for part in (
         "in progress or stopped at step 3 of 6",
         "The best checkpoint so far is step 2: stsb spearman 60.00 (before training: 60.00).",
         "started, nothing measured",
-        "No model was loaded",
     ):
         assert part in text
     (chart,) = curves.curves(runs)["dev"]
@@ -162,7 +155,7 @@ def test_damaged_numbers_are_left_out(tmp_path, damage):
     workdir = write_run(tmp_path / "mine")
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write(f'{{"step": 7, "loss": {damage}, "grad_norm": 2.0}}\n{{"step": {damage}, "loss": 1.0}}\n')
-    checked(page.render_report(read_runs([workdir])))
+    checked(page.render_report(read_runs([workdir]), compared()))
 
 
 def test_the_selected_model_need_not_be_a_checkpoint(tmp_path):
@@ -182,7 +175,7 @@ def test_a_search_finds_the_most_similar_texts():
         hits = search.hits["perfect"]
         assert hits[0] == (search.wanted, pytest.approx(1))
         assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
-    single = Sample("texts", PAIRS.texts, PAIRS.texts)
+    single = Sample("texts", [(text, text) for _, text in PAIRS.pairs])
     for search in compare({"any": Encoder}, single).searches:
         assert (search.wanted, len(search.hits["any"])) == ("", 3)
         assert search.query not in dict(search.hits["any"])
@@ -193,7 +186,7 @@ def test_the_sample_of_a_search_collection_has_each_query_with_its_best_document
     (tmp_path / "queries.tsv").write_text("q1\tfirst\nq2\tsecond\n")
     (tmp_path / "qrels.txt").write_text("q1 0 d1 1\nq1 0 d3 2\nq2 0 d2 1\nq2 0 d1 0\n")
     sample = sample_of(Config.from_dict({"eval": {"metric": f"retrieval:{tmp_path}"}}))
-    assert (sample.queries, sample.texts, sample.symmetric) == (("first", "second"), ("c", "b"), False)
+    assert (sample.pairs, sample.symmetric) == ([("first", "c"), ("second", "b")], False)
     assert sample.about == "2 of the 2 pairs of query and best document of the dev metric"
 
 
@@ -202,7 +195,7 @@ def test_scores_are_shown_with_published_ones(tmp_path):
     for score, workdir in zip((80.0, 82.0), workdirs, strict=True):
         result = {"model": "m", "pooler": "cls", "tasks": {"STS12": {"spearman": score}}, "averages": {"sts": None}}
         (workdir / "results.json").write_text(json.dumps(result | {"missing": {}}))
-    ((titles, rows),) = page.score_tables(read_runs(workdirs), [])
+    ((titles, rows),) = page.score_tables(read_runs(workdirs))
     assert titles == ["model", "STS12"]
     assert ["SimCSE-BERT-base (published)", "68.40"] in rows
     assert [row[-1] for row in rows[-2:]] == ["80.00", "82.00"]
@@ -213,7 +206,7 @@ def test_encoders_that_cannot_be_loaded_are_named(tmp_path, minilm_dir):
     tiny = write_tiny_model(tmp_path / "tiny", minilm_dir, blocks=1)
     model = {"name_or_path": str(tiny), "pooler": "avg", "projector": "none"}
     (run,) = read_runs([write_run(tmp_path / "mine", finished=False, model=model)])
-    comparison = compare(encoders_of([run]), Sample("a pair", ["one text"], ["another one"]))
+    comparison = compare(encoders_of([run]), Sample("a pair", [("one text", "another one")]))
     assert comparison.problems[0].startswith("mine: ")
     encoder = SentenceEncoder.from_pretrained(tiny, pooler="avg")
     cosine = float(encoder.similarity("one text", "another one"))
@@ -223,8 +216,8 @@ def test_encoders_that_cannot_be_loaded_are_named(tmp_path, minilm_dir):
 
 def test_the_page_is_written_to_the_run_or_to_output(tmp_path):
     workdir = write_run(tmp_path / "mine")
-    written = page.write_report([str(workdir)], skip_models=True)
+    written = page.write_report([str(workdir)])
     assert written == workdir / "report/index.html"
     checked(written.read_text(encoding="utf-8"))
     with pytest.raises(CheckpointError, match="not a regular file"):
-        page.write_report([str(workdir)], "/dev/null", skip_models=True)
+        page.write_report([str(workdir)], "/dev/null")

@@ -109,22 +109,6 @@ class Run:
         }
         return [warning for warning, applies in found.items() if applies]
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Versions, devices and times of the run's last start."""
-        if not self.starts:
-            return {}
-        last = self.starts[-1]
-        git, devices = last["git"] or {}, last["devices"]
-        return {
-            "started": ", ".join(f"{each['time']} (step {each['step']})" for each in self.starts),
-            "host": last["host"],
-            "devices": f"{devices['count']} \N{MULTIPLICATION SIGN} {devices['kind']}, hosts: {devices['hosts']}",
-            "commit": f"{git['commit'][:12]}{' with changes' * git['dirty']}" if git else "unknown",
-            **last["versions"],
-            **{f"digest of {name}": each[:16] for name, each in last["digests"].items() if isinstance(each, str)},
-        }
-
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Read the runs in these folders."""

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
 from diffcse_jax.config import Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
@@ -26,7 +24,6 @@ from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.summary import Run
 
 MOST_PAIRS = 200
-RELATED_FRACTION = 0.2  # of rated pairs: the pairs rated highest belong together
 SEARCHES, HITS = 4, 3
 
 _Item = TypeVar("_Item")
@@ -34,11 +31,10 @@ Loader = Callable[[], Encoder]
 
 
 class Sample(NamedTuple):
-    """Queries, and the text that each should find. Single texts are queries for one another."""
+    """Text to search: pairs of a query and the text that it should find, or single texts, each twice."""
 
-    about: str  # what they are, in words
-    queries: Sequence[str]
-    texts: Sequence[str]
+    about: str  # what the pairs are, in words
+    pairs: Sequence[tuple[str, str]]
     symmetric: bool = True  # both are of one kind
 
 
@@ -61,15 +57,17 @@ class Comparison(NamedTuple):
 def sample_of(config: Config) -> Sample:
     """Return a sample of a run's dev text, or general sentences if that text is not on this machine."""
     try:
-        return _dev_sample(config)
+        kind, pairs, symmetric = _dev_pairs(config)
     except UserError as error:
-        reason = str(error).splitlines()[0]
-    sentences = general_sentences()
-    about = f"{len(sentences)} general English sentences, because the dev text is missing ({reason})"
-    return Sample(about, sentences, sentences)
+        sentences, reason = general_sentences(), str(error).splitlines()[0]
+        about = f"{len(sentences)} general English sentences, because the dev text is missing ({reason})"
+        return Sample(about, [(sentence, sentence) for sentence in sentences])
+    chosen = evenly_spaced(pairs, MOST_PAIRS)
+    return Sample(f"{len(chosen)} of the {len(pairs):,} {kind} of the dev metric", chosen, symmetric)
 
 
-def _dev_sample(config: Config) -> Sample:
+def _dev_pairs(config: Config) -> tuple[str, list[tuple[str, str]], bool]:
+    """Return what the pairs of the dev metric are, the pairs, and whether both texts are of one kind."""
     if config.needs("labels"):
         raise DataError("labelled tasks have a metric of their own")
     if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
@@ -83,20 +81,17 @@ def _dev_sample(config: Config) -> Sample:
 
     metric = build_dev_evaluation(config, training_sentences).chosen
     if isinstance(metric, CorrelationMetric):
-        sets = [(each.first, each.second, each.gold) for each in metric.counted.values()]
-        rated = [row for columns in sets for row in zip(*columns, strict=True)]
-        bound = np.quantile([gold for *_, gold in rated], 1 - RELATED_FRACTION)
-        pairs, kind = [(a, b) for a, b, gold in rated if gold >= bound], "pairs rated highest"
-    elif isinstance(metric, CollectionMetric):
+        rated = [
+            row for each in metric.counted.values() for row in zip(each.gold, each.first, each.second, strict=True)
+        ]
+        rated.sort(reverse=True)
+        return "pairs rated highest", [(first, second) for _, first, second in rated[: len(rated) // 5 + 1]], True
+    if isinstance(metric, CollectionMetric):
         found = metric.collection
-        best = ((query, max(grades, key=grades.__getitem__)) for query, grades in found.judgements.items())
-        pairs = [(found.queries[query], found.documents[document]) for query, document in best]
-        kind = "pairs of query and best document"
-    else:
-        pairs, kind = list(zip(metric.queries, metric.targets, strict=True)), "pairs"
-    queries, texts = zip(*evenly_spaced(pairs, MOST_PAIRS), strict=True)
-    about = f"{len(texts)} of the {len(pairs):,} {kind} of the dev metric"
-    return Sample(about, queries, texts, isinstance(metric, CorrelationMetric) or metric.name in SYMMETRIC_METRICS)
+        best = {query: max(grades, key=grades.__getitem__) for query, grades in found.judgements.items()}
+        pairs = [(found.queries[query], found.documents[document]) for query, document in best.items()]
+        return "pairs of query and best document", pairs, False
+    return "pairs", list(zip(metric.queries, metric.targets, strict=True)), metric.name in SYMMETRIC_METRICS
 
 
 def encoders_of(runs: Sequence[Run]) -> dict[str, Loader]:
@@ -117,9 +112,9 @@ def compare(encoders: Mapping[str, Loader], sample: Sample) -> Comparison:
 
     Queries are chosen by their position in the sample.
     """
-    pairs = evenly_spaced(list(zip(sample.queries, sample.texts, strict=True)), SEARCHES)
-    searches = [Search(query, text if text != query else "", {}) for query, text in pairs]
-    texts, problems = list(dict.fromkeys(sample.texts)), []
+    chosen = evenly_spaced(sample.pairs, SEARCHES)
+    searches = [Search(query, text if text != query else "", {}) for query, text in chosen]
+    texts, problems = list(dict.fromkeys(text for _, text in sample.pairs)), []
     for label, load in encoders.items():
         try:
             sides = encode_pairs(load(), [each.query for each in searches], texts, symmetric=sample.symmetric)
