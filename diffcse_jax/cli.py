@@ -258,9 +258,9 @@ def export(add: Add) -> str:
 def encode(add: Add) -> str:
     """Encode texts into one file.
 
-    The suffix of --output chooses the format. `.jsonl` and `.parquet` contain each text with its line and its
-    embedding. `.npy` contains only the embeddings, one row for each line, so an empty line is an error. If a text takes
-    hours, use `diffcse embed`, which can resume.
+    The suffix of --output chooses the format. `.jsonl` contains each text with its line and its embedding. `.npy`
+    contains only the embeddings, one row for each line, so an empty line is an error. If a text takes hours, use
+    `diffcse embed`, which can resume.
 
       echo 'A man plays the guitar.' | diffcse encode --model minilm
       diffcse encode --model runs/mine --input text.txt.gz --output embeddings.npy
@@ -269,7 +269,7 @@ def encode(add: Add) -> str:
     _add_text_options(add, "inputs", "text that training reads (default: standard input)", nargs="+", default=["-"])
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: its default prompt, if any)")
-    add("--output", default="-", metavar="FILE", help=".npy, .parquet or .jsonl; `-`: JSONL to standard output")
+    add("--output", default="-", metavar="FILE", help="`.npy` or `.jsonl`; `-`: JSONL to standard output")
     return "diffcse_jax.apps.embed:encode"
 
 
@@ -296,9 +296,9 @@ def embed(add: Add) -> str:
 def search(add: Add) -> str:
     """Find the texts that are most similar to queries, or that share words with them.
 
-    --input is text, the output of `diffcse embed` or `diffcse encode`, or an index. Embeddings and indexes record their
-    encoder, so --model may be left out. Scores are cosine similarities, BM25 scores (--mode lexical), or the weighted
-    mean of both after standardising them for each query (--mode hybrid).
+    --input is text, the output of `diffcse embed`, or an index. Embeddings and indexes record their encoder, so --model
+    may be left out. Scores are cosine similarities, BM25 scores (--mode lexical), or the weighted mean of both after
+    standardising them for each query (--mode hybrid).
 
       diffcse search --model runs/mine --input documents/ 'how do I stop a thread?'
       diffcse search --input embeddings --queries questions.txt --top_k 10 --json > hits.jsonl

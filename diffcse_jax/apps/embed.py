@@ -38,9 +38,8 @@ from diffcse_jax.search.records import (
 )
 from diffcse_jax.search.vector_store import input_state, read_settings, state_of, vector_table
 
-FORMATS = (".jsonl", ".npy", ".parquet")
+FORMATS = (".jsonl", ".npy")
 ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is what a crash can cost
-PARQUET: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
 
 
 # One file
@@ -75,10 +74,7 @@ def encode(
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path, safe="Nothing else was changed."), _renamed(partial, path):
-        if path.suffix == ".parquet":
-            settings = dataclasses.asdict(encoder.record(prompt)) | {"normalize": normalize}
-            pq.write_table(vector_table(table_of(records), vectors, settings), partial, **PARQUET)
-        elif path.suffix == ".npy":
+        if path.suffix == ".npy":
             with partial.open("wb") as file:
                 np.save(file, vectors)
         else:
@@ -268,4 +264,4 @@ class _Job:
         partial = state_of(self.output) / f"{name}.tmp"
         with _renamed(partial, self.output / name):
             stored = vector_table(table, vectors.astype(self.settings["dtype"]), self.settings)
-            pq.write_table(stored, partial, **PARQUET)
+            pq.write_table(stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True)

@@ -256,7 +256,7 @@ class SentenceIndex:
 
 
 def find_index(path: Path) -> SentenceIndex | VectorStore | None:
-    """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither."""
+    """Open an index folder or the output of `diffcse embed`; return None if it is neither."""
     return SentenceIndex.load(path) if (path / INDEX_FILE).is_file() else find_store(path)
 
 

@@ -1,4 +1,4 @@
-"""Parquet files of texts and embeddings, as `diffcse embed` and `diffcse encode` write them.
+"""Parquet files of texts and embeddings, as `diffcse embed` writes them.
 
 A folder of embeddings holds Parquet files and nothing else, because some readers of data sets take every file of a
 folder. What `embed` needs to resume is in the folder `NAME.state` next to it. The metadata of each file names its
@@ -69,9 +69,9 @@ class EncoderRecord:
 
 @dataclasses.dataclass(frozen=True)
 class VectorStore:
-    """Parquet files with texts and embeddings."""
+    """A folder of Parquet files with texts and embeddings."""
 
-    folder: Path  # or the only file
+    folder: Path
     parts: tuple[Path, ...]
     encoder: EncoderRecord
 
@@ -92,8 +92,7 @@ class VectorStore:
         for part in self.parts:
             table = _read(part, [name for name in _schema(part).names if name != VECTOR])
             if FILE not in table.column_names:  # which those of documents in a folder have
-                source = _PART.fullmatch(part.name)
-                table = table.append_column(FILE, pa.repeat(source[1] if source else part.name, len(table)))
+                table = table.append_column(FILE, pa.repeat(_PART.sub(r"\1", part.name), len(table)))
             tables.append(table.replace_schema_metadata(None))
         return pa.concat_tables(tables, promote_options="permissive")
 
@@ -122,11 +121,8 @@ def input_state(folder: Path, source: str) -> Path:
 
 
 def find_store(path: Path) -> VectorStore | None:
-    """Open a folder of embeddings or one Parquet file of them; return None if it is neither."""
-    if path.is_file():
-        parts = [path] if path.suffix == ".parquet" and VECTOR in _schema(path).names else []
-    else:
-        parts = [part for part in sorted(path.glob("*.parquet")) if not part.name.startswith(("_", "."))]
+    """Open a folder of embeddings; return None if there are none."""
+    parts = [part for part in sorted(path.glob("*.parquet")) if VECTOR in _schema(part).names]
     if not parts:
         if path.is_dir() and state_of(path).is_dir():
             raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
