@@ -157,7 +157,7 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
     pairs = [*COMPARED, *((START, f"{PAIRS}: {TRAINED}"), (f"{PAIRS}: {TRAINED}", TRAINED))]
     pairs += [(name, "recommended") for name in by_query if name != "recommended"]
     tests = {
-        f"{one} -> {other}": compare(by_query[one], by_query[other])._asdict()
+        f"{one} -> {other}": compare(by_query[one], by_query[other])
         for one, other in pairs
         if one in by_query and other in by_query
     }

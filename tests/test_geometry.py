@@ -3,7 +3,7 @@ import pytest
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import geometry
+from diffcse_jax.evaluation import Settings, geometry
 
 GEOMETRY, RETRIEVAL = geometry.PROBES
 
@@ -64,9 +64,10 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     vectors["b"] = vectors["a"] * 3  # found at once
     vectors["f"] = -vectors["e"]  # found last
     write_stsb(tmp_path, "test", ROWS)
-    results = RETRIEVAL.run(TableEncoder(vectors), tmp_path)
+    (tmp_path / "queries.txt").write_text("a\n")
+    settings = Settings(queries=tmp_path / "queries.txt", top_k=2)
+    results = RETRIEVAL.run(TableEncoder(vectors), tmp_path, settings)
     assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (2, 0, 50, 50)
     # "a" stands in the split twice, so its copy is as near as its pair: their mean rank is above 1.
-    hits = results["examples"][0]
-    assert hits["query"] == "a"
-    assert {text for text, _ in hits["hits"][:2]} <= {"a", "b"}
+    ((hit, cosine), (other, _)) = results["examples"][0]["hits"]
+    assert ({hit, other}, cosine) == ({"a", "b"}, pytest.approx(1))

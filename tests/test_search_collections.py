@@ -58,11 +58,9 @@ def test_an_encoder_ranks_and_its_run_is_read_back(beir, tmp_path):
 
 def test_comparisons_by_hand():
     first = np.array([10.0, 20, 30, 40, 50, 60])
-    same = compare(first, first)
-    assert same == (0, 0, 0, 1)
-    better = compare(first, first + 6)
-    assert better[:3] == (6, 6, 6)
-    assert better.p == pytest.approx(2 / 2**6)  # only all signs alike give as large a mean
+    assert compare(first, first) == {"difference": 0, "low": 0, "high": 0, "p": 1}
+    p = pytest.approx(2 / 2**6)  # only all signs alike give as large a mean
+    assert compare(first, first + 6) == {"difference": 6, "low": 6, "high": 6, "p": p}
 
 
 def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):

@@ -25,11 +25,10 @@ from diffcse_jax.models.pooling import normalize
 POSITIVE_RATING = 4.0  # alignment is over pairs rated higher
 RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))  # without the lower bound, except for 0
 BINS = np.linspace(-1, 1, 41)
-EXAMPLES = 5  # pairs whose hits are listed
 
 
 def score_geometry(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
-    """Return alignment, uniformity, cosine similarities in five rating groups, and singular values."""
+    """Return alignment, uniformity, cosine similarities in five rating groups, and singular values over the largest."""
     (pairs,) = content.values()
     positive = pairs.gold > POSITIVE_RATING
     texts = pairs.first + pairs.second
@@ -38,19 +37,20 @@ def score_geometry(encoder: Encoder, content: Mapping[str, ScoredPairs], setting
     first, second = encode_groups(encoder, [pairs.first, pairs.second])
     distinct = np.concatenate([first, second])[np.unique(texts, return_index=True)[1]]
     cosines = (normalize(first) * normalize(second)).sum(axis=1)
+    spectrum = np.linalg.svd(distinct, compute_uv=False)
     return {
         "alignment": float(pooling.alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()),
         "uniformity": uniformity(distinct),
         "n": len(pairs.gold),
         "similarity_by_rating": similarity_by_rating(cosines, pairs.gold),
-        "singular_values": singular_values(distinct).tolist(),
+        "singular_values": (spectrum / (spectrum[0] or 1)).tolist(),
     }
 
 
 def score_retrieval(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
     """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10).
 
-    Scores are recall at 1, 5 and 10, x 100, and the best hits of some queries.
+    Scores are recall at 1, 5 and 10, x 100. `examples` are the best hits of the user's queries, if there are any.
     """
     (pairs,) = content.values()
     rows = np.flatnonzero(pairs.gold == 5.0)
@@ -61,15 +61,13 @@ def score_retrieval(encoder: Encoder, content: Mapping[str, ScoredPairs], settin
     scores = corpus[rows] @ corpus.T
     scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
     ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
-    queries = [pairs.first[row] for row in rows[:EXAMPLES]]
+    found: dict[str, Any] = recalls(ranks) | {"n": len(rows)}
     if settings.queries:
         queries = read_queries(settings.queries)
-        scores = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
-    hits = [
-        {"query": query, "hits": best_hits(row, texts, settings.top_k)}
-        for query, row in zip(queries, scores, strict=False)
-    ]
-    return recalls(ranks) | {"n": len(rows), "examples": hits}
+        similarities = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
+        hits = [best_hits(row, texts, settings.top_k) for row in similarities]
+        found["examples"] = [{"query": query, "hits": best} for query, best in zip(queries, hits, strict=True)]
+    return found
 
 
 PROBES = (
@@ -80,7 +78,7 @@ PROBES = (
 
 def read_queries(file: Path) -> list[str]:
     """Read queries, one per line."""
-    queries = [line for _, line in numbered_lines(expand_path(file))]
+    queries = [line.strip() for _, line in numbered_lines(expand_path(file))]
     if not queries:
         raise DataError(f"{file} has no queries")
     return queries
@@ -112,12 +110,6 @@ def similarity_by_rating(cosines: Float32[np.ndarray, " n"], gold: Float[np.ndar
         found = {"ratings": f"{low}-{high}", "n": len(group), "mean": mean, "std": std, "density": density.tolist()}
         groups.append(found)
     return groups
-
-
-def singular_values(embeddings: Float32[np.ndarray, "n dim"]) -> Float[np.ndarray, " rank"]:
-    """Return the singular values of a matrix of embeddings, the largest scaled to 1."""
-    values = np.linalg.svd(embeddings, compute_uv=False)
-    return values / (values[0] or 1)
 
 
 def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:

@@ -152,7 +152,7 @@ def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
         rows = docstring_pairs(MOST_DOCSTRINGS)
         return [query for query, _ in rows], [target for _, target in rows]
     path = expand_path(file)
-    table = [(number, line.split("\t")) for number, line in numbered_lines(path)]
+    table = [(number, line.strip().split("\t")) for number, line in numbered_lines(path)]
     for number, fields in table:
         if len(fields) != 2:
             raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {len(fields)}")

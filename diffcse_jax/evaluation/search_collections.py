@@ -42,18 +42,6 @@ class Collection(NamedTuple):
     judgements: Mapping[str, Mapping[str, int]]  # by query: grades by document; 0: not relevant
 
 
-class Comparison(NamedTuple):
-    """The difference of the mean scores of two systems on the same queries, x 100.
-
-    `p` is that of a paired randomisation test with two sides (Smucker et al. 2007).
-    """
-
-    difference: float
-    low: float  # of a 95% interval by the paired bootstrap
-    high: float
-    p: float
-
-
 # Reading
 
 
@@ -151,15 +139,20 @@ def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> di
     return scores
 
 
-def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " queries"]) -> Comparison:
-    """Compare two systems by their scores of the same queries: how much higher the second is."""
-    differences = np.asarray(second) - np.asarray(first)
+def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " queries"]) -> dict[str, float]:
+    """Compare two systems by their scores of the same queries, x 100.
+
+    Returns:
+        The mean `difference`, second minus first; `low` and `high` of its 95% interval by the paired bootstrap; and `p`
+        of a paired randomisation test with two sides (Smucker et al. 2007).
+    """
+    differences = second - first
     if not differences.any():
-        return Comparison(0.0, 0.0, 0.0, 1.0)
+        return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
     options: dict[str, Any] = {"n_resamples": 9999, "vectorized": True, "rng": 0}
     test = scipy.stats.permutation_test((differences,), np.mean, permutation_type="samples", **options)
-    interval = scipy.stats.bootstrap((differences,), np.mean, method="percentile", **options).confidence_interval
-    return Comparison(float(differences.mean()), float(interval.low), float(interval.high), float(test.pvalue))
+    low, high = scipy.stats.bootstrap((differences,), np.mean, method="percentile", **options).confidence_interval
+    return {"difference": differences.mean(), "low": low, "high": high, "p": test.pvalue}
 
 
 # Runs in TREC's form
@@ -211,5 +204,5 @@ def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[st
         other = measure(collection.judgements, read_run(settings.against, collection))[CHOOSES]
         before, after = (np.array([each[query] for query in collection.queries]) for each in (other, scores[CHOOSES]))
         result["against"] = {"run": str(settings.against), CHOOSES: float(np.mean([*other.values()]))}
-        result["against"] |= compare(before, after)._asdict()
+        result["against"] |= compare(before, after)
     return result | {"n": len(collection.queries)}

@@ -89,8 +89,8 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
 
 
 def numbered_lines(path: Path, encoding: str = "utf-8-sig") -> list[tuple[int, str]]:
-    """Read the lines that are not blank, stripped, with their numbers."""
-    return [(number, line.strip()) for number, line in enumerate(read_lines(path, encoding), 1) if line.strip()]
+    """Read the lines that are not blank, with their numbers."""
+    return [(number, line) for number, line in enumerate(read_lines(path, encoding), 1) if line.strip()]
 
 
 def parse_rows(
@@ -104,7 +104,7 @@ def parse_rows(
     kind = f"columns separated by {' and '.join(map(repr, form.separators))}" if form.separators else "columns"
     rows = []
     for position, (number, line) in enumerate(lines):
-        columns = line
+        columns = line.strip()
         for separator in form.separators:
             columns = columns.replace(separator, "\t", 1)
         fields = columns.split("\t")
