@@ -1,15 +1,13 @@
 import io
 import tarfile
 
-import huggingface_hub
 import pytest
 
 from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.evaluation import senteval_data
 from diffcse_jax.evaluation.senteval_data import extract, senteval_folder
 from diffcse_jax.evaluation.sts import OFFICIAL_SIZES, size_problem
 from diffcse_jax.evaluation.tasks import TASKS, expand_groups
-
-ROW = b"-\t-\t-\t-\t5\ta\tb\n"
 
 
 def test_groups_expand_once():
@@ -46,7 +44,6 @@ def test_other_sizes_are_described(task, scores, mode, reason):
 
 
 def write_archive(path, members):
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
@@ -57,31 +54,7 @@ def write_archive(path, members):
     return path
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """Replaces the hub by an archive with the given members; returns its downloads."""
-    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    downloads = []
-
-    def holds(members):
-        archive = write_archive(tmp_path / "snapshots/0123456789abcdef/senteval.tar", members)
-
-        def download(repository, name, *, repo_type, local_files_only=False):
-            expected = ("princeton-nlp/datasets-for-simcse", "senteval.tar", "dataset")
-            assert (repository, name, repo_type) == expected
-            if local_files_only and not downloads:
-                raise FileNotFoundError
-            downloads.append(name)
-            return str(archive)
-
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-        return downloads
-
-    return holds
-
-
-def test_the_folder_comes_from_the_argument_or_the_environment(tmp_path, monkeypatch):
+def test_the_folder_comes_from_the_argument_the_environment_or_the_hub(tmp_path, monkeypatch):
     monkeypatch.setenv("DIFFCSE_DATA_DIR", str(tmp_path))
     with pytest.raises(DataError, match=r"there is no folder .*senteval"):
         senteval_folder("")
@@ -90,17 +63,17 @@ def test_the_folder_comes_from_the_argument_or_the_environment(tmp_path, monkeyp
     (tmp_path / "STS").mkdir()
     assert senteval_folder(str(tmp_path)) == tmp_path
 
-
-def test_without_a_folder_the_hubs_archive_is_extracted_once(hub, tmp_path):
-    prefix = "SentEval/data/downstream/"
-    hub({f"{prefix}STS/STSBenchmark/sts-dev.csv": ROW, f"{prefix}MR/rt-polarity.pos": b"good\n"})
+    (tmp_path / "0123456789abcdef").mkdir()
+    file = "SentEval/data/downstream/STS/STSBenchmark/sts-dev.csv"
+    archive = write_archive(tmp_path / "0123456789abcdef/senteval.tar", {file: b"a row"})
+    monkeypatch.delenv("DIFFCSE_DATA_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(senteval_data, "hub_file", lambda *_: archive)
     folder = senteval_folder("")
     assert folder.is_relative_to(tmp_path / "cache/diffcse_jax/senteval-0123456789ab")
-    assert (folder / "STS/STSBenchmark/sts-dev.csv").read_bytes() == ROW
-    (folder / "MR/rt-polarity.pos").write_text("kept\n")
-    assert senteval_folder("") == folder
-    assert (folder / "MR/rt-polarity.pos").read_text() == "kept\n"
-    assert [path.name for path in (tmp_path / "cache/diffcse_jax").iterdir()] == ["senteval-0123456789ab"]
+    assert (folder / "STS/STSBenchmark/sts-dev.csv").read_bytes() == b"a row"
+    write_archive(archive, {"README": b"nothing"})
+    assert senteval_folder("") == folder  # it is extracted once
 
 
 @pytest.mark.parametrize(
@@ -108,17 +81,20 @@ def test_without_a_folder_the_hubs_archive_is_extracted_once(hub, tmp_path):
     [{"../outside": b"x"}, {"STS": "/etc"}, {"STS": "../../.."}, {"/".join(["a"] * 10_000): b"x"}],
     ids=["outside", "link", "relative link", "deep"],
 )
-def test_unsafe_archives_are_refused(members, hub, tmp_path):
-    hub(members)
+def test_unsafe_archives_are_refused(members, tmp_path):
+    archive = write_archive(tmp_path / "senteval.tar", members)
     with pytest.raises(DataError, match=r"cannot extract .*senteval\.tar"):
-        senteval_folder("")
-    assert list((tmp_path / "cache/diffcse_jax").iterdir()) == []
+        extract(archive, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [archive]
 
 
-def test_damaged_or_foreign_archives_are_named(hub, tmp_path):
-    hub({"README": b"nothing"})
+def test_damaged_or_foreign_archives_are_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    archive = write_archive(tmp_path / "senteval.tar", {"README": b"nothing"})
+    monkeypatch.setattr(senteval_data, "hub_file", lambda *_: archive)
     with pytest.raises(DataError, match="does not contain a folder STS"):
         senteval_folder("")
-    (tmp_path / "broken.tar").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"cannot extract .*broken\.tar"):
-        extract(tmp_path / "broken.tar", tmp_path / "out")
+    archive.write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"cannot extract .*senteval\.tar"):
+        extract(archive, tmp_path / "out")
