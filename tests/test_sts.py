@@ -44,7 +44,7 @@ def test_stsb_rows_are_read_without_quoting(tmp_path):
     write_stsb(tmp_path, "dev", STSB_ROWS)
     pairs = STSB.load(tmp_path, "dev")
     assert (pairs.first, pairs.second) == (['a "quoted word', "b"], ["second one", "c"])
-    assert pairs.gold.tolist() == [5.0, 0.5]
+    assert pairs.gold == [5.0, 0.5]
 
 
 def test_sick_has_a_header(tmp_path):
@@ -52,7 +52,7 @@ def test_sick_has_a_header(tmp_path):
     path.parent.mkdir()
     path.write_text("pair_ID\tsentence_A\tsentence_B\trelatedness_score\tjudgment\n4\tA b\tC d\t3.5\tNEUTRAL\n")
     pairs = SICKR.load(tmp_path, "dev")
-    assert (pairs.first, pairs.second, pairs.gold.tolist()) == (["A b"], ["C d"], [3.5])
+    assert (pairs.first, pairs.second, pairs.gold) == (["A b"], ["C d"], [3.5])
     path.write_text("4\tA b\tC d\t3.5\tNEUTRAL\n5\tE\tF\t1\tNEUTRAL\n")
     with pytest.raises(DataError, match=r"SICK_trial\.txt, line 1: expected a header, found data"):
         SICKR.load(tmp_path, "dev")

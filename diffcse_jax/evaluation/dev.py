@@ -35,7 +35,7 @@ MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 
 RESAMPLES = 1000
 
 Training = Callable[[], Iterable[str]]
-Texts = dict[str, Any]  # a metric and its text as JSON: `metric`, and `pairs`, `collection` or `scored_pairs`
+Texts = dict[str, Any]  # a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs
 
 
 # Metrics
@@ -103,7 +103,7 @@ class CorrelationMetric(Metric):
         return {self.name: self.sets[self.name]} if self.name in self.sets else self.sets
 
     def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        return paired_interval(before, after, [pairs.gold for pairs in self.counted.values()])
+        return paired_interval(before, after, [np.array(pairs.gold) for pairs in self.counted.values()])
 
     @property
     def units(self) -> str:
@@ -253,13 +253,13 @@ def build_dev_evaluation(
 def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metric:
     """Use Spearman on STS-B dev or, if that is not found, agreement with the starting checkpoint's similarities."""
 
-    def stsb_dev() -> list[list] | None:  # nothing is downloaded
+    def stsb_dev() -> ScoredPairs | None:  # nothing is downloaded
         if not is_local(options.data_dir) or _missing_sts_data(options.data_dir, ["STSBenchmark"]):
             return None
-        return _columns(STSB.load(senteval_folder(options.data_dir), "dev"))
+        return STSB.load(senteval_folder(options.data_dir), "dev")
 
-    if (stsb := decided_by_first(stsb_dev)) is not None:
-        return _correlation(DRIFT_STSB, options.batch_size, {DRIFT_STSB: stsb})
+    if stsb := decided_by_first(stsb_dev):
+        return CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: ScoredPairs(*stsb)})
     return AgreementMetric(DRIFT_AGREEMENT, options.batch_size, _general_cosines(start(), options.batch_size))
 
 
@@ -294,7 +294,7 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
     for name in dict.fromkeys(options.hold):
         try:
             texts = _texts(config, name, training, MOST_HOLD_PAIRS)
-            if (count := len(texts["pairs"][0])) < FEWEST:
+            if (count := len(texts["queries"])) < FEWEST:
                 raise DataError(f"it has {counted(count, 'pair{s}')} and needs at least {FEWEST}")
             hold.append(texts)
         except DataError as error:
@@ -306,44 +306,32 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
     """Return a metric and its text; of pairs made from documents or sentences, at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")
-    texts: Texts = {"metric": metric}
+    texts: Texts = {"name": metric}
     if metric in STS_METRICS:
-        return texts | {"scored_pairs": _sts_pairs(options)}
+        return texts | {"sets": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
-        found = held_out_queries(config.data, metric, most)
-        *pairs, passages, document_of = map(list, zip(*found, strict=True))
-        return texts | {"pairs": pairs, "passages": passages, "document_of": document_of}
+        return texts | {"queries": held_out_queries(config.data, metric, most)}
     if metric == "halves_retrieval":
-        return texts | {"pairs": _halves(config, training, most)}
+        return texts | {"queries": _halves(config, training, most)}
     if kind == "pairs_retrieval":
-        return texts | {"pairs": list(read_retrieval_pairs(file or options.pairs_file))}
+        return texts | {"queries": read_retrieval_pairs(file or options.pairs_file)}
     if kind == search_collections.KIND:
         return texts | {"collection": search_collections.read_collection(expand_path(file))}
     path = expand_path(options.pairs_file)
     own = read_pairs(path, Form(0, (1, 2)))
     if np.ptp(own.gold) == 0:
         raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
-    return texts | {"scored_pairs": {metric: _columns(own)}}
+    return texts | {"sets": {metric: own}}
 
 
 def _metric_of(texts: Texts, batch_size: int) -> Any:
-    """Return the metric of `_texts`."""
-    name = texts["metric"]
-    if "pairs" in texts:
-        queries, targets = texts["pairs"]
-        return RetrievalMetric(name, batch_size, queries, targets, texts.get("passages"), texts.get("document_of"))
+    """Return the metric of `_texts`, which may have been JSON."""
+    name = texts["name"]
+    if "queries" in texts:
+        return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
     if "collection" in texts:
         return CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
-    return _correlation(name, batch_size, texts["scored_pairs"])
-
-
-def _correlation(name: str, batch_size: int, columns: Mapping[str, list[list]]) -> CorrelationMetric:
-    sets = {key: ScoredPairs(first, second, np.array(gold)) for key, (first, second, gold) in columns.items()}
-    return CorrelationMetric(name, batch_size, sets)
-
-
-def _columns(pairs: ScoredPairs) -> list[list]:
-    return [pairs.first, pairs.second, pairs.gold.tolist()]
+    return CorrelationMetric(name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()})
 
 
 def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:
@@ -356,25 +344,24 @@ def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:
     return f"not found: {', '.join(map(str, missing))}" if missing else ""
 
 
-def _sts_pairs(options: EvalConfig) -> dict[str, list[list]]:
+def _sts_pairs(options: EvalConfig) -> dict[str, ScoredPairs]:
     """Read the dev splits of `eval.tasks`, by the name of their score."""
     folder = senteval_folder(options.data_dir)
     found = {}
     for name in options.tasks:
         task, score = STS_TASKS[name]
-        scored = task.load(folder, "dev")
-        found[score] = _columns(scored)
-        if problem := size_problem(name, {"n": len(scored.gold)}, "dev"):
+        found[score] = task.load(folder, "dev")
+        if problem := size_problem(name, {"n": len(found[score].gold)}, "dev"):
             log_line(f"notice: {name} in {folder} is not the official data: {problem}")
     return found
 
 
-def _halves(config: Config, training: Training, most: int) -> list[list[str]]:
-    """Return first and second halves of training sentences; of short sentences only if there are no others."""
+def _halves(config: Config, training: Training, most: int) -> list[tuple[str, str]]:
+    """Return the halves of training sentences; of short sentences only if there are no others."""
     for fewest_words in (FEWEST_WORDS, 2):
         found = retrieval.halves(training(), most, fewest_words)
         if len(found) >= 2:
-            return [*map(list, zip(*found, strict=True))]
+            return found
     raise DataError(
         f"data.train_file={config.data.train_file} has too few sentences. The dev metric halves_retrieval needs two "
         "different sentences of at least two words"

@@ -30,7 +30,8 @@ BINS = np.linspace(-1, 1, 41)
 def score_geometry(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
     """Return alignment, uniformity, cosine similarities in five rating groups, and singular values over the largest."""
     (pairs,) = content.values()
-    positive = pairs.gold > POSITIVE_RATING
+    gold = np.array(pairs.gold)
+    positive = gold > POSITIVE_RATING
     texts = pairs.first + pairs.second
     if not positive.any() or len({*texts}) == 1:
         raise DataError(f"geometry needs pairs of STS-B rated above {POSITIVE_RATING:g}, and different sentences")
@@ -42,7 +43,7 @@ def score_geometry(encoder: Encoder, content: Mapping[str, ScoredPairs], setting
         "alignment": float(pooling.alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()),
         "uniformity": uniformity(distinct),
         "n": len(pairs.gold),
-        "similarity_by_rating": similarity_by_rating(cosines, pairs.gold),
+        "similarity_by_rating": similarity_by_rating(cosines, gold),
         "singular_values": (spectrum / (spectrum[0] or 1)).tolist(),
     }
 
@@ -53,7 +54,7 @@ def score_retrieval(encoder: Encoder, content: Mapping[str, ScoredPairs], settin
     Scores are recall at 1, 5 and 10, x 100. `examples` are the best hits of the user's queries, if there are any.
     """
     (pairs,) = content.values()
-    rows = np.flatnonzero(pairs.gold == 5.0)
+    rows = np.flatnonzero(np.array(pairs.gold) == 5.0)
     texts = pairs.first + pairs.second
     if not len(rows):
         raise DataError("retrieval needs pairs of STS-B that are rated 5.0")

@@ -140,22 +140,22 @@ def encode_pairs(
 
 def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """For the first text of each pair, find the second among the second texts of all pairs."""
-    queries, targets = read_retrieval_pairs(file)
+    queries, targets = zip(*read_retrieval_pairs(file), strict=True)
     return retrieval_scores(*encode_pairs(encoder, queries, targets)) | {"n": len(queries)}
 
 
-def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
-    """Read queries and targets from a file of two tab-separated texts, or those of held-out docstrings."""
+def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
+    """Read pairs of query and target from a file of two tab-separated texts, or those of held-out docstrings."""
     if file == DOCSTRINGS:
         from diffcse_jax.data.docstrings import docstring_pairs
 
-        rows = docstring_pairs(MOST_DOCSTRINGS)
-        return [query for query, _ in rows], [target for _, target in rows]
-    path = expand_path(file)
-    table = [(number, line.strip().split("\t")) for number, line in numbered_lines(path)]
-    for number, fields in table:
-        if len(fields) != 2:
-            raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {len(fields)}")
-    if len(table) < 2:
+        return docstring_pairs(MOST_DOCSTRINGS)
+    path, pairs = expand_path(file), []
+    for number, line in numbered_lines(path):
+        query, *targets = line.strip().split("\t")
+        if len(targets) != 1:
+            raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {1 + len(targets)}")
+        pairs.append((query, targets[0]))
+    if len(pairs) < 2:
         raise DataError(f"{path}: pairs_retrieval needs at least two pairs")
-    return [query for _, (query, _) in table], [target for _, (_, target) in table]
+    return pairs

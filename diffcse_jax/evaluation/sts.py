@@ -5,7 +5,7 @@ File formats and formulas are those of SimCSE's copy of SentEval. Nothing is tra
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class ScoredPairs(NamedTuple):
 
     first: list[str]
     second: list[str]
-    gold: Float[np.ndarray, " pairs"]
+    gold: list[float]
 
 
 # Scores
@@ -70,7 +70,7 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def correlations(system: Float[np.ndarray, " n"], gold: Float[np.ndarray, " n"]) -> dict[str, Any]:
+def correlations(system: Float[np.ndarray, " n"], gold: Sequence[float] | Float[np.ndarray, " n"]) -> dict[str, Any]:
     """Return `spearman` (average ranks for ties) and `pearson`, x 100, and the number of pairs `n`.
 
     Both coefficients are 0 if all similarities or all ratings are equal.
@@ -109,7 +109,7 @@ def _scored(lines: list[tuple[int, str]], form: Form, scale: tuple[float, float]
     if not rows:
         raise DataError(f"{source}: no sentences")
     first, second = zip(*(sentences for _, sentences in rows), strict=True)
-    return ScoredPairs([*first], [*second], np.array([float(rating) for rating, _ in rows]))
+    return ScoredPairs([*first], [*second], [float(rating) for rating, _ in rows])
 
 
 def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:

@@ -75,8 +75,7 @@ def queries_of_documents(file: str) -> RetrievalMetric:
     """Return the dev metric `mixed_retrieval` of all documents of a file, folder or collection."""
     data = DataConfig(train_file=file, held_out=1.0, max_length=MOST_TOKENS)
     found = held_out_queries(data, "mixed_retrieval", MOST_PAIRS)
-    queries, targets, passages, documents = map(list, zip(*found, strict=True))
-    return RetrievalMetric("mixed_retrieval", 64, queries, targets, passages, documents)
+    return RetrievalMetric("mixed_retrieval", 64, *map(list, zip(*found, strict=True)))
 
 
 def recommend(systems: Sequence[System]) -> System:
