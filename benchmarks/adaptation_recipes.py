@@ -110,6 +110,7 @@ def train_ours(config: Config, folder: Path) -> dict[str, Any]:
 
 def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
     """Train a recipe of the library, with its trainer, on the text of a configuration."""
+    import jax
     import sentence_transformers as library
     import transformers
     from datasets import Dataset
@@ -120,7 +121,8 @@ def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
     start = str(hf.read(config.model.name_or_path).folder)
     recipe, watch = RECIPES[name], Stopwatch()
     transformers.set_seed(config.train.seed)
-    model = library.SentenceTransformer(start, device="cpu", trust_remote_code=False)
+    on_cpu = jax.default_backend() == "cpu"
+    model = library.SentenceTransformer(start, device="cpu" if on_cpu else "cuda", trust_remote_code=False)
     longest, model.max_seq_length = model.max_seq_length, config.data.max_length
     texts = open_corpus(dataclasses.replace(config.data, pairs=recipe.pairs))
     arguments = library.SentenceTransformerTrainingArguments(
@@ -136,7 +138,7 @@ def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=on_cpu,
     )
     trainer = library.SentenceTransformerTrainer(
         model=model,

@@ -160,7 +160,7 @@ def _encoding(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
 
 def _checkpoint(name: str, mesh: Mesh) -> Pretrained:
     checkpoint = workload.abstract_checkpoint(workload.sizes_of(name), source=name)
-    return checkpoint.on(mesh.devices.flat[0].platform, mesh.shape["data"])
+    return checkpoint.on(mesh.devices.flat[0], mesh.shape["data"])
 
 
 def _teachers(config: Config, mesh: Mesh) -> dict[str, Network]:

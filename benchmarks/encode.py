@@ -22,33 +22,33 @@ from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import hf
 
 
-def ours(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
+def ours(folder: Path, sentences: list[str], batch_size: int, precision: str) -> Implementation:
     """`SentenceEncoder.encode`."""
     import jax
 
     from diffcse_jax import SentenceEncoder
 
-    encoder = SentenceEncoder.from_pretrained(folder)
+    encoder = SentenceEncoder.from_pretrained(folder, dtype=precision)
     facts = {"device": jax.devices()[0].device_kind}
     return _implementation(lambda: encoder.encode(sentences, batch_size=batch_size), facts)
 
 
-def sentence_transformers(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
+def sentence_transformers(folder: Path, sentences: list[str], batch_size: int, precision: str) -> Implementation:
     """Encode by `SentenceTransformer.encode`."""
     import sentence_transformers as library
 
-    model = library.SentenceTransformer(str(folder), trust_remote_code=False)
+    model = library.SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": precision})
     return _implementation(lambda: model.encode(sentences, batch_size=batch_size, show_progress_bar=False), {})
 
 
-def plain_transformers(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
+def plain_transformers(folder: Path, sentences: list[str], batch_size: int, precision: str) -> Implementation:
     """Encode by `AutoModel` as its model card shows: batches in the given order, mean over real tokens, length 1."""
     import torch
     import transformers
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(folder)
-    model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False).to(device).eval()
+    model = transformers.AutoModel.from_pretrained(folder, dtype=precision, trust_remote_code=False).to(device).eval()
 
     @torch.inference_mode()
     def encode() -> np.ndarray:
@@ -58,7 +58,7 @@ def plain_transformers(folder: Path, sentences: list[str], batch_size: int) -> I
             batch = tokenizer(chunk, padding=True, truncation=False, return_tensors="pt").to(device)
             states, mask = model(**batch).last_hidden_state, batch["attention_mask"][:, :, None]
             means = (states * mask).sum(1) / mask.sum(1)
-            vectors.append(torch.nn.functional.normalize(means).cpu().numpy())
+            vectors.append(torch.nn.functional.normalize(means).float().cpu().numpy())
         return np.concatenate(vectors)
 
     return _implementation(encode, {})
@@ -85,24 +85,27 @@ def synthetic_sentences(folder: Path, count: int, seed: int = 0) -> list[str]:
     return [" ".join(rng.choice(words, length - 2)) for length in lengths]
 
 
-def measured(folder: Path, sentences: list[str], against: list[str], *, batch_size: int, rounds: int) -> dict[str, Any]:
+def measured(
+    folder: Path, sentences: list[str], against: list[str], *, batch_size: int, precision: str, rounds: int
+) -> dict[str, Any]:
     """Return the record of a comparison. Each turn encodes all sentences once."""
+    arguments = folder, sentences, batch_size, precision
     with contextlib.ExitStack() as stack:
-        workers = {"ours": stack.enter_context(measure.worker(ours, folder, sentences, batch_size))}
-        for name in against:
-            workers[name] = stack.enter_context(measure.worker(OTHERS[name], folder, sentences, batch_size))
+        sides = {"ours": ours} | {name: OTHERS[name] for name in against}
+        workers = {name: stack.enter_context(measure.worker(side, *arguments)) for name, side in sides.items()}
         seconds = measure.alternate(workers, steps=rounds, block=1)
-        sides = {
+        summaries = {
             name: measure.summary(seconds[name], side.first_call, len(sentences)) | side.finish()
             for name, side in workers.items()
         }
-    vectors = {name: side.pop("vectors") for name, side in sides.items()}
+    vectors = {name: side.pop("vectors") for name, side in summaries.items()}
+    settings = {"model": folder.name, "sentences": len(sentences), "batch_size": batch_size, "precision": precision}
     return {
-        "device": sides["ours"].pop("device"),
-        "settings": {"model": folder.name, "sentences": len(sentences), "batch_size": batch_size},
-        "implementations": sides,
+        "device": summaries["ours"].pop("device"),
+        "settings": settings,
+        "implementations": summaries,
         "max_abs_difference": {name: float(np.abs(vectors[name] - vectors["ours"]).max()) for name in against},
-        "ratios": measure.ratios(sides),
+        "ratios": measure.ratios(summaries),
     }
 
 
@@ -113,6 +116,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="a file of real sentences, one per line")
     parser.add_argument("--sentences", type=int, default=2000, help="number of sentences (default: %(default)s)")
     parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=int, default=5, help="timed passes of each side (default: %(default)s)")
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=["sentence-transformers"])
     parser.add_argument("--threads", type=int, default=0, help="number of cores; 0: all")
@@ -129,7 +133,8 @@ def main(argv: list[str]) -> dict[str, Any]:
         sentences = workload.read_sentences(args.text, args.sentences)
     else:
         sentences = synthetic_sentences(folder, args.sentences)
-    record = measured(folder, sentences, args.against, batch_size=args.batch_size, rounds=args.rounds)
+    options = {"batch_size": args.batch_size, "precision": args.precision, "rounds": args.rounds}
+    record = measured(folder, sentences, args.against, **options)
     return measure.write_record(args.output, "benchmarks.encode", argv, record)
 
 

@@ -15,7 +15,6 @@ WORK keeps each result, so the same command resumes after an interruption.
 import argparse
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import scipy.stats
 
@@ -209,7 +209,6 @@ def main() -> None:
     add("--seeds", type=int, nargs="+", default=[1, 2, 3])
     add("--output", type=Path, help="file for the record (default: print it)")
     options = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"
     names = options.collections or sorted(path.parent.name for path in options.data.glob("*/corpus.jsonl"))
     trained = [name for name in names if options.train is None or name in options.train]
     short = Path(options.model).name
@@ -233,7 +232,8 @@ def main() -> None:
                     run["all"] = {system: each["ndcg@10"] for system, each in scores.items()}
                     runs[name].setdefault(recipe, []).append(run)
         table = {name: summarise(starts[name], runs[name]) for name in names}
-    record = {"model": short, "seeds": options.seeds, "collections": table}
+    device = jax.devices()[0].device_kind
+    record = {"device": device, "model": short, "seeds": options.seeds, "collections": table}
     measure.write_record(options.output, "benchmarks.search_collections", sys.argv[1:], record)
 
 

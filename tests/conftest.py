@@ -7,12 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 # JAX reads these when it is first imported. Commands that a test starts inherit them.
-os.environ["JAX_PLATFORMS"] = "cpu"
-# Compiling takes longer than computing: optimising less saves half of the time.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8"
-    " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-)
+if "JAX_PLATFORMS" not in os.environ:  # `cuda,cpu` runs tests on a GPU
+    os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+if (
+    os.environ["JAX_PLATFORMS"] == "cpu"
+):  # Compiling takes longer than computing: optimising less saves half of the time.
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib").startswith("0.10."):  # a third less to compile; later ones do not know the flag
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -30,6 +31,7 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_nans", True)
+jax.config.update("jax_default_matmul_precision", "highest")  # the default of accelerators is below float32
 
 
 def with_standard_promotion(function: Callable) -> Callable:

@@ -66,7 +66,9 @@ def train(
     """Return the metrics of a few steps, and the parameters after them."""
     mesh_options = {"data": data, "model": model, "fully_sharded": fully_sharded}
     config = config_of(EDITS if edits else OBJECTIVES, {"train": {"batch_size": 16}, "mesh": mesh_options})
-    encoder, generator = (network.on("cpu", data) for network in ((MODERN, MODERN) if edits else (ENCODER, GENERATOR)))
+    encoder, generator = (
+        network.on(jax.devices()[0], data) for network in ((MODERN, MODERN) if edits else (ENCODER, GENERATOR))
+    )
     definitions, params, frozen = networks.build(config, encoder, generator, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
     frozen = jax.device_put(frozen, by_rules(frozen, mesh, config))

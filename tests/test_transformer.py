@@ -192,6 +192,7 @@ def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gra
 # Four parts of three queries, the last one with padding. The second sentence has padding that sees no token.
 LONG_MASK = (np.arange(11) < np.array([11, 3])[:, None]).astype(np.int32)
 LONG_ROWS = TokenRows(jnp.asarray(np.where(LONG_MASK == 1, np.arange(5, 16), PAD)), jnp.asarray(LONG_MASK))
+ON_GPU = jax.default_backend() == "gpu"
 LONG_LAYOUT = lay_out(np.array([[11, 3]]), length=11, capacity=16)
 
 
@@ -228,6 +229,34 @@ def test_dropout_of_attention_in_parts_depends_on_the_key_of_the_row_and_on_the_
     plain, dropped = (np.asarray(run(config, params, equal, keys=each)[1][0]) for each in (None, keys))
     np.testing.assert_allclose(plain[:3], plain[3:6], atol=1e-5)
     assert not np.isclose(dropped[:3], dropped[3:6]).all(axis=1).any()
+
+
+def test_a_kernel_for_attention_has_the_states_and_gradients_of_parts(monkeypatch):
+    """On a CPU, XLA takes the place of cuDNN's kernel, with the same arguments."""
+    calls, attention = [], jax.nn.dot_product_attention
+
+    def counted(*arguments, implementation: str, **options):
+        calls.append(implementation)
+        return attention(*arguments, implementation=implementation if ON_GPU else "xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", counted)
+    config = dataclasses.replace(sizes("modernbert"), windows=(0, 5, 0), most_queries=3)
+
+    @partial(jax.jit, static_argnums=0)
+    def outputs(config: TransformerConfig, params: parameters.Params):
+        def loss(params: parameters.Params):
+            states = apply(config, params, LONG_ROWS, dtype=jnp.bfloat16)[-1].astype(jnp.float32)
+            real = jnp.where(LONG_MASK[..., None] == 1, states, 0.0)
+            return (real * jnp.sin(jnp.arange(16.0))[None, None]).sum(), real
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    both = config, dataclasses.replace(config, fused=True)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # JAX's own attention needs both
+        expected, ours = (jax.tree.leaves(outputs(each, random_params(config))) for each in both)
+    for one, other in zip(ours, expected, strict=True):
+        assert np.linalg.norm(one - other) <= 0.03 * np.linalg.norm(other)
+    assert calls == ["cudnn"] * 2  # blocks with a window have none
 
 
 def test_memory_of_attention_in_parts_holds_no_logits_of_all_pairs():

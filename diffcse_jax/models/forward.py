@@ -305,7 +305,7 @@ def compiled_forward(
     layers: tuple[HeadLayer, ...] = (),
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask, prompt_tokens) -> embeddings`, shared by encoders of these sizes."""
-    config = config.on(mesh.devices.flat[0].platform)
+    config = config.on(mesh.devices.flat[0])
     network = parameters.definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
     def forward(

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import transformers
 from safetensors.numpy import load_file
@@ -70,14 +71,14 @@ class Pretrained:
         """Return the size of the embeddings by a pooler, with the recorded head if that is its pooler."""
         return self.sentence_head.embedding_size(pooler, self.config.hidden_size)
 
-    def on(self, platform: str, devices: int = 1) -> "Pretrained":
-        """Return the same checkpoint, computed in the best way for a platform."""
-        return dataclasses.replace(self, config=self.config.on(platform, devices))
+    def on(self, device: jax.Device, devices: int = 1) -> "Pretrained":
+        """Return the same checkpoint, computed in the best way for a kind of device."""
+        return dataclasses.replace(self, config=self.config.on(device, devices))
 
     def like(self, other: "Pretrained") -> "Pretrained":
         """Return the same checkpoint, computed on the devices of another one."""
-        config = dataclasses.replace(self.config, lanes=other.config.lanes, devices=other.config.devices)
-        return dataclasses.replace(self, config=config)
+        same = {name: getattr(other.config, name) for name in ("lanes", "devices", "fused")}
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **same))
 
     def digest(self) -> str:
         """Return the SHA-256 of all arrays: names, shapes, types and bytes."""

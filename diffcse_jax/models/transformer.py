@@ -108,6 +108,7 @@ class TransformerConfig:
     lanes: int = dataclasses.field(default=1, repr=False)  # of a register, which attention fills with several heads
     devices: int = dataclasses.field(default=1, repr=False)  # that rows are split over
     most_queries: int = dataclasses.field(default=512, repr=False)  # of longer sentences, attention computes parts
+    fused: bool = dataclasses.field(default=False, repr=False)  # whether the device has a kernel for attention
 
     @property
     def word_size(self) -> int:
@@ -119,9 +120,10 @@ class TransformerConfig:
         """The number of tokens of the longest sentence that has positions."""
         return self.max_positions - self.position_offset
 
-    def on(self, platform: str, devices: int = 1) -> "TransformerConfig":
-        """Return the same encoder for a platform (`cpu`, `gpu` or `tpu`), with rows split over that many devices."""
-        return dataclasses.replace(self, lanes=128 if platform == "tpu" else 1, devices=devices)
+    def on(self, device: jax.Device, devices: int = 1) -> "TransformerConfig":
+        """Return the same encoder for a kind of device, with rows split over `devices` of them."""
+        lanes = 128 if device.platform == "tpu" else 1
+        return dataclasses.replace(self, lanes=lanes, devices=devices, fused=has_fused_attention(device))
 
     def with_dropout(
         self, hidden: tuple[float, ...], attention: tuple[float, ...], schedule: str = "none"
@@ -287,6 +289,9 @@ class SelfAttention(nnx.Module):
 
     On a TPU, heads are computed in groups whose features together fill the lanes of a register. A head sees zeros in
     place of the other heads' features, so results do not change. Elsewhere a group is one head.
+
+    Sentences of more than `most_queries` tokens are computed in parts, or by the device's kernel if it can: in
+    bfloat16, without a window and without dropout.
     """
 
     def __init__(self, config: TransformerConfig, index: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs):
@@ -301,6 +306,7 @@ class SelfAttention(nnx.Module):
         self.rotary_factor = config.rotary_factor
         self.window = config.windows[index] if config.windows else 0
         self.most_queries = config.most_queries
+        self.has_kernel = config.fused and self.head_size % 8 == 0 and self.head_size <= 128 and not self.window
 
     @jax.named_scope("attention")
     def __call__(
@@ -317,8 +323,11 @@ class SelfAttention(nnx.Module):
             turn = partial(rotate, base=self.rotary_base, head_size=self.head_size, factor=self.rotary_factor)
             query, key = turn(query), turn(key)
         is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1  # other biases are as large as logits
-        attend = self._attend_in_parts if is_long else self._attend
-        attended = attend(query, key, value, bias, keys)
+        if is_long and self.has_kernel and query.dtype == jnp.bfloat16 and (keys is None or self.rate == 0.0):
+            attended = fused_attention(query, key, value, rows.attention_mask.sum(axis=1))
+        else:
+            attend = self._attend_in_parts if is_long else self._attend
+            attended = attend(query, key, value, bias, keys)
         attended = attended.transpose(0, 2, 1, 3).reshape(len(attended), attended.shape[2], -1)
         return self.output(attended if positions else pack(attended, rows))
 
@@ -397,6 +406,24 @@ class SelfAttention(nnx.Module):
         head_of_feature = np.arange(states.shape[-1]) // self.head_size
         own = head_of_feature == np.arange(self.heads_of_group)[:, None]
         return jnp.where(own[None, None, :, None], states, 0.0)
+
+
+def has_fused_attention(device: jax.Device) -> bool:
+    """Return whether `fused_attention` runs on a device: on NVIDIA's GPUs since Ampere (compute capability 8.0)."""
+    capability = str(getattr(device, "compute_capability", "")).partition(".")[0]  # of AMD's GPUs, a name
+    return device.platform == "gpu" and capability.isdigit() and int(capability) >= 8
+
+
+def fused_attention(
+    query: Float[Array, "rows heads queries features"],
+    key: Float[Array, "rows heads length features"],
+    value: Float[Array, "rows heads length features"],
+    lengths: Int[Array, " rows"],
+) -> Float[Array, "rows heads queries features"]:
+    """Return the weighted means of the first `lengths` values, by cuDNN's kernel, which keeps no logits."""
+    by_token = (states.swapaxes(1, 2) for states in (query, key, value))
+    attended = jax.nn.dot_product_attention(*by_token, key_value_seq_lengths=lengths, implementation="cudnn")
+    return attended.swapaxes(1, 2)
 
 
 def logit_bias(attention_mask: Int[Array, "rows length"], of_positions: nnx.Module | None = None) -> LogitBias:

@@ -110,7 +110,7 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
         encoder = read(name, needs_mlm_head=config.generator_is_start)
         recorded = pooling_modules.recorded(encoder)
     encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head)
-    encoder = encoder.on(mesh.devices.flat[0].platform, mesh.shape["data"])
+    encoder = encoder.on(mesh.devices.flat[0], mesh.shape["data"])
     base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, recorded.prompts)
     config = with_own_pooler(config, recorded)
     if description := base.describe_pooler(asked, config):
