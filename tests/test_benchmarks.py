@@ -1,6 +1,5 @@
 """The benchmarks: what they count, that both sides compute the same, that each command leaves its record."""
 
-import functools
 import json
 
 import jax
@@ -9,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import flops, torch_twin, train_step, workload
-from diffcse_jax.batch import TokenRows
+from benchmarks import torch_twin, train_step, workload
 from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.forward import Computation
-from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.step import loss_of_batch
 
@@ -24,10 +21,6 @@ SETTINGS = train_step.Settings(
 )
 SIZES = hf.transformer_config(workload.ENCODERS["tiny"], source="test")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-IMPLEMENTATION_KEYS = {
-    "step_seconds", "sentences_per_second", "compile_seconds", "peak_memory_bytes", "peak_rss_bytes",
-    "flops_per_second", "share_of_peak", "loss",
-}  # fmt: skip
 
 
 def test_the_twin_has_our_loss(monkeypatch):
@@ -71,20 +64,6 @@ def test_the_twin_has_our_loss(monkeypatch):
     np.testing.assert_allclose(twin(*sentences).item(), float(loss(params)), rtol=1e-4)
 
 
-def test_flops_of_a_transformer_are_nearly_those_xla_counts():
-    sizes = hf.transformer_config(workload.ENCODERS["minilm"], source="test")
-    transformer = functools.partial(Transformer, sizes)
-    definition = parameters.definition(transformer)
-
-    def forward(params, ids, mask):
-        return parameters.bind(definition, params)(TokenRows(ids, mask))[-1]
-
-    ids = jax.ShapeDtypeStruct((4, 32), jnp.int32)
-    counted = jax.jit(forward).lower(parameters.shapes(transformer), ids, ids).cost_analysis()["flops"]
-    # XLA counts norms, softmax and activations too.
-    assert 1.0 < counted / flops.transformer_flops(sizes, rows=4, length=32) < 1.05
-
-
 @pytest.mark.slow
 def test_train_step_command(tmp_path):
     output = tmp_path / "results" / "tiny.json"
@@ -92,10 +71,9 @@ def test_train_step_command(tmp_path):
     train_step.main([*options, "--output", str(output)])
     record = json.loads(output.read_text())
     assert record["command"].startswith("python -m benchmarks.train_step --size tiny")
-    assert {"machine", "versions", "device", "settings", "mean_tokens", "step_flops", "ratios"} <= record.keys()
-    assert record["implementations"].keys() == {"ours", "torch_eager"}
-    for side in record["implementations"].values():
-        assert side.keys() >= IMPLEMENTATION_KEYS
-        assert np.isfinite(side["loss"])
-    medians = {name: side["step_seconds"]["median"] for name, side in record["implementations"].items()}
+    assert {"machine", "versions", "device", "settings", "mean_tokens", "step_flops"} <= record.keys()
+    sides = record["implementations"]
+    assert sides.keys() == {"ours", "torch_eager"}
+    assert all(np.isfinite(side["loss"]) and side["share_of_peak"] != 0 for side in sides.values())
+    medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
