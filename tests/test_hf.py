@@ -25,6 +25,7 @@ from diffcse_jax.models.families import nomic_bert
 from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.hf import Pretrained, read, to_hf
+from diffcse_jax.models.pooling_modules import RecordedPooler, recorded
 from diffcse_jax.models.transformer import Transformer
 
 VOCAB, HIDDEN, LENGTH = 50, 24, 9
@@ -333,6 +334,7 @@ def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, famil
         f"notice: {folder} was saved by the training code of SimCSE or DiffCSE. Reading its encoder; left out: "
         f"aux_bert, electra_head, generator, {lm_head}mlp\n"
     )
+    assert recorded(checkpoint) == RecordedPooler("cls_before_pooler")
     assert checkpoint.pooler is None
     assert (checkpoint.mlm_head is None) == (family == "bert")
     rows, inputs, real = tokens(encoder.config.pad_token_id)
@@ -348,6 +350,19 @@ def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
     vectors = np.random.default_rng(0).normal(size=(3, HIDDEN)).astype(np.float32)
     head = bound(MlpProjector, checkpoint.config, checkpoint.pooler)
     assert_close([head(jnp.asarray(vectors))], [torch.tanh(projector.dense(torch.tensor(vectors)))], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "pooler"),
+    [
+        ("princeton-nlp/sup-simcse-roberta-base@main", "cls"),
+        ("/models/unsup-simcse-roberta-large/", "cls_before_pooler"),
+        ("voidism/diffcse-roberta-base-trans", "cls_before_pooler"),
+        ("princeton-nlp/unsup-simcse-bert-base-uncased-mine", ""),
+    ],
+)
+def test_published_checkpoints_are_pooled_as_their_authors_do(name, pooler):
+    assert hf.published_pooler(name, ["embeddings.LayerNorm.weight", "pooler.dense.weight"]) == pooler
 
 
 def test_a_run_is_read_from_its_export(bert, tmp_path):

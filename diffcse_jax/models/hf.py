@@ -18,7 +18,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,12 @@ _PARTS = {
 _TRAINING_PARTS = ("mlp", "lm_head", "aux_bert", "electra_head", "generator")  # besides the encoder
 _BATCHNORM_PROJECTOR = "mlp.net."  # DiffCSE's
 _DENSE_PROJECTOR = "mlp.dense."  # SimCSE's
+# The last part of a published checkpoint's name, and the pooler that its authors evaluate it with.
+_EVALUATED_WITH = {
+    r"unsup-simcse-(bert|roberta)-(base|large)(-uncased)?": "cls_before_pooler",
+    r"sup-simcse-(bert|roberta)-(base|large)(-uncased)?": "cls",
+    r"diffcse-(bert|roberta)-base(-uncased)?-(sts|trans)": "cls_before_pooler",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Pretrained:
     pooler: Params | None = None
     mlm_head: Params | None = None
     discriminator_head: Params | None = None
+    evaluated_with: str = ""  # the pooler that the authors of a published checkpoint evaluate it with
     sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
 
     def embedding_size(self, pooler: str) -> int:
@@ -104,6 +111,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     config = transformer_config(hf_config, source=str(folder))
     family = families.FAMILIES[config.family]
     stored = read_tensors(folder)
+    evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
         stored = _encoding_part(stored, family, name_or_path)
     tensors = {_normalised(name, family): tensor for name, tensor in stored.items()}
@@ -138,7 +146,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
         more = [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
         listed = "\n  ".join(problems[:MOST_PROBLEMS] + more)
         raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
-    return Pretrained(folder, hf_config, config, **params)
+    return Pretrained(folder, hf_config, config, evaluated_with=evaluated_with, **params)
 
 
 def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> dict[str, np.ndarray]:
@@ -258,6 +266,14 @@ def _check(config: TransformerConfig, family: Family) -> None:
     for activation in (config.activation, config.mlm_activation or config.activation):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+
+
+def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str:
+    """Return the pooler that a checkpoint's authors evaluate it with, or "" if name and tensors do not show it."""
+    if any(name.startswith(_BATCHNORM_PROJECTOR) for name in tensor_names):
+        return "cls_before_pooler"
+    name = name_or_path.partition("@")[0].rstrip("/").rpartition("/")[2]
+    return next((pooler for pattern, pooler in _EVALUATED_WITH.items() if re.fullmatch(pattern, name)), "")
 
 
 def _download(hub_id: str) -> Path:

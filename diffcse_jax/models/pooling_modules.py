@@ -123,8 +123,13 @@ def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
 
 
 def recorded(checkpoint: Pretrained) -> RecordedPooler:
-    """Return what a checkpoint's folder records. Raise CheckpointError as `read`, or if sizes of modules do not fit."""
+    """Return what a checkpoint's folder records, or the pooler that its authors evaluate it with if it records none.
+
+    Raises CheckpointError as `read` does, or if the sizes of modules do not fit.
+    """
     record = read(checkpoint.folder)
+    if not record.pooler and (pooler := checkpoint.evaluated_with):
+        return record._replace(pooler=pooler, head=checkpoint.pooler if pooler == "cls" else None)
     size = checkpoint.config.hidden_size * len(record.pooler.split("+"))
     for layer in record.sentence_head.layers:
         expected = layer.in_features or layer.dimension or size
