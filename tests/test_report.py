@@ -77,11 +77,12 @@ def compared(*names: str, sample: Sample = PAIRS):
     return compare({name: lambda seed=seed: Encoder(seed) for seed, name in enumerate(names)}, sample)
 
 
-def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "mine")])
-    shown = checked(page.render_report([run], compared("start", "mine")))
-    assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "mine")
-    texts = ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped")
+def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "<b>bold")])
+    shown = checked(page.render_report([run], compared("<i>start", '"mine')))  # refuses img and on... attributes
+    assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
+    assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "<b>bold")
+    texts = ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped", HOSTILE.partition("<script>")[2])
     for text in (*texts, "diffcse evaluate --model", "diffcse train --config"):
         assert text in shown.text
     titles = set(shown.values("aria-label"))
@@ -89,8 +90,7 @@ def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
     assert {"new measure", "alignment", "sentences per second", "learning rate"} <= titles
     (dev,) = curves.curves([run])["dev"]
     assert [(level.y, level.colour) for level in dev.levels] == [(60.0, BASELINE)]
-    for section in page.SECTIONS:
-        assert section in shown.values("id")
+    assert page.SECTIONS.keys() <= {*shown.values("id")}
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,6 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
     assert set(dev.lines[1].get_ydata()) == {60.0}
 
 
-def test_text_never_becomes_markup(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "<b>bold")])
-    shown = checked(page.render_report([run], compared("<i>start", '"mine')))  # refuses img and on... attributes
-    hostile = 'alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
-    assert hostile in shown.text
-    assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
-
-
 def test_runs_in_progress_are_compared(tmp_path):
     going = write_run(tmp_path / "a/seed-1", finished=False, optim={"learning_rate": 3e-6})
     done = write_run(tmp_path / "b/seed-1")
@@ -150,20 +142,12 @@ def test_runs_in_progress_are_compared(tmp_path):
     assert apart["rtd accuracy"] == apart["rtd share kept"] == 2
 
 
-@pytest.mark.parametrize("damage", ["NaN", "1e400", "null"])
-def test_damaged_numbers_are_left_out(tmp_path, damage):
+def test_damaged_numbers_are_left_out(tmp_path):
     workdir = write_run(tmp_path / "mine")
     with (workdir / "metrics.jsonl").open("a") as file:
-        file.write(f'{{"step": 7, "loss": {damage}, "grad_norm": 2.0}}\n{{"step": {damage}, "loss": 1.0}}\n')
+        for damage in ("NaN", "1e400", "null"):
+            file.write(f'{{"step": 7, "loss": {damage}, "grad_norm": 2.0}}\n{{"step": {damage}, "loss": 1.0}}\n')
     checked(page.render_report(read_runs([workdir]), compared()))
-
-
-def test_the_selected_model_need_not_be_a_checkpoint(tmp_path):
-    workdir = write_run(tmp_path / "mine")
-    record = Record(4, "cls", {"stsb_spearman": 75.0}, "stsb_spearman", "text")
-    write_selection(workdir, Selection(record, 0.5, "verdict"), {"weight": np.zeros(1, np.float32)})
-    (run,) = read_runs([workdir])
-    assert (run.best, run.model) == ((4, 75.0), "0.5 x step 4 + 0.5 x the starting checkpoint")
 
 
 def test_a_search_finds_the_most_similar_texts():
