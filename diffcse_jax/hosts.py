@@ -232,21 +232,20 @@ def _watch() -> None:
     folder = "diffcse_jax/alive"  # in the key-value store, which the first process serves
     state = _distributed_state()
     own, count, patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 2
-    signs = dict.fromkeys(range(count), "")  # the last sign of life of each process: its host and a number
-    heard = dict.fromkeys(range(count), time.monotonic())  # when it came
-    answered = time.monotonic()  # when the first process last answered
+    # The last sign of life of each process (its host and a number), and when it came.
+    heard = dict.fromkeys(range(count), ("unknown", time.monotonic()))
     stopped = threading.Event()
 
     def speak() -> None:
-        nonlocal answered
         for number in itertools.count():
             with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
                 client = _distributed_state().client
                 client.key_value_set(f"{folder}/{own}", f"{socket.gethostname()} {number}", allow_overwrite=True)
                 found = {int(key.rpartition("/")[2]): sign for key, sign in client.key_value_dir_get(folder)}
-                answered = time.monotonic()
-                heard.update({process: answered for process, sign in found.items() if sign != signs[process]})
-                signs.update(found)
+                now = time.monotonic()
+                for process, sign in found.items():
+                    if process == 0 or sign != heard[process][0]:  # an answer is a sign of the first process
+                        heard[process] = sign, now
             if stopped.wait(patience / 5):
                 return
 
@@ -254,15 +253,14 @@ def _watch() -> None:
         named: set[int] = set()  # silent processes that a warning has named
         while not stopped.wait(patience / 5):
             now = time.monotonic()
-            # Without the first process, no other can be heard.
-            last = {0: answered} if now - answered > patience else heard
-            silent = {process for process, when in last.items() if process != own and now - when > patience}
+            silent = {process for process, (_, when) in heard.items() if process != own and now - when > patience}
+            silent = {0} if 0 in silent else silent  # without the first process, no other can be heard
             for process in silent - named:
+                sign, when = heard[process]
                 _print_error(  # from every process: the first one may be silent
-                    f"warning: process {process} of {count}, on host {signs[process].partition(' ')[0] or 'unknown'}, "
-                    f"has been silent for {now - last[process]:.0f} s. It hangs or cannot be reached. After "
-                    f"{HEARTBEAT_SECONDS} s the other processes end. Everything saved is intact; run the same command "
-                    "again to resume."
+                    f"warning: process {process} of {count}, on host {sign.partition(' ')[0]}, has been silent for "
+                    f"{now - when:.0f} s. It hangs or cannot be reached. After {HEARTBEAT_SECONDS} s the other "
+                    "processes end. Everything saved is intact; run the same command again to resume."
                 )
             named = silent
 
