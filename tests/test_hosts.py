@@ -28,7 +28,7 @@ COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the proce
 # `python train.py`, where the loss of a process is noticed sooner.
 TRAIN = """
 from diffcse_jax import hosts
-hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 15, 10
+hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 10, 5
 import sys
 from diffcse_jax.cli import main
 main(["train", *sys.argv[1:]])

@@ -33,8 +33,8 @@ WITH_SIZES = dataclasses.replace(ENCODER, hf_config={"hidden_size": 16})
 HOLDER = """
 import sys, time
 from pathlib import Path
-from diffcse_jax.run_folder.folder import held
-with held(Path(sys.argv[1])):
+from diffcse_jax.io import lock
+with lock(Path(sys.argv[1]) / "lock"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -113,10 +113,10 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
 def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
     start(tmp_path)
     (tmp_path / "checkpoints/1").rmdir()
-    vectors = tmp_path / "vectors"
-    vectors.mkdir()
+    head = tmp_path / "generator"
+    head.mkdir()
     start(tmp_path, {"mesh": {"data": 2}})
-    assert vectors.is_dir()  # of the same run: they are kept
+    assert head.is_dir()  # of the same run: it is kept
     for _ in range(2):
         (tmp_path / "checkpoints/1").rmdir()
         start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
@@ -124,7 +124,7 @@ def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
     (tmp_path / "checkpoints/1").rmdir()
     start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
     assert read_config(tmp_path).train.seed == 1
-    assert not vectors.exists()
+    assert not head.exists()
 
 
 def test_keys_that_do_not_change_results_may_change(tmp_path):
@@ -139,7 +139,6 @@ def test_keys_that_do_not_change_results_may_change(tmp_path):
         start(tmp_path, precision="bfloat16")
 
 
-@pytest.mark.slow
 def test_a_workdir_is_held_by_one_run(tmp_path):
     workdir = tmp_path / "runs/mine"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, workdir], stdout=subprocess.PIPE)
