@@ -1,9 +1,5 @@
 """Augmented second views (SimCSE Table 1)."""
 
-import json
-from pathlib import Path
-
-import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -12,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import batches as batch_module
 from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation
-from diffcse_jax.data.batches import BatchSource, Packing, Shards
-from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import DataError
 
 PAD, CLS, SEP, UNK = 0, 1, 2, 3
@@ -126,39 +119,3 @@ def test_a_table_of_synonyms_is_read_in_tokens_or_refused(tmp_path, text, messag
         open_augmentation(data, tokenizer())
     path.write_text("fast\tquick\tvery quickly\n\nrunning\tfastly\nquick\tswift\n")
     assert open_augmentation(data, tokenizer()).synonyms == {key: tuple(found) for key, found in SYNONYMS.items()}
-
-
-def store_of(folder: Path) -> TokenStore:
-    """Write sentences of 3 to 12 random tokens."""
-    rng = np.random.default_rng(0)
-    sentences = [[CLS, *rng.integers(UNK + 1, len(NAMES), size), SEP] for size in rng.integers(1, LONGEST - 1, 40)]
-    np.concatenate(sentences).astype(np.uint16).tofile(folder / "token_ids")
-    np.save(folder / "offsets.npy", np.cumsum([0, *map(len, sentences)]))
-    (folder / "meta.json").write_text(
-        json.dumps({"columns": ["sentence"], "max_length": LONGEST, "note": "", "dtype": "uint16"})
-    )
-    return TokenStore(folder)
-
-
-def test_augmented_batches(tmp_path, monkeypatch):
-    """Second views change with the step, but not with shards or layout. Anchors stay the same."""
-    monkeypatch.setattr(batch_module, "SAMPLE", 20)
-    options = {"batch_size": 8, "steps": 20, "seed": 3, "pad_token_id": PAD}
-    store = store_of(tmp_path)
-    plain = BatchSource(store, **options)
-    options["augmentation"] = Augmentation("word_deletion", 0.4, BEGINS)
-    source = BatchSource(store, **options)
-    packed = BatchSource(store, packing=Packing(anchors=True), **options)
-    half = BatchSource(store, shards=Shards(range(1, 2), 2), **options)
-    second_views = {}
-    for step in range(12):
-        views = source[step]
-        jax.tree.map(np.testing.assert_array_equal, packed[step].padded(), views)
-        jax.tree.map(np.testing.assert_array_equal, half[step], jax.tree.map(lambda values: values[4:], views))
-        width = views.input_ids.shape[-1]
-        np.testing.assert_array_equal(views.input_ids[:, 0], plain[step].input_ids[:, 0, :width])
-        for (anchor, second), (_, mask) in zip(views.input_ids, views.attention_mask, strict=True):
-            np.testing.assert_array_equal(mask > 0, second != PAD)
-            assert is_subsequence(words_of(second[mask > 0].tolist()), words_of(anchor[anchor != PAD].tolist()))
-            second_views.setdefault(anchor.tobytes(), set()).add(second.tobytes())
-    assert max(len(of_anchor) for of_anchor in second_views.values()) > 1  # drawn anew in each epoch

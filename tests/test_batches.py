@@ -1,5 +1,7 @@
 """Batches of a token store, of neighbours and of crops: what they hold, their order and their shapes."""
 
+import collections
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,11 @@ import jax
 import numpy as np
 import pytest
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import batches
-from diffcse_jax.data.augmentation import begins_word
+from diffcse_jax.data.augmentation import Augmentation, begins_word
 from diffcse_jax.data.batches import (
     BatchShape,
     BatchSource,
@@ -22,9 +22,6 @@ from diffcse_jax.data.batches import (
     Shards,
     choose_lengths,
     choose_shapes,
-    make_batches,
-    smallest,
-    smallest_shape,
 )
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
@@ -104,20 +101,6 @@ def test_order_depends_only_on_seed_and_epoch(store):
     assert_same(source_of(store)[17], source_of(store, steps=100)[17])
 
 
-def test_a_resumed_iterator_continues_identically(store):
-    source = source_of(store)
-    delivering, resumed = make_batches(source), make_batches(source)
-    for step in range(17):
-        assert_same(next(delivering), source[step])
-    state = json.loads(json.dumps(delivering.get_state()))
-    next(resumed)
-    resumed.set_state(state)
-    rest, again = list(delivering), list(resumed)
-    assert len(rest) == 23
-    for left, right in zip(rest, again, strict=True):
-        assert_same(left, right)
-
-
 # Content and shapes
 
 
@@ -154,20 +137,6 @@ def test_processes_hold_slices_of_the_global_batch(store):
         assert_same(jax.tree.map(lambda *slices: np.concatenate(slices), *(part[step] for part in parts)), whole[step])
 
 
-@given(st.lists(st.tuples(st.integers(3, 64), st.floats(0.01, 1.0)), min_size=1), st.integers(64, 600))
-def test_shapes_are_few_and_hold_all_batches(batches, max_length):
-    lengths = choose_lengths([longest for longest, _ in batches], max_length)
-    assert lengths[-1] == max_length
-    assert len(lengths) <= 2
-    needed = [BatchShape.of(smallest(lengths, longest), share) for longest, share in batches]
-    shapes = choose_shapes(needed, lengths)
-    assert len(shapes) <= 4
-    for shape, (longest, _) in zip(needed, batches, strict=True):
-        chosen = smallest_shape(shapes, shape)
-        assert chosen.length == shape.length >= longest
-        assert chosen.sixteenths >= shape.sixteenths
-
-
 def test_shapes_compute_the_fewest_positions(store):
     assert choose_lengths([30] * 9 + [100], 128) == (32, 128)  # a length is added if batches would be padding
     assert choose_lengths([100] * 10, 128) == choose_lengths([128] * 10, 128) == (128,)
@@ -176,6 +145,27 @@ def test_shapes_compute_the_fewest_positions(store):
     assert BatchShape.of(10, 0.7).capacity(80) == 60  # 12 sixteenths
     with pytest.raises(ValueError, match="a batch of 4 does not split evenly over 3 shards"):
         source_of(store, shards=Shards(range(1), 3))
+
+
+def test_augmented_views_are_new_in_each_epoch(store):
+    """They change with the step, but not with shards or layouts. Anchors stay the same."""
+    single, seen = copy.copy(store), collections.defaultdict[bytes, set[bytes]](set)
+    single.columns, single.token_ids = ("sentence",), np.arange(len(store.token_ids))
+    options = {"augmentation": Augmentation("word_deletion", 0.4, np.ones(PAD + 1, bool))}
+    plain, source = source_of(single), source_of(single, **options)
+    packed = source_of(single, packing=Packing(anchors=True), **options)
+    half = source_of(single, shards=Shards(range(1, 2), 2), **options)
+    for step in range(30):
+        views = source[step]
+        assert_same(packed[step].padded(), views)
+        assert_same(half[step], jax.tree.map(lambda values: values[BATCH // 2 :], views))
+        anchors, seconds = np.moveaxis(views.input_ids, 1, 0)
+        assert_same(anchors, plain[step].input_ids[:, 0, : anchors.shape[1]])
+        np.testing.assert_array_equal(views.attention_mask > 0, views.input_ids != PAD)
+        for anchor, second in zip(anchors, seconds, strict=True):
+            assert {*second} <= {*anchor, PAD}
+            seen[anchor.tobytes()].add(second.tobytes())
+    assert max(map(len, seen.values())) > 1
 
 
 # Neighbours

@@ -8,7 +8,6 @@ import json
 import lzma
 import os
 import re
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data import readers
 from diffcse_jax.data.readers import LONGEST_TEXT, Corpus
 from diffcse_jax.data.sources import as_texts, open_corpus, open_documents, open_text, write_sentences
-from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.errors import DataError
 
 
 def opened(path: Path, **options) -> Corpus:
@@ -115,7 +114,9 @@ def test_errors_name_file_line_and_fault(tmp_path, name, content, line, fault):
         ("{}/sentence.txt", "no such file. Known names: wiki1m, docstrings"),
         ("{}/empty", "empty: no file of a known kind (none found)"),
         ("{}/empty.txt", "empty.txt: no usable line"),
-        ("{}/empty.csv", "the first line must contain the names of the columns"),
+        ("{}/empty.csv", "empty.csv: the first line must contain the names of the columns, separated by commas (csv)"),
+        ("{}/text.csv", "text.csv: the first line must contain the names of the columns"),
+        ("{}/ids.csv", "ids.csv: the first line must contain the names of the columns"),
         ("{}/a.odt", "a.odt: no file of a known kind (skipped files: 1 .odt). Known: .txt, .csv"),
     ],
 )
@@ -125,6 +126,8 @@ def test_errors_name_the_users_option_and_the_fix(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     for file in ("a.odt", "empty.txt", "empty.csv"):
         (tmp_path / file).touch()
+    (tmp_path / "text.csv").write_text("A man plays.\n")
+    (tmp_path / "ids.csv").write_text("a;b\n")
     with pytest.raises(DataError, match=re.escape(message.format(tmp_path))) as raised:
         list(open_text(name.format(tmp_path)))
     assert "data." not in str(raised.value)
@@ -153,17 +156,6 @@ def test_columns_are_known_by_their_names_or_chosen_and_never_guessed(tmp_path, 
         corpus_of(tmp_path / name, rows[name].encode(), columns=wanted)
     with pytest.raises(DataError, match="Give a file with one column"):
         open_text(tmp_path / name, "--post", columns=wanted, columns_option="")
-
-
-def test_a_column_of_ids_may_have_numbers(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"id": 1, "x": "a"}\n')
-    assert list(open_text(tmp_path / "a.jsonl", columns=("id", "x"), id_column="id")) == [("1", "a")]
-
-
-@pytest.mark.parametrize("line", ["A man plays.", "id;text", "we do not end this sentence"])
-def test_a_table_without_names_of_columns_is_refused(tmp_path, line):
-    with pytest.raises(DataError, match=r"a\.csv: the first line must contain the names of the columns, separated by"):
-        corpus_of(tmp_path / "a.csv", f"{line}\nmore\n".encode())
 
 
 def test_json_is_a_list_or_has_an_object_per_line(tmp_path):
@@ -275,9 +267,6 @@ def test_prepared_data_sets_are_read_in_order_or_refused(tmp_path, monkeypatch):
     shard.write_bytes(content[:100] + b"\xff" * 50 + content[150:])
     with pytest.raises(DataError, match=r"damaged|cannot read the split"):
         list(opened(tmp_path / "other"))
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(UserError, match="Install the extra 'tfds'"):
-        opened(folder)
 
 
 # Text in memory
