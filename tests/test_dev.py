@@ -18,8 +18,7 @@ from diffcse_jax.evaluation.dev import (
     general_sentences,
     paired_interval,
 )
-from diffcse_jax.evaluation.held_out import held_out_queries
-from diffcse_jax.evaluation.retrieval import halve
+from diffcse_jax.evaluation.held_out import halve, held_out_queries
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from test_sts import TableEncoder
 
+from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import backends as postprocessing
 from diffcse_jax.losses.decorrelation import dimension_contrast
 
@@ -31,7 +32,7 @@ def test_decorrelated_dimensions_differ(vectors):
 
 
 def test_whitening_of_too_few_sentences_is_refused(vectors):
-    with pytest.raises(ValueError, match="3 different sentences span 2 dimensions, not 6"):
+    with pytest.raises(DataError, match="3 different sentences span 2 dimensions, not 6"):
         postprocessing.whitening(vectors[:3])
 
 

@@ -133,11 +133,7 @@ def post_process(encoder: Encoder, specification: str) -> PostProcessed:
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
     sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post", columns_option="")))
     embeddings = encoder.encode(sentences)
-    try:
-        fitted = whitening(embeddings) if method == "whitening" else decorrelation(embeddings)
-    except ValueError as error:
-        raise DataError(f"--post {specification}: {error}") from error
-    return PostProcessed(encoder, *fitted)
+    return PostProcessed(encoder, *(whitening(embeddings) if method == "whitening" else decorrelation(embeddings)))
 
 
 def whitening(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
@@ -149,7 +145,7 @@ def whitening(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Floa
     spanned = int((variances > SMALLEST_VARIANCE * variances[0]).sum())
     if spanned < len(variances):
         found = f"{len(embeddings)} different sentences span {spanned} dimensions"
-        raise ValueError(f"{found}, not {len(variances)}. Give more text")
+        raise DataError(f"--post whitening: {found}, not {len(variances)}. Give more text")
     return mean.astype(np.float32), (directions / np.sqrt(variances)).astype(np.float32)
 
 
@@ -160,7 +156,7 @@ def decorrelation(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], 
     """
     mean, std = embeddings.mean(axis=0), embeddings.std(axis=0)
     if len(embeddings) < 2 or not std.all():
-        raise ValueError(f"{len(embeddings)} different sentences leave dimensions constant. Give more text")
+        raise DataError(f"--post dcl: {len(embeddings)} different sentences leave dimensions constant. Give more text")
     inputs = (embeddings - mean) / std
     generator = np.random.default_rng(0)
     matrix = jnp.eye(embeddings.shape[1])

@@ -17,7 +17,7 @@ from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_collections
 from diffcse_jax.evaluation.geometry import uniformity
-from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, held_out_queries
+from diffcse_jax.evaluation.held_out import HELD_OUT_PAIRS, held_out_queries, training_halves
 from diffcse_jax.evaluation.retrieval import read_retrieval_pairs
 from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, correlations, read_pairs, similarities, size_problem
@@ -312,7 +312,12 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
     if metric in HELD_OUT_PAIRS and config.data.held_out:
         return texts | {"queries": held_out_queries(config.data, metric, most)}
     if metric == "halves_retrieval":
-        return texts | {"queries": _halves(config, training, most)}
+        if len(found := training_halves(training, most)) < 2:
+            raise DataError(
+                f"data.train_file={config.data.train_file} has too few sentences. The dev metric halves_retrieval "
+                "needs two different sentences of at least two words"
+            )
+        return texts | {"queries": found}
     if kind == "pairs_retrieval":
         return texts | {"queries": read_retrieval_pairs(file or options.pairs_file)}
     if kind == search_collections.KIND:
@@ -354,15 +359,3 @@ def _sts_pairs(options: EvalConfig) -> dict[str, ScoredPairs]:
         if problem := size_problem(name, {"n": len(found[score].gold)}, "dev"):
             log_line(f"notice: {name} in {folder} is not the official data: {problem}")
     return found
-
-
-def _halves(config: Config, training: Training, most: int) -> list[tuple[str, str]]:
-    """Return the halves of training sentences; of short sentences only if there are no others."""
-    for fewest_words in (FEWEST_WORDS, 2):
-        found = retrieval.halves(training(), most, fewest_words)
-        if len(found) >= 2:
-            return found
-    raise DataError(
-        f"data.train_file={config.data.train_file} has too few sentences. The dev metric halves_retrieval needs two "
-        "different sentences of at least two words"
-    )

@@ -1,9 +1,11 @@
-"""Queries made of held-out documents, and the texts that they should find, for dev metrics without labels."""
+"""Queries made of unlabelled text, and the texts that they should find, for dev metrics."""
 
+import collections
+import heapq
 import itertools
 import string
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.documents import Section
@@ -13,13 +15,13 @@ from diffcse_jax.data.sampling import WINDOW
 from diffcse_jax.data.sentences import join, some_words, split_sentences, width, words
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation.retrieval import choose_pairs, halve
 
 FEWEST_WORDS = 6  # of a sentence that is halved
 MOST_WORDS = 64  # of a rest
 WINDOWS = 2  # of a passage
 KEYWORDS = 5
 
+Pair = TypeVar("Pair", bound=tuple[Any, ...])
 Pairs = list[tuple[str, str]]
 
 
@@ -51,6 +53,44 @@ def held_out_queries(data: DataConfig, metric: str, most: int) -> list[Query]:
             "documents or choose another eval.metric"
         )
     return chosen
+
+
+def choose_pairs(pairs: Iterable[Pair], limit: int, order: Callable[[str], int]) -> list[Pair]:
+    """Choose pairs that share no text: those with the lowest `order`, a hash, in whatever order they come.
+
+    Further items of a pair say where it is from, such as its passage. Pairs that are equal in them may share a text.
+    Memory holds at most four times the limit.
+    """
+    lowest: dict[int, Pair] = {}
+    for pair in pairs:
+        lowest[order(" ".join(pair[:2]))] = pair
+        if len(lowest) > 4 * limit:
+            lowest = dict(heapq.nsmallest(2 * limit, lowest.items()))
+    candidates = [pair for _, pair in sorted(lowest.items())[: 2 * limit]]
+    places = {(text, pair[2:] or pair) for pair in candidates for text in pair[:2]}
+    occurrences = collections.Counter(text for text, _ in places)
+    shared = {text for text, count in occurrences.items() if count > 1}
+    return [pair for pair in candidates if pair[0] != pair[1] and shared.isdisjoint(pair[:2])][:limit]
+
+
+def training_halves(training: Callable[[], Iterable[str]], most: int) -> Pairs:
+    """Return the halves of the first different sentences; of short ones only if there are no others."""
+    found: dict[str, None] = {}
+    for fewest in (FEWEST_WORDS, 2):
+        for sentence in training():
+            if len(words(sentence)) >= fewest:
+                found[sentence] = None
+            if len(found) == most:
+                break
+        if len(found) >= 2:
+            break
+    return [halve(sentence) for sentence in found]
+
+
+def halve(sentence: str) -> tuple[str, str]:
+    """Return the two halves of a sentence, by words."""
+    middle = len(words(sentence)) // 2
+    return some_words(sentence, 0, middle), some_words(sentence, middle)
 
 
 # The pairs of each passage of a section

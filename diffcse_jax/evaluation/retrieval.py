@@ -1,14 +1,11 @@
 """Retrieval: how high each query ranks its own target. Also tasks on the user's own files of pairs."""
 
-import collections
-import heapq
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from diffcse_jax.data.sentences import some_words, words
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.evaluation.senteval_data import numbered_lines
@@ -18,7 +15,6 @@ from diffcse_jax.models.pooling import normalize
 
 BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
-Pair = TypeVar("Pair", bound=tuple[Any, ...])
 DOCSTRINGS = "docstrings"  # instead of a file: the pairs that training on `docstrings` holds out
 MOST_DOCSTRINGS = 1000
 
@@ -77,44 +73,6 @@ def ranks_among(
     """Return the rank, from 1, of column `targets[i]` in row i, highest first. Ties share their mean rank."""
     own = scores[np.arange(len(targets)), targets][:, None]
     return (scores > own).sum(axis=1) + ((scores == own).sum(axis=1) + 1) / 2
-
-
-# Pairs from unlabelled text
-
-
-def halve(sentence: str) -> tuple[str, str]:
-    """Return the two halves of a sentence, by words."""
-    middle = len(words(sentence)) // 2
-    return some_words(sentence, 0, middle), some_words(sentence, middle)
-
-
-def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> list[tuple[str, str]]:
-    """Halve the first `limit` distinct sentences that have at least `fewest_words` words."""
-    chosen: dict[str, tuple[str, str]] = {}
-    for sentence in sentences:
-        if len(chosen) == limit:
-            break
-        if sentence not in chosen and len(words(sentence)) >= fewest_words:
-            chosen[sentence] = halve(sentence)
-    return list(chosen.values())
-
-
-def choose_pairs(pairs: Iterable[Pair], limit: int, order: Callable[[str], int]) -> list[Pair]:
-    """Choose pairs that share no text: those with the lowest `order`, a hash, in whatever order they come.
-
-    Further items of a pair say where it is from, such as its passage. Pairs that are equal in them may share a text.
-    Memory holds at most four times the limit.
-    """
-    lowest: dict[int, Pair] = {}
-    for pair in pairs:
-        lowest[order(" ".join(pair[:2]))] = pair
-        if len(lowest) > 4 * limit:
-            lowest = dict(heapq.nsmallest(2 * limit, lowest.items()))
-    candidates = [pair for _, pair in sorted(lowest.items())[: 2 * limit]]
-    places = {(text, pair[2:] or pair) for pair in candidates for text in pair[:2]}
-    occurrences = collections.Counter(text for text, _ in places)
-    shared = {text for text, count in occurrences.items() if count > 1}
-    return [pair for pair in candidates if pair[0] != pair[1] and shared.isdisjoint(pair[:2])][:limit]
 
 
 def encode_pairs(
