@@ -204,8 +204,6 @@ def evaluate(add: Add) -> Prepare:
         help="dev: dev splits; fasttest: simpler classifiers",
     )
     add("--aggregation", choices=("all", "mean", "wmean"), default="all", help="how a task's subsets become one score")
-    similarities = ("cosine", "dot", "euclidean", "manhattan")
-    add("--similarity", choices=similarities, default="cosine", help="similarity of STS pairs")
     add("--pooler", help=f"use this pooler instead of the recorded one: {', '.join(POOLERS)}")
     add("--truncate_dim", type=int, help="cut embeddings to this size (default: the recorded size)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")

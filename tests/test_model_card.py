@@ -46,7 +46,7 @@ def card_of(saved: SavedEncoder, base: BaseModel = BASE, **fields: object) -> st
 def results_of(model: str, spearman: float, **others: object) -> dict:
     return {
         "model": model, "pooler": "cls_before_pooler", "truncate_dim": None, "mode": "test", "aggregation": "all",
-        "similarity": "cosine", "post": None, "averages": {"sts": None},
+        "post": None, "averages": {"sts": None},
         "tasks": {"STSBenchmark": {"spearman": spearman, "pearson": 1.0, "n": 1379}, "MR": {"acc": 80.0}},
         "not_official": {"MR": "test 5 instead of 10,662"},
     } | others  # fmt: skip

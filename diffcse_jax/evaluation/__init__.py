@@ -58,7 +58,6 @@ class Settings:
     data_dir: str = ""
     mode: str = "test"
     aggregation: str = "all"
-    similarity: str = "cosine"
     pooler: str | None = None
     truncate_dim: int | None = None
     backend: str = "jax"

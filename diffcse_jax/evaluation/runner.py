@@ -17,7 +17,7 @@ from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.evaluation.sts import size_problem
 from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_kind
 
-RECORDED = ("backend", "mode", "aggregation", "similarity", "post")  # settings kept with results
+RECORDED = ("backend", "mode", "aggregation", "post")  # settings kept with results
 
 
 def run(

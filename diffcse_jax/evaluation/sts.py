@@ -5,7 +5,7 @@ File formats and formulas are those of SimCSE's copy of SentEval. Nothing is tra
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,11 +38,11 @@ class ScoredPairs(NamedTuple):
 
 
 def similarities(
-    encoder: Encoder, sets: Mapping[str, ScoredPairs], batch_size: int = 64, similarity: str = "cosine"
+    encoder: Encoder, sets: Mapping[str, ScoredPairs], batch_size: int = 64
 ) -> dict[str, Float32[np.ndarray, " pairs"]]:
-    """Return the similarity of each pair by set. All sets are encoded in one call."""
+    """Return the cosine similarity of each pair by set. All sets are encoded in one call."""
     embeddings = iter(encode_groups(encoder, [side for p in sets.values() for side in (p.first, p.second)], batch_size))
-    return {name: SIMILARITIES[similarity](next(embeddings), next(embeddings)) for name in sets}
+    return {name: cosine(next(embeddings), next(embeddings)) for name in sets}
 
 
 def encode_groups(
@@ -60,14 +60,6 @@ def cosine(u: Embeddings, v: Embeddings) -> Float32[np.ndarray, " sentences"]:
     u, v = np.nan_to_num(u), np.nan_to_num(v)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.nan_to_num((u * v).sum(axis=1) / (np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1)))
-
-
-SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "cosine": cosine,
-    "dot": lambda u, v: (u * v).sum(axis=1),
-    "euclidean": lambda u, v: -np.linalg.norm(u - v, axis=1),
-    "manhattan": lambda u, v: -np.abs(u - v).sum(axis=1),
-}
 
 
 def correlations(system: Float[np.ndarray, " n"], gold: Sequence[float] | Float[np.ndarray, " n"]) -> dict[str, Any]:
@@ -132,7 +124,7 @@ def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
 
 def score_pairs(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
     """Return scores of the test split, if it is read, and of the dev split."""
-    systems = similarities(encoder, content, similarity=settings.similarity)
+    systems = similarities(encoder, content)
     scores = {split: correlations(systems[split], pairs.gold) for split, pairs in content.items()}
     return scores.get("test", scores["dev"]) | {"dev": scores["dev"]}
 
@@ -143,7 +135,7 @@ def score_year(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: S
     `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
     coefficients, and `wmean` weights them by pairs (BERT-flow, whitening).
     """
-    systems = similarities(encoder, content, similarity=settings.similarity)
+    systems = similarities(encoder, content)
     golds = {subset: pairs.gold for subset, pairs in content.items()}
     subsets = {subset: correlations(systems[subset], golds[subset]) for subset in content}
     together = correlations(np.concatenate([*systems.values()]), np.concatenate([*golds.values()]))

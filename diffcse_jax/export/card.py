@@ -183,7 +183,7 @@ def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None
     run = find_run(source) or source
     since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0
     files = [path for name in RESULTS if (path := run / name).is_file() and path.stat().st_mtime >= since]
-    comparable = {"mode": "test", "similarity": "cosine", "aggregation": "all", "post": None}  # as published
+    comparable = {"mode": "test", "aggregation": "all", "post": None}  # as published
     found = [row for path in files for row in read_results(path)]
     rows = [row for row in found if all(row.get(key) == value for key, value in comparable.items())]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
