@@ -203,10 +203,8 @@ def test_sts(tmp_path, data):
 TRANSFER = {
     "CR": b"good film\ncaf\xe9\n\n",
     "SST2": b"a film\t1\nbad\t0\n",
-    "SST5": b"4 good\n0 bad\n",
     "TREC": b"NUM:dist How far ?\nABBR:exp What ?\n",
     "MRPC": b"Quality\tid\tid\ts\ts\n1\t7\t8\ta\tb\n0\t7\t8\tc\td\n",
-    "SICKEntailment": b"id\ta\tb\ts\tl\n1\ta b\tc\t4.5\tENTAILMENT\n",
 }
 
 

@@ -32,13 +32,13 @@ def test_a_table_has_a_row_a_model_and_a_column_a_task():
 
 def test_groups_have_tables_of_their_own_with_averages():
     model = results_of("a", STSBenchmark=80) | {"averages": {"sts": 80.0, "transfer": 70.0}, "truncate_dim": 64}
-    model["tasks"] |= {"CR": {"acc": 85.0, "devacc": 86.0}, "SST5": {"devacc": 40.0}}
+    model["tasks"] |= {"CR": {"acc": 85.0, "devacc": 86.0}, "pairs_retrieval:a/b.tsv": {"mrr": 40.0}}
     model["tasks"] |= {"geometry": {"alignment": 0.12345, "uniformity": -2.0}}
     tables = [table.splitlines() for table in text_table([model]).split("\n\n")]
     assert [head.split() for head, _ in tables] == [
         ["model", "STS-B", "average"],
         ["model", "CR", "average"],
-        ["model", "SST5", "alignment", "uniformity"],
+        ["model", "pairs_retrieval", "a/b", "alignment", "uniformity"],
     ]
     rows = [row.removeprefix("a, 64 dimensions").split() for _, row in tables]
     assert rows == [["80.00", "80.00"], ["85.00", "70.00"], ["40.00", "0.123", "-2.000"]]

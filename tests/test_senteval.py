@@ -120,14 +120,15 @@ def test_fixed_splits_are_sentevals(trained, tmp_path):
     generator = np.random.default_rng(3)
     splits = {}
     for split, rows in (("train", 250), ("dev", 60), ("test", 90)):
-        splits[split] = [((sentence(generator, label),), label) for label in generator.integers(0, 5, rows)]
-        write(tmp_path, f"SST/fine/sentiment-{split}", [f"{label} {text}" for (text,), label in splits[split]])
+        splits[split] = [((sentence(generator, label),), label) for label in generator.integers(0, 2, rows)]
+        write(tmp_path, f"SST/binary/sentiment-{split}", [f"{text}\t{label}" for (text,), label in splits[split]])
     train, dev, test = (vectors_and_labels(examples) for examples in splits.values())
-    devacc, acc = torch_senteval.fixed_splits(*train, dev, test, trained("patient", 5, DIMENSION))
-    assert TASKS["SST5"].run(BagOfWords(), tmp_path) == {
-        "acc": acc, "devacc": devacc, "ntrain": 250, "ndev": 60, "ntest": 90,
-    }  # fmt: skip
-    assert TASKS["SST5"].run(BagOfWords(), tmp_path, DEV) == {"devacc": devacc, "ntrain": 250, "ndev": 60}
+    devacc, acc = torch_senteval.fixed_splits(*train, dev, test, trained("patient", 2, DIMENSION))
+    scores = TASKS["SST2"].run(BagOfWords(), tmp_path)
+    assert (scores["acc"], scores["devacc"], scores["ntrain"], scores["ndev"], scores["ntest"]) == (
+        acc, devacc, 250, 60, 90,
+    )  # fmt: skip
+    assert TASKS["SST2"].run(BagOfWords(), tmp_path, DEV) == {"devacc": devacc, "ntrain": 250, "ndev": 60}
 
 
 @pytest.mark.parametrize(
@@ -183,30 +184,10 @@ def test_binary_tasks_read_latin_1_with_one_sentence_a_line_in_sentevals_order(t
     assert [(text, label) for (text,), label in examples] == expected
 
 
-@pytest.mark.parametrize(
-    ("task", "content", "expected"),
-    [
-        (
-            "TREC",
-            b"NUM:dist How far is : it ?\nABBR:exp What  is caf\xe9 ?\n",
-            [("How far is : it ?", 5), ("What is caf\u00e9 ?", 0)],
-        ),
-        ("SST2", "a caf\u00e9\t1\nb\t0\n".encode(), [("a caf\u00e9", 1), ("b", 0)]),
-        (
-            "MRPC",
-            b'\xef\xbb\xbfQuality\tid\tid\ts\ts\n1\t7\t8\tHe said " so\tso "\n0\t7\t8\tx\ty\n',
-            [('He said " so', 'so "', 1), ("x", "y", 0)],
-        ),
-        (
-            "SICKEntailment",
-            b"id\ta\tb\tscore\tlabel\n1\ta b\tc\t4.5\tENTAILMENT\n2\td\te\t1\tNEUTRAL\n",
-            [("a b", "c", 2), ("d", "e", 1)],
-        ),
-    ],
-)
-def test_formats(task, content, expected, tmp_path):
-    examples = TASKS[task].read(write(tmp_path, "data", content))
-    assert sorted(examples) == sorted(Example(tuple(texts), label) for *texts, label in expected)
+def test_questions_are_read_in_latin_1(tmp_path):
+    content = b"NUM:dist How far is : it ?\nABBR:exp What  is caf\xe9 ?\n"
+    examples = TASKS["TREC"].read(write(tmp_path, "data", content))
+    assert examples == [Example(("What is caf\u00e9 ?",), 0), Example(("How far is : it ?",), 5)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import Encoder, Settings, Task, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
 from diffcse_jax.evaluation.senteval_data import Form, numbered_lines, parse_rows, read_lines, single_spaced
-from diffcse_jax.evaluation.sts import SICKR
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
@@ -25,8 +24,6 @@ Rows = Int[np.ndarray, "..."]
 FEWEST_PER_CLASS = 20  # so that every class is in each of ten folds, and in each of ten folds within nine of them
 BINARY = {"0": 0, "1": 1}
 QUESTIONS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
-ENTAILMENT = {"CONTRADICTION": 0, "NEUTRAL": 1, "ENTAILMENT": 2}
-SENTIMENT = {str(label): label for label in range(5)}
 
 
 class Example(NamedTuple):
@@ -203,12 +200,9 @@ def _binary(name: str, positive: str, negative: str) -> Task:
     return _task(name, splits, {positive: 1, negative: 0}, None, nested_cross_validation)
 
 
-_SST2, _SST5 = (
-    {split: (f"SST/{folder}/sentiment-{split}",) for split in ("train", "dev", "test")} for folder in ("binary", "fine")
-)
+_SST2 = {split: (f"SST/binary/sentiment-{split}",) for split in ("train", "dev", "test")}
 _TREC = {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}
 _MRPC = {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}
-_SICK = {"train": ("SICK/SICK_train.txt",), **SICKR.splits}
 
 TRANSFER_TASKS = (
     _binary("MR", "rt-polarity.pos", "rt-polarity.neg"),
@@ -219,8 +213,4 @@ TRANSFER_TASKS = (
     # A line is LABEL:finer_label question.
     _task("TREC", _TREC, QUESTIONS, Form(0, (2,), encoding="latin-1", separators=": "), cross_validation),
     _task("MRPC", _MRPC, BINARY, Form(0, (3, 4), header=True), cross_validation),
-)
-OTHER_TASKS = (
-    _task("SST5", _SST5, SENTIMENT, Form(label=0, sentences=(1,), separators=" "), fixed_splits),
-    _task("SICKEntailment", _SICK, ENTAILMENT, Form(4, (1, 2), header=True), fixed_splits),
 )

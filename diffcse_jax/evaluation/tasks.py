@@ -9,11 +9,11 @@ from typing import Any
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import Encoder, Settings, Task, retrieval, search_collections, systems
 from diffcse_jax.evaluation.geometry import PROBES
-from diffcse_jax.evaluation.senteval import OTHER_TASKS, TRANSFER_TASKS
+from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
 
 STS_TASKS: tuple[Task, ...] = (*YEARS, STSB, SICKR)
-TASKS: dict[str, Task] = {task.name: task for task in (*STS_TASKS, *TRANSFER_TASKS, *OTHER_TASKS, *PROBES)}
+TASKS: dict[str, Task] = {task.name: task for task in (*STS_TASKS, *TRANSFER_TASKS, *PROBES)}
 # The tasks on the user's own files, which are named KIND:FILE.
 OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
     search_collections.KIND: search_collections.score_collection,
@@ -26,7 +26,6 @@ ALIASES = {  # without case and punctuation
     "stsb": "STSBenchmark",
     "stsbench": "STSBenchmark",
     "sickr": "SICKRelatedness",
-    "sicke": "SICKEntailment",
     "all": "full",
 }
 
