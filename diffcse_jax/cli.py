@@ -111,19 +111,25 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, Prepare]]:
 
 def _prepare(name: str, options: argparse.Namespace) -> Call:
     """Import a function, and return its call with the options, all of which it must have parameters for."""
+    given = {**vars(options), "load": partial(_load_encoder, options)}
+    if options.name in ("train", "finetune"):
+        given["config"], given["workdir"] = _read_run_options(options)
     module, _, function = name.partition(":")
     called = getattr(importlib.import_module(module), function)
     parameters = inspect.signature(called).parameters.keys()
-    given = {**vars(options), "load": partial(_load_encoder, options)}
     unread = given.keys() - parameters - SHARED - (ENCODER if "load" in parameters else set())
     assert not unread, f"{name} does not read the options: {', '.join(sorted(unread))}"
+    if options.name == "train" and (project := os.environ.get("WANDB_PROJECT")):
+        from diffcse_jax.training.callbacks import WandB
+
+        given["callbacks"] = [WandB(project)]
     return partial(called, **{key: given[key] for key in parameters if key in given})
 
 
 # Training
 
 
-def train(add: Add) -> Prepare:
+def train(add: Add) -> str:
     """Train an encoder and export it.
 
     If a run was stopped, the same command resumes it. When training ends, the selected model is exported to
@@ -134,19 +140,10 @@ def train(add: Add) -> Prepare:
       diffcse train --config adapt --workdir runs/mine --config.data.train_file=documents.txt
     """
     _add_run_options(add, "configs", SHIPPED.glob("*.py"))
-
-    def prepare(options: argparse.Namespace) -> Call:
-        config, workdir = _read_run_options(options)
-        from diffcse_jax.api import run
-        from diffcse_jax.training.callbacks import WandB
-
-        callbacks = [WandB(os.environ["WANDB_PROJECT"])] if os.environ.get("WANDB_PROJECT") else []
-        return partial(run, config, workdir, callbacks)
-
-    return prepare
+    return "diffcse_jax.api:run"
 
 
-def finetune(add: Add) -> Prepare:
+def finetune(add: Add) -> str:
     """Fine-tune an encoder on labelled tasks.
 
     At the end, WORKDIR contains `export` (the encoder), `tasks` (the heads), `predictions` and `report`. If a run was
@@ -155,14 +152,7 @@ def finetune(add: Add) -> Prepare:
       diffcse finetune --config finetune_multitask --config.init=runs/mine
     """
     _add_run_options(add, "configs", SHIPPED.glob("finetune*.py"))
-
-    def prepare(options: argparse.Namespace) -> Call:
-        config, workdir = _read_run_options(options)
-        from diffcse_jax.apps.finetune.train import run_finetune
-
-        return partial(run_finetune, config, workdir)
-
-    return prepare
+    return "diffcse_jax.apps.finetune.train:run_finetune"
 
 
 def study(add: Add) -> str:

@@ -95,8 +95,8 @@ def test_each_option_is_read():
     for command in COMMANDS:
         parser = argparse.ArgumentParser(add_help=False)
         called = command(parser.add_argument)
-        if isinstance(called, str):  # the other commands do more than call a function
-            options = {action.dest: action.default for action in parser._actions}
+        if isinstance(called, str) and command.__name__ not in ("train", "finetune"):  # these read configurations
+            options = {"name": command.__name__} | {action.dest: action.default for action in parser._actions}
             _prepare(called, argparse.Namespace(**options))
             with pytest.raises(AssertionError, match="does not read the options: colour"):
                 _prepare(called, argparse.Namespace(**options, colour="red"))

@@ -158,17 +158,16 @@ class Plan:
         return rows
 
     def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-        """Return the runs of these variants and seeds (without any: of all), the first seed of every row first."""
+        """Return the runs of these variants and seeds (without any: of all), in the order of seeds."""
         known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
         for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
             for value in wanted:
                 if value not in known:
                     raise ConfigError(f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}")
-        by_seed = itertools.chain(*itertools.zip_longest(*self.rows.values()))
         return [
             run
-            for run in by_seed
-            if run and (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
+            for run in sorted(self.runs, key=lambda run: run.seed or 0)
+            if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
         ]
 
 
@@ -205,14 +204,12 @@ def make_plan(
                 add(row, seed, config, tasks=tasks)
         encoders = [*runs]
         for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
-            with _named(f"fine-tuning {tuning!r}"):
-                config = _changed(FINETUNING, {**settings, **tuning_values})
-            start, pooler = str(encoder.folder.absolute()), config.model.pooler
+            start: dict[str, Any] = {"model.name_or_path": str(encoder.folder.absolute())}
             if encoder.pooler:
-                start = encoder.config.model.name_or_path
-                pooler = pooler if encoder.pooler == OWN_POOLER else encoder.pooler
-            model = dataclasses.replace(config.model, name_or_path=start, pooler=pooler)
-            config = dataclasses.replace(config, model=model)
+                start["model.name_or_path"] = encoder.config.model.name_or_path
+                start |= {} if encoder.pooler == OWN_POOLER else {"model.pooler": encoder.pooler}
+            with _named(f"fine-tuning {tuning!r}"):
+                config = _changed(FINETUNING, {**settings, **tuning_values, **start})
             for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
                 add(f"{encoder.row}, {tuning}", seed, config, start=encoder)
 
