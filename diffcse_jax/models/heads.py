@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from diffcse_jax.batch import RowKeys, TokenRows, pack
 from diffcse_jax.models.layers import ACTIVATIONS, BERT_INIT, Dense, LayerNorm, dropout, matmul
 from diffcse_jax.models.parameters import Params, prefixed, subset
+from diffcse_jax.models.pooling import standardize
 from diffcse_jax.models.transformer import Blocks, TransformerConfig, new_keys
 
 
@@ -49,16 +50,12 @@ class BatchNorm(nnx.Module):
     batch normalisation is dropped when encoding.
     """
 
-    epsilon = 1e-5
-
     def __init__(self, size: int, *, affine: bool):
         self.scale = nnx.Param(jnp.ones(size)) if affine else None
         self.bias = nnx.Param(jnp.zeros(size)) if affine else None
 
     def __call__(self, rows: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
-        values = rows.astype(jnp.float32)
-        mean, var = values.mean(axis=0, keepdims=True), values.var(axis=0, keepdims=True)
-        normalised = (values - mean) * jax.lax.rsqrt(var + self.epsilon)
+        normalised = standardize(rows.astype(jnp.float32), ddof=0, epsilon=1e-5)
         if self.scale is not None and self.bias is not None:
             normalised = normalised * self.scale[None] + self.bias[None]
         return normalised.astype(rows.dtype)
