@@ -125,15 +125,12 @@ def test_a_layout_is_trained_through_and_exported_as_it_came(folder, tmp_path, m
 
 @pytest.mark.slow
 def test_a_start_that_is_kept_has_its_own_chain(folder, tmp_path, minilm_dir):
-    """The run trains another pooler, without the chain, and learns nothing. Between both is what the run trains."""
+    """The run trains another pooler, without the chain, and learns nothing."""
     start = folder("smaller")
     settings = {"model.pooler": "max", "eval.keep_start": True, "optim.learning_rate": 0.0}
     encoder = run_of(tmp_path / "kept", start, tmp_path, minilm_dir, **settings)
     compare(encoder, tmp_path / "kept/export")
     assert modules_of(tmp_path / "kept/export") == modules_of(start)
-    settings = {"eval.keep_start": False, "eval.interpolate": 2}
-    encoder = run_of(tmp_path / "between", start, tmp_path, minilm_dir, **settings)
-    compare(encoder, tmp_path / "between/export")
 
 
 def test_activations_equal_those_of_torch():
