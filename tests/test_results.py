@@ -53,8 +53,7 @@ def test_published_rows_come_first_and_only_where_they_have_a_column():
 
 
 def test_published_averages_are_means_of_their_row():
-    for label, scores in results.PUBLISHED:
-        assert results.published_scores(label).items() >= scores.items()
+    for scores in results.PUBLISHED.values():
         for group, names in GROUPS.items():
             if f"average {group}" in scores:
                 mean = statistics.mean(scores[name] for name in names)

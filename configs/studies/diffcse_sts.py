@@ -6,7 +6,7 @@ Start:     The first row is BERT-base before training, with the mean of the embe
 """
 
 from diffcse_jax.apps.study import Study, settings_of
-from diffcse_jax.evaluation.results import published_scores
+from diffcse_jax.evaluation.results import PUBLISHED
 
 
 def get_study() -> Study:
@@ -20,7 +20,7 @@ def get_study() -> Study:
             "DiffCSE-RoBERTa-base": settings_of("diffcse_roberta_base"),
         },
         start=("avg_first_last",),
-        published={name: published_scores(name) for name in trained}
-        | {"start (avg_first_last)": published_scores("BERT-base first-last average")},
+        published={name: PUBLISHED[name] for name in trained}
+        | {"start (avg_first_last)": PUBLISHED["BERT-base first-last average"]},
         source="DiffCSE Table 1",
     )

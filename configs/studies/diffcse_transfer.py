@@ -5,7 +5,7 @@ Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; 2 epochs for 
 """
 
 from diffcse_jax.apps.study import Study, settings_of
-from diffcse_jax.evaluation.results import published_scores
+from diffcse_jax.evaluation.results import PUBLISHED
 
 
 def get_study() -> Study:
@@ -21,6 +21,6 @@ def get_study() -> Study:
             "DiffCSE-RoBERTa-base": settings_of("diffcse_roberta_base_transfer"),
         },
         tasks=("transfer",),
-        published={name: published_scores(name) for name in published},
+        published={name: PUBLISHED[name] for name in published},
         source="DiffCSE Table 2",
     )

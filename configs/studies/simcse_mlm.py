@@ -9,7 +9,7 @@ run's folder.
 """
 
 from diffcse_jax.apps.study import Study
-from diffcse_jax.evaluation.results import published_scores
+from diffcse_jax.evaluation.results import PUBLISHED
 
 
 def get_study() -> Study:
@@ -17,6 +17,6 @@ def get_study() -> Study:
         base="supervised_simcse_base",
         variants={f"mlm.weight={weight}": {"mlm.weight": weight} for weight in (0.0, 0.01, 0.1, 1.0)},
         tasks=("STSBenchmark", "transfer"),
-        published={"mlm.weight=0.0": published_scores("supervised SimCSE-BERT-base")},
+        published={"mlm.weight=0.0": PUBLISHED["supervised SimCSE-BERT-base"]},
         source="SimCSE Table 5",
     )

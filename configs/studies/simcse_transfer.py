@@ -8,7 +8,7 @@ Batch sizes and learning rates are those of Table A.1.
 """
 
 from diffcse_jax.apps.study import Study, settings_of
-from diffcse_jax.evaluation.results import published_scores
+from diffcse_jax.evaluation.results import PUBLISHED
 
 ROBERTA_BASE = {"model.name_or_path": "roberta-base"}
 ROBERTA_LARGE = {"model.name_or_path": "roberta-large"}
@@ -28,6 +28,6 @@ def get_study() -> Study:
         base="simcse_base",
         variants=models | {f"{name} with MLM": settings | {"mlm.weight": 0.1} for name, settings in models.items()},
         tasks=("transfer",),
-        published={name: published_scores(name) for name in ("SimCSE-BERT-base", "SimCSE-BERT-base with MLM")},
+        published={name: PUBLISHED[name] for name in ("SimCSE-BERT-base", "SimCSE-BERT-base with MLM")},
         source="SimCSE Table E.1",
     )

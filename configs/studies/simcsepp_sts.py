@@ -6,7 +6,7 @@ Published: The scores are for one seed each.
 """
 
 from diffcse_jax.apps.study import Study, settings_of
-from diffcse_jax.evaluation.results import published_scores
+from diffcse_jax.evaluation.results import PUBLISHED
 
 OFF_DROPOUT = {"contrast.negatives": "off_dropout", "contrast.negative_ratio": 0.9}
 DCL = {"dcl.weight": 0.1, "dcl.temperature": 5.0}
@@ -26,14 +26,14 @@ def get_study() -> Study:
             "SimCSE++-BERT-large": settings_of("simcsepp_large"),
         },
         published={
-            "SimCSE": published_scores("SimCSE-BERT-base"),
-            "off-dropout": published_scores("off-dropout only, BERT-base"),
-            "DCL": published_scores("DCL only, BERT-base"),
-            "SimCSE++": published_scores("SimCSE++-BERT-base"),
-            "DiffCSE": published_scores("DiffCSE-BERT-base"),
-            "DiffCSE + SimCSE++": published_scores("DiffCSE + SimCSE++, BERT-base"),
-            "SimCSE-BERT-large": published_scores("SimCSE-BERT-large"),
-            "SimCSE++-BERT-large": published_scores("SimCSE++-BERT-large"),
+            "SimCSE": PUBLISHED["SimCSE-BERT-base"],
+            "off-dropout": PUBLISHED["off-dropout only, BERT-base"],
+            "DCL": PUBLISHED["DCL only, BERT-base"],
+            "SimCSE++": PUBLISHED["SimCSE++-BERT-base"],
+            "DiffCSE": PUBLISHED["DiffCSE-BERT-base"],
+            "DiffCSE + SimCSE++": PUBLISHED["DiffCSE + SimCSE++, BERT-base"],
+            "SimCSE-BERT-large": PUBLISHED["SimCSE-BERT-large"],
+            "SimCSE++-BERT-large": PUBLISHED["SimCSE++-BERT-large"],
         },
         source="SimCSE++ Table 3",
     )

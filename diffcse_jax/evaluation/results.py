@@ -38,25 +38,18 @@ class Row(NamedTuple):
     cells: dict[str, str]
 
 
-def _published() -> list[tuple[str, dict[str, float]]]:
-    content = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
-    rows = [
-        (row["label"], dict(zip((*GROUPS[group], f"average {group}"), row["scores"], strict=True)))
-        for group in ("sts", "transfer")
-        for row in content[group]
-    ]
-    return rows + [(row["label"], row["scores"]) for row in content["other"]]
+def _published() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for group, rows in tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8")).items():
+        for row in rows:
+            scores = row["scores"]
+            if group in GROUPS:
+                scores = dict(zip((*GROUPS[group], f"average {group}"), scores, strict=True))
+            found.setdefault(row["label"], {}).update(scores)
+    return found
 
 
-PUBLISHED = _published()  # labels of models, and their scores by column
-
-
-def published_scores(label: str) -> dict[str, float]:
-    """Return all published scores of the model with this label, by column."""
-    scores = {column: score for name, row in PUBLISHED if name == label for column, score in row.items()}
-    if not scores:
-        raise KeyError(label)
-    return scores
+PUBLISHED = _published()  # by the name of a model: its scores by column
 
 
 # results.json
@@ -171,7 +164,7 @@ def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[l
     for columns in sections(scores):
         published = [
             Row(f"{label} (published)", format_scores(row))
-            for label, row in PUBLISHED
+            for label, row in PUBLISHED.items()
             if with_published and not row.keys().isdisjoint(columns)
         ]
         tables.append(([*first, *columns], published + measured))
