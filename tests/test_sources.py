@@ -155,7 +155,7 @@ def test_columns_are_known_by_their_names_or_chosen_and_never_guessed(tmp_path, 
     with pytest.raises(DataError, match=columns):
         corpus_of(tmp_path / name, rows[name].encode(), columns=wanted)
     with pytest.raises(DataError, match="Give a file with one column"):
-        open_text(tmp_path / name, "--post", columns=wanted, columns_option="")
+        open_text(tmp_path / name, "--post", columns=wanted)
 
 
 def test_json_is_a_list_or_has_an_object_per_line(tmp_path):

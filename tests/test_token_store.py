@@ -109,7 +109,7 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
     message = capsys.readouterr().err
     assert "tokenised " in message
     assert message.endswith("first row: sentence 'one two', positive 'three'\n")
-    monkeypatch.setattr(Corpus, "numbered", lambda self: pytest.fail("the corpus was read again"))
+    monkeypatch.setattr(Corpus, "in_documents", lambda self: pytest.fail("the corpus was read again"))
     build_or_open(corpus, word_tokenizer(), 8)
     message = capsys.readouterr().err
     assert "found tokens of " in message
@@ -182,7 +182,7 @@ def test_a_text_that_changes_meanwhile_or_is_bad_leaves_nothing(tmp_path, monkey
     monkeypatch.setattr(token_store, "_write_arrays", changed)
     with pytest.raises(DataError, match=r"a\.jsonl changed while it was read\. Start again"):
         build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    monkeypatch.setattr(token_store, "_write_arrays", write_arrays)
+    monkeypatch.undo()
     monkeypatch.setattr(token_store, "BLOCK_ROWS", 1)
     corpus = corpus_of(tmp_path / "a.jsonl", [("one",), ("two",), ("",)], on_bad_line="error")
     with pytest.raises(DataError, match="line 3: empty"):

@@ -64,11 +64,6 @@ def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
     return tuple(sorted({best, max_length}))
 
 
-def smallest(lengths: Sequence[int], longest: int) -> int:
-    """Return the smallest length that holds a sentence."""
-    return min(length for length in lengths if length >= longest)
-
-
 def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple[BatchShape, ...]:
     """Choose at most four shapes that fit all batches. Each lowers the positions of the needed ones the most."""
     counts = collections.Counter(needed)
@@ -177,7 +172,8 @@ class BatchSource:
 
     def _needed_shape(self, lengths: Sequence[Int[np.ndarray, "B V"]]) -> BatchShape:
         """Return the smallest shape that holds a global batch."""
-        length = smallest(self._lengths_of_batches, max(int(part.max()) for part in lengths))
+        longest = max(int(part.max()) for part in lengths)
+        length = min(length for length in self._lengths_of_batches if length >= longest)
         if self.packing is None:
             return BatchShape.of(length, 1.0)
         parts = [part.reshape(-1) for part in lengths] + [lengths[0][:, 0]] * self.packing.anchors

@@ -60,8 +60,7 @@ class _Drawn(Examples):
 class Neighbours(_Drawn):
     """Pairs of a sentence (or passage) and one of the `within` that follow it in its document.
 
-    The last sentence of a document is not an example. Choice 0 is the next sentence. `left_out` is the number of
-    sentences that no sentence follows.
+    The last sentence of a document is not an example. Choice 0 is the next sentence.
     """
 
     def __init__(self, store: TokenStore, within: int = 1):
@@ -71,7 +70,7 @@ class Neighbours(_Drawn):
         super().__init__(store, np.flatnonzero(following))
         self._choices = np.minimum(following[self._kept], within)
         (unit,) = store.columns
-        self.columns, self.left_out = (unit, f"next {unit}"), len(ends)
+        self.columns = (unit, f"next {unit}")
         if not len(self):
             raise DataError(
                 f"data.train_file: no document of {len(ends):,} has two {unit}s. Separate documents by blank lines, or "

@@ -56,7 +56,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     """Open the rows that `data.train_file` names, or the rows made of its documents."""
     if data.reads_documents:
         return corpus_of(open_documents(data), data)
-    return _rows(find_source(data.train_file), data.columns, "data.columns", data.on_bad_line)
+    return _rows(find_source(data.train_file), data.columns, "Name the columns in data.columns", data.on_bad_line)
 
 
 def open_documents(data: DataConfig) -> Documents:
@@ -69,7 +69,6 @@ def open_text(
     option: str = "--input",
     *,
     columns: Sequence[str] = (),
-    columns_option: str = "--columns",
     id_column: str = "",
     on_bad_line: str = "skip",
     titled: bool = False,
@@ -77,20 +76,20 @@ def open_text(
     """Open any text that a user may name; see `find_source`.
 
     Documents (markdown, html, rst, pdf, folders of them, tables with `title` and `text`) become passages of about 100
-    words. Other files keep their rows. Errors name `option` and `columns_option` (empty: there is no such option).
+    words. Other files keep their rows. Errors name `option`.
 
     Args:
         name: The name.
         option: The option that named it.
         columns: Columns to read. Empty: the only one, or those with known names.
-        columns_option: The option that named the columns.
         id_column: A column that may also contain whole numbers.
         on_bad_line: `skip` or `error`.
         titled: Put the title of a section on a line above each of its passages.
     """
     source = find_source(str(name), option)
     if columns or not _has_documents(source):
-        return _rows(source, columns, columns_option, on_bad_line, id_column)
+        advice = "Name the columns in --columns" if option == "--input" else "Give a file with one column"
+        return _rows(source, columns, advice, on_bad_line, id_column)
     pairs = "titled" if titled else "passages"
     data = DataConfig(str(name), pairs=pairs, max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line)
     return corpus_of(_documents(source, ()), data)
@@ -189,13 +188,11 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
 # Rows
 
 
-def _rows(
-    source: Source, wanted: Sequence[str], columns_option: str, on_bad_line: str, id_column: str = ""
-) -> Corpus:  # fmt: skip
+def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str, id_column: str = "") -> Corpus:
+    """Open rows. Errors about columns end with the advice."""
     name, files, paths = source.name, _row_files(source), source.of_kinds(readers.EXTENSIONS)
     if not files:
         raise NoSentencesError(f"{name}: no JSON object found. A line has one object; json may also be a list")
-    advice = f"Name the columns in {columns_option}" if columns_option else "Give a file with one column"
     columns = tuple(wanted) or _known_columns(files[0].columns)
     if not columns:
         raise DataError(f"{name}: it has {len(files[0].columns)} columns: {listed(files[0].columns)}. {advice}")

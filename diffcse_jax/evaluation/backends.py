@@ -131,7 +131,7 @@ def post_process(encoder: Encoder, specification: str) -> PostProcessed:
     method, _, file = specification.partition(":")
     if method not in ("whitening", "dcl") or not file:
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
-    sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post", columns_option="")))
+    sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post")))
     embeddings = encoder.encode(sentences)
     return PostProcessed(encoder, *(whitening(embeddings) if method == "whitening" else decorrelation(embeddings)))
 

@@ -14,7 +14,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import begins_word, open_augmentation
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.pair_builders import stored_length
-from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
+from diffcse_jax.data.sampling import Crops, examples_of
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
@@ -201,9 +201,6 @@ def _open_examples(
     with_next = config.needs("next_sentence")
     begins = begins_word(unlimited_tokenizer(tokenizer)) if config.data.cloze else None
     examples = examples_of(store, config.data, next_sentence=with_next, prompts=prompts, begins_word=begins)
-    if isinstance(examples, Neighbours):
-        of = counted(len(store), f"{examples.columns[0]}{{s}}")
-        log_line(f"skipped {examples.left_out:,} of {of}: the last one of a document has none after it")
     columns = len(examples.columns) - with_next
     for loss in config.losses.values():
         loss.check_columns(columns)
