@@ -23,43 +23,36 @@ class Recorder(Callback):
     """Remembers what it is told, and may ask to stop."""
 
     def __init__(self, stop_at: int = 0):
-        self.events, self._stop_at = [], stop_at
+        self.events, self.stop_at = [], stop_at
 
     def on_start(self, training):
+        self.training = training
         self.events.append(f"start {training.step} of {training.total_steps}")
-        self._training = training
 
     def on_step(self, step, metrics):
         self.events.append(f"step {step}" + ", loss" * ("loss" in metrics))
-        if step == self._stop_at:
-            self._training.stop()
+        if step == self.stop_at:
+            self.training.stop()
 
     def on_evaluation(self, step, scores):
-        assert scores.keys() == self._training.start_scores.keys()
         self.events.append(f"evaluation {step}")
 
     def on_save(self, step, checkpoint):
-        assert checkpoint.is_dir()
-        self.events.append(f"save {step}")
+        self.events.append(f"save {step}" * checkpoint.is_dir())
 
     def on_end(self):
         self.events.append("end")
 
 
-@pytest.fixture
-def settings(tmp_path, minilm_dir, monkeypatch) -> dict:
-    """A small run; its `data.train_file` is a file."""
+@pytest.mark.slow
+def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(minilm_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("diffcse_jax.export.folder._installed", lambda module: False)  # PyTorch's check of the export
-    groups = {"model": {"projector": "none"}, "difference": {"weight": 0.0}, "mesh": {"data": 1}}
-    return run_settings(
-        tmp_path, minilm_dir, train={"steps": 6, "log_every": 2, "packing": "off"}, eval={"every": 3}, **groups
-    )
-
-
-@pytest.mark.slow
-def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(settings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    settings = run_settings(
+        tmp_path, minilm_dir, train={"steps": 6, "log_every": 2, "packing": "off"}, eval={"every": 3},
+        model={"projector": "none"}, difference={"weight": 0.0}, mesh={"data": 1},
+    )  # fmt: skip
     stopping, resuming = Recorder(stop_at=3), Recorder()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         interrupted = thread.submit(train, SENTENCES, settings, workdir="mine_{seed}", callbacks=[stopping]).exception()
@@ -73,16 +66,14 @@ def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(settings, tm
     trained = train(iter(SENTENCES), settings, workdir=tmp_path / "mine_42", callbacks=[resuming])
     expected = "start 4 of 6; step 5, loss; step 6, loss; evaluation 6; save 6; end"
     assert "; ".join(resuming.events) == expected
-
     encoder, history = trained
     assert encoder is trained.encoder
     assert encoder.encode(SENTENCES[:2]).shape == (2, 16)
     assert [row["step"] for row in history if "loss" in row] == [1, 2, 3, 4, 5, 6]
-    assert [row["step"] for row in history if "dev/halves_retrieval" in row] == [0, 3, 6]
     assert trained.start_scores["halves_retrieval"] == history[0]["start/halves_retrieval"]
-    assert trained.scores["halves_retrieval"] == max(
-        row["dev/halves_retrieval"] for row in history if row["step"] and "dev/halves_retrieval" in row
-    )
+    scores = {row["step"]: row["dev/halves_retrieval"] for row in history if "dev/halves_retrieval" in row}
+    assert [*scores] == [0, 3, 6]
+    assert trained.scores["halves_retrieval"] == max(scores[3], scores[6])
     assert "Exported " in trained.verdict
     assert trained.verdict in capsys.readouterr().out
     assert (trained.workdir / "export" / "model.safetensors").is_file()

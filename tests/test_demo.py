@@ -3,7 +3,7 @@
 import http.client
 import threading
 import urllib.parse
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from html_pages import checked
@@ -26,12 +26,9 @@ class Searcher:
         self.queries.append(queries)
         if queries == "broken":
             raise CheckpointError("the vectors are <not> finite")
-        ranks = [{"dense": 1, "lexical": 7}, {"lexical": 5}, {}, {}]
-        titles = [{"title": "Fonts"}, {}, {}, {}]
-        hits = [
-            Hit(1 - rank / 4, titles[rank] | {"sentence": text}, ranks[rank])
-            for rank, text in enumerate(SENTENCES[:: self.step])
-        ]
+        first, second, *others = SENTENCES[:: self.step]
+        hits = [Hit(1.0, {"title": "Fonts", "sentence": first}, {"dense": 1, "lexical": 7})]
+        hits += [Hit(0.75, {"sentence": second}, {"lexical": 5}), *(Hit(0.5, {"sentence": text}) for text in others)]
         return [hits[:top_k]]
 
 
@@ -48,13 +45,10 @@ def served(**models):
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    try:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
         return response.status, response.headers, response.read().decode()
-    finally:
-        connection.close()
 
 
 def query(text: str) -> str:

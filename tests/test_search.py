@@ -14,7 +14,7 @@ from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search import embeddings
 from diffcse_jax.search.embeddings import STORAGES, nearest
 from diffcse_jax.search.index import MODES, SentenceIndex, check_count, find_index
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store, vector_table
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, vector_table
 
 DIMENSION = 33
 RECORD = EncoderRecord("mine", "avg", "float32", DIMENSION, "0123")
@@ -117,15 +117,26 @@ def test_what_is_no_index_is_refused(tmp_path):
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_vectors_of_no_encoder_or_of_several_are_refused(tmp_path):
-    write_parts(tmp_path, random_vectors(4), 2)
-    write_parts(tmp_path, random_vectors(4), 1, EncoderRecord("other", "cls", "float32", DIMENSION, "4567"), first=2)
-    with pytest.raises(DataError, match=r"000002\.parquet holds embeddings of other, .* another encoder, mine"):
-        find_store(tmp_path)
+def test_parquet_files_that_do_not_fit_are_refused(tmp_path):
+    def refused(error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            find_index(tmp_path).mapped()
+
+    write_parts(tmp_path, random_vectors(9), 3)
     part = tmp_path / "a.txt.000002.parquet"
+    write_parts(tmp_path, random_vectors(4), 1, EncoderRecord("other", "cls", "float32", DIMENSION, "4567"), first=2)
+    refused(DataError, r"000002\.parquet holds embeddings of other, .* another encoder, mine")
     pq.write_table(pq.read_table(part).replace_schema_metadata(None), part)
-    with pytest.raises(CheckpointError, match=r"000002\.parquet does not name the encoder"):
-        find_store(tmp_path)
+    refused(CheckpointError, r"000002\.parquet does not name the encoder")
+    write_parts(tmp_path, random_vectors(4, dimension=3), 1, first=2)
+    refused(DataError, r"000002\.parquet was not written by .* \(lists of 33 numbers")
+    write_parts(tmp_path, np.full((4, DIMENSION), np.nan, np.float32), 1, first=2)
+    refused(DataError, r"000002\.parquet, row 1: the embedding is missing, NaN or infinite")
+    part.write_bytes(b"PAR1")
+    refused(DataError, r"000002\.parquet cannot be read")
+    write_parts(tmp_path, random_vectors(4), 1, first=2)
+    (tmp_path / "a.txt.000001.parquet").unlink()
+    refused(DataError, r"a\.txt\.000001\.parquet is missing\. Run the same `diffcse embed` command")
 
 
 @pytest.mark.parametrize(
@@ -139,13 +150,6 @@ def test_a_damaged_index_is_refused(name, byte, tmp_path):
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"index/{name} (differs from its|is not).* Build the index again"):
         find_index(tmp_path / "index")
-
-
-def test_a_missing_parquet_part_is_reported(tmp_path):
-    write_parts(tmp_path / "vectors", random_vectors(9), 3)
-    (tmp_path / "vectors/a.txt.000001.parquet").unlink()
-    with pytest.raises(DataError, match=r"a\.txt\.000001\.parquet is missing\. Run the same `diffcse embed` command"):
-        find_index(tmp_path / "vectors")
 
 
 def test_invalid_options_are_refused():
