@@ -1,5 +1,6 @@
-"""The pages are right: links, keys and commands exist, and the table of keys is that of the configuration."""
+"""The pages are right: links, keys, commands and tests exist; and so are the shipped configurations that they name."""
 
+import ast
 import dataclasses
 import importlib
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from diffcse_jax.cli import build_parser
-from diffcse_jax.config import SHIPPED, Config, configuration, known_keys, read_overrides
+from diffcse_jax.config import SHIPPED, Config, configuration, default_config, known_keys, read_overrides
 from diffcse_jax.losses.base import Loss
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +21,7 @@ REFERENCE = runpy.run_path(str(ROOT / "docs/reference.py"))
 KEYS = known_keys()
 GROUPS = {key.partition(".")[0] for key in KEYS if "." in key}
 LONGEST = 150  # lines of a page
+NOT_FROM_PAPERS = {"quickstart", "diffcse_minilm", "adapt", "finetune_multitask"}
 MAY_BE_LONGER = ("docs/reference.md", "docs/records/")
 
 
@@ -134,3 +136,42 @@ def test_links_lead_to_files_and_headings(page):
 @pytest.mark.parametrize("page", [page for page in TEXTS if not page.startswith(MAY_BE_LONGER)])
 def test_pages_are_short(page):
     assert len(TEXTS[page].splitlines()) <= LONGEST
+
+
+# Configurations, papers and promises
+
+
+@pytest.mark.parametrize(
+    "file", sorted([*SHIPPED.glob("*.py"), *SHIPPED.glob("base/*.py")]), ids=lambda file: file.stem
+)
+def test_a_shipped_configuration_is_valid_and_gives_its_command(file):
+    config = Config.from_dict(runpy.run_path(str(file))["get_config"]().to_dict())
+    # The published DiffCSE run is the default itself.
+    assert (config == Config.from_dict(default_config().to_dict())) == (file.stem == "diffcse_base")
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    files = re.findall(r"python train\.py --config configs/(\S+)\.py\b", docstring)
+    names = re.findall(r"diffcse \w+ --config (\S+)", docstring)
+    assert {*files, *names} == {file.relative_to(SHIPPED).with_suffix("").as_posix()}
+
+
+@pytest.mark.parametrize(
+    ("word", "folder", "elsewhere"), [("study", SHIPPED / "studies", set()), ("config", SHIPPED, NOT_FROM_PAPERS)]
+)
+def test_the_page_on_papers_names_every_configuration_and_study(word, folder, elsewhere):
+    lists = re.findall(rf"\b{word} ((?:`\w+`(?:, )?)+)", TEXTS["docs/papers.md"])
+    named = {name for names in lists for name in re.findall(r"\w+", names)}
+    named |= set(re.findall(r"diffcse train --config (\w+)", TEXTS["docs/papers.md"])) if word == "config" else set()
+    assert named - {"NAME"} == {file.stem for file in folder.glob("*.py")} - elsewhere
+
+
+def test_every_promise_has_its_tests():
+    tables = re.findall(r"^\| .* \| test \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXTS["docs/reliability.md"], re.MULTILINE)
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 50
+    for row in rows:
+        names, file = re.findall(r"`(?:(test_\w+\.py))?(?:::)?(test_\w+)?`", row.rpartition(" | ")[2]), ""
+        assert names, row
+        for named_file, test in names:
+            file = named_file or file
+            found = f"def {test}(" if test else "def test_"
+            assert found in (ROOT / "tests" / file).read_text(encoding="utf-8"), row
