@@ -12,14 +12,14 @@ import optax
 from jaxtyping import Array, Float32
 
 from diffcse_jax.data.sources import open_text
-from diffcse_jax.data.tokenizer import load_tokenizer, warn_of_cut
+from diffcse_jax.data.tokenizer import warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run, read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
-from diffcse_jax.models import hf, pooling_modules
+from diffcse_jax.models import hf, parameters, pooling_modules
 from diffcse_jax.models.pooling_modules import RecordedPooler
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
@@ -63,29 +63,22 @@ class TorchEncoder:
         import transformers
         from sentence_transformers import SentenceTransformer
 
-        checkpoint = hf.read(path_or_id)  # refuses what the JAX encoder refuses
-        record = pooling_modules.recorded(checkpoint)
-        self.pooler = pooling_modules.choose_pooler(pooler, record.pooler, path_or_id)
-        self.prompts, head = record.prompts, record.head or checkpoint.pooler
-        if self.pooler == "cls" and not head:
-            raise CheckpointError(f"{checkpoint.folder} has no weights for the pooler cls. Use another pooler")
-        truncate_dim = record.truncate_dim if truncate_dim is None else truncate_dim
-        sentence_head, sizes = record.sentence_head.of(self.pooler), checkpoint.config
-        self.truncate_dim = pooling_modules.checked_truncation(
-            truncate_dim, sentence_head.embedding_size(self.pooler, sizes.hidden_size)
-        )
-        self._tokenizer = load_tokenizer(checkpoint.folder)
-        self._max_length = pooling_modules.max_length_of(checkpoint.folder, sizes.max_length)
-        chosen = RecordedPooler(self.pooler, head, self.truncate_dim, sentence_head, self.prompts)
+        ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)  # checks both
+        self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
+        self._tokenizer, self._max_length = ours.tokenizer, ours.max_length
+        head = parameters.subset(ours.params, "pooler_head") if self.pooler == "cls" else None
+        chosen = RecordedPooler(self.pooler, head, self.truncate_dim, ours.sentence_head, self.prompts)
+        source = hf.find_folder(path_or_id)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            for file in checkpoint.folder.iterdir():
+            for file in source.iterdir():
                 if file.is_file() and not file.name.startswith(WRITTEN):
                     (folder / file.name).symlink_to(file.resolve())
-            config = {key: value for key, value in checkpoint.hf_config.items() if key not in NAMES_OF_CODE}
+            config = read_json_object(source / "config.json")
+            config = {key: value for key, value in config.items() if key not in NAMES_OF_CODE}
             write_json(folder / "config.json", config | {"output_hidden_states": True})
-            pooling_modules.write(folder, chosen, sizes.num_blocks, sizes.hidden_size)
-            text = checkpoint.folder / pooling_modules.TEXT_SETTINGS
+            pooling_modules.write(folder, chosen, ours.config.num_blocks, ours.config.hidden_size)
+            text = source / pooling_modules.TEXT_SETTINGS
             settings = read_json_object(text) if text.is_file() else {}
             write_json(folder / text.name, settings | {"max_seq_length": self._max_length})
             try:
