@@ -165,13 +165,12 @@ def test_a_search_finds_the_most_similar_texts():
         assert search.query not in dict(search.hits["any"])
 
 
-def test_the_sample_of_a_search_collection_has_each_query_with_its_best_document(tmp_path):
-    (tmp_path / "collection.tsv").write_text("d1\ta\nd2\tb\nd3\tc\n")
-    (tmp_path / "queries.tsv").write_text("q1\tfirst\nq2\tsecond\n")
-    (tmp_path / "qrels.txt").write_text("q1 0 d1 1\nq1 0 d3 2\nq2 0 d2 1\nq2 0 d1 0\n")
-    sample = sample_of(Config.from_dict({"eval": {"metric": f"retrieval:{tmp_path}"}}))
-    assert (sample.pairs, sample.symmetric) == ([("first", "c"), ("second", "b")], False)
-    assert sample.about == "2 of the 2 pairs of query and best document of the dev metric"
+def test_the_sample_is_that_of_the_dev_metric(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("first\ta\nsecond\tb\n")
+    sample = sample_of(Config.from_dict({"eval": {"metric": f"pairs_retrieval:{tmp_path}/pairs.tsv"}}))
+    assert (sample.pairs, sample.symmetric) == ([("first", "a"), ("second", "b")], False)
+    assert sample.about == "2 of the 2 pairs of the dev metric"
+    assert "because the dev metric has no pairs" in sample_of(Config()).about
 
 
 def test_scores_are_shown_with_published_ones(tmp_path):

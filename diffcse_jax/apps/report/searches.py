@@ -10,15 +10,14 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import (
+    STS_METRICS,
     SYMMETRIC_METRICS,
-    CollectionMetric,
-    CorrelationMetric,
+    RetrievalMetric,
     build_dev_evaluation,
     general_sentences,
 )
 from diffcse_jax.evaluation.geometry import best_hits
 from diffcse_jax.evaluation.retrieval import encode_pairs
-from diffcse_jax.evaluation.senteval_data import is_local
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.summary import Run
@@ -55,43 +54,31 @@ class Comparison(NamedTuple):
 
 
 def sample_of(config: Config) -> Sample:
-    """Return a sample of a run's dev text, or general sentences if that text is not on this machine."""
+    """Return pairs of a run's dev metric, or general sentences if it has none or they are not on this machine."""
     try:
-        kind, pairs, symmetric = _dev_pairs(config)
+        metric = _dev_metric(config)
     except UserError as error:
         sentences, reason = general_sentences(), str(error).splitlines()[0]
-        about = f"{len(sentences)} general English sentences, because the dev text is missing ({reason})"
+        about = f"{len(sentences)} general English sentences, because {reason}"
         return Sample(about, [(sentence, sentence) for sentence in sentences])
+    pairs = list(zip(metric.queries, metric.targets, strict=True))
     chosen = evenly_spaced(pairs, MOST_PAIRS)
-    return Sample(f"{len(chosen)} of the {len(pairs):,} {kind} of the dev metric", chosen, symmetric)
+    about = f"{len(chosen)} of the {len(pairs):,} pairs of the dev metric"
+    return Sample(about, chosen, metric.name in SYMMETRIC_METRICS)
 
 
-def _dev_pairs(config: Config) -> tuple[str, list[tuple[str, str]], bool]:
-    """Return what the pairs of the dev metric are, the pairs, and whether both texts are of one kind."""
-    if config.needs("labels"):
-        raise DataError("labelled tasks have a metric of their own")
-    if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
-        raise DataError("neither eval.data_dir nor $DIFFCSE_DATA_DIR names SentEval's data")
-
+def _dev_metric(config: Config) -> RetrievalMetric:
     def training_sentences() -> Iterator[str]:
         name = config.data.train_file
         if name != "docstrings" and not expand_path(name).exists():  # a report downloads nothing
             raise DataError(f"{name} does not exist here")
         return (row[0] for row in open_corpus(config.data))
 
-    metric = build_dev_evaluation(config, training_sentences).chosen
-    if isinstance(metric, CorrelationMetric):
-        rated = [
-            row for each in metric.counted.values() for row in zip(each.gold, each.first, each.second, strict=True)
-        ]
-        rated.sort(reverse=True)
-        return "pairs rated highest", [(first, second) for _, first, second in rated[: len(rated) // 5 + 1]], True
-    if isinstance(metric, CollectionMetric):
-        found = metric.collection
-        best = {query: max(grades, key=grades.__getitem__) for query, grades in found.judgements.items()}
-        pairs = [(found.queries[query], found.documents[document]) for query, document in best.items()]
-        return "pairs of query and best document", pairs, False
-    return "pairs", list(zip(metric.queries, metric.targets, strict=True)), metric.name in SYMMETRIC_METRICS
+    if not (config.needs("labels") or config.eval.metric in STS_METRICS):
+        metric = build_dev_evaluation(config, training_sentences).chosen
+        if isinstance(metric, RetrievalMetric):
+            return metric
+    raise DataError("the dev metric has no pairs of query and text")
 
 
 def encoders_of(runs: Sequence[Run]) -> dict[str, Loader]:
