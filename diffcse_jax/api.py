@@ -9,7 +9,6 @@ See docs/training.md.
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,7 +89,7 @@ def train(
     name, checked = configuration(config, overrides)
     if sentences_or_path is not None:
         checked = Config.from_dict(flat(checked.to_dict()) | _text_settings(sentences_or_path, checked))
-    folder = named_workdir(None if workdir is None else os.fspath(workdir), name, checked)
+    folder = named_workdir(workdir, name, checked)
     verdict = run(checked, folder, callbacks)
     saved = read_encoder(folder)
     start_scores = saved.baseline.dev if saved.baseline else {}
@@ -103,11 +102,9 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
         raise ConfigError(f"{given[:60]!r} is not a file. To train on sentences, give a list of them.")
     if isinstance(given, str | os.PathLike):
         return {"data.train_file": os.fspath(given)}
-    texts = iter(as_texts(given))
-    first = list(itertools.islice(texts, 1))
-    texts = itertools.chain(first, texts)
+    texts = [*as_texts(given)]
     settings: dict[str, Any] = {"data.train_file": write_sentences(texts)}
-    if first and not isinstance(first[0], str | Mapping) and config.data.pairs != "columns":
+    if texts and not isinstance(texts[0], str | Mapping) and config.data.pairs != "columns":
         changed: dict[str, Any] = {"data.pairs": "columns", "data.held_out": 0.0}
         if config.eval.metric in OF_DOCUMENTS:
             changed["eval.metric"] = "halves_retrieval"
@@ -161,7 +158,7 @@ def export_with_curves(workdir: Path) -> None:
     export(workdir, workdir / "export")
 
 
-def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path:
+def named_workdir(pattern: str | os.PathLike[str] | None, name: str, config: Config) -> Path:
     """Return the folder of a run, by default `runs/NAME`.
 
     In the pattern that the user gives, `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for the run's
@@ -175,4 +172,4 @@ def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path
             raise ConfigError(f"workdir {pattern}: {unknown_key_message(braces[1])} {known}")
         return re.sub(r"[^\w.,=+-]+", "-", str(values[braces[1]])).strip("-")
 
-    return Path("runs") / name if pattern is None else expand_path(re.sub(r"\{([\w.]*)\}", value, str(pattern)))
+    return Path("runs") / name if pattern is None else expand_path(re.sub(r"\{([\w.]*)\}", value, os.fspath(pattern)))

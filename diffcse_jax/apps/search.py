@@ -105,8 +105,7 @@ def _load_for(found: SentenceIndex | VectorStore | None, load: Load, source: str
         encoder = load(there)
     except UserError as error:
         raise type(error)(
-            f"{source} holds embeddings of {there.model} ({there.pooler}, {there.dimension} dimensions), and "
-            f"{model or 'this model'} cannot be loaded to search them: {error}"
+            f"{source} holds embeddings of {there}, and {model or 'this model'} cannot be loaded: {error}"
         ) from error
     there.require(encoder.record(there.prompt), source)
     return encoder

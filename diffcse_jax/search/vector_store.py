@@ -53,18 +53,16 @@ class EncoderRecord:
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
         """Raise `ConfigError` if embeddings of another encoder cannot be compared with the stored ones."""
-        if (encoder.weights, encoder.prompt) == (self.weights, self.prompt):
-            return
-        differences = [
-            f"{name} {getattr(self, name)} there, {getattr(encoder, name)} here"
-            for name in ("pooler", "precision", "dimension", "prompt")
-            if getattr(self, name) != getattr(encoder, name)
-        ]
-        raise ConfigError(
-            f"{folder} holds embeddings of {self.model}, but the encoder is {encoder.model}: "
-            f"{', '.join(differences) or 'their weights differ'}. Use the encoder of the folder, or embed the text "
-            "again into another folder"
-        )
+        if (encoder.weights, encoder.prompt) != (self.weights, self.prompt):
+            raise ConfigError(
+                f"{folder} holds embeddings of {self}, but the encoder is {encoder}. Use the encoder of the folder, or "
+                "embed the text again into another folder"
+            )
+
+    def __str__(self) -> str:
+        prompt = f", prompt {self.prompt!r}" if self.prompt else ""
+        kind = f"{self.pooler}, {self.precision}, {self.dimension} dimensions"
+        return f"{self.model} ({kind}{prompt}, weights {self.weights[:8]})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +128,7 @@ def find_store(path: Path) -> VectorStore | None:
     _check_complete(path, {part.name for part in parts})
     first, *others = map(_encoder_of, parts)
     for part, other in zip(parts[1:], others, strict=True):
-        if (other.weights, other.prompt) != (first.weights, first.prompt):
-            raise DataError(
-                f"{part} holds embeddings of {other.model}, but {parts[0].name} has another encoder, {first.model}, or "
-                "another prompt. Embed the text again into a folder of its own"
-            )
+        other.require(first, part)
     return VectorStore(path, tuple(parts), first)
 
 
