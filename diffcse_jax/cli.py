@@ -312,16 +312,15 @@ def search(add: Add) -> str:
 
 
 def report(add: Add) -> str:
-    """Write an HTML page about one or more runs.
+    """Write an HTML page about a run.
 
     The page shows the result, the training curves, searches before and after training, and the configuration. It works
     offline. A run in progress has a report, too.
 
       diffcse report --model runs/quickstart
-      diffcse report --model runs/seed-1 runs/seed-2 --output seeds.html
     """
-    add("--model", dest="models", required=True, metavar="RUN", help="folders of runs", **SEVERAL)
-    add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html, or report.html)")
+    add("--model", required=True, metavar="RUN", help="the folder of a run")
+    add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html)")
     return "diffcse_jax.apps.report.page:write_report"
 
 

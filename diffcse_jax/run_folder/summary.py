@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, ConfigError, counted
+from diffcse_jax.errors import CheckpointError, counted
 from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.folder import read_config, read_start
@@ -20,7 +20,6 @@ RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a 
 class Run:
     """The records of a run's folder."""
 
-    label: str  # no other run of the report has it
     workdir: Path
     config: Config
     rows: Sequence[dict[str, float]]  # with finite values only
@@ -28,6 +27,12 @@ class Run:
     selection: records.Selection | None
     starts: Sequence[dict[str, Any]]
     results: Sequence[dict[str, Any]]  # test scores as in the `results.json` of `diffcse evaluate`
+
+    @property
+    def label(self) -> str:
+        """The name of the folder, for a seed with that of its parent."""
+        parts = self.workdir.absolute().parts
+        return "/".join(parts[-2:] if parts[-1].startswith("seed-") else parts[-1:])
 
     def points(self, name: str) -> list[tuple[float, float]]:
         """Return (step, value) pairs of a metric."""
@@ -110,27 +115,14 @@ class Run:
         return [warning for warning, applies in found.items() if applies]
 
 
-def read_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Read the runs in these folders."""
-    workdirs = []
-    for path in map(expand_path, paths):
-        workdir = find_run(path) or find_run(path.parent)  # the parent of an export is its run
-        if workdir is None:
-            raise CheckpointError(f"{path} is not the folder of a run (it has no config.json of a run)")
-        if workdir in workdirs:
-            raise ConfigError(f"{workdir} is named twice. Name each run once")
-        workdirs.append(workdir)
-    parts = [workdir.absolute().parts for workdir in workdirs]
-    length = 2 if any(each[-1].startswith("seed-") for each in parts) else 1
-    while len({each[-length:] for each in parts}) < len(parts):  # labels are the shortest ends of paths that differ
-        length += 1
-    return [_read_run(workdir, "/".join(each[-length:])) for workdir, each in zip(workdirs, parts, strict=True)]
-
-
-def _read_run(workdir: Path, label: str) -> Run:
+def read_run(path: str | Path) -> Run:
+    """Read the run in a folder, or the run that a checkpoint or export belongs to."""
+    path = expand_path(path)
+    workdir = find_run(path) or find_run(path.parent)
+    if workdir is None:
+        raise CheckpointError(f"{path} is not the folder of a run (it has no config.json of a run)")
     scored = (read_results(workdir / name) for name in RESULTS if (workdir / name).is_file())
     return Run(
-        label,
         workdir,
         read_config(workdir),
         [{name: value for name, value in row.items() if math.isfinite(value)} for row in records.read_metrics(workdir)],

@@ -1,4 +1,4 @@
-"""The charts of runs: what `WORKDIR/report/curves.png` and the report draw, as SVG in colours for any page."""
+"""The charts of a run: what `WORKDIR/report/curves.png` and the report draw, as SVG in colours for any page."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.errors import require_extra
-from diffcse_jax.run_folder.summary import Run, read_runs, readable
+from diffcse_jax.run_folder.summary import Run, read_run, readable
 
 BASELINE = "#7d868f"  # the colour of starting checkpoints
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")  # readable on white and on black
@@ -62,7 +62,7 @@ class Level(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A metric of one or more runs over their steps."""
+    """One or more metrics of a run over its steps."""
 
     title: str
     lines: Sequence[Line]
@@ -102,7 +102,7 @@ class Chart:
 
 def draw_curves(workdir: Path) -> Path:
     """Draw a run's dev metrics and losses into `WORKDIR/report/curves.png`, and return its path."""
-    found = curves(read_runs([workdir]))
+    found = curves(read_run(workdir))
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)
     _draw([*found["dev"], *found["losses"]], path, (4.6, 4.2), dpi=120)
@@ -123,16 +123,15 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
         figure.savefig(file, **options)
 
 
-def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """Return the charts of the runs' metrics by section: `dev`, `losses` and `others`."""
-    names = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
-    of_losses = [loss.panels for run in runs for loss in run.config.losses.values()]
-    own = {title: metrics for panels in of_losses for title, metrics in panels.items()}
+def curves(run: Run) -> dict[str, list[Chart]]:
+    """Return the charts of a run's metrics by section: `dev`, `losses` and `others`."""
+    names = list(dict.fromkeys(name for row in run.rows for name in row))
+    own = {title: metrics for loss in run.config.losses.values() for title, metrics in loss.panels.items()}
 
-    chosen = [f"dev/{metric}" for metric in dict.fromkeys(run.metric for run in runs)]
-    recalls = [name for name in names if name.startswith("dev/") and "recall@" in name and name not in chosen]
-    dev = {f"dev metric {readable(name)}": [name] for name in chosen} | {"recall, %": recalls}
-    dev |= {readable(name): [name] for name in names if name.startswith("dev/") and name not in [*chosen, *recalls]}
+    chosen = f"dev/{run.metric}"
+    recalls = [name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen]
+    dev = {f"dev metric {readable(chosen)}": [chosen], "recall, %": recalls}
+    dev |= {readable(name): [name] for name in names if name.startswith("dev/") and name not in [chosen, *recalls]}
 
     terms = [name for name in names if name.startswith("loss_")]
     losses: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms}
@@ -143,32 +142,23 @@ def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
     shown = {"step", "loss", "bad_steps", *SIMILARITIES, *(name for metrics in own.values() for name in metrics)}
     rest = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
     others = {f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name] for name in rest}
-    return {
-        "dev": _panels(dev, runs),
-        "losses": _panels(losses, runs, may_be_log=True),
-        "others": _panels(others, runs),
-    }
+    return {"dev": _charts(dev, run), "losses": _charts(losses, run, may_be_log=True), "others": _charts(others, run)}
 
 
-def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, may_be_log: bool = False) -> list[Chart]:
-    """Return a chart for each title and its metrics. With several runs, each metric gets a chart of its own."""
-    several, charts = len(runs) > 1, []
-    if several:
-        panels = {
-            title if len(names) == 1 else readable(name): [name] for title, names in panels.items() for name in names
-        }
+def _charts(panels: Mapping[str, Sequence[str]], run: Run, *, may_be_log: bool = False) -> list[Chart]:
+    """Return a chart for each title and its metrics, if there are values."""
+    charts = []
     for title, names in panels.items():
         lines, levels = [], []
-        for index, (run, name) in enumerate((run, name) for run in runs for name in names):
-            label = run.label if several else readable(name) if len(names) > 1 else ""
+        for index, name in enumerate(names):
+            label, colour = (readable(name) if len(names) > 1 else ""), COLOURS[index % len(COLOURS)]
             if points := run.points(name):
-                lines.append(Line(label, points, COLOURS[index % len(COLOURS)]))
+                lines.append(Line(label, points, colour))
             if name.startswith("dev/"):
-                colour = BASELINE if len(names) == len(runs) == 1 else COLOURS[index % len(COLOURS)]
                 start = run.points("start/" + name.removeprefix("dev/"))[:1]
-                levels += [Level(f"{label} before training".strip(), y, colour) for _, y in start]
-        if len({level.y for level in levels}) == 1:
-            levels = [Level("before training", levels[0].y)]
+                levels += [
+                    Level(f"{label} before training".strip(), y, colour if label else BASELINE) for _, y in start
+                ]
         if lines:
             ys = [y for line in lines for _, y in line.points]
             log = may_be_log and min(ys) > 0 and max(ys) / min(ys) > WIDEST_LINEAR

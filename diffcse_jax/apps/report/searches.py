@@ -81,17 +81,16 @@ def _dev_metric(config: Config) -> RetrievalMetric:
     raise DataError("the dev metric has no pairs of query and text")
 
 
-def encoders_of(runs: Sequence[Run]) -> dict[str, Loader]:
-    """Return a loader of each encoder by label: the distinct starting checkpoints, then the runs."""
-    found: dict[str, Loader] = {}
-    for run in runs:
-        name, pooler = run.config.model.name_or_path, run.baseline.pooler if run.baseline else None
-        label = f"{name}{f' ({pooler})' if pooler else ''} before training"
-        found[label] = partial(SentenceEncoder.from_pretrained, name, pooler=pooler)
-    for run in runs:
-        export = run.workdir / "export"
-        found[run.label] = partial(SentenceEncoder.from_pretrained, export if export.is_dir() else run.workdir)
-    return found
+def encoders_of(run: Run) -> dict[str, Loader]:
+    """Return a loader of the starting checkpoint and one of the run, by label."""
+    name, pooler = run.config.model.name_or_path, run.baseline.pooler if run.baseline else None
+    export = run.workdir / "export"
+    return {
+        f"{name}{f' ({pooler})' if pooler else ''} before training": partial(
+            SentenceEncoder.from_pretrained, name, pooler=pooler
+        ),
+        run.label: partial(SentenceEncoder.from_pretrained, export if export.is_dir() else run.workdir),
+    }
 
 
 def compare(encoders: Mapping[str, Loader], sample: Sample) -> Comparison:
