@@ -56,9 +56,8 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
         holdout = Holdout(documents, data.held_out)
 
         def drops(text: str) -> bool:
-            reason = holdout.reason(text) if data.held_out else ""
-            if reason:
-                counted[reason] += 1
+            reason = holdout.reason(text)
+            counted[reason] += bool(reason)
             return bool(reason)
 
         for place, document in documents.read():
@@ -128,6 +127,8 @@ class Holdout:
 
     def reason(self, text: str) -> str:
         """Return why training leaves out a text, or an empty string."""
+        if not self._share:
+            return ""
         number = digest(text)
         return REPEATED if number in self._boilerplate else SHARED if number in self._held else ""
 

@@ -69,7 +69,6 @@ def open_text(
     option: str = "--input",
     *,
     columns: Sequence[str] = (),
-    id_column: str = "",
     on_bad_line: str = "skip",
     titled: bool = False,
 ) -> Corpus:
@@ -82,14 +81,13 @@ def open_text(
         name: The name.
         option: The option that named it.
         columns: Columns to read. Empty: the only one, or those with known names.
-        id_column: A column that may also contain whole numbers.
         on_bad_line: `skip` or `error`.
         titled: Put the title of a section on a line above each of its passages.
     """
     source = find_source(str(name), option)
     if columns or not _has_documents(source):
         advice = "Name the columns in --columns" if option == "--input" else "Give a file with one column"
-        return _rows(source, columns, advice, on_bad_line, id_column)
+        return _rows(source, columns, advice, on_bad_line)
     pairs = "titled" if titled else "passages"
     data = DataConfig(str(name), pairs=pairs, max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line)
     return corpus_of(_documents(source, ()), data)
@@ -188,7 +186,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
 # Rows
 
 
-def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str, id_column: str = "") -> Corpus:
+def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) -> Corpus:
     """Open rows. Errors about columns end with the advice."""
     name, files, paths = source.name, _row_files(source), source.of_kinds(readers.EXTENSIONS)
     if not files:
@@ -202,7 +200,7 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str, 
 
     def records() -> Iterator[tuple[Place, Row | Fault]]:
         for place, entry in readers.placed_entries(files, columns, source.root if len(files) > 1 else None):
-            yield place, _row(entry, columns, id_column)
+            yield place, _row(entry, columns)
 
     def fingerprint() -> str:
         shards = sorted(files[0].path.glob("*.array_record*")) if source.is_prepared else paths
@@ -242,19 +240,16 @@ def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
     return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
 
 
-def _row(entry: Entry, columns: Sequence[str], id_column: str) -> Row | Fault:
-    """Return the values of some columns. The `id_column` may also contain whole numbers."""
+def _row(entry: Entry, columns: Sequence[str]) -> Row | Fault:
+    """Return the values of some columns. Whole numbers, such as ids, become text."""
     if isinstance(entry, Fault):
         return entry
     if any(column not in entry for column in columns):
         return Fault.MISSING_KEY
-    row = tuple(
-        str(entry[column]) if column == id_column and type(entry[column]) is int else entry[column]
-        for column in columns
-    )
-    if all(isinstance(value, str) for value in row):
-        return row
-    return Fault.EMPTY if None in row else Fault.NOT_STRING
+    values = [entry[column] for column in columns]
+    if None in values:
+        return Fault.EMPTY
+    return tuple(map(str, values)) if {*map(type, values)} <= {str, int} else Fault.NOT_STRING
 
 
 # Text in memory, which is written to a file from which a run trains and, after an interruption, resumes

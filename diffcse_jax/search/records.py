@@ -86,7 +86,7 @@ def read_records(
         source: Its name, or `-`.
         option: The option that named it, for errors.
         columns: Columns whose texts are read. By default the only one, or the first with a known name.
-        id_column: A column whose values identify the rows; in jsonl and json they may be whole numbers.
+        id_column: A column whose values identify the rows.
         titled: Read the titles of documents, too.
         on_bad_line: What to do about a line without text: `skip` or `error`.
     """
@@ -99,7 +99,7 @@ def read_records(
     if id_column and (not columns or id_column in columns):
         raise DataError(f"--id_column {id_column} needs the columns of text, without itself. Add --columns NAME ...")
     wanted = (*([id_column] if id_column else []), *columns)
-    corpus = open_text(source, option, columns=wanted, id_column=id_column, on_bad_line=on_bad_line, titled=titled)
+    corpus = open_text(source, option, columns=wanted, on_bad_line=on_bad_line, titled=titled)
     return Records(corpus, tuple(columns), has_id=bool(id_column))
 
 
