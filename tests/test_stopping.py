@@ -1,6 +1,5 @@
 """Signals, and errors as a command reports them."""
 
-import concurrent.futures
 import signal
 import time
 import warnings
@@ -39,19 +38,6 @@ def test_an_interruption_that_python_drops_comes_again(number):
     if number == signal.SIGINT:  # in commands that do not train
         with pytest.raises(SystemExit), reported_to_user():
             work()
-
-
-def test_other_threads_leave_signals_alone():
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-
-    def work():
-        with terminated_like_interrupted(), stop_requested() as request:
-            assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-            request.make()
-            return request.made
-
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        assert thread.submit(work).result()
 
 
 def test_warnings_of_a_command_are_lines_printed_once():
