@@ -120,15 +120,9 @@ def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
 
 def check_export(folder: Path) -> None:
     """Compare the files of an exported folder with its record of checksums, if it has one."""
-    path = folder / EXPORT_CHECK
-    digests = read_json_object(path).get("files") if path.is_file() else {}
-    if not isinstance(digests, dict):
-        raise CheckpointError(f"{path}: `files` is not an object. Export the folder again")
-    if name := first_changed(folder, digests):
-        raise CheckpointError(
-            f"{folder / name} differs from the checksum in {path.name}. Export the folder again. If you changed the "
-            f"file on purpose, remove {path.name}"
-        )
+    if (folder / EXPORT_CHECK).is_file():
+        purpose = f"If you changed the file on purpose, remove {EXPORT_CHECK}"
+        read_sealed(folder / EXPORT_CHECK, f"Export the folder again. {purpose}")
 
 
 # Errors of the disk

@@ -77,7 +77,7 @@ def test_every_reader_gives_the_trained_embeddings(saved, tmp_path, capfd):
     check = export.export(tmp_path / "workdir", tmp_path / "out")
     assert set(check["maximal_absolute_difference"]) == {"diffcse_jax", "sentence_transformers"}
     assert all(difference < 1e-5 for difference in check["maximal_absolute_difference"].values())
-    assert json.loads((tmp_path / "out/export_check.json").read_text()) == check
+    assert json.loads((tmp_path / "out/export_check.json").read_text()).items() >= check.items()
     assert pooler_of(tmp_path / "out") == "cls"
     assert "Loading weights" not in capfd.readouterr().err
     tensors = load_file(tmp_path / "out/model.safetensors")  # which transformers alone reads as well
@@ -206,6 +206,6 @@ def test_a_damaged_export_is_named(saved, unchecked, tmp_path):
         path = tmp_path / "out" / name
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(CheckpointError, match=rf"out/{name} differs from the checksum in export_check\.json"):
+        with pytest.raises(CheckpointError, match=rf"out/{name} differs from its checksum\. Export"):
             SentenceEncoder.from_pretrained(tmp_path / "out")
         path.write_bytes(content)

@@ -23,11 +23,11 @@ from diffcse_jax.io import (
     EXPORT_CHECK,
     disk_errors,
     expand_path,
-    file_digests,
     find_run,
     read_json_object,
     replace_dir,
     write_json,
+    write_sealed,
     write_tensors,
     write_text,
 )
@@ -77,8 +77,8 @@ def export(
         language: The codes of languages for the model card, if they differ from those of the training text.
 
     Returns:
-        The content of `export_check.json`: for each reader of the folder, the largest difference between its embeddings
-        of sample sentences and those of the encoder in memory; and the SHA-256 of the files.
+        The content of `export_check.json` without checksums: for each reader of the folder, the largest difference
+        between its embeddings of sample sentences and those of the encoder in memory.
 
     Raises:
         UserError: There is nothing to export, an option is invalid, `output` is a folder that is not an export, it
@@ -104,8 +104,7 @@ def export(
             if with_onnx:
                 onnx.write(folder, truncate_dim)
             check = check_folder(saved, folder, truncate_dim)
-            check["files"] = file_digests(folder, (path for path in folder.rglob("*") if path.is_file()))
-            write_json(folder / EXPORT_CHECK, check)
+            write_sealed(folder / EXPORT_CHECK, check, folder.rglob("*"))
             card = model_card(
                 saved,
                 read_base_model(saved.checkpoint.folder),
