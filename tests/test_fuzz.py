@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from test_documents import HTML_PAGE, RST_PAGE, pdf
-from test_sts import TableEncoder
 from tiny_model import HIDDEN, random_params, write_smallest_model
 
 from diffcse_jax.config import Config, DataConfig
@@ -30,7 +29,7 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
-from diffcse_jax.evaluation import Settings, sts
+from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.senteval_data import Form
 from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.io import find_run
@@ -168,39 +167,8 @@ def test_corpora(tmp_path, extension, data):
         assert extension in DOCUMENTS or row == tuple(text.strip() for text in row)
 
 
-STSB = b"m\tf\ty\t1\t5.000\ta dog\ta cat\nm\tf\ty\t2\t0.5\tb\tc\td\nm\tf\ty\t3\t4.2\te\tf\n"
-
-
-class Constant(TableEncoder):
-    """Vectors that depend on a sentence's length and first character."""
-
-    def __init__(self):
-        super().__init__({})
-
-    def encode(self, sentences, batch_size=64, *, prompt=None):
-        return np.array([[len(text), ord((text or " ")[0]), 1] for text in sentences], np.float32)
-
-
-@fuzzed
-@given(data=st.data())
-def test_sts(tmp_path, data):
-    content = data.draw(spoiled(STSB))
-    write(tmp_path / "STS/STSBenchmark/sts-dev.csv", content)
-    for name in ("STSBenchmark", "geometry", "retrieval"):
-        scores = result_or_user_error(TASKS[name].run, Constant(), tmp_path, Settings(mode="dev"))
-        assert scores is None or "NaN" not in json.dumps(scores)
-    sentences = write(tmp_path / "a.txt", data.draw(spoiled(b"a\tb\nc\td\n")))
-    golds = write(tmp_path / "b.txt", data.draw(spoiled(b"1\n\n3.5\n")))
-    pairs = result_or_user_error(sts.read_parallel_pairs, sentences, golds)
-    assert pairs is None or all(0 <= gold <= 5 for gold in pairs.gold)
-    table = write(
-        tmp_path / "pairs.tsv", data.draw(spoiled(b"a dog\ta cat\t3.5\nb c\td\t0\n") | st.binary(max_size=99))
-    )
-    pairs = result_or_user_error(sts.read_pairs, table, Form(2, (0, 1)))
-    assert pairs is None or np.isfinite(pairs.gold).all()
-
-
-TRANSFER = {
+RATED = {
+    "STSBenchmark": b"m\tf\ty\t1\t5.000\ta dog\ta cat\nm\tf\ty\t2\t0.5\tb\tc\td\nm\tf\ty\t3\t4.2\te\tf\n",
     "CR": b"good film\ncaf\xe9\n\n",
     "SST2": b"a film\t1\nbad\t0\n",
     "TREC": b"NUM:dist How far ?\nABBR:exp What ?\n",
@@ -208,13 +176,25 @@ TRANSFER = {
 }
 
 
-@pytest.mark.parametrize("task", TRANSFER)
+@pytest.mark.parametrize("task", RATED)
 @fuzzed
 @given(data=st.data())
-def test_transfer(tmp_path, task, data):
-    path = write(tmp_path / "custrev.pos", data.draw(spoiled(TRANSFER[task]) | st.binary(max_size=100)))
+def test_evaluation_data(tmp_path, task, data):
+    path = write(tmp_path / "custrev.pos", data.draw(spoiled(RATED[task]) | st.binary(max_size=100)))
     examples = result_or_user_error(TASKS[task].read, path)
     assert examples is None or len(examples) > 0
+
+
+@fuzzed
+@given(data=st.data())
+def test_pairs_with_scores(tmp_path, data):
+    sentences = write(tmp_path / "a.txt", data.draw(spoiled(b"a\tb\nc\td\n")))
+    golds = write(tmp_path / "b.txt", data.draw(spoiled(b"1\n\n3.5\n")))
+    pairs = result_or_user_error(sts.read_parallel_pairs, sentences, golds)
+    assert pairs is None or all(0 <= gold <= 5 for gold in pairs.gold)
+    table = write(tmp_path / "pairs.tsv", data.draw(spoiled(b"a dog\ta cat\t3.5\nb c\td\t0\n")))
+    pairs = result_or_user_error(sts.read_pairs, table, Form(2, (0, 1)))
+    assert pairs is None or np.isfinite(pairs.gold).all()
 
 
 @fuzzed
