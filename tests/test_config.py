@@ -128,10 +128,6 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         ),
         ({"eval.tasks": ()}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         ({"matryoshka.sizes": (8,)}, "model.projector='batchnorm' is dropped when encoding"),
-        (
-            {"matryoshka.sizes": (8,), "model.projector": "none", "matryoshka.weights": (1.0, 1.0)},
-            "matryoshka.weights=(1.0, 1.0) needs a value for each of matryoshka.sizes=",
-        ),
         ({"difference.sentence": "next"}, "difference.weight > 0 needs documents. Set data.pairs='dropout'"),
         ({"data.pairs": "crops", "difference.sentence": "both"}, "data.pairs='crops' makes another span the positive"),
         (

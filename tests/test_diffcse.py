@@ -90,12 +90,12 @@ def test_the_generators_tokens_and_labels_spare_position_0_and_padding(ids, toke
     np.testing.assert_array_equal(edited.replaced, (expected != ids) & real)
 
 
-def test_tokens_are_sampled_at_a_temperature():
-    temperature, trials, logits = 2.0, 4000, np.array([0.0, 1.0, -1.0, 0.3], np.float32)
+def test_tokens_are_sampled_by_their_probabilities():
+    trials, logits = 4000, np.array([0.0, 1.0, -1.0, 0.3], np.float32)
     assert choose_token(jnp.array(logits), None) == 1
     keys = jax.random.split(jax.random.key(3), trials)
-    tokens = jax.vmap(lambda key: choose_token(jnp.array(logits), key, temperature))(keys)
-    probabilities = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+    tokens = jax.vmap(lambda key: choose_token(jnp.array(logits), key))(keys)
+    probabilities = np.exp(logits) / np.exp(logits).sum()
     for token, probability in enumerate(probabilities):
         assert_share(int((tokens == token).sum()), trials, probability)
 

@@ -331,8 +331,6 @@ def _contradictions(config: Config) -> Iterator[str]:
     if matryoshka.sizes and model.projector != "none" and not config.keeps_projector:
         dropped = f"model.projector={model.projector!r} is dropped when encoding"
         yield f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use model.projector='none'"
-    if matryoshka.sizes and len(matryoshka.weights) not in (0, len(matryoshka.sizes)):
-        yield f"matryoshka.weights={matryoshka.weights} needs a value for each of matryoshka.sizes={matryoshka.sizes}"
     if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
         yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
     if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:

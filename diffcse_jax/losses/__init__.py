@@ -1,7 +1,6 @@
 """The training loss: a weighted sum of losses. Each file is about one idea, and `base.py` defines what a loss is."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +28,6 @@ class MatryoshkaOptions:
         "losses that compare embeddings also compare this many of their first dimensions (Kusupati et al. 2022)",
         low=1,
     )
-    weights: tuple[float, ...] = option((), "weight of each size, next to whole embeddings; empty: all 1", low=0.0)
 
 
 def prepare(losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Inputs:
@@ -49,14 +47,13 @@ def total_loss(
         inputs: What `prepare` returned.
         key: A random key for dropout.
     """
-    shortened = list(zip(matryoshka.sizes, matryoshka.weights or itertools.repeat(1.0), strict=False))
     total, metrics = jnp.zeros([]), Metrics()
     for name, loss in losses.items():
         own_key = fold_in_name(key, name)
         value, own_metrics = loss.loss(forward, inputs[name], own_key)
-        for size, weight in shortened if loss.compares_embeddings else ():
+        for size in matryoshka.sizes if loss.compares_embeddings else ():
             metrics[f"loss_{name}_{size}"], _ = loss.loss(forward.prefix(size), inputs[name], own_key)
-            value += weight * metrics[f"loss_{name}_{size}"]
+            value += metrics[f"loss_{name}_{size}"]
         metrics |= {f"loss_{name}": value} | own_metrics
         total += loss.weight * value
     # The two texts of a labelled pair are not a positive pair.

@@ -45,7 +45,6 @@ class GeneratorOptions:
         "take the most probable token (`argmax`, authors' code) or a random one (`sample`, paper)",
         choices=("argmax", "sample"),
     )
-    temperature: float = option(1.0, "temperature of the distribution that `sample` draws from", low=1e-6)
     positions: str = option(
         "all",
         "use the generator's tokens at `all` positions (authors' code) or only at `masked` ones",

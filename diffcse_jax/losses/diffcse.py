@@ -181,7 +181,7 @@ def generate(
 
     def choose_one(token: tuple[jax.Array, jax.Array | None]) -> jax.Array:
         state, key = token
-        return choose_token(head(state, word_embeddings), key, options.temperature)
+        return choose_token(head(state, word_embeddings), key)
 
     def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
         return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
@@ -211,9 +211,9 @@ def filled_positions(
     return real & selected if positions == "masked" else real
 
 
-def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None, temperature: float = 1.0) -> Int[Array, ""]:
+def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None) -> Int[Array, ""]:
     """Choose a token by the generator's logits at one position: at random, or the most probable one without a key."""
-    return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits / temperature)
+    return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits)
 
 
 # x'', x -> y: label.

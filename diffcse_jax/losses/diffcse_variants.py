@@ -158,9 +158,6 @@ class Difference(EditOptions, DiffCSE):
         "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; needs documents)",
         choices=("same", "next", "both"),
     )
-    copy_weight: float = option(
-        1.0, "weight of the copy loss relative to the language model's loss (COCO-LM); for `corrective_lm`", low=0.0
-    )
 
     def active(self) -> Loss | None:
         if self.objective == "none" or self.weight == 0:
@@ -252,9 +249,9 @@ class CorrectiveLM(_RecoversTokens):
 
         p(x) = p_copy [x = input token] + (1 - p_copy) p_LM(x)
 
-    The loss is the mean of -log p(original), plus `copy_weight` times the mean binary cross-entropy of p_copy. p_copy
-    gets no gradient from the first term. Both means are over all real tokens except position 0, which the sentence
-    embedding replaces. (COCO-LM takes the first mean over masked tokens only; DiffCSE asks for every position.)
+    The loss is the mean of -log p(original), plus the mean binary cross-entropy of p_copy. p_copy gets no gradient from
+    the first term. Both means are over all real tokens except position 0, which the sentence embedding replaces.
+    (COCO-LM takes the first mean over masked tokens only; DiffCSE asks for every position.)
     """
 
     papers = ("diffcse", "coco_lm")
@@ -291,7 +288,7 @@ class CorrectiveLM(_RecoversTokens):
             forward, rows, at_rows, where, replaced, original, condition=self.condition, key=key
         )
         copy_loss = mean_where(optax.sigmoid_binary_cross_entropy(copy_logits, ~replaced), where)
-        return mean_where(losses, where) + self.copy_weight * copy_loss, {
+        return mean_where(losses, where) + copy_loss, {
             "corrective_lm_copy_loss": copy_loss,
             "corrective_lm_copy_accuracy": mean_where((copy_logits > 0) == ~replaced, where),
             "corrective_lm_accuracy_replaced": mean_where(correct, where & replaced),
