@@ -1,10 +1,8 @@
 """An evaluation: tasks on one model or several, and the results that `results.json` holds."""
 
-import contextlib
 import dataclasses
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tqdm
@@ -60,31 +58,29 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
         for name, task in tasks.items()
         if (paths := task.missing(folder, mode))
     }
-    with _recorded_warnings() as notes:
-        encoder = CachedEncoder(load_encoder(model, settings))
-        has_prompt = encoder.prompts.default or all(map(own_kind, tasks))  # those of queries and documents
-        if not has_prompt and (warning := encoder.prompts.warning(model)):
-            warn_user(warning)
-        found: Results = {
-            "model": model,
-            "pooler": encoder.pooler,
-            "truncate_dim": encoder.truncate_dim,
-            "prompts": dict(encoder.prompts.by_name),
-            **{name: getattr(settings, name) for name in RECORDED},
-            "tasks": {},
-            "averages": averages({}, mode),
-            "not_official": {},
-            "missing": missing,
-            "warnings": notes,
-        }
+    encoder = CachedEncoder(load_encoder(model, settings))
+    has_prompt = encoder.prompts.default or all(map(own_kind, tasks))  # those of queries and documents
+    if not has_prompt and (warning := encoder.prompts.warning(model)):
+        warn_user(warning)
+    found: Results = {
+        "model": model,
+        "pooler": encoder.pooler,
+        "truncate_dim": encoder.truncate_dim,
+        "prompts": dict(encoder.prompts.by_name),
+        **{name: getattr(settings, name) for name in RECORDED},
+        "tasks": {},
+        "averages": averages({}, mode),
+        "not_official": {},
+        "missing": missing,
+    }
+    keep(found)
+    for name in tqdm.tqdm([name for name in tasks if name not in missing], desc=model, unit="task", disable=None):
+        scores = tasks[name].run(encoder, folder, settings)
+        found["tasks"][name] = scores | scores.get("aggregations", {}).get(settings.aggregation, {})
+        found["averages"] = averages(found["tasks"], mode)
+        if problem := size_problem(name, scores, mode):
+            found["not_official"][name] = problem
         keep(found)
-        for name in tqdm.tqdm([name for name in tasks if name not in missing], desc=model, unit="task", disable=None):
-            scores = tasks[name].run(encoder, folder, settings)
-            found["tasks"][name] = scores | scores.get("aggregations", {}).get(settings.aggregation, {})
-            found["averages"] = averages(found["tasks"], mode)
-            if problem := size_problem(name, scores, mode):
-                found["not_official"][name] = problem
-            keep(found)
     return found
 
 
@@ -101,19 +97,3 @@ def _plan(settings: Settings) -> dict[str, Task]:
     if (settings.runs or settings.against) and search_collections.KIND not in map(own_kind, names):
         raise ConfigError("--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks")
     return {name: find_task(name) for name in names}
-
-
-@contextlib.contextmanager
-def _recorded_warnings() -> Iterator[list[str]]:
-    """Print each warning for the user once, and record it."""
-    notes: list[str] = []
-
-    def note(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in notes:
-            print(f"warning: {message}", file=sys.stderr)
-            notes.append(str(message))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = note
-        yield notes
