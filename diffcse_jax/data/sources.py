@@ -134,7 +134,12 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
 
 def _files_below(folder: Path) -> list[Path]:
     """Return the files in a folder and the folders below it, without hidden ones. Links to folders are not followed."""
-    paths = (Path(root, name).relative_to(folder) for root, _, names in os.walk(folder) for name in names)
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    walk = os.walk(folder, onerror=refuse)
+    paths = (Path(root, name).relative_to(folder) for root, _, names in walk for name in names)
     return sorted(folder / path for path in paths if not any(part.startswith(".") for part in path.parts))
 
 
@@ -157,8 +162,9 @@ def _has_documents(source: Source) -> bool:
     """Return whether a source has documents: prose, or tables with a text and other columns."""
     if any(extension(file) not in readers.EXTENSIONS for file in source.files):
         return True
-    if tables := source.tables():
-        return "text" in tables[0].columns and len(tables[0].columns) > 1
+    if tables := source.of_kinds(readers.TABLES):
+        columns = next(filter(None, (open_file(table).columns for table in tables)), ())
+        return "text" in columns and len(columns) > 1
     return not source.is_file and any(map(documents.has_blank_lines, source.files[:10]))
 
 
