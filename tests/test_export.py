@@ -57,11 +57,6 @@ def saved(tmp_path, minilm_dir, monkeypatch):
 
 
 @pytest.fixture
-def by_jax_alone(monkeypatch):
-    monkeypatch.setattr(export, "_installed", lambda module: False)
-
-
-@pytest.fixture
 def unchecked(monkeypatch):
     """Exports without comparing embeddings, for what happens to files."""
     check = {"maximal_absolute_difference": {}, "tolerance": 0.0, "sentences": 0}
@@ -139,7 +134,8 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
         np.testing.assert_allclose(onnx.encode(out, texts), normalize(encoder.encode(texts)), atol=1e-5)
 
 
-def test_a_wrong_export_leaves_nothing(saved, by_jax_alone, tmp_path, monkeypatch):
+def test_a_wrong_export_leaves_nothing(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "_installed", lambda module: False)
     saved()
     right = hf.to_hf
 

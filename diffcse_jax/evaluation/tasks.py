@@ -3,7 +3,6 @@
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from diffcse_jax.errors import ConfigError
@@ -39,9 +38,10 @@ def own_kind(name: str) -> str:
 def find_task(name: str) -> Task:
     """Return the task with this exact name, or for `KIND:FILE` the task on that file."""
     kind, _, file = name.partition(":")
-    return (
-        Task(name, {}, Path, lambda encoder, _, settings: OWN[kind](encoder, file, settings)) if file else TASKS[name]
-    )
+    if not file:
+        return TASKS[name]
+    # Its function reads the file, so there are no splits to read.
+    return Task(name, {}, read=tuple, score=lambda encoder, _, settings: OWN[kind](encoder, file, settings))
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
