@@ -7,7 +7,7 @@ Data:      the labelled sets of CS 224N, read as in `configs/finetune_multitask.
            (SST's files are sorted by class) and name their folder with --finetune.finetune.data_dir=FOLDER
 Rows:      MiniLM as it is usually used (mean pooling); SimCSE and DiffCSE of `configs/studies/minilm.py`. Each is
            fine-tuned in two ways: all parameters at once, and the heads first.
-Steps:     150 steps of 32 at 1e-4 for all parameters. Before them, the heads alone take 1,150 steps at 1e-3, which
+Steps:     150 steps of 32 at 1e-4 for all parameters. Before them, each head alone takes 1,150 steps at 1e-3, which
            cost almost nothing. Sentences have at most 32 tokens. The report trains for ten epochs at 1e-5.
 """
 
