@@ -71,7 +71,8 @@ class Evaluation(DevEvaluation):
 @pytest.fixture
 def chosen(tmp_path, monkeypatch):
     """Finishes a run with checkpoints at steps, and gives the encoder that is read from its workdir."""
-    monkeypatch.setattr(selection.SentenceEncoder, "from_saved", lambda saved: saved)
+    model = partial(mock.Mock, spec=selection.SentenceEncoder)
+    monkeypatch.setattr(selection.SentenceEncoder, "from_saved", lambda saved: model(checkpoint=saved.checkpoint))
     monkeypatch.setattr(StartingCheckpoint, "encoder", lambda start, config: start.checkpoint)
     constant = {name: np.zeros_like(array) for name, array in ENCODER.transformer.items()}
     checkpoint = dataclasses.replace(ENCODER, hf_config=HF_CONFIG, transformer=constant)
