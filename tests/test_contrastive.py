@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from tiny_networks import (
     ENCODER,
     NO_DROPOUT,
@@ -27,6 +30,7 @@ from diffcse_jax.models.forward import Computation, fold_in_name, row_keys
 from diffcse_jax.training import networks
 
 KEY = jax.random.key(0)
+finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
 
 
 def random_vectors(count: int, rows: int = 7, dim: int = 5, seed: int = 0) -> list[np.ndarray]:
@@ -114,6 +118,17 @@ def test_noise_is_added_only_where_asked(positives, negatives):
         np.testing.assert_allclose(noise.var(), 0.3 if kind == "noise" else 0.0, rtol=0.05)
         if kind == "noise":
             assert abs(np.corrcoef(noise.reshape(2, -1))[0, 1]) < 0.05
+
+
+@given(finite, finite, st.floats(0.5, 100))
+def test_info_nce_ignores_norms_and_stays_finite(z1, z2, factor):
+    losses = info_nce(jnp.array(z1), jnp.array(z2), temperature=0.05)
+    grad = jax.grad(lambda z: info_nce(z, jnp.array(z2), temperature=0.05).sum())(jnp.array(z1))
+    assert np.isfinite(losses).all()
+    assert np.isfinite(grad).all()
+    if (np.linalg.norm(z1, axis=1) > 1e-3).all():
+        scaled = info_nce(jnp.array(z1 * np.float32(factor)), jnp.array(z2), temperature=0.05)
+        np.testing.assert_allclose(scaled, losses, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("views", [2, 4])
