@@ -30,19 +30,15 @@ HloModule jit_step
   ROOT %mixed = u32[4]{0} xor(%p, %p)
 }
 
-%cheap (p: f32[4]) -> f32[4] {
-  ROOT %copy.1 = f32[4]{0} copy(%p), backend_config={"estimated_cycles":"1"}
-}
-
 %dear (p: f32[4]) -> f32[4] {
-  ROOT %copy.2 = f32[4]{0} copy(%p), backend_config={"estimated_cycles":"7"}
+  ROOT %copy = f32[4]{0} copy(%p), backend_config={"estimated_cycles":"7"}
 }
 
 ENTRY %main (x: f32[4]) -> f32[4] {
   %x = f32[4]{0} parameter(0)
   %product = bf16[8,4]{1,0:T(8,128)(2,1)} fusion(%x), calls=%fused, metadata={op_name="jit(step)/attention/add"}, backend_config={"estimated_cycles":"100"}
   %loop = f32[4]{0} while(%x), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"3"}}
-  %choice = f32[4]{0} conditional(%x, %x, %x), branch_computations={%cheap, %dear}
+  %choice = f32[4]{0} conditional(%x, %x, %x), branch_computations={%bits, %dear}
   ROOT %sum = (f32[12,64]{1,0}, bf16[]) all-reduce(%x), channel_id=7, metadata={op_name="jit(step)/transpose(jvp())/dot_general"}
 }
 """  # noqa: E501
