@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -278,9 +279,11 @@ def test_processes_share_the_files(tmp_path, shards, monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
     done = []  # files, where a process waits for the others
     monkeypatch.setattr(app.hosts, "wait_for_all", lambda: done.append(len(read(tmp_path / "out"))))
-    for index in range(3):
+    for index, unfinished in enumerate((2, 1, 0)):
         monkeypatch.setenv("JAX_PROCESS_ID", str(index))
         cli.main(arguments(tmp_path))
+        with pytest.warns(UserWarning, match=f"not finished {unfinished} of") if unfinished else nullcontext():
+            find_store(tmp_path / "out")
     assert done == [2, 3, 4]
     check(tmp_path / "out", shards)
 
@@ -325,9 +328,22 @@ def test_what_has_changed_since_the_folder_was_begun_is_refused(tmp_path, shards
     message = error_of(capsys, *arguments(tmp_path))
     assert "shard-1.txt.json is not valid JSON" in message
     assert "Remove that file and run the same command again" in message
+    for damaged in ("{", '{"parts": 5}'):
+        state.write_text(damaged)
+        with pytest.warns(UserWarning, match=r"has not finished 1 of its inputs, for example shard-1\.txt"):
+            find_store(tmp_path / "out")
     state.unlink()
     cli.main(arguments(tmp_path))
     check(tmp_path / "out", shards)
+    file.write_text("")  # an input that was empty may get text, which from then on may not change
+    again = arguments(tmp_path, input=str(file), output=f"{tmp_path}/again", rows_per_file="2")
+    cli.main(again)
+    file.write_text("A1\nA2\nA3\nA4\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(HashEncoder, "before", mock.Mock(side_effect=[None, KeyboardInterrupt]))
+        error_of(capsys, *again, code=130)
+    file.write_text("B1\nB2\nB3\nB4\n")
+    assert "its SHA-256 has changed" in error_of(capsys, *again)
 
 
 def test_texts_that_are_cut_are_counted_once(tmp_path, minilm_dir, monkeypatch):

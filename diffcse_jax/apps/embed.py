@@ -144,6 +144,10 @@ def embed(
         with hosts.terminated_like_interrupted(), disk_errors(output, safe=safe, instead=instead):
             for folder in (output, state_of(output)):
                 folder.mkdir(parents=True, exist_ok=True)
+            with lock(state_of(output) / ".lock", wait=True):
+                for path in paths:  # those of other processes, too: `search` warns of what is not finished
+                    if not input_state(output, path).exists():
+                        job.write_state(path)
             job.run(mine)
     except KeyboardInterrupt as error:
         raise Interrupted(
@@ -204,9 +208,6 @@ class _Job:
         """Embed what is missing of the inputs."""
         digests = {path: texts.corpus.fingerprint() for path, texts in inputs.items()}
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
-        for path in pending:
-            if not input_state(self.output, path).exists():
-                self.write_state(path, digests[path])
         if found := len([*self.output.glob("*.parquet")]):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
             print(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", file=sys.stderr)
@@ -218,11 +219,12 @@ class _Job:
                     advice = "divide the inputs: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
                     raise InUseError(f"{error}. Wait until it ends, or {advice}") from error
                 with held:
+                    self.write_state(path, digests[path])
                     self.write_state(path, digests[path], self.write_parts(path, inputs[path], progress))
 
-    def write_state(self, path: str, digest: str, parts: Sequence[str] | None = None) -> None:
-        """Record an input, and its Parquet files if all are written."""
-        write_json(input_state(self.output, path), {"sha256": digest, "parts": parts})
+    def write_state(self, path: str, digest: str = "", parts: Sequence[str] | None = None) -> None:
+        """Record an input, its SHA-256 once it is read, and its Parquet files if all are written."""
+        write_json(input_state(self.output, path), ({"sha256": digest} if digest else {}) | {"parts": parts})
 
     def is_done(self, path: str, digest: str) -> bool:
         """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""

@@ -138,9 +138,13 @@ def _check_complete(folder: Path, names: set[str]) -> None:
     expected = [f"{part[1]}.{int(part[2]) - 1:06d}.parquet" for part in numbered if int(part[2])]
     unfinished = []
     for state in sorted(state_of(folder).glob("*.json")):
-        written = read_json_object(state).get("parts")
-        expected += written or []
-        unfinished += [state.stem] * (written is None)
+        parts = None
+        with contextlib.suppress(CheckpointError):  # `embed` says how to repair it
+            parts = read_json_object(state).get("parts")
+        if isinstance(parts, list):
+            expected += map(str, parts)
+        else:
+            unfinished.append(state.stem)
     if missing := next((name for name in expected if name not in names), None):
         raise DataError(f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it")
     if unfinished:
