@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -16,10 +17,11 @@ import scipy.stats
 from tiny_model import write_tiny_model
 
 from diffcse_jax.apps.finetune import TaskModel
+from diffcse_jax.apps.finetune import train as finetune_module
 from diffcse_jax.apps.finetune.model import TasksMetric, write_outputs
 from diffcse_jax.apps.finetune.tasks import TaskData, is_dev_row, read_task
 from diffcse_jax.apps.finetune.train import Tuning
-from diffcse_jax.config import Config, OptimConfig
+from diffcse_jax.config import Config, OptimConfig, flat
 from diffcse_jax.data.batches import by_ratio
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.hosts import StopRequest
@@ -208,7 +210,7 @@ def test_the_heads_come_first(tuned):
     lines = (workdir / "printed.txt").read_text()
     assert f"task classes: embedding {len(tasks[0].train)} rows\nhead of classes: {STEPS} steps, " in lines
     assert lines.index("stage 1 of 2: ") < lines.index("head of numbers: ") < lines.index("stage 2 of 2: ")
-    scores = read_sealed(workdir / HEADS / "heads.json", "")
+    scores = read_sealed(workdir / HEADS / "heads.json", "")["scores"]
     baseline = next(row for row in read_metrics(workdir) if row["step"] == 0)
     assert baseline["dev/average"] == pytest.approx(np.mean([scores["classes"], scores["numbers"]]), abs=1e-3)
     heads = safetensors.numpy.load_file(workdir / HEADS / "heads.safetensors")
@@ -229,10 +231,22 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
         with pytest.raises(Interrupted, match="Stopped at step 1"):
             Tuning(config).train(tmp_path)
         capsys.readouterr()
+        (tmp_path / HEADS / "heads.safetensors").write_bytes(b"damaged")  # the checkpoint has the heads
         Tuning(config).train(tmp_path)
     assert "stage 1" not in capsys.readouterr().err
     expected, found = (read_parameters(folder, 2)[0] for folder in (workdir, tmp_path))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.slow
+def test_heads_are_trained_again_if_the_rows_have_changed(config, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(config.finetune.data_dir, tmp_path / "tasks")
+    config = Config.from_dict(flat(config.to_dict()) | {"finetune.data_dir": str(folder), "eval.every": 0})
+    monkeypatch.setattr(finetune_module, "run_training", lambda run: "stopped before the first checkpoint")
+    for added, is_trained in ("", True), ("", False), ("r60,A new film .,1\n", True):
+        (folder / "classes.csv").write_text((folder / "classes.csv").read_text() + added)
+        Tuning(config).train(tmp_path / "run")
+        assert ("stage 1" in capsys.readouterr().err) == is_trained
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
             chosen = order[index * size : (index + 1) * size]
             head, state, value = step(head, state, sides[:, chosen], labels[chosen], np.int32(index))
             progress.update(1, f"loss {float(value):.2f}" if index % 20 == 0 else "")
-            if (index + 1) % config.eval.every == 0 or index + 1 == steps:
+            if index + 1 == steps or (config.eval.every > 0 and (index + 1) % config.eval.every == 0):
                 score = metric.measure(TaskModel(encoder, {data.name: task}, {data.name: head})).scores[AVERAGE]
                 best, best_score = (head, score) if score > best_score else (best, best_score)
     if not all(np.isfinite(array).all() for array in head.values()):

@@ -16,11 +16,13 @@ from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import disk_errors, expand_path, json_digest, read_sealed, write_sealed, write_tensors
+from diffcse_jax.io import CHECKPOINTS, disk_errors, expand_path, json_digest, read_sealed, write_sealed, write_tensors
 from diffcse_jax.losses.finetune import AVERAGE, head_of
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.run_folder.checkpoints import saved_steps
 from diffcse_jax.run_folder.folder import HEADS, open_run
+from diffcse_jax.run_folder.records import read_baseline
 from diffcse_jax.training import networks
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
@@ -82,11 +84,12 @@ class Tuning:
         config, start = self.config, self.start
         open_run(workdir, config, start.checkpoint, start.tokenizer, None)
         built = networks.build(config, start.checkpoint, None, self.vocabulary, projector=start.recorded.head)
-        if config.finetune.stages == "heads_first":
-            built = built._replace(params=built.params | self._trained_heads(workdir / HEADS, built.params))
+        text = json_digest([data.digest() for data in self.tasks])[:32]
+        resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
+        if config.finetune.stages == "heads_first" and not resumes:
+            built = built._replace(params=built.params | self._trained_heads(workdir / HEADS, built.params, text))
             log_line("stage 2 of 2: training the encoder and the heads")
         source, tasks = self._mixture(), {data.name: data.task for data in self.tasks}
-        text = json_digest([data.digest() for data in self.tasks])[:32]
         evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, self.tasks), text)
         optimizer = make_optimizer(config.optim, len(source), rests=True)
 
@@ -100,13 +103,12 @@ class Tuning:
         parts = (self.mesh, start, built, optimizer, source, text, evaluation, sentences_of)
         return run_training(Run(config, workdir, *parts, model_of=model_of))
 
-    def _trained_heads(self, folder: Path, params: Params) -> Params:
-        """Train the heads on embeddings of the frozen encoder, or read them if that has been done."""
+    def _trained_heads(self, folder: Path, params: Params, text: str) -> Params:
+        """Train the heads on embeddings of the frozen encoder, or read them if that has been done with this text."""
         weights, record = folder / "heads.safetensors", folder / "heads.json"
 
         def train_or_check() -> None:
-            if record.is_file():
-                read_sealed(record, f"Remove {folder} to train the heads again")
+            if record.is_file() and read_sealed(record, f"Remove {folder} to train them again").get("text") == text:
                 return
             log_line("stage 1 of 2: training the heads on embeddings of the frozen encoder")
             frozen, heads, scores = self.start.encoder(self.config, params), Params(), {}
@@ -117,7 +119,7 @@ class Tuning:
             with disk_errors(folder, safe="The encoder and the texts are unchanged."):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_tensors(weights, heads)
-                write_sealed(record, scores, [weights])  # last: if it is there, the heads are complete
+                write_sealed(record, {"text": text, "scores": scores}, [weights])  # last: the heads are complete
 
         hosts.decided_by_first(train_or_check)
         return load_file(weights)
