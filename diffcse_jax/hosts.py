@@ -244,7 +244,7 @@ def _watch() -> None:
                 found = {int(key.rpartition("/")[2]): sign for key, sign in client.key_value_dir_get(folder)}
                 now = time.monotonic()
                 for process, sign in found.items():
-                    if process == 0 or sign != heard[process][0]:  # an answer is a sign of the first process
+                    if sign != heard[process][0]:
                         heard[process] = sign, now
             if stopped.wait(patience / 5):
                 return

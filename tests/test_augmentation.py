@@ -117,5 +117,5 @@ def test_a_table_of_synonyms_is_read_in_tokens_or_refused(tmp_path, text, messag
     data = DataConfig(augmentation="synonyms", synonyms_file=str(path))
     with pytest.raises(DataError, match=message):
         open_augmentation(data, tokenizer())
-    path.write_text("fast\tquick\tvery quickly\n\nrunning\tfastly\nquick\tswift\n")
+    path.write_text("fast\tquick\tvery quickly\n\nrunning\tfastly\nquick\tswift\nswift\tquick\n")
     assert open_augmentation(data, tokenizer()).synonyms == {key: tuple(found) for key, found in SYNONYMS.items()}

@@ -71,7 +71,8 @@ def test_overrides_that_cannot_be_read(argument, message):
     ("values", "message"),
     [
         ({"optim": {"lerning_rate": 1.0}}, "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
-        ({"optim": 3}, "unknown key optim"),
+        ({"optim": 3}, "optim=3: expected a group of keys"),
+        ({"foo": {}}, "unknown key foo"),
         ({"finetune": {"tasks": {"mine": {"depth": 0}}}}, "finetune.tasks.mine.depth: 0 is below 1"),
         ({"distributed": 1}, "distributed: expected bool, got 1"),
         ({"finetune.tasks.My task.depth": 2}, "finetune.tasks.My task: 'My task' is not a valid name. Use lower-case"),
@@ -93,6 +94,7 @@ def test_groups_that_users_name():
     again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert (again, hash(again)) == (config, hash(config))
     assert list(config.losses) == ["contrast", "finetune"]
+    assert list(Config.from_dict({"finetune": {"tasks": {"empty": {}}}}).finetune.tasks) == ["empty"]
 
 
 def test_values_outside_the_choices_or_the_bounds_are_refused():

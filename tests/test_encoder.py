@@ -16,6 +16,7 @@ from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import write_tensors
 from diffcse_jax.models import hf
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.search.records import checked_sentences
 
 SENTENCES = [
     "a dog runs in the park",
@@ -107,9 +108,9 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
         (["the cat", "caf\udce9"], r"sentence 1: 'caf\\udce9' contains a lone surrogate"),
     ],
 )
-def test_what_is_not_text_is_refused(tiny, sentences, message):
+def test_what_is_not_text_is_refused(sentences, message):
     with pytest.raises(DataError, match=message):
-        tiny.encode(sentences)
+        checked_sentences(sentences)  # which `encode` calls: types at run time would refuse some before
 
 
 def test_options_are_checked(tiny, tiny_dir):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def test_a_loss_of_another_package_has_keys_of_its_own():
         Config.from_dict({"uniformity.weight": -1.0})
     with pytest.raises(ConfigError, match=r"unknown key uniformity\.wight; did you mean uniformity\.weight\?"):
         Config.from_dict({"uniformity.wight": 1.0})
+
+
+@pytest.mark.usefixtures("package")
+def test_a_broken_package_stops_only_configurations_with_its_keys(monkeypatch, tmp_path):
+    (tmp_path / "packages/my_losses.py").write_text("import no_such_module")
+    monkeypatch.delitem(sys.modules, "my_losses", raising=False)
+    assert Config.from_dict({"contrast.weight": 0.5}).losses
+    with pytest.raises(ConfigError, match=r"^the loss uniformity \(.*\) cannot be imported: No module named"):
+        Config.from_dict({"uniformity.weight": 0.5})
 
 
 @pytest.mark.parametrize("key", ["uniformity.weight", "installed.weight", "installed"])

@@ -134,9 +134,14 @@ def test_a_run_in_progress_has_a_page(tmp_path):
 def test_damaged_numbers_are_left_out(tmp_path):
     workdir = write_run(tmp_path / "mine")
     with (workdir / "metrics.jsonl").open("a") as file:
-        for damage in ("NaN", "1e400", "null"):
+        for damage in ("NaN", "1e400", "null", "9" * 400):
             file.write(f'{{"step": 7, "loss": {damage}, "grad_norm": 2.0}}\n{{"step": {damage}, "loss": 1.0}}\n')
+    with (workdir / "starts.jsonl").open("a") as file:
+        file.write('[1]\n{}\nnull\n{"git": 5}\n')
     checked(page.render_report(read_run(workdir), compared()))
+    (workdir / "results.json").write_text('{"models": [1]}')
+    with pytest.raises(CheckpointError, match=r"results\.json: `models` is not a list of results\. Write the file"):
+        read_run(workdir)
 
 
 def test_a_search_finds_the_most_similar_texts():

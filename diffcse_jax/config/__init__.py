@@ -88,23 +88,28 @@ class Config:
         a key that is unknown, a value of the wrong type or out of range, or values that cannot work together.
         """
         given = flat(values)
+        own: dict[str, Any] = {
+            field.name: field.type for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)
+        }
         known, groups = known_keys(given), collections.defaultdict[str, dict[str, Any]](dict)
         for key, value in given.items():
             group, _, name = key.rpartition(".")
             if key in known:
                 value = os.fspath(value) if isinstance(value, os.PathLike) else value
                 groups[group][name] = check_value(key, value, known[key])
-            elif value != {}:  # an empty group
+            elif isinstance(value, Mapping) and not value and (key in own or f"{key}.".startswith(TASKS)):
+                groups[key] = {}
+            elif key in own:
+                raise ConfigError(f"{key}={value!r}: expected a group of keys")
+            else:
                 raise ConfigError(unknown_key_message(key))
         for group in sorted(group for group in groups if group.startswith(TASKS)):
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name := group.removeprefix(TASKS)):
                 raise ConfigError(f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _")
             groups["finetune"].setdefault("tasks", Table())[name] = Task(**groups[group])
-        own: dict[str, Any] = {
-            field.name: field.type for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)
-        }
         built = {name: kind(**groups[name]) for name, kind in own.items()}
-        installed = {name: kind(**groups[name]) for name, kind in installed_losses().items() if name in groups}
+        others = {key.partition(".")[0] for key in known} & groups.keys() - own.keys()
+        installed = {name: installed_losses()[name](**groups[name]) for name in sorted(others)}
         config = cls(**groups[""], **built, installed=Table(installed))
         for contradiction in _contradictions(config):
             raise ConfigError(contradiction)
@@ -185,13 +190,19 @@ def installed_losses() -> dict[str, type[Loss]]:
     return found
 
 
-def known_keys(near: Iterable[str] = ()) -> dict[str, dataclasses.Field]:
-    """Return every dotted key with its field. Of `finetune.tasks`, whose tables users name, those of keys `near`."""
+def known_keys(near: Iterable[str] | None = None) -> dict[str, dataclasses.Field]:
+    """Return every dotted key with its field.
+
+    Users name the tables of `finetune.tasks`, so only those of keys `near` are known. If all of these are in groups of
+    our own, other packages are not imported.
+    """
     groups: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)}
-    groups |= {".".join(key.split(".")[:3]): Task for key in near if key.startswith(TASKS)}
+    if near is None or {key.partition(".")[0] for key in near} - groups.keys():
+        groups |= installed_losses()
+    groups |= {".".join(key.split(".")[:3]): Task for key in near or () if key.startswith(TASKS)}
     return {
         f"{name}.{field.name}".removeprefix("."): field
-        for name, group in (groups | installed_losses() | {"": Config}).items()
+        for name, group in (groups | {"": Config}).items()
         if dataclasses.is_dataclass(group)
         for field in dataclasses.fields(group)
         if field.type is not Table and not dataclasses.is_dataclass(field.type)

@@ -111,8 +111,8 @@ def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"
 def read_synonyms(path: Path, backend: tokenizers.Tokenizer, unknown: int | None) -> Synonyms:
     """Read a table of synonyms. Each line has a word and its replacements, separated by tabs.
 
-    `backend` has no padding and truncation. `unknown` is the token of text that is not in the vocabulary. Replacements
-    with it are left out.
+    `backend` has no padding and truncation. `unknown` is the token of text that is not in the vocabulary. Words and
+    replacements with it are left out.
     """
     table: dict[Word, dict[Word, None]] = collections.defaultdict(dict)
     for number, line in enumerate(lines(path), 1):
@@ -125,7 +125,8 @@ def read_synonyms(path: Path, backend: tokenizers.Tokenizer, unknown: int | None
         # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
         for before in (" ", ""):
             word, *others = (tuple(backend.encode(before + text, add_special_tokens=False).ids) for text in texts)
-            table[word] |= dict.fromkeys(other for other in others if unknown not in other)
+            if word and unknown not in word:
+                table[word] |= dict.fromkeys(other for other in others if other and unknown not in other)
     if not any(table.values()):
         raise DataError(f"data.synonyms_file: {path} does not contain a word and a synonym of the vocabulary")
     return {word: tuple(others) for word, others in table.items() if others}

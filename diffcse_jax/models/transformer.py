@@ -421,6 +421,7 @@ def fused_attention(
     lengths: Int[Array, " rows"],
 ) -> Float[Array, "rows heads queries features"]:
     """Return the weighted means of the first `lengths` values, by cuDNN's kernel, which keeps no logits."""
+    lengths = jnp.maximum(lengths, 1)  # a row without tokens would be a mean of nothing
     by_token = (states.swapaxes(1, 2) for states in (query, key, value))
     attended = jax.nn.dot_product_attention(*by_token, key_value_seq_lengths=lengths, implementation="cudnn")
     return attended.swapaxes(1, 2)

@@ -197,10 +197,11 @@ def _parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
-            if type(row["step"]) is not int or not all(isinstance(value, int | float) for value in row.values()):
+            numbers = [float(value) for value in row.values() if isinstance(value, int | float)]
+            if type(row["step"]) is not int or len(numbers) < len(row):
                 raise ValueError(line)
             rows.append(row)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             unreadable.append(number)
     return rows, f"skipped {len(unreadable)} unreadable lines, the first is line {unreadable[0]}" if unreadable else ""
 
@@ -239,7 +240,8 @@ def read_starts(workdir: Path) -> list[dict[str, Any]]:
     path, starts = workdir / STARTS, []
     for line in path.read_bytes().split(b"\n") if path.is_file() else ():
         with contextlib.suppress(ValueError):
-            starts.append(json.loads(line))
+            start = json.loads(line)
+            starts += [start] if isinstance(start, dict) else []
     return starts
 
 

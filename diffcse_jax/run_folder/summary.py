@@ -110,7 +110,9 @@ class Run:
                 norm == 0 for _, norm in self.points("grad_norm")
             ),
             "the run was resumed with other versions, devices or code than it started with": len(environments) > 1,
-            "the code had uncommitted changes": any((each["git"] or {}).get("dirty") for each in self.starts),
+            "the code had uncommitted changes": any(
+                isinstance(git := each.get("git"), dict) and git.get("dirty") for each in self.starts
+            ),
         }
         return [warning for warning, applies in found.items() if applies]
 
@@ -136,8 +138,14 @@ def read_run(path: str | Path) -> Run:
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the results of models in a file of `diffcse evaluate`; an empty list for another file."""
     content = read_json_object(path)
+    models = content.get("models", [content])
+    if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
+        raise CheckpointError(f"{path}: `models` is not a list of results. Write the file again with diffcse evaluate")
     return [
-        each for each in content.get("models", [content]) if {"model", "pooler", "tasks", "averages"} <= each.keys()
+        each
+        for each in models
+        if {"model", "pooler"} <= each.keys()
+        and all(isinstance(each.get(name), dict) for name in ("tasks", "averages"))
     ]
 
 

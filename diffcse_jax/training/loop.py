@@ -136,7 +136,7 @@ def loop(
     ):
 
         def report_saves() -> None:
-            for saved in set(saved_steps(folder)) - reported:
+            for saved in sorted(set(saved_steps(folder)) - reported):
                 reported.add(saved)
                 observer.on_save(saved, folder / str(saved))
 
