@@ -312,7 +312,8 @@ def test_a_study_that_is_stopped_continues_and_trains_nothing_twice(tmp_path, mi
     evaluation = {"every": 1, "data_dir": tmp_path / "senteval", "metric": "stsb_spearman"}
     train = {"steps": 2, "packing": "off"}
     settings = overrides(run_settings(tmp_path, minilm_dir, train=train, eval=evaluation, mesh={"data": 1}))
-    variants = "variants={'with DCL + 1': {'dcl.weight': 0.1}}, seeds=(1,), tasks=('STSBenchmark',), start=('own',)"
+    row = "with DCL + 1"
+    variants = f"variants={{'{row}': {{'dcl.weight': 0.1}}}}, seeds=(1,), tasks=('STSBenchmark',), start=('own',)"
     answers, workdir = iter([True]), tmp_path / "runs"
 
     class Asked(StopRequest):
@@ -340,3 +341,8 @@ def test_a_study_that_is_stopped_continues_and_trains_nothing_twice(tmp_path, mi
     assert scores["STSBenchmark"] == pytest.approx(evaluated["spearman"], abs=0.01)
     assert scores["STS-B dev"] == pytest.approx(evaluated["dev"]["spearman"], abs=0.01)  # of the scored checkpoint
     assert printed.out == (workdir / "study.txt").read_text()
+
+    (tmp_path / "text.txt").unlink()
+    code, printed = study(f"Study(base='simcse_base', {variants})", *settings, "--variants", row, "--tasks", "")
+    assert code == 0, printed.err
+    assert read_sealed(trained / RESULTS, "")["asked"] == []

@@ -145,7 +145,9 @@ def train_and_score(run: Run) -> dict[str, Any]:
         notes.append(f"{run.row}: {model} before training, pooler {settings.pooler}")
     else:
         model = str(run.folder)
-        (run_finetune if run.start else api.run)(run.config, run.folder)  # quick if it has been trained
+        # A run with results is trained, and its text may be gone. A fine-tuning writes predictions after the export.
+        if run.start or not (run.is_trained and (run.folder / RESULTS).is_file()):
+            (run_finetune if run.start else api.run)(run.config, run.folder)
         selection = read_selection(run.folder)
         assert selection, "training ends with the selection"
         dev, metric, dev_text = selection.record.dev, selection.record.dev_metric, selection.record.dev_text
