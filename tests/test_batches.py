@@ -301,9 +301,12 @@ def test_texts_with_leads_are_the_same_with_cloze_pairs(tmp_path, minilm_dir):
 def test_texts_that_cannot_give_examples_are_refused(tmp_path):
     with pytest.raises(DataError, match="no document of 3 has two sentences"):
         Neighbours(with_documents(tmp_path, [1, 1, 1]))
-    data, store = DataConfig(pairs="dropout"), with_documents(tmp_path, [2, 2])
+    data, store = DataConfig("a.txt", pairs="dropout"), with_documents(tmp_path, [2, 2])
     assert examples_of(store, data, next_sentence=False) is store
     assert isinstance(examples_of(store, data, next_sentence=True), Neighbours)
+    for pairs, next_sentence in ("dropout", True), ("neighbours", False), ("passages", False):
+        with pytest.raises(DataError, match="wiki1m has shuffled sentences"):
+            examples_of(store, DataConfig("wiki1m", pairs=pairs), next_sentence=next_sentence)
     store.offsets = np.array([0, 17])  # with [CLS] and [SEP]
     with pytest.raises(DataError, match="no document has the 16 tokens that two crops need"):
         Crops(store, 32)

@@ -104,6 +104,13 @@ def test_shipped_studies_are_valid(name, tmp_path):
     assert made.study.source or not made.study.published
 
 
+@pytest.mark.parametrize("name", ["diffcse_objectives", "simcse_objectives"])
+def test_rows_with_and_without_next_sentences_read_the_same_sentences(name, tmp_path):
+    (tmp_path / "a.txt").write_text("This is one. It has two.\nThis is\n\nAnother document is here.\nIt has two.\n")
+    made = make_plan(*read_study(name), [f"--config.data.train_file={tmp_path}/a.txt"], tmp_path)
+    assert len({tuple(runs.open_corpus(run.config.data).in_documents()) for run in made.runs}) == 1
+
+
 def test_fine_tunings_start_from_the_encoder_of_every_row(tmp_path):
     changed = ["--finetune.finetune.tasks.sst.weight=0.5", "--finetune.train.batch_size=8"]
     made = plan_of(tmp_path, ["--config.train.steps=7"], finetune=changed, **TUNED)

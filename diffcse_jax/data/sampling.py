@@ -39,8 +39,11 @@ def examples_of(
         assert begins_word is not None
         cloze = Cloze(store, data.cloze, begins_word, [len(prompt) for prompt in prompts])
         return cloze if cloze.passages else store
-    pairs_neighbours = next_sentence or data.pairs in ("neighbours", "passages")
-    return Neighbours(store, data.next_within) if pairs_neighbours else store
+    if not (next_sentence or data.pairs in ("neighbours", "passages")):
+        return store
+    if data.train_file == "wiki1m":
+        raise DataError("data.train_file=wiki1m has shuffled sentences, without next ones. Name a text of documents")
+    return Neighbours(store, data.next_within)
 
 
 class _Drawn(Examples):
