@@ -9,6 +9,7 @@ See docs/training.md.
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 from diffcse_jax import hosts
 from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, unknown_key_message
 from diffcse_jax.config.groups import OF_DOCUMENTS
-from diffcse_jax.data.sources import Text, as_texts, write_sentences
+from diffcse_jax.data.sources import Text, as_texts, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, Interrupted, UserError
 from diffcse_jax.export import export
@@ -72,8 +73,9 @@ def train(
     Args:
         sentences_or_path: What to train on: sentences or documents; tuples of sentence, positive and hard negatives;
             dicts of columns; or a value of `data.train_file`, such as a file, a folder, `docstrings` or `wiki1m`. None:
-            the configuration's text. If the configuration makes pairs of documents and you give tuples, no row is held
-            out. To select by pairs of your own, set `eval.metric="pairs_retrieval"` and `eval.pairs_file`.
+            the configuration's text. If the configuration makes pairs of documents and you give tuples, the fraction
+            `data.held_out` of the rows is kept out of training, and `eval.metric` becomes `pairs_retrieval` of these.
+            To select by pairs of your own, set `eval.metric="pairs_retrieval"` and `eval.pairs_file`: all rows train.
         config: The name of a file in configs/, the path of such a file, a dict of values that differ from the defaults
             (`{"train": {"steps": 60}}` or `{"train.steps": 60}`), a `Config`, or a ConfigDict.
         workdir: The run folder. `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for the run's values.
@@ -102,16 +104,22 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
         raise ConfigError(f"{given[:60]!r} is not a file. To train on sentences, give a list of them.")
     if isinstance(given, str | os.PathLike):
         return {"data.train_file": os.fspath(given)}
-    texts = [*as_texts(given)]
-    settings: dict[str, Any] = {"data.train_file": write_sentences(texts)}
-    if texts and not isinstance(texts[0], str | Mapping) and config.data.pairs != "columns":
-        changed: dict[str, Any] = {"data.pairs": "columns", "data.held_out": 0.0}
-        if config.eval.metric in OF_DOCUMENTS:
-            changed["eval.metric"] = "halves_retrieval"
-        used = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-        log_line(f"notice: rows with several texts are used as pairs ({used})")
-        settings |= changed
-    return settings
+    texts = iter(as_texts(given))
+    first = [*itertools.islice(texts, 1)]
+    texts = itertools.chain(first, texts)
+    if not first or isinstance(first[0], str | Mapping) or config.data.pairs == "columns":
+        return {"data.train_file": write_sentences(texts)}
+    changed: dict[str, Any] = {"data.pairs": "columns", "data.held_out": 0.0}
+    files: dict[str, Any] = {}
+    if config.eval.metric in OF_DOCUMENTS:
+        files["data.train_file"], files["eval.pairs_file"] = write_held_out(texts, config.data.held_out)
+        changed["eval.metric"] = "pairs_retrieval"
+    else:
+        files["data.train_file"] = write_sentences(texts)
+    used = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+    share = f", {config.data.held_out:.0%} of them to select a checkpoint" if "eval.metric" in changed else ""
+    log_line(f"notice: rows with several texts are used as pairs{share} ({used})")
+    return files | changed
 
 
 def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:

@@ -1,6 +1,7 @@
 """Training from Python, as the command line does it."""
 
 import concurrent.futures
+import json
 import runpy
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import diffcse_jax
 from diffcse_jax import Callback, Config, Interrupted, train
 from diffcse_jax.api import _text_settings, named_workdir
 from diffcse_jax.config import SHIPPED, configuration, shipped_config
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.evaluation.retrieval import read_retrieval_pairs
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = [f"Sentence {i} has the number {i * i} and {i % 7} words more." for i in range(60)]
@@ -110,9 +112,16 @@ def test_pairs_in_memory_are_pairs_whatever_the_configuration(tmp_path, monkeypa
     _, adapt = configuration("adapt", {})
     settings = _text_settings(iter(pairs), adapt)
     _, config = configuration(adapt, settings)
-    assert (config.data.pairs, config.data.held_out, config.eval.metric) == ("columns", 0.0, "halves_retrieval")
-    assert len(Path(config.data.train_file).read_text().splitlines()) == 100
-    assert "data.pairs='columns'" in capsys.readouterr().err
+    assert (config.data.pairs, config.data.held_out, config.eval.metric) == ("columns", 0.0, "pairs_retrieval")
+    held_out = read_retrieval_pairs(config.eval.pairs_file)
+    trained_on = [tuple(json.loads(line).values()) for line in Path(config.data.train_file).read_text().splitlines()]
+    assert 2 <= len(held_out) < 20
+    assert len({*held_out, *trained_on}) == len(held_out) + len(trained_on) == 100
+    assert "used as pairs, 10% of them to select a checkpoint (data.pairs='columns'" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"data.held_out=0\.1 leaves . of 2 rows for training and . for evaluation"):
+        _text_settings(pairs[:2], adapt)
+    _, own = configuration(adapt, {"eval.metric": "pairs_retrieval", "eval.pairs_file": "mine.tsv"})
+    assert _text_settings(pairs, own).keys() == {"data.train_file", "data.pairs", "data.held_out"}
     _, supervised = configuration("supervised_simcse_base", {})
     assert [*_text_settings(pairs, supervised)] == ["data.train_file"]
     assert [*_text_settings(["a", "b"], adapt)] == ["data.train_file"]

@@ -17,7 +17,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data import documents, readers
 from diffcse_jax.data.docstrings import docstring_documents, docstring_sentences
 from diffcse_jax.data.documents import Documents
-from diffcse_jax.data.pair_builders import corpus_of
+from diffcse_jax.data.pair_builders import corpus_of, digest, is_in_share
 from diffcse_jax.data.readers import Corpus, Entry, Fault, Place, Row, RowFile, extension, listed, open_file
 from diffcse_jax.errors import DataError, NoSentencesError, counted
 from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, sha256, why_unreadable, write_text
@@ -275,8 +275,32 @@ def as_texts(given: Any) -> Iterable[Text]:
 
 def write_sentences(texts: Iterable[Text]) -> Path:
     """Write texts of one kind (see `as_texts`) to a jsonl file in the cache folder, whose name is a hash of them."""
-    text = "".join(json.dumps(row, default=str) + "\n" for row in _columns(texts))
-    path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
+    return _write((json.dumps(row, default=str) for row in _columns(texts)), ".jsonl")
+
+
+def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
+    """Write pairs (or triples, ...) to two files: rows to train on, as `write_sentences` does, and pairs to score.
+
+    A hash of the first text decides, so that all rows of an anchor stay together. Training rows that share a text with
+    a held-out row are left out. Unusable rows stay with the training rows, where they are skipped and counted.
+    """
+    rows = [tuple(map(str, row.values())) for row in _columns(texts)]
+    held_out = [row for row in rows if is_in_share(row[0], share) and not isinstance(readers.checked(row), Fault)]
+    kept_out = {digest(text) for row in held_out for text in row}
+    trained_on = [row for row in rows if kept_out.isdisjoint(map(digest, row))]
+    if not trained_on or len(held_out) < 2:
+        raise DataError(
+            f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows for training and {len(held_out)} for "
+            "evaluation, which needs at least 2. Give more rows, change data.held_out, or set eval.metric"
+        )
+    pairs = dict.fromkeys("\t".join(" ".join(text.split()) for text in row[:2]) for row in held_out)
+    return write_sentences(trained_on), _write(pairs, ".tsv")
+
+
+def _write(lines: Iterable[str], suffix: str) -> Path:
+    """Write lines to a file in the cache folder, whose name is a hash of them."""
+    text = "".join(f"{line}\n" for line in lines)
+    path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}"
     partial = path.with_name(f"{os.getpid()}-{path.name}")  # several processes may write the same text
     with disk_errors(path.parent, safe="Nothing was started.", instead="set XDG_CACHE_HOME to another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
