@@ -102,7 +102,7 @@ def write_year(folder, subsets):
 
 
 YEAR = {
-    "FNWN": [("a", "b", "1.0"), ("a", "c", ""), ("a", "d", "3.5"), ("b", "d", "5")],
+    "FNWN": [("a", "b", "1.0"), ("a", "c", ""), ("a", "d", "3.5\tx"), ("b", "d", "5")],
     "headlines": [("c", "d", "2"), ("b", "c", "0.5")],
     "OnWN": [("a", "c", "4"), ("e", "b", "4.5"), ("e", "d", "1")],
 }
@@ -115,7 +115,7 @@ def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
     scores = STS13.run(TableEncoder(vectors), tmp_path)
     systems, golds = {}, {}
     for subset, rows in YEAR.items():
-        scored = [(vectors[first], vectors[second], float(gold)) for first, second, gold in rows if gold]
+        scored = [(vectors[first], vectors[second], float(gold.split()[0])) for first, second, gold in rows if gold]
         systems[subset] = [u @ v / np.linalg.norm(u) / np.linalg.norm(v) for u, v, _ in scored]
         golds[subset] = [gold for *_, gold in scored]
     expected = {subset: 100 * scipy.stats.spearmanr(systems[subset], golds[subset]).statistic for subset in YEAR}
@@ -144,9 +144,10 @@ def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
             r"STS\.gs\.headlines\.txt with .*, line 2: expected a number from 0 to 5, found '50'",
         ),
         ("gs.headlines", "\n\n", r"STS\.gs\.headlines\.txt with .*: no sentences"),
-        ("input.FNWN", "a\tb\na\na\td\nb\n", r"input\.FNWN\.txt, line 4: expected 3 columns, found 2"),
+        *(("input.FNWN", f"a\tb\na\na\td\n{row}\n", rf"/STS\.input\.FNWN\.txt, line 4: expected 2 .*, found {found}")
+          for row, found in (("b", 1), ("b\td\te", 3))),
     ],
-)
+)  # fmt: skip
 def test_invalid_years_are_named(file, content, message, tmp_path):
     (write_year(tmp_path, YEAR) / f"STS.{file}.txt").write_text(content)
     with pytest.raises(DataError, match=message):

@@ -86,8 +86,12 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
     pairs, golds = read_lines(sentences), read_lines(ratings)
     if len(pairs) != len(golds):
         raise DataError(f"{sentences} has {len(pairs)} lines, but {ratings} has {len(golds)}. They must match")
-    lines = enumerate((f"{gold.strip()}\t{pair.strip()}" for gold, pair in zip(golds, pairs, strict=True)), 1)
-    rated = [(number, line) for number, line in lines if not line.startswith("\t")]
+    rated = []
+    for number, (gold, pair) in enumerate(zip(golds, pairs, strict=True), 1):
+        if rating := gold.split("\t")[0].strip():
+            if (found := len(pair.strip().split("\t"))) != 2:
+                raise DataError(f"{sentences}, line {number}: expected 2 sentences separated by a tab, found {found}")
+            rated.append((number, f"{rating}\t{pair}"))
     return _scored(rated, Form(0, (1, 2)), RATINGS, f"{ratings} with {sentences.name}")
 
 
