@@ -181,7 +181,7 @@ def evaluate(add: Add) -> Prepare:
     Exits with 3 if data of a task is missing.
 
       diffcse evaluate --model runs/diffcse_base --tasks sts,transfer --data_dir DIR
-      diffcse evaluate --model runs/seed1 runs/seed2 --tasks sts --published --format markdown
+      diffcse evaluate --model minilm runs/diffcse_base --tasks sts --published --format markdown
     """
     add("--model", dest="models", required=True, help=MODEL, **SEVERAL)
     tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, documents, retrieval"

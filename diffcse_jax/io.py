@@ -254,8 +254,8 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
         if content.pop("sha256", None) != json_digest(content):
             raise CheckpointError(f"{path} differs from its checksum")
         if name := first_changed(path.parent, content.pop("files")):
-            raise CheckpointError(f"{path.parent / name} differs from its checksum")
-    except CheckpointError as error:
+            raise CheckpointError(f"{path.parent / name} is missing or differs from its checksum")
+    except (CheckpointError, OSError) as error:
         raise CheckpointError(f"{error}. {remedy}") from error
     return content
 

@@ -202,6 +202,6 @@ def test_a_damaged_export_is_named(saved, unchecked, tmp_path):
         path = tmp_path / "out" / name
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(CheckpointError, match=rf"out/{name} differs from its checksum\. Export"):
+        with pytest.raises(CheckpointError, match=rf"out/{name} is missing or differs from its checksum\. Export"):
             SentenceEncoder.from_pretrained(tmp_path / "out")
         path.write_bytes(content)

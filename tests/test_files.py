@@ -4,11 +4,12 @@ import errno
 import os
 import socket
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from diffcse_jax import io as files
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture
@@ -84,6 +85,19 @@ def test_addresses_are_refused_with_advice():
             files.expand_path(path)
     for path in ("runs/a:b", "C:/runs", "org/name"):
         assert files.expand_path(path) == Path(path)
+
+
+def test_the_error_of_a_sealed_document_names_what_is_wrong_and_the_remedy(tmp_path, monkeypatch):
+    (tmp_path / "data").write_text("text")
+    files.write_sealed(tmp_path / "seal.json", {"a": 1}, [tmp_path / "data"])
+    assert files.read_sealed(tmp_path / "seal.json", "Try again") == {"a": 1}
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(files, "sha256", mock.Mock(side_effect=PermissionError(13, "Permission denied", "data")))
+        with pytest.raises(CheckpointError, match=r"Permission denied: 'data'\. Try again"):
+            files.read_sealed(tmp_path / "seal.json", "Try again")
+    (tmp_path / "data").unlink()
+    with pytest.raises(CheckpointError, match=r"/data is missing or differs from its checksum\. Try again"):
+        files.read_sealed(tmp_path / "seal.json", "Try again")
 
 
 def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):

@@ -31,9 +31,15 @@ def test_decorrelated_dimensions_differ(vectors):
     np.testing.assert_allclose(mapped.std(axis=0), 1, rtol=1e-3)
 
 
-def test_whitening_of_too_few_sentences_is_refused(vectors):
-    with pytest.raises(DataError, match="3 different sentences span 2 dimensions, not 6"):
-        postprocessing.whitening(vectors[:3])
+@pytest.mark.parametrize(
+    ("method", "rows", "message"),
+    [("whitening", 3, "3 different sentences span 2 dimensions, not 6"), ("dcl", 1, "1 different sentences leave")],
+)
+def test_too_few_sentences_are_refused(method, rows, message, vectors, tmp_path):
+    (tmp_path / "few.txt").write_text("".join(f"{row}\n" for row in range(rows)))
+    encoder = TableEncoder({str(row): vectors[row] for row in range(rows)})
+    with pytest.raises(DataError, match=f"--post {method}:{tmp_path}/few.txt: {message}"):
+        postprocessing.post_process(encoder, f"{method}:{tmp_path}/few.txt")
 
 
 @pytest.mark.parametrize("method", ["whitening", "dcl"])

@@ -30,6 +30,12 @@ def test_a_table_has_a_row_a_model_and_a_column_a_task():
     assert tables["latex"] == [r"\begin{tabular}{lrr}", r"\toprule", *rows, r"\bottomrule", r"\end{tabular}"]
 
 
+def test_details_say_how_scores_were_measured():
+    model = results_of("a", STS12=70.0) | {"not_official": {}, "missing": {}}
+    model |= {"backend": "torch", "mode": "test", "aggregation": "all", "post": "dcl:a.txt"}
+    assert results.details(model).splitlines()[0] == "a, pooler avg, backend torch, post dcl:a.txt"
+
+
 def test_groups_have_tables_of_their_own_with_averages():
     model = results_of("a", STSBenchmark=80) | {"averages": {"sts": 80.0, "transfer": 70.0}, "truncate_dim": 64}
     model["tasks"] |= {"CR": {"acc": 85.0, "devacc": 86.0}, "pairs_retrieval:a/b.tsv": {"mrr": 40.0}}

@@ -126,7 +126,10 @@ def post_process(encoder: Encoder, specification: str) -> PostProcessed:
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
     sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post")))
     embeddings = encoder.encode(sentences)
-    return PostProcessed(encoder, *(whitening(embeddings) if method == "whitening" else decorrelation(embeddings)))
+    try:
+        return PostProcessed(encoder, *(whitening(embeddings) if method == "whitening" else decorrelation(embeddings)))
+    except DataError as error:
+        raise DataError(f"--post {specification}: {error}") from error
 
 
 def whitening(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
@@ -138,7 +141,7 @@ def whitening(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Floa
     spanned = int((variances > SMALLEST_VARIANCE * variances[0]).sum())
     if spanned < len(variances):
         found = f"{len(embeddings)} different sentences span {spanned} dimensions"
-        raise DataError(f"--post whitening: {found}, not {len(variances)}. Give more text")
+        raise DataError(f"{found}, not {len(variances)}. Give more text")
     return mean.astype(np.float32), (directions / np.sqrt(variances)).astype(np.float32)
 
 
@@ -149,7 +152,7 @@ def decorrelation(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], 
     """
     mean, std = embeddings.mean(axis=0), embeddings.std(axis=0)
     if len(embeddings) < 2 or not std.all():
-        raise DataError(f"--post dcl: {len(embeddings)} different sentences leave dimensions constant. Give more text")
+        raise DataError(f"{len(embeddings)} different sentences leave dimensions constant. Give more text")
     inputs = (embeddings - mean) / std
     generator = np.random.default_rng(0)
     matrix = jnp.eye(embeddings.shape[1])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.evaluation import DEFAULTS
 from diffcse_jax.evaluation.retrieval import CUTOFFS
 from diffcse_jax.evaluation.search_collections import CHOOSES
 from diffcse_jax.evaluation.systems import HYBRID
@@ -16,6 +17,7 @@ from diffcse_jax.evaluation.tasks import GROUPS, expand_groups, own_kind
 from diffcse_jax.io import write_json
 
 Results = dict[str, Any]
+RECORDED = ("backend", "mode", "aggregation", "post")  # settings kept with results
 
 # A task's column shows the first that it has.
 SCORES = ("spearman", "acc", "devacc", CHOOSES, "mrr")
@@ -178,7 +180,9 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
 
 def details(results: Results) -> str:
     """Return all scores of a model, and what a reader must know about them, one line for each."""
-    lines = [f"{_label(results)}, pooler {results['pooler']}"]
+    defaults = {name: getattr(DEFAULTS, name) for name in RECORDED}
+    how = [f", {name} {results[name]}" for name, default in defaults.items() if results.get(name, default) != default]
+    lines = [f"{_label(results)}, pooler {results['pooler']}{''.join(how)}"]
     for name, scores in results["tasks"].items():
         title, other = task_title(name), scores.get("against")
         numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}

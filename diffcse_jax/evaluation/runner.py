@@ -10,12 +10,10 @@ import tqdm
 from diffcse_jax.errors import ConfigError, DataError, warn_user
 from diffcse_jax.evaluation import CachedEncoder, Settings, Task, geometry, search_collections
 from diffcse_jax.evaluation.backends import load_encoder
-from diffcse_jax.evaluation.results import Results, averages, compare, details, write_results
+from diffcse_jax.evaluation.results import RECORDED, Results, averages, compare, details, write_results
 from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.evaluation.sts import size_problem
 from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_kind
-
-RECORDED = ("backend", "mode", "aggregation", "post")  # settings kept with results
 
 
 def run(

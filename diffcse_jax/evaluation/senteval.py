@@ -53,13 +53,13 @@ class Features:
     def train(self, fits: Sequence[Fit], recipe: Recipe) -> Classifiers:
         return classifier.train_classifiers(self.inputs, self.labels, self.classes, fits, recipe)
 
-    def test(self, weights: Weights, rows: Rows | None) -> Scores:
+    def test(self, weights: Weights, rows: Rows | None, *, with_f1: bool = False) -> Scores:
         """Return a classifier's scores on these rows, x 100 with two decimals. Without rows, there are none."""
         if rows is None:
             return {}
         predicted, labels = classifier.predict(weights, self.inputs[rows]), self.labels[rows]
         scores = {"acc": round(100 * float(np.mean(predicted == labels)), 2), "ntest": len(rows)}
-        return scores | ({"f1": f1(predicted, labels)} if self.classes == 2 else {})
+        return scores | ({"f1": f1(predicted, labels)} if with_f1 else {})
 
 
 def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int) -> Features:
@@ -95,7 +95,8 @@ def cross_validation(features: Features, recipe: Recipe) -> Scores:
     folds = [Fit(*fold) for fold in stratified_folds(train, features.labels, recipe.folds)]
     classifiers = features.train([*folds, hold_out(train)], recipe)
     best, score = best_regularization(classifiers.dev_accuracy[:-1])
-    tested = features.test(classifiers.weights[-1, best], features.splits.get("test"))
+    with_f1 = features.classes == 2  # MRPC; SentEval has no F1 for other tasks
+    tested = features.test(classifiers.weights[-1, best], features.splits.get("test"), with_f1=with_f1)
     return {"devacc": score, "ndev": len(train)} | tested
 
 
