@@ -135,6 +135,15 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path):
     part.write_bytes(b"PAR1")
     refused(DataError, r"000002\.parquet cannot be read")
     write_parts(tmp_path, random_vectors(4), 1, first=2)
+    for name in ("_metadata", "._a.txt.000000"):  # of other programs
+        (tmp_path / f"{name}.parquet").write_bytes(b"PAR1")
+    assert len(find_index(tmp_path).parts) == 3
+    with pytest.raises(DataError, match=rf"000002\.parquet is a part of the embeddings in {tmp_path}\. Give"):
+        find_index(part)
+    table = pq.read_table(part)
+    pq.write_table(table.set_column(1, "sentence", pa.array(["a", None, "b", None])), part)
+    with pytest.raises(DataError, match=r"000002\.parquet, row 2: the sentence is missing\. Remove the file"):
+        find_index(tmp_path).texts()
     (tmp_path / "a.txt.000001.parquet").unlink()
     refused(DataError, r"a\.txt\.000001\.parquet is missing\. Run the same `diffcse embed` command")
 

@@ -36,7 +36,7 @@ from diffcse_jax.search.records import (
     searched_texts,
     table_of,
 )
-from diffcse_jax.search.vector_store import input_state, read_settings, state_of, vector_table
+from diffcse_jax.search.vector_store import find_parts, input_state, read_settings, state_of, vector_table
 
 FORMATS = (".jsonl", ".npy")
 ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is what a crash can cost
@@ -183,7 +183,7 @@ def _open(path: str, columns: Sequence[str], id_column: str, passages: bool) -> 
 
 def _check_settings(output: Path, settings: dict[str, Any]) -> None:
     """Refuse a folder whose first Parquet file has other settings."""
-    parts = sorted(output.glob("*.parquet"))
+    parts = find_parts(output)
     earlier = read_settings(parts[0]) if parts else settings
     settings["model"] = earlier.get("model")  # the same model may be moved
     if changed := [name for name, value in settings.items() if earlier.get(name) != value]:
@@ -208,7 +208,7 @@ class _Job:
         """Embed what is missing of the inputs."""
         digests = {path: texts.corpus.fingerprint() for path, texts in inputs.items()}
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
-        if found := len([*self.output.glob("*.parquet")]):
+        if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
             print(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", file=sys.stderr)
         with self.encoder.warning_once(), Progress("embedding", "sentences") as progress:

@@ -46,6 +46,15 @@ def checked_sentences(sentences: Any) -> list[str]:
     return texts
 
 
+def checked_records(records: Sequence[Any]) -> Sequence[Record]:
+    """Return the records; raise `DataError` unless each is a dict with a string as its `sentence`."""
+    for number, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            raise DataError(f"row {number} is {record!r:.60}, not a dict like row 0. Give strings only, or dicts only")
+    checked_sentences(record.get(TEXT) for record in records)
+    return records
+
+
 @dataclasses.dataclass(frozen=True)
 class Records:
     """The texts of one source. Each iteration reads it from the start."""

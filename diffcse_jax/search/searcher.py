@@ -13,6 +13,7 @@ from diffcse_jax.search.records import (
     TEXT,
     Record,
     Sentences,
+    checked_records,
     checked_sentences,
     read_records,
     searched_texts,
@@ -81,8 +82,7 @@ class Searcher:
         if isinstance(sentences, str | Path):
             records: Sequence[Record] = [*read_records(sentences, "build_index", titled=passages)]
         elif isinstance(sentences, list) and sentences and isinstance(sentences[0], Mapping):
-            records = sentences
-            checked_sentences(record.get(TEXT) for record in records)
+            records = checked_records(sentences)
         else:
             records = [{TEXT: text} for text in checked_sentences(sentences)]
         prompt = self.prompts.choose(None, prompt_name, self.prompts.document)

@@ -91,6 +91,9 @@ class VectorStore:
             table = _read(part, [name for name in _schema(part).names if name != VECTOR])
             if FILE not in table.column_names:  # which those of documents in a folder have
                 table = table.append_column(FILE, pa.repeat(_PART.sub(r"\1", part.name), len(table)))
+            if table[TEXT].null_count:
+                row = table[TEXT].is_null().index(True).as_py() + 1
+                raise DataError(f"{part}, row {row}: the {TEXT} is missing. {_REMEDY}")
             tables.append(table.replace_schema_metadata(None))
         return pa.concat_tables(tables, promote_options="permissive")
 
@@ -118,10 +121,21 @@ def input_state(folder: Path, source: str) -> Path:
     return state_of(folder) / f"{Path(source).name}.json"
 
 
+def find_parts(folder: Path) -> list[Path]:
+    """Return the Parquet files of a folder, without the `.` and `_` files of other programs."""
+    return [
+        part
+        for part in sorted(folder.glob("*.parquet"))
+        if part.name[0] not in "._" or input_state(folder, part.name.rsplit(".", 2)[0]).is_file()
+    ]
+
+
 def find_store(path: Path) -> VectorStore | None:
     """Open a folder of embeddings; return None if there are none."""
-    parts = [part for part in sorted(path.glob("*.parquet")) if VECTOR in _schema(part).names]
+    parts = [part for part in find_parts(path) if VECTOR in _schema(part).names]
     if not parts:
+        if path.suffix == ".parquet" and path.is_file() and _METADATA in (_schema(path).metadata or {}):
+            raise DataError(f"{path} is a part of the embeddings in {path.parent}. Give the folder")
         if path.is_dir() and state_of(path).is_dir():
             raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
         return None
