@@ -158,6 +158,10 @@ def test_columns_are_known_by_their_names_or_chosen_and_never_guessed(tmp_path, 
         open_text(tmp_path / name, "--post", columns=wanted)
 
 
+def test_a_column_that_is_named_may_look_like_a_sentence(tmp_path):
+    assert list(corpus_of(tmp_path / "a.csv", b"What is said?\none\n", columns=("What is said?",))) == [("one",)]
+
+
 def test_json_is_a_list_or_has_an_object_per_line(tmp_path):
     path = tmp_path / "a.json"
     assert list(corpus_of(path, b'\xef\xbb\xbf ["one", "two\\nlines"]')) == [("one",), ("two\nlines",)]
@@ -199,15 +203,18 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n'))
     (folder / "b.jsonl").write_text("")
     (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": 4.5}\n{"text": "five"}\n')
-    for other in ("LICENSE", ".hidden.jsonl"):
+    for other in ("LICENSE", ".hidden.jsonl", "_meta.json"):
         (folder / other).write_text('{"text": "not this"}\n')
+    for link in ("0.csv", "more/b.jsonl"):
+        (folder / link).symlink_to(folder / "more/a.jsonl")
+    assert list(opened(folder / "_meta.json")) == [("not this",)]
     corpus = opened(f"{folder}{name}", columns=("text",))
     assert [row for _, (row,) in corpus.numbered()] == ["one", "two", "three", "five"]
     assert [place.rpartition("/")[2] for place, _ in corpus.numbered()][1:3] == [
         "a.jsonl.gz, line 3",
         "a.jsonl, line 1",
     ]
-    note = "" if name else "; skipped files: 1 without extension"
+    note = "" if name else "; skipped files: 1 without extension, 1 named _*"
     assert corpus.summary() == f"skipped 2 lines: 1 empty, 1 value not a string{note}"
     with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 2: empty"):
         list(opened(f"{folder}{name}", columns=("text",), on_bad_line="error"))

@@ -178,9 +178,20 @@ class RowFile(NamedTuple):
     entries: Callable[[Sequence[str]], Entries]  # starts a pass over some columns
 
 
-def open_file(path: Path) -> RowFile:
-    """Open a file with one of the `EXTENSIONS`; raise `DataError` if the content does not fit the extension."""
-    return _OPENERS[extension(path)](path)
+def open_file(path: Path, wanted: Sequence[str] = ()) -> RowFile:
+    """Open a file with one of the `EXTENSIONS`; raise `DataError` if the content does not fit the extension.
+
+    If no columns are `wanted`, a table whose only column has a name like a sentence is refused.
+    """
+    file = _OPENERS[extension(path)](path)
+    has_sentence = len(file.columns) == 1 and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", file.columns[0])
+    if extension(path) in (".csv", ".tsv") and (not file.columns or (has_sentence and not wanted)):
+        raise DataError(
+            f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
+            f"but it is {next(lines(path), '').strip()[:200]!r}. A file with one sentence per line needs the extension "
+            ".txt"
+        )
+    return file
 
 
 def placed_entries(
@@ -216,11 +227,6 @@ def _open_table(path: Path) -> RowFile:
 
     _, fields = next(rows(), (1, Fault.EMPTY))
     header = () if isinstance(fields, Fault) else tuple(name.strip() for name in fields)
-    if not header or (len(header) == 1 and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", header[0])):
-        raise DataError(
-            f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
-            f"but it is {first.strip()[:200]!r}. A file with one sentence per line needs the extension .txt"
-        )
 
     def entries(_: Sequence[str]) -> Entries:
         for line, fields in itertools.islice(rows(), 1, None):

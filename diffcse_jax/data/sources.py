@@ -47,9 +47,9 @@ class Source(NamedTuple):
         """Return the files with one of these extensions."""
         return [file for file in self.files if extension(file) in kinds]
 
-    def tables(self, kinds: Sequence[str] = readers.TABLES) -> list[RowFile]:
-        """Open the files with one of these extensions, without empty ones."""
-        return [table for table in map(open_file, self.of_kinds(kinds)) if table.columns]
+    def tables(self, wanted: Sequence[str], kinds: Sequence[str] = readers.TABLES) -> list[RowFile]:
+        """Open the files with one of these extensions, without empty ones, to read the `wanted` columns."""
+        return [table for file in self.of_kinds(kinds) if (table := open_file(file, wanted)).columns]
 
 
 def open_corpus(data: DataConfig) -> Corpus:
@@ -114,14 +114,14 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
         root, found = path.parent, [path]
     elif is_pattern:
         matches = map(Path, glob.glob(os.path.expanduser(name), recursive=True))
-        found = sorted(each for each in matches if not each.is_dir())
+        found = _once(each for each in matches if not each.is_dir())
         root = Path(os.path.commonpath([file.parent for file in found])) if found else path
     else:
         root, found = path, _files_below(path)
         if any(file.name == readers.PREPARED for file in found):
             return Source(name, path, is_prepared=True)
     collected = {file.parent for file in found if file.name.startswith("corpus.jsonl")}  # folders of search collections
-    reasons = [_why_skipped(file, collected) for file in found]
+    reasons = [_why_skipped(file, collected, is_named=is_file) for file in found]
     files = tuple(file for file, reason in zip(found, reasons, strict=True) if not reason)
     if problem := next(filter(None, map(why_unreadable, found if is_file else files)), ""):
         raise DataError(f"{option}: {problem}. {KNOWN_NAMES}")
@@ -140,14 +140,22 @@ def _files_below(folder: Path) -> list[Path]:
 
     walk = os.walk(folder, onerror=refuse)
     paths = (Path(root, name).relative_to(folder) for root, _, names in walk for name in names)
-    return sorted(folder / path for path in paths if not any(part.startswith(".") for part in path.parts))
+    return _once(folder / path for path in paths if not any(part.startswith(".") for part in path.parts))
 
 
-def _why_skipped(file: Path, collected: set[Path]) -> str:
+def _once(files: Iterable[Path]) -> list[Path]:
+    """Return files in the order of their names, without links to others of them."""
+    links_first = sorted(files, key=lambda file: (file.is_symlink(), file), reverse=True)
+    return sorted({os.path.realpath(file): file for file in links_first}.values())
+
+
+def _why_skipped(file: Path, collected: set[Path], *, is_named: bool) -> str:
     """Return why a file is not read, or an empty string. `collected` are folders with a `corpus.jsonl`."""
     is_queries = file.name.startswith("queries.jsonl") and file.parent in collected
     if is_queries or (file.parent.name == "qrels" and file.parent.parent in collected):
         return "with queries and judgements"
+    if extension(file) in readers.TABLES and file.name.startswith("_") and not is_named:
+        return "named _*"  # tables of other programs
     return "" if extension(file) in KNOWN_EXTENSIONS else file.suffix or "without extension"
 
 
@@ -170,6 +178,8 @@ def _has_documents(source: Source) -> bool:
 
 def _documents(source: Source, columns: Sequence[str]) -> Documents:
     """Open documents. The columns of tables are title and text, or text."""
+    if columns and not (source.is_prepared or source.of_kinds(readers.TABLES)):
+        raise DataError(f"{source.name} has no columns. Leave data.columns empty")
     if source.name == "docstrings":
         return docstring_documents()
     if source.is_prepared or len(columns) > 2:
@@ -178,7 +188,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
     if source.is_file and extension(source.files[0]) == ".txt":
         return documents.of_text_file(source.files[0])
     prose = [] if columns else source.of_kinds(documents.FORMATS)
-    found, text = source.tables(), columns[-1] if columns else "text"
+    found, text = source.tables(columns or ("text",)), columns[-1] if columns else "text"
     tables = [table for table in found if text in table.columns]
     if not prose and not tables:
         has = f"It has: {listed(found[0].columns)}" if found else "It is empty"
@@ -194,7 +204,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
 
 def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) -> Corpus:
     """Open rows. Errors about columns end with the advice."""
-    name, files, paths = source.name, _row_files(source), source.of_kinds(readers.EXTENSIONS)
+    name, files, paths = source.name, _row_files(source, wanted), source.of_kinds(readers.EXTENSIONS)
     if not files:
         raise NoSentencesError(f"{name}: no JSON object found. A line has one object; json may also be a list")
     columns = tuple(wanted) or _known_columns(files[0].columns)
@@ -217,7 +227,7 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
     return corpus
 
 
-def _row_files(source: Source) -> list[RowFile]:
+def _row_files(source: Source, wanted: Sequence[str]) -> list[RowFile]:
     """Open the rows of a source, without empty files."""
     if source.name == "docstrings":
         return [readers.single_column(Path(source.name), docstring_sentences)]
@@ -231,7 +241,7 @@ def _row_files(source: Source) -> list[RowFile]:
             f"{source.name}: files of several kinds ({_counts(kinds.elements())}). Name the files of one kind with a "
             f"pattern, such as '{source.root}/**/*{next(iter(kinds))}'"
         )
-    return source.tables(readers.EXTENSIONS)
+    return source.tables(wanted, readers.EXTENSIONS)
 
 
 def _known_columns(available: Sequence[str]) -> tuple[str, ...]:

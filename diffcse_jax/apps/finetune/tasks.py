@@ -162,7 +162,7 @@ def _read(task: Task, path: Path, option: str, on_bad_line: str) -> Rows:
         raise DataError(f"{path}: unknown extension. Known: {', '.join(TABLES)}; each except .parquet also .gz, .xz")
     label = "" if option.endswith("test_file") else task.label
     columns = [*dict.fromkeys(filter(None, (*task.texts, label, task.id)))]
-    file = open_file(path)
+    file = open_file(path, columns)
     if missing := next((column for column in columns if column not in file.columns), None):
         raise DataError(f"{path} ({option}): no column {missing!r}. It has: {listed(file.columns)}")
 
