@@ -10,9 +10,8 @@ from pathlib import Path
 if "JAX_PLATFORMS" not in os.environ:  # `cuda,cpu` runs tests on a GPU
     os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-if (
-    os.environ["JAX_PLATFORMS"] == "cpu"
-):  # Compiling takes longer than computing: optimising less saves half of the time.
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    # Compiling takes longer than computing: optimising less saves half of the time.
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib").startswith("0.10."):  # a third less to compile; later ones do not know the flag
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
