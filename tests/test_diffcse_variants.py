@@ -25,7 +25,9 @@ def test_corrective_lm_is_the_mixture_of_copying_and_the_language_model(seed):
     inputs, targets = rng.integers(0, 3, (2, 3, 4))
 
     def loss(copy_logits):
-        losses = corrective_language_model(jnp.array(logits), copy_logits, jnp.array(inputs == targets), targets)
+        losses = corrective_language_model(
+            jnp.array(logits), copy_logits, jnp.array(inputs == targets), jnp.array(targets)
+        )
         return losses.sum(), losses
 
     gradient, losses = jax.grad(loss, has_aux=True)(jnp.array(copy_logits))
