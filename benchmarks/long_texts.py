@@ -64,7 +64,7 @@ def measured(options: argparse.Namespace, length: int, attention: str) -> dict[s
     sizes = checkpoint.config
     if attention == AT_ONCE:
         sizes = dataclasses.replace(sizes, most_queries=length)
-    transformer.has_fused_attention = lambda device: attention == KERNEL
+    transformer.has_fused_attention = lambda device: attention == KERNEL  # otherwise the device decides
     compiled_forward.cache_clear()
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
     network = partial(SentenceNetwork, sizes, POOLER)
@@ -125,6 +125,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     add("--most_bytes", type=float, default=4 << 30, help="more is not run (default: 4 GiB)")
     add("--output", type=Path, help="JSON file for the record")
     options = parser.parse_args(argv)
+    if KERNEL in options.attention and (jax.default_backend() != "gpu" or options.precision != "bfloat16"):
+        parser.error("--attention kernel needs an NVIDIA GPU and --precision bfloat16")
     rows = []
     for length in options.lengths:
         for attention in options.attention:

@@ -97,7 +97,7 @@ def _default_mode(
 
 
 def _load_for(found: SentenceIndex | VectorStore | None, load: Load, source: str, model: str | None) -> SentenceEncoder:
-    """Load the encoder, which must be that of the embeddings, if there are any."""
+    """Load the encoder. If the source holds embeddings, it must be the encoder that made them."""
     there = found.encoder if found else None
     if there is None:
         return load(None)

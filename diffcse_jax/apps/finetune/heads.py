@@ -1,4 +1,4 @@
-"""The first of two stages: the head of a task, trained on embeddings of the frozen encoder."""
+"""Trains the head of a task on embeddings of the frozen encoder, the first of two stages."""
 
 import dataclasses
 import zlib
@@ -53,7 +53,8 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
             network = parameters.bind(definition, head)
             return task_loss(task, network, tuple(sides), labels, jax.random.fold_in(key, index))
 
-        value, gradients = jax.value_and_grad(loss)(head)
+        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
+            value, gradients = jax.value_and_grad(loss)(head)
         updates, state = optimizer.update(gradients, state, head)
         return optax.apply_updates(head, updates), state, value
 
