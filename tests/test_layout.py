@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Each room may import from the rooms before it. CONTRIBUTING.md shows the same order with a line on each.
 ORDER = [
-    *("errors", "options", "io", "hosts", "batch", "models", "losses", "config", "data", "run_folder", "search"),
+    *("errors", "io", "hosts", "batch", "models", "losses", "config", "data", "run_folder", "search"),
     *("encoder", "evaluation", "training", "export", "api", "apps", "cli"),
 ]
 

@@ -6,9 +6,9 @@ authors' code where it differs from the paper. The groups of losses are the loss
 
 import dataclasses
 
+from diffcse_jax.losses.base import option
 from diffcse_jax.models.pooling import POOLERS, is_pooler
 from diffcse_jax.models.transformer import DROPOUT_MASKS
-from diffcse_jax.options import option
 
 SWITCH = ("auto", "on", "off")
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records

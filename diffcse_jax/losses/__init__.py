@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
-from diffcse_jax.losses.base import Loss, Metrics, RunInfo
+from diffcse_jax.losses.base import Loss, Metrics, RunInfo, option
 from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
-from diffcse_jax.options import option
 
 UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors
 

@@ -6,9 +6,9 @@ Each loss is a frozen dataclass whose fields are its options. The same object is
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
@@ -17,9 +17,44 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.models.forward import Computation, SharedForward
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Network
-from diffcse_jax.options import option
 
 Metrics = dict[str, jax.Array]
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    choices: tuple[str, ...] = (),
+    also: Callable[[str], bool] = lambda value: False,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    low: float | None = None,
+    high: float | None = None,
+    changes: Literal["training", "selection", "nothing"] = "training",
+) -> Any:
+    """Return a dataclass field for an option.
+
+    Args:
+        default: The default value. Its type is that of the field.
+        doc: The description, for the reference of keys.
+        choices: The accepted values. Empty: any value of the type.
+        also: Whether a value that is not one of the choices is accepted.
+        aliases: Other names of choices.
+        low: The smallest accepted number.
+        high: The largest accepted number.
+        changes: What depends on the option: `training` (the trained parameters), `selection` (only which of the trained
+            checkpoints is exported) or `nothing` (only where and how fast a run is computed, and what it logs).
+    """
+    metadata = {"doc": doc, "choices": choices, "also": also, "aliases": aliases, "low": low, "high": high}
+    metadata["changes"] = changes
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Table(dict[str, Any]):
+    """Groups of options under names that the user chooses. Hashable, because a configuration is."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
 
 
 class Checkpoints(NamedTuple):

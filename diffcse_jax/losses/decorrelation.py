@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.losses.base import Loss, Metrics
+from diffcse_jax.losses.base import Loss, Metrics, option
 from diffcse_jax.models.forward import SharedForward
 from diffcse_jax.models.pooling import dot_product, standardize
-from diffcse_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)

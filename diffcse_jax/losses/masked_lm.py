@@ -10,13 +10,12 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo, option
 from diffcse_jax.losses.diffcse import Masked, mask_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead, ReconstructionHead, reconstruction_start
 from diffcse_jax.models.parameters import Network
-from diffcse_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)
