@@ -86,8 +86,7 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Train as the configuration says, and score the best checkpoint and what the run recommends."""
     from diffcse_jax.run_folder.records import read_selection
     from diffcse_jax.search.fusion import DEFAULT_WEIGHT
-    from diffcse_jax.training.selection import THIS_MODEL
-    from diffcse_jax.training.train import train
+    from diffcse_jax.training.train import THIS_MODEL, train
 
     verdict = train(config, place)
     selection = read_selection(place)
@@ -187,7 +186,7 @@ def agreement(run: Mapping[str, Any]) -> dict[str, float]:
 
 def name_of(system: Mapping[str, Any]) -> str:
     """Return the name of a system of a run's table, as this benchmark calls it."""
-    from diffcse_jax.training.selection import THIS_MODEL
+    from diffcse_jax.training.train import THIS_MODEL
 
     if not system["encoder"]:
         return "BM25"

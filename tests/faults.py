@@ -125,7 +125,7 @@ def serve(world: "World", command: str, fault: Fault, record_all: bool) -> None:
     """Be the process of a command. Its exit code is that of the command; `multiprocessing` prints tracebacks."""
     from diffcse_jax.errors import reported_to_user
 
-    sys.modules["diffcse_jax.export.folder"]._installed = lambda module: False  # PyTorch's readers take long
+    sys.modules["diffcse_jax.export"]._installed = lambda module: False  # PyTorch's readers take long
     sys.modules["diffcse_jax.api"].draw_curves = lambda workdir: workdir
     library = ctypes.CDLL(os.environ["DIFFCSE_FAULTY_FILES"])
     library.fault_after.argtypes = [ctypes.c_double, ctypes.c_int]

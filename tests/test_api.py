@@ -49,7 +49,7 @@ class Recorder(Callback):
 @pytest.mark.slow
 def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(minilm_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("diffcse_jax.export.folder._installed", lambda module: False)  # PyTorch's check of the export
+    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of the export
     monkeypatch.chdir(tmp_path)
     settings = run_settings(
         tmp_path, minilm_dir, train={"steps": 6, "log_every": 2, "packing": "off"}, eval={"every": 3},

@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
+from diffcse_jax.run_folder import open_run
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests, read_arrays, read_encoder
-from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.run_folder.records import Measured, Record
 
 CONFIG = config_of(SIMCSE, {"model": {"projector": "none", "pooler": "avg"}})

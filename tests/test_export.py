@@ -9,18 +9,16 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
-from diffcse_jax import SentenceEncoder
+from diffcse_jax import SentenceEncoder, export
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.backends import TorchEncoder
-from diffcse_jax.export import folder as export
-from diffcse_jax.export import onnx
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.run_folder import describe_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
-from diffcse_jax.run_folder.folder import describe_base_model
 from diffcse_jax.run_folder.records import Record
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.
@@ -131,7 +129,7 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
         expected = normalize(ours) if "InferenceSession" in block else ours
         np.testing.assert_allclose(np.array(names["embeddings"]), expected, atol=1e-5)
     for texts in (["dog"], ["a dog and a cat", "dog", "dogs " * 20]):  # without padding and with
-        np.testing.assert_allclose(onnx.encode(out, texts), normalize(encoder.encode(texts)), atol=1e-5)
+        np.testing.assert_allclose(export.encode_onnx(out, texts), normalize(encoder.encode(texts)), atol=1e-5)
 
 
 def test_a_wrong_export_leaves_nothing(saved, tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def test_without_the_package_its_keys_are_unknown(key):
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_the_worked_example_trains(tmp_path, minilm_dir, monkeypatch):
-    monkeypatch.setattr("diffcse_jax.export.folder._installed", lambda module: False)  # PyTorch's check of the export
+    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of the export
     groups = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}, "uniformity": {"weight": 1.0}}
     groups |= {"train": {"steps": 3, "chunk_size": 4, "packing": "off"}, "eval": {"every": 0}, "mesh": {"data": 1}}
     settings = run_settings(tmp_path, minilm_dir, **groups)

@@ -27,8 +27,8 @@ from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.hosts import StopRequest
 from diffcse_jax.io import read_sealed
 from diffcse_jax.losses.finetune import Task, features
+from diffcse_jax.run_folder import HEADS
 from diffcse_jax.run_folder.checkpoints import read_parameters
-from diffcse_jax.run_folder.folder import HEADS
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module

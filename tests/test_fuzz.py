@@ -35,7 +35,7 @@ from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.io import find_run
 from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.models.heads import MlpProjector
-from diffcse_jax.run_folder.folder import read_config
+from diffcse_jax.run_folder import read_config
 
 EXAMPLES = int(os.environ.get("DIFFCSE_FUZZ_EXAMPLES", "0"))
 SECONDS, MEGABYTES = 10, 500  # of an example, and of all of them

@@ -18,8 +18,8 @@ from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import hosts
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.run_folder import held
 from diffcse_jax.run_folder.checkpoints import read_encoder
-from diffcse_jax.run_folder.folder import held
 from diffcse_jax.run_folder.records import read_metrics
 
 REPOSITORY = Path(__file__).parents[1]

@@ -14,8 +14,8 @@ from diffcse_jax.export import card
 from diffcse_jax.export.card import BIBTEX, model_card, papers_of
 from diffcse_jax.losses.base import Loss
 from diffcse_jax.models.hf import Pretrained, transformer_config
+from diffcse_jax.run_folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
-from diffcse_jax.run_folder.folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.records import Record
 
 SIZES = transformer_config(hf_config_of("bert"), source="test")
@@ -39,7 +39,7 @@ def saved_with(config: Config, **fields: object) -> SavedEncoder:
 
 def card_of(saved: SavedEncoder, base: BaseModel = BASE, **fields: object) -> str:
     given = {"name": "ada/model", "truncate_dim": None, "hub_id": None, "license": None, "language": ()}
-    given |= {"results": ({}, None), "check": "They agree.", "onnx": False}
+    given |= {"results": ({}, None), "check": "They agree.", "graph": ""}
     return model_card(saved, base, **given | fields)
 
 

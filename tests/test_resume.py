@@ -21,7 +21,7 @@ from tiny_run import environment, overrides, run_settings
 from diffcse_jax import api
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import DiskError, UserError
-from diffcse_jax.run_folder.folder import read_config
+from diffcse_jax.run_folder import read_config
 from diffcse_jax.run_folder.records import MetricsWriter, read_metrics
 
 REPOSITORY = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.api import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.run_folder.folder import (
+from diffcse_jax.run_folder import (
     BaseModel,
     describe_base_model,
     encoder_folder,

@@ -15,13 +15,13 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.models import parameters
 from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.run_folder import open_run
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, read_encoder
-from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.run_folder.records import Measured, Record, read_selection, write_baseline
-from diffcse_jax.training import selection
+from diffcse_jax.training import train as selection
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
-from diffcse_jax.training.selection import check_interpolation, select
+from diffcse_jax.training.train import check_interpolation, select
 
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
 INTERVAL = "95% interval +3.50 to +6.50"

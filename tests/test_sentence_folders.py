@@ -16,7 +16,7 @@ from diffcse_jax import SentenceEncoder, train
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.backends import TorchEncoder
-from diffcse_jax.export import onnx
+from diffcse_jax.export import encode_onnx, write_onnx
 from diffcse_jax.models.sentence_head import TORCH_ACTIVATIONS
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh
@@ -119,8 +119,8 @@ def test_a_layout_is_trained_through_and_exported_as_it_came(folder, tmp_path, m
     assert modules_of(export) == modules_of(start)
     for before, after in zip(weights_of(start), weights_of(export), strict=True):
         assert (before != after).any()
-    onnx.write(export)
-    np.testing.assert_allclose(onnx.encode(export, TEXTS), encoder.encode(TEXTS, normalize=True), atol=1e-5)
+    write_onnx(export)
+    np.testing.assert_allclose(encode_onnx(export, TEXTS), encoder.encode(TEXTS, normalize=True), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from diffcse_jax.models.hf import read
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.sentence_head import HeadLayer, RecordedHead
-from diffcse_jax.run_folder.folder import open_run
+from diffcse_jax.run_folder import open_run
 from diffcse_jax.training import networks
 
 SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."]

@@ -1,5 +1,288 @@
-"""Write a trained model as a Hugging Face and sentence-transformers folder, check it, and add a model card."""
+"""Write a trained model as a Hugging Face folder that sentence-transformers reads as well, and check it.
 
-from diffcse_jax.export.folder import export
+The folder is read back and compared with the encoder in memory before it gets its name. PyTorch takes part in the
+comparison if it is installed.
+"""
 
-__all__ = ["export"]
+import functools
+import importlib.util
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
+from diffcse_jax.export.card import model_card, recorded_results
+from diffcse_jax.hosts import quiet_transformers
+from diffcse_jax.io import (
+    EXPORT_CHECK,
+    disk_errors,
+    expand_path,
+    find_run,
+    read_json_object,
+    replace_dir,
+    write_json,
+    write_sealed,
+    write_tensors,
+    write_text,
+)
+from diffcse_jax.models import families, hf, pooling_modules
+from diffcse_jax.models.pooling import normalize
+from diffcse_jax.run_folder import is_hub_id, read_base_model
+from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
+from diffcse_jax.run_folder.records import SEARCH, origin
+
+TOLERANCE = 1e-4  # relative to the largest number in the embeddings
+GRAPH = "onnx/model.onnx"
+ONNX_PACKAGES = ("torch", "sentence_transformers", "onnx", "onnxruntime")  # to write and to check that file
+
+SAMPLES = (
+    "A man is playing a guitar on stage.",
+    "Someone performs music for an audience.",
+    "The stock market fell sharply on Monday.",
+    "Is it possible to learn a language in three months?",
+    "no",
+    'Café prices rose by 12.5 % in 2023, according to the "Daily News".',
+    "The committee, which had met twice before without reaching any agreement, finally decided that the bridge should "
+    "be rebuilt with stone from the old quarry rather than with steel.",
+    "Numbers: 1, 22, 333; symbols: @ # & * ( )",
+)
+
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+_PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
+
+
+def export(
+    model: Path,
+    output: Path,
+    truncate_dim: int | None = None,
+    *,
+    with_onnx: bool = False,
+    hub_id: str | None = None,
+    license: str | None = None,
+    language: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write the encoder that a run has selected, or the one of a checkpoint, as a Hugging Face folder.
+
+    Args:
+        model: A run's folder, or a checkpoint in it.
+        output: The folder to write. An earlier export there is replaced.
+        truncate_dim: The size that readers of the folder cut embeddings to; None for whole embeddings.
+        with_onnx: Add an ONNX file.
+        hub_id: The model's id on the hub, `USER/NAME`, for the model card.
+        license: The license for the model card, if it differs from the base model's.
+        language: The codes of languages for the model card, if they differ from those of the training text.
+
+    Returns:
+        The content of `export_check.json` without checksums: for each reader of the folder, the largest difference
+        between its embeddings of sample sentences and those of the encoder in memory.
+
+    Raises:
+        UserError: There is nothing to export, an option is invalid, `output` is a folder that is not an export, it
+            cannot be written, or the embeddings differ. Nothing is left of a failed export.
+    """
+    source, output = expand_path(model), expand_path(output).resolve()
+    for package in ONNX_PACKAGES if with_onnx else ():
+        require_extra(package, "onnx")
+    saved = read_encoder(source)
+    if with_onnx and not saved.prompts.pooled:
+        raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
+    pooling_modules.checked_truncation(truncate_dim, saved.embedding_size)
+    results = recorded_results(source, saved, truncate_dim)
+    with disk_errors(
+        output, safe="The checkpoints and any earlier export are complete.", instead="name another folder"
+    ):
+        if output.exists() and not (output / EXPORT_CHECK).is_file() and (not output.is_dir() or any(output.iterdir())):
+            raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
+        with replace_dir(output) as folder:
+            write_folder(saved, folder, truncate_dim)
+            if saved.search:
+                write_json(folder / SEARCH, dict(saved.search))
+            if with_onnx:
+                write_onnx(folder, truncate_dim)
+            check = check_folder(saved, folder, truncate_dim)
+            write_sealed(folder / EXPORT_CHECK, check, folder.rglob("*"))
+            card = model_card(
+                saved,
+                read_base_model(saved.checkpoint.folder),
+                name=(find_run(source) or source).resolve().name,
+                truncate_dim=truncate_dim,
+                hub_id=hub_id,
+                license=license,
+                language=language,
+                results=results,
+                check=_describe(check),
+                graph=GRAPH if with_onnx else "",
+            )
+            write_text(folder / "README.md", card)
+    print(f"exported to {output}: {origin(saved.interpolation, saved.step)}")
+    print(_describe(check))
+    if families.FAMILIES[saved.checkpoint.config.family].pooler and not saved.checkpoint.pooler:
+        print(
+            "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
+            f"{saved.pooler} does not use it. Do not use `pooler_output`"
+        )
+    return check
+
+
+def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:
+    """Write configuration, weights, tokenizer and modules into an existing folder."""
+    trained = saved.checkpoint
+    sizes = trained.config
+    architecture = families.FAMILIES[sizes.family].architecture
+    hf_config = dict(trained.hf_config) | {"architectures": [architecture], "dtype": "float32"}
+    for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
+        hf_config.pop(key, None)
+    if saved.pooler in pooling_modules.TWO_LAYER_POOLERS:
+        hf_config["output_hidden_states"] = True
+    write_json(folder / "config.json", _without_paths(hf_config))
+
+    tensors = hf.to_hf(trained.transformer, "transformer", sizes)
+    if trained.pooler:
+        tensors |= hf.to_hf(trained.pooler, "pooler", sizes)
+    write_tensors(folder / "model.safetensors", tensors)
+
+    for name in _TOKENIZER_FILES:
+        if (trained.folder / name).is_file():
+            shutil.copyfile(trained.folder / name, folder / name)
+    if (folder / _TOKENIZER_FILES[0]).is_file():
+        write_json(folder / _TOKENIZER_FILES[0], _without_paths(read_json_object(folder / _TOKENIZER_FILES[0])))
+    unlimited_tokenizer(load_tokenizer(trained.folder)).save(str(folder / "tokenizer.json"))
+
+    record = saved.recorded._replace(truncate_dim=truncate_dim)
+    pooling_modules.write(folder, record, sizes.num_blocks, sizes.hidden_size)
+    length = pooling_modules.max_length_of(trained.folder, sizes.max_length)
+    write_json(folder / pooling_modules.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
+
+
+def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:
+    """Compare the embeddings of every available reader of the folder with those of the encoder in memory.
+
+    Raises:
+        CheckpointError: They differ by more than the tolerance, or they are NaN or infinite.
+    """
+    prompts = dict.fromkeys(["", saved.prompts.query, saved.prompts.document])
+
+    def embeddings(encode: Callable[..., np.ndarray]) -> np.ndarray:
+        return np.concatenate([encode(SAMPLES, prompt=prompt) for prompt in prompts])
+
+    expected = embeddings(SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim).encode)
+    if not np.isfinite(expected).all():
+        raise CheckpointError(f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite")
+    differences = {}
+    for name, encode in _readers(folder).items():
+        found, wanted = embeddings(encode), normalize(expected) if name == GRAPH else expected
+        same_shape = found.shape == wanted.shape  # not if a reader does not cut
+        differences[name] = float(np.abs(found - wanted).max()) if same_shape else np.inf
+        scale = float(np.abs(wanted).max())
+        if not differences[name] <= TOLERANCE * scale:
+            raise CheckpointError(
+                f"the export does not match the model: read by {name}, its embeddings differ by "
+                f"{differences[name]:.2e}, which is more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
+            )
+    return {"maximal_absolute_difference": differences, "tolerance": TOLERANCE, "sentences": len(SAMPLES)}
+
+
+def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
+    """Return the independent readers that are available here, by name. The ONNX graph normalises embeddings."""
+    readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
+    if _installed("sentence_transformers"):
+        from sentence_transformers import SentenceTransformer
+
+        with quiet_transformers():
+            model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
+        readers["sentence_transformers"] = functools.partial(model.encode, show_progress_bar=False)
+    if (folder / GRAPH).is_file():
+        readers[GRAPH] = functools.partial(encode_onnx, folder)
+    return readers
+
+
+def _describe(check: Mapping[str, Any]) -> str:
+    """Return the differences in `export_check.json` as a sentence."""
+    readers = ", ".join(f"{name} {value:.1e}" for name, value in check["maximal_absolute_difference"].items())
+    return f"Largest difference from the trained model's embeddings on {check['sentences']} sentences: {readers}."
+
+
+def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
+    """Remove local paths that libraries have recorded; hub ids stay."""
+    return {
+        key: value
+        for key, value in settings.items()
+        if key not in _PATHS or (key.endswith("name_or_path") and is_hub_id(value))
+    }
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+# ONNX
+
+
+def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
+    """Add transformer, pooling and normalisation as one graph to an exported folder, whose embeddings are cut.
+
+    Its inputs are `input_ids`, `attention_mask` and, if the family has them, `token_type_ids`, each of shape (batch,
+    length). It returns `sentence_embedding`, (batch, dim), of length 1, and `last_hidden_state`, (batch, length,
+    hidden). The names are those of sentence-transformers' `backend="onnx"`.
+    """
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    # Attention in plain operations: not every operator set has the fused one.
+    options = {"attn_implementation": "eager"}
+    with quiet_transformers():
+        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, model_kwargs=options)
+    tokenizer = load_tokenizer(folder)
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    names = [name for name in inputs if name in tokenizer.model_input_names]
+    # Two lengths, to trace padding.
+    tokens = tokenizer(["a cat", "a cat that sleeps on the warm stones"], padding=True, return_tensors="pt")
+
+    class Graph(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *inputs: Any) -> tuple[Any, Any]:
+            transformer, *poolers = self.model
+            outputs = transformer(dict(zip(names, inputs, strict=True)))
+            last = outputs["token_embeddings"]  # a pooler over two layers replaces it
+            for pooler in poolers:
+                outputs = pooler(outputs)
+            embeddings = outputs["sentence_embedding"][:, :truncate_dim]
+            return last, torch.nn.functional.normalize(embeddings, dim=-1)
+
+    (folder / GRAPH).parent.mkdir()
+    axes = {name: {0: "batch", 1: "length"} for name in [*names, "last_hidden_state"]}
+    with warnings.catch_warnings(action="ignore"):  # of the tracer
+        # The older exporter: the newer one needs one more package, onnxscript.
+        torch.onnx.export(
+            Graph().eval(),
+            tuple(tokens[name] for name in names),
+            str(folder / GRAPH),
+            input_names=names,
+            output_names=["last_hidden_state", "sentence_embedding"],
+            dynamic_axes=axes | {"sentence_embedding": {0: "batch"}},
+            opset_version=17,  # the first one with layer normalisation; ONNX Runtime reads it since 1.12
+            dynamo=False,
+        )
+
+
+def encode_onnx(folder: Path, sentences: Sequence[str], prompt: str = "") -> Float32[np.ndarray, "sentences dim"]:
+    """Return embeddings of length 1 by ONNX Runtime on CPU. Sentences longer than the model's positions are cut."""
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
+    limit = read_json_object(folder / pooling_modules.TEXT_SETTINGS)["max_seq_length"]
+    options = {"padding": True, "truncation": True, "max_length": limit, "return_tensors": "np"}
+    tokens = load_tokenizer(folder)([prompt + sentence for sentence in sentences], **options)
+    inputs = {each.name: tokens[each.name].astype(np.int64) for each in session.get_inputs()}
+    (embeddings,) = session.run(["sentence_embedding"], inputs)
+    return embeddings

@@ -13,13 +13,12 @@ from huggingface_hub import ModelCard, ModelCardData
 import diffcse_jax
 from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
 from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column, table
-from diffcse_jax.export.onnx import GRAPH
 from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run
 from diffcse_jax.models import families
 from diffcse_jax.models.pooling import OTHER_POOLERS
 from diffcse_jax.models.pooling_modules import max_length_of
+from diffcse_jax.run_folder import BaseModel, is_local
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
-from diffcse_jax.run_folder.folder import BaseModel, is_local
 from diffcse_jax.run_folder.records import SELECTION, origin
 from diffcse_jax.run_folder.summary import RESULTS, read_results
 
@@ -46,7 +45,7 @@ def model_card(
     language: Sequence[str],
     results: tuple[Results, Results | None],
     check: str,
-    onnx: bool,
+    graph: str,
 ) -> str:
     """Return the content of README.md: metadata as YAML, then Markdown.
 
@@ -71,7 +70,7 @@ def model_card(
         language=(codes[0] if len(codes) == 1 else list(codes)) or None,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        tags=[*_TAGS, *["matryoshka"] * bool(config.matryoshka.sizes), *["onnx"] * onnx],
+        tags=[*_TAGS, *["matryoshka"] * bool(config.matryoshka.sizes), *["onnx"] * bool(graph)],
         **licenses,
     )
     ours = f"this model ({saved.pooler})"
@@ -99,7 +98,7 @@ def model_card(
         other_poolers=OTHER_POOLERS,
         prompts=", ".join(f"{name} `{prompt}`" for name, prompt in saved.prompts.by_name.items() if prompt),
         has_pooler=bool(families.FAMILIES[sizes.family].pooler),
-        graph=GRAPH if onnx else "",
+        graph=graph,
         command=command_of(config),
         configuration=json.dumps(portable(config), indent=2),
         citations=[BIBTEX[paper] for paper in papers_of(config)],

@@ -35,7 +35,7 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
-from diffcse_jax.run_folder.folder import damaged_path, read_config, read_start
+from diffcse_jax.run_folder import damaged_path, read_config, read_start
 from diffcse_jax.run_folder.records import METRICS, Measured, Record, read_baseline, read_selection, read_weights
 
 _ARRAYS = ("params", "opt_state")

@@ -29,7 +29,7 @@ from diffcse_jax.io import (
     write_text,
 )
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.folder import START, damaged_path
+from diffcse_jax.run_folder import START, damaged_path
 
 METRICS = "metrics.jsonl"
 SELECTION = "selection.json"

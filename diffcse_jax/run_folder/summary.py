@@ -1,17 +1,20 @@
-"""Reads a run's records, whether it is finished or in progress, and describes the result in words."""
+"""What a run's records say, finished or in progress: the result in words, and the charts of its metrics."""
 
 import contextlib
 import dataclasses
+import functools
+import io
 import math
-from collections.abc import Sequence
+import re
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, counted
+from diffcse_jax.errors import CheckpointError, counted, require_extra
 from diffcse_jax.io import expand_path, find_run, read_json_object
-from diffcse_jax.run_folder import records
-from diffcse_jax.run_folder.folder import read_config, read_start
+from diffcse_jax.run_folder import read_config, read_start, records
 
 RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
 
@@ -152,3 +155,158 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 def readable(metric: str) -> str:
     """Return a metric's name for people."""
     return metric.removeprefix("dev/").replace("_", " ")
+
+
+# Charts, in colours for any page
+
+BASELINE = "#7d868f"  # the colour of starting checkpoints
+COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")  # readable on white and on black
+INK = "#010203"  # stands for the colour of the page's text
+STYLE = {
+    "svg.fonttype": "none",  # text stays text, so that it can be read aloud and searched
+    "font.family": "sans-serif",
+    "axes.facecolor": "none",
+    "axes.edgecolor": BASELINE,
+    "axes.labelcolor": INK,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.ymargin": 0.12,
+    "grid.color": BASELINE,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.fontsize": "small",
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+MOST_ACROSS = 4  # charts next to one another in a picture
+WIDEST_LINEAR = 30.0  # a positive line over a wider range gets a logarithmic axis
+MOST_MARKERS = 40  # points of a line that each get a marker
+SIMILARITIES = ("similarity_positive", "similarity_negative")
+
+
+class Line(NamedTuple):
+    """A line through points (x, y). Its label is empty if the chart has one line."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    colour: str
+
+
+class Level(NamedTuple):
+    """A dashed horizontal line, such as the score of the starting checkpoint."""
+
+    label: str
+    y: float
+    colour: str = BASELINE
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """One or more metrics of a run over its steps."""
+
+    title: str
+    lines: Sequence[Line]
+    levels: Sequence[Level] = ()
+    log: bool = False  # a logarithmic vertical axis
+
+    @functools.cached_property
+    def svg(self) -> Any:
+        """The chart as markup that takes the page's text colour and names itself for screen readers."""
+        from markupsafe import Markup, escape
+
+        content = io.StringIO()
+        _draw([self], content, (5, 3.6), format="svg", transparent=True, metadata={"Date": None})
+        svg = content.getvalue()
+        svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+        prefix = f"c{zlib.crc32(self.title.encode())}-"  # charts share a page: the names of their parts must differ
+        svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg.replace(INK, "currentColor"))
+        return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(self.title)}"', 1))
+
+    def draw(self, axes: Any) -> None:
+        """Draw the chart, without its title, into axes of matplotlib."""
+        for index, line in enumerate(self.lines):
+            xs, ys = zip(*line.points, strict=True)
+            every = 1 if len(xs) <= MOST_MARKERS else [len(xs) - 1]
+            marker = "osv^Dp"[index % 6]
+            axes.plot(xs, ys, marker=marker, markevery=every, color=line.colour, label=line.label or None)
+        for level in self.levels:
+            axes.axhline(level.y, linestyle="--", linewidth=1.4, color=level.colour, label=level.label)
+        if self.log:
+            axes.set_yscale("log")
+        axes.set(xlabel="step", ylabel=self.title)
+        ticker = require_extra("matplotlib.ticker", "report")
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+        if any(line.label for line in self.lines) or self.levels:
+            axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def draw_curves(workdir: Path) -> Path:
+    """Draw a run's dev metrics and losses into `WORKDIR/report/curves.png`, and return its path."""
+    found = curves(read_run(workdir))
+    path = workdir / "report" / "curves.png"
+    path.parent.mkdir(exist_ok=True)
+    _draw([*found["dev"], *found["losses"]], path, (4.6, 4.2), dpi=120)
+    return path
+
+
+def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **options: Any) -> None:
+    """Draw charts into a file, next to one another and each of this size in inches. Several charts have titles."""
+    matplotlib, figures = (require_extra(name, "report") for name in ("matplotlib", "matplotlib.figure"))
+    across = min(max(len(charts), 1), MOST_ACROSS)
+    down = max(math.ceil(len(charts) / across), 1)
+    salt = charts[0].title if charts else ""  # makes equal charts equal files
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": salt}):
+        figure = figures.Figure(figsize=(size[0] * across, size[1] * down), layout="constrained")
+        for number, chart in enumerate(charts, 1):
+            axes = figure.add_subplot(down, across, number, title=chart.title if charts[1:] else "")
+            chart.draw(axes)
+        figure.savefig(file, **options)
+
+
+def curves(run: Run) -> dict[str, list[Chart]]:
+    """Return the charts of a run's metrics by section: `dev`, `losses` and `others`."""
+    names = list(dict.fromkeys(name for row in run.rows for name in row))
+    own = {title: metrics for loss in run.config.losses.values() for title, metrics in loss.panels.items()}
+
+    chosen = f"dev/{run.metric}"
+    recalls = [name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen]
+    dev = {f"dev metric {readable(chosen)}": [chosen], "recall, %": recalls}
+    dev |= {readable(name): [name] for name in names if name.startswith("dev/") and name not in [chosen, *recalls]}
+
+    terms = [name for name in names if name.startswith("loss_")]
+    losses: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms}
+    if len(losses) != 1:
+        losses["loss (weighted sum)"] = ["loss"]
+    losses |= own | {"similarity of pairs and of others": SIMILARITIES}
+
+    shown = {"step", "loss", "bad_steps", *SIMILARITIES, *(name for metrics in own.values() for name in metrics)}
+    rest = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
+    others = {f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name] for name in rest}
+    return {"dev": _charts(dev, run), "losses": _charts(losses, run, may_be_log=True), "others": _charts(others, run)}
+
+
+def _charts(panels: Mapping[str, Sequence[str]], run: Run, *, may_be_log: bool = False) -> list[Chart]:
+    """Return a chart for each title and its metrics, if there are values."""
+    charts = []
+    for title, names in panels.items():
+        lines, levels = [], []
+        for index, name in enumerate(names):
+            label, colour = (readable(name) if len(names) > 1 else ""), COLOURS[index % len(COLOURS)]
+            if points := run.points(name):
+                lines.append(Line(label, points, colour))
+            if name.startswith("dev/"):
+                start = run.points("start/" + name.removeprefix("dev/"))[:1]
+                levels += [
+                    Level(f"{label} before training".strip(), y, colour if label else BASELINE) for _, y in start
+                ]
+        if lines:
+            ys = [y for line in lines for _, y in line.points]
+            log = may_be_log and min(ys) > 0 and max(ys) / min(ys) > WIDEST_LINEAR
+            charts.append(Chart(title, lines, levels, log))
+    return charts

@@ -30,7 +30,7 @@ PAGES = [page for page in PAGES if blocks_of(page) and page not in HAVE_TESTS]
 def without_torch():
     """Exports are not compared with PyTorch here. The quickstart's are."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("diffcse_jax.export.folder._installed", lambda module: False)
+        patched.setattr("diffcse_jax.export._installed", lambda module: False)
         yield
 
 

@@ -20,8 +20,8 @@ from diffcse_jax.io import CHECKPOINTS, disk_errors, expand_path, json_digest, r
 from diffcse_jax.losses.finetune import AVERAGE, head_of
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.run_folder import HEADS, open_run
 from diffcse_jax.run_folder.checkpoints import saved_steps
-from diffcse_jax.run_folder.folder import HEADS, open_run
 from diffcse_jax.run_folder.records import read_baseline
 from diffcse_jax.training import networks
 from diffcse_jax.training.loop import Run

@@ -11,8 +11,7 @@ from diffcse_jax.evaluation.results import compared, task_title
 from diffcse_jax.export.card import command_of
 from diffcse_jax.hosts import keep_compiled, log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
-from diffcse_jax.run_folder.summary import Run, read_run, readable
-from diffcse_jax.training.curves import curves
+from diffcse_jax.run_folder.summary import Run, curves, read_run, readable
 
 SECTIONS = {
     "outcome": "Outcome",
