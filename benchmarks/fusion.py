@@ -18,8 +18,7 @@ from benchmarks import measure
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.evaluation.search_collections import read_collection
 from diffcse_jax.search.embeddings import STORAGES, Embeddings
-from diffcse_jax.search.fusion import DEFAULT_WEIGHT, WEIGHTS, best_rows, combine, ndcg
-from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.lexical import DEFAULT_WEIGHT, WEIGHTS, LexicalIndex, best_rows, combine, ndcg
 
 RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al. 2009)
 Fusion = Callable[[np.ndarray, np.ndarray, float], np.ndarray]

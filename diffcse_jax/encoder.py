@@ -35,9 +35,8 @@ from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.sentence_head import NO_HEAD, RecordedHead
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
-from diffcse_jax.search.index import check_count
+from diffcse_jax.search.index import Searcher, check_count
 from diffcse_jax.search.records import TEXT, Record, Sentences, as_passages, checked_sentences, split_text, title_of
-from diffcse_jax.search.searcher import Searcher
 from diffcse_jax.search.vector_store import EncoderRecord
 
 PRECISIONS = ("float32", "bfloat16")

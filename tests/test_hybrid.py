@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.fusion import DEFAULT_WEIGHT, best_rows, choose_weight, combine, ndcg
 from diffcse_jax.search.index import SentenceIndex
-from diffcse_jax.search.lexical import LexicalIndex, detect_language, split_words
+from diffcse_jax.search.lexical import (
+    DEFAULT_WEIGHT,
+    LexicalIndex,
+    best_rows,
+    choose_weight,
+    combine,
+    detect_language,
+    ndcg,
+    split_words,
+)
 from diffcse_jax.search.vector_store import EncoderRecord
 
 pytest.importorskip("bm25s")

@@ -7,7 +7,7 @@ from diffcse_jax.evaluation.dev import RetrievalMetric
 from diffcse_jax.evaluation.systems import HYBRID, System, compare_systems, describe_recommendation, recommend
 from diffcse_jax.evaluation.tasks import find_task
 from diffcse_jax.io import write_json
-from diffcse_jax.search.searcher import recommended
+from diffcse_jax.search.index import recommended
 
 # The letter gives the direction of a text, and the other words are for BM25.
 WORDS = ["one", "two", "six", "ten", "cat", "dog", "sun", "sea", "red", "tea"]

@@ -19,9 +19,8 @@ from diffcse_jax.apps import render
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.hosts import keep_compiled
-from diffcse_jax.search.index import Hit
+from diffcse_jax.search.index import Hit, recommended
 from diffcse_jax.search.records import TEXT, Record, read_all, title_of
-from diffcse_jax.search.searcher import recommended
 
 LONGEST_QUERY = 1000  # characters
 EXAMPLES = 3  # texts on the page before the first query

@@ -11,9 +11,8 @@ from typing import Any
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
 from diffcse_jax.io import expand_path
-from diffcse_jax.search.index import Hit, SentenceIndex, find_index
+from diffcse_jax.search.index import Hit, SentenceIndex, find_index, recommended
 from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, as_passages, in_chunks, read_all, table_of, title_of
-from diffcse_jax.search.searcher import recommended
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore
 
 QUERIES_AT_ONCE = 1024

@@ -17,8 +17,7 @@ from diffcse_jax.evaluation.dev import MOST_PAIRS, RetrievalMetric, paired_inter
 from diffcse_jax.evaluation.held_out import held_out_queries
 from diffcse_jax.evaluation.retrieval import competing, encode_pairs, ranks_among
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.fusion import choose_weight, combine
-from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.lexical import LexicalIndex, choose_weight, combine
 
 BM25 = "BM25"
 HYBRID = "mrr with BM25"
