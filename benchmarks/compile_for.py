@@ -37,11 +37,11 @@ from diffcse_jax.batch import (  # noqa: E402
 )
 from diffcse_jax.config import Config, configuration, read_overrides  # noqa: E402
 from diffcse_jax.errors import ConfigError, reported_to_user  # noqa: E402
-from diffcse_jax.models import parameters  # noqa: E402
+from diffcse_jax.models import layers  # noqa: E402
 from diffcse_jax.models.forward import SentenceNetwork, compiled_forward  # noqa: E402
 from diffcse_jax.models.hf import Pretrained  # noqa: E402
-from diffcse_jax.models.parameters import Network, Params  # noqa: E402
-from diffcse_jax.models.pooling_modules import RecordedPooler  # noqa: E402
+from diffcse_jax.models.layers import Network, Params  # noqa: E402
+from diffcse_jax.models.sentence_folder import RecordedPooler  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402
 from diffcse_jax.training.generator import make_head_training  # noqa: E402
 from diffcse_jax.training.networks import with_own_pooler  # noqa: E402
@@ -131,7 +131,7 @@ def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         for tree in (
             params,
             opt_state,
-            parameters.prefixed(encoder.transformer, "transformer"),
+            layers.prefixed(encoder.transformer, "transformer"),
             jax.ShapeDtypeStruct((), jnp.int32),
         )
     )
@@ -150,7 +150,7 @@ def _encoding(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     # Another pooler differs only in its head, which is small.
     pooler = "cls_before_pooler" if config.encoding_pooler == "cls" else config.encoding_pooler
     forward = compiled_forward(encoder.config, pooler, jnp.dtype(config.precision), mesh)
-    params = parameters.prefixed(encoder.transformer, "transformer")
+    params = layers.prefixed(encoder.transformer, "transformer")
     params = {name: _abstract(array, replicated(mesh)) for name, array in params.items()}
     rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     shape = (config.train.batch_size, config.data.max_length)
@@ -168,7 +168,7 @@ def _teachers(config: Config, mesh: Mesh) -> dict[str, Network]:
     for objective in config.losses.values():
         for name, pooler in objective.named_teachers.items():
             teacher = _checkpoint(name, mesh)
-            params = parameters.prefixed(teacher.transformer, "transformer")
+            params = layers.prefixed(teacher.transformer, "transformer")
             build = partial(SentenceNetwork, teacher.config, pooler or "cls_before_pooler")
             teachers[name] = Network(build, params, frozen=True)
     return teachers

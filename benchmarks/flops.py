@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from diffcse_jax.config import Config
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 TRAINED = 3  # the forward pass, the gradient of the inputs, the gradient of the weights
@@ -29,7 +29,7 @@ class BatchSize(NamedTuple):
 
 def transformer_flops(sizes: TransformerConfig, rows: int, length: int) -> int:
     """Count the forward pass of `rows` sentences of `length` positions. Windows count as they are in the middle."""
-    shapes = parameters.shapes(partial(Transformer, sizes))
+    shapes = layers.shapes(partial(Transformer, sizes))
     dense = sum(2 * math.prod(array.shape) for name, array in shapes.items() if name.endswith(".kernel"))
     seen = [min(length, 2 * window + 1) if window else length for window in sizes.windows or (0,) * sizes.num_blocks]
     attention = 2 * 2 * sum(seen) * sizes.hidden_size  # logits and weighted values, over all heads

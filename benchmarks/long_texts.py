@@ -26,7 +26,7 @@ from benchmarks.train_step import SCHEDULE_STEPS
 from diffcse_jax.batch import Batch, Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.models import parameters, transformer
+from diffcse_jax.models import layers, transformer
 from diffcse_jax.models.forward import SentenceNetwork, compiled_forward
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.sharding import make_mesh, replicated, resolved
@@ -69,10 +69,10 @@ def measured(options: argparse.Namespace, length: int, attention: str) -> dict[s
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
     network = partial(SentenceNetwork, sizes, POOLER)
     forward = compiled_forward(sizes, POOLER, jnp.dtype(options.precision), mesh)
-    encode = forward.lower(parameters.shapes(network), ids, ids).compile()
+    encode = forward.lower(layers.shapes(network), ids, ids).compile()
     row: dict[str, Any] = {"length": length, "attention": attention, "encode_bytes": planned_bytes(encode)}
     if row["encode_bytes"] < options.most_bytes:
-        params = jax.device_put(parameters.initial(network, jax.random.key(0)))
+        params = jax.device_put(layers.initial(network, jax.random.key(0)))
         text = jnp.full((1, length), 7, jnp.int32), jnp.ones((1, length), jnp.int32)
         row["encode_seconds"] = seconds(lambda: encode(params, *text), options.repeats)
 

@@ -20,10 +20,10 @@ from benchmarks.flops import BatchSize, step_flops, transformer_flops
 from benchmarks.measure import PEAK_FLOPS
 from benchmarks.train_step import OBJECTIVES
 from diffcse_jax.config import Config
-from diffcse_jax.losses.base import Checkpoints
-from diffcse_jax.models import parameters
+from diffcse_jax.losses import Checkpoints
+from diffcse_jax.models import layers
 from diffcse_jax.models.hf import Pretrained, transformer_config
-from diffcse_jax.models.parameters import Network
+from diffcse_jax.models.layers import Network
 from diffcse_jax.models.transformer import Transformer
 
 SENTENCES = (10**6, 10**8, 10**9)
@@ -55,7 +55,7 @@ def state_bytes(size: str, objective: str) -> int:
     config = Config.from_dict(OBJECTIVES[objective])
     for loss in config.losses.values():
         networks |= loss.networks(checkpoints, config.run_info)
-    shapes = [parameters.shapes(network.build) for network in networks.values() if not network.frozen]
+    shapes = [layers.shapes(network.build) for network in networks.values() if not network.frozen]
     return 3 * 4 * sum(math.prod(shape.shape) for params in shapes for shape in params.values())
 
 

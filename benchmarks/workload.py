@@ -15,7 +15,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.models import hf, parameters
+from diffcse_jax.models import hf, layers
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
 
@@ -85,15 +85,15 @@ def random_checkpoint(hf_config: dict[str, Any], seed: int) -> hf.Pretrained:
     """Return an encoder with a masked-LM head and random initial weights."""
     sizes = hf.transformer_config(hf_config, source="benchmark")
     transformer_key, head_key = jax.random.split(jax.random.key(seed))
-    transformer = parameters.initial(partial(Transformer, sizes), transformer_key)
-    mlm_head = parameters.initial(partial(MaskedLMHead, sizes), head_key)
+    transformer = layers.initial(partial(Transformer, sizes), transformer_key)
+    mlm_head = layers.initial(partial(MaskedLMHead, sizes), head_key)
     return hf.Pretrained(Path("random"), hf_config, sizes, transformer, pooler=None, mlm_head=mlm_head)
 
 
 def abstract_checkpoint(hf_config: dict[str, Any], source: str) -> hf.Pretrained:
     """Return the shapes of an encoder with a masked-LM head, without weights."""
     sizes = hf.transformer_config(hf_config, source=source)
-    transformer, head = (parameters.shapes(partial(module, sizes)) for module in (Transformer, MaskedLMHead))
+    transformer, head = (layers.shapes(partial(module, sizes)) for module in (Transformer, MaskedLMHead))
     return hf.Pretrained(Path(source), hf_config, sizes, transformer, pooler=None, mlm_head=head)
 
 

@@ -27,12 +27,11 @@ from diffcse_jax.data.tokenizer import Tokenised, load_tokenizer, tokenise, unli
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.models import hf, parameters, pooling, pooling_modules
+from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward
-from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling_modules import RecordedPooler, checked_truncation, choose_pooler
-from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
-from diffcse_jax.models.sentence_head import NO_HEAD, RecordedHead
+from diffcse_jax.models.heads import NO_HEAD, RecordedHead
+from diffcse_jax.models.layers import Params
+from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler, checked_truncation, choose_pooler
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
 from diffcse_jax.search.index import Searcher, check_count
@@ -107,8 +106,8 @@ class SentenceEncoder(Searcher):
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._backend = unlimited_tokenizer(tokenizer)
         self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
-        head = parameters.prefixed(head or self.sentence_head.params, "pooler_head")
-        params = parameters.prefixed(transformer, "transformer") | head
+        head = layers.prefixed(head or self.sentence_head.params, "pooler_head")
+        params = layers.prefixed(transformer, "transformer") | head
         sharding = getattr(next(iter(params.values())), "sharding", None)
         if not isinstance(sharding, NamedSharding):
             devices = jax.local_devices()
@@ -143,7 +142,7 @@ class SentenceEncoder(Searcher):
         if find_run(path):
             return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=name)
         model = hf.read(name)
-        record = pooling_modules.recorded(model)
+        record = sentence_folder.recorded(model)
         cut = record.truncate_dim if truncate_dim is None else truncate_dim
         return cls._of(model, record, pooler, name, dtype=dtype, truncate_dim=cut)
 
@@ -167,7 +166,7 @@ class SentenceEncoder(Searcher):
             pooler_head=record.head or model.pooler,
             sentence_head=record.sentence_head,
             prompts=record.prompts,
-            max_length=pooling_modules.max_length_of(model.folder, model.config.max_length),
+            max_length=sentence_folder.max_length_of(model.folder, model.config.max_length),
             name=name,
             **options,
         )
@@ -181,7 +180,7 @@ class SentenceEncoder(Searcher):
         params = {name: np.asarray(array) for name, array in self.params.items()}
         kept = ("pooler", "dtype", "truncate_dim", "prompts", "max_length", "name")
         options = {name: getattr(self, name) for name in kept}
-        transformer, head = (parameters.subset(params, part) for part in ("transformer", "pooler_head"))
+        transformer, head = (layers.subset(params, part) for part in ("transformer", "pooler_head"))
         heads: dict[str, Any] = {"pooler_head": head, "sentence_head": self.sentence_head._replace(params=head)}
         make = functools.partial(type(self), self.config, transformer, self.tokenizer, **heads, **options)
         return make, (), {"_index": self._index}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import diffcse_jax
 from diffcse_jax.config import Config, known_keys
-from diffcse_jax.losses.base import Loss
+from diffcse_jax.losses import Loss
 from diffcse_jax.losses.finetune import Task
 
 PAGE = Path(__file__).with_name("reference.md")
@@ -33,7 +33,7 @@ TITLES = {
 # Modules, and the names in them that other code may use. No names: the whole module.
 MODULES: dict[str, dict[str, Sequence[str]]] = {
     "Losses": {
-        "diffcse_jax.losses.base": ("Loss", "Network", "Checkpoints", "RunInfo"),
+        "diffcse_jax.losses": ("Loss", "Network", "Checkpoints", "RunInfo"),
         **{f"diffcse_jax.losses.{name}": () for name in LOSSES},
     },
     "Evaluation": {

@@ -14,8 +14,8 @@ from tiny_networks import views_of
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Masked
-from diffcse_jax.models import hf, parameters
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models import hf, layers
+from diffcse_jax.models.layers import Params
 from diffcse_jax.training import networks
 
 NO_DROPOUT = {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}
@@ -75,7 +75,7 @@ def by_reference_name(params: Params) -> dict[str, np.ndarray]:
     """Parameters, or their gradients, under the reference's names and in its layout."""
     named = {}
     for network, prefix in (("encoder", "bert"), ("discriminator", "discriminator")):
-        if own := parameters.subset(params, network):
+        if own := layers.subset(params, network):
             tensors = hf.to_hf(own, "transformer", minilm().config)
             named |= {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
     for name, ours in HEADS.items():

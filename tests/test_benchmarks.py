@@ -11,7 +11,7 @@ import torch
 from benchmarks import torch_twin, train_step, workload
 from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Edited
-from diffcse_jax.models import hf, parameters
+from diffcse_jax.models import hf, layers
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.step import loss_of_batch
@@ -38,11 +38,11 @@ def test_the_twin_has_our_loss(monkeypatch):
     hf_config = workload.ENCODERS["tiny"] | NO_DROPOUT
     twin = torch_twin.Twin(config, hf_config, hf_config, vocabulary)
     for name in ("encoder", "discriminator"):
-        tensors = hf.to_hf(parameters.subset(params, name), "transformer", SIZES)
+        tensors = hf.to_hf(layers.subset(params, name), "transformer", SIZES)
         getattr(twin, name).load_state_dict({key: torch.tensor(value) for key, value in tensors.items()})
     heads = {"projector.expand": twin.projector[0], "projector.contract": twin.projector[3]}
     for name, layer in (heads | {"token_classifier": twin.token_classifier}).items():
-        head = {key: torch.from_numpy(np.array(value)) for key, value in parameters.subset(params, name).items()}
+        head = {key: torch.from_numpy(np.array(value)) for key, value in layers.subset(params, name).items()}
         layer.load_state_dict({"weight": head["kernel"].T} | ({"bias": head["bias"]} if "bias" in head else {}))
 
     (batch,) = SETTINGS.batches()
@@ -56,7 +56,7 @@ def test_the_twin_has_our_loss(monkeypatch):
     inputs = dict.fromkeys(config.losses) | {"difference": Edited(rows, jnp.asarray(replaced.numpy()))}
 
     @jax.jit
-    def loss(params: parameters.Params) -> jax.Array:
+    def loss(params: layers.Params) -> jax.Array:
         key = jax.random.key(0)  # read by nothing: every rate is 0
         return loss_of_batch(config, Computation(networks, params), batch, inputs, key)[0]
 

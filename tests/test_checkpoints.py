@@ -18,7 +18,7 @@ from tiny_networks import ENCODER, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.run_folder import open_run
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests, read_arrays, read_encoder
 from diffcse_jax.run_folder.records import Measured, Record
@@ -38,7 +38,7 @@ def opened(workdir: Path, **others: str) -> Checkpoints:
 def state_of(step: int) -> TrainState:
     params = {name: jnp.full_like(array, step) for name, array in ENCODER.transformer.items()}
     moments = ({}, {"count": jnp.int32(step), "mu": {"encoder.bias": jnp.linspace(0.0, step, 300)}})
-    return TrainState(jnp.int32(step), parameters.prefixed(params, "encoder"), moments, jnp.int32(step))
+    return TrainState(jnp.int32(step), layers.prefixed(params, "encoder"), moments, jnp.int32(step))
 
 
 def saved(workdir: Path, scores: dict[int, float | None]) -> Path:

@@ -12,7 +12,7 @@ import pytest
 
 from diffcse_jax.cli import build_parser
 from diffcse_jax.config import SHIPPED, Config, configuration, default_config, known_keys, read_overrides
-from diffcse_jax.losses.base import Loss
+from diffcse_jax.losses import Loss
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

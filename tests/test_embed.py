@@ -23,7 +23,7 @@ from diffcse_jax.apps.search import LINES_PER_HIT
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, DataError, InUseError
 from diffcse_jax.models import pooling
-from diffcse_jax.models.prompts import NO_PROMPTS
+from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.search.records import as_passages
 from diffcse_jax.search.vector_store import EncoderRecord, find_store
 

@@ -8,7 +8,7 @@ from tiny_model import MAX_LENGTH, write_tiny_model
 
 from diffcse_jax import cli
 from diffcse_jax.config import Config
-from diffcse_jax.models import pooling_modules
+from diffcse_jax.models import sentence_folder
 
 ROWS = ["-\t-\t-\t-\t5\ta dog runs\ta dog is running\n", "-\t-\t-\t-\t1\ta cat\tthe market fell\n",
         "-\t-\t-\t-\t3\tno one sings\ta man sings\n"]  # fmt: skip
@@ -75,7 +75,7 @@ def test_several_models_are_compared(run, tmp_path, model, minilm_dir):
 
 def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path, model):
     shutil.copytree(model, tmp_path / "model")
-    pooling_modules.write(tmp_path / "model", pooling_modules.RecordedPooler("avg"), num_blocks=3, hidden_size=16)
+    sentence_folder.write(tmp_path / "model", sentence_folder.RecordedPooler("avg"), num_blocks=3, hidden_size=16)
     arguments = ("--model", str(tmp_path / "model"), "--tasks", "STSBenchmark", "--pooler", "cls_before_pooler")
     with pytest.warns(UserWarning, match="was trained with the pooler 'avg' and is used with 'cls_before_pooler'"):
         _, results, _ = run(*arguments)

@@ -19,7 +19,7 @@ from tiny_networks import (
 )
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.models.forward import Computation, Networks, row_keys
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
@@ -114,7 +114,7 @@ def test_a_second_encoder_embeds_all_views_but_the_first():
     built = networks.build(config, ENCODER, None, VOCABULARY)
     for name, array in ENCODER.transformer.items():
         np.testing.assert_array_equal(built.params[f"second_encoder.{name}"], array)
-    params = built.params | parameters.prefixed(GENERATOR.transformer, "second_encoder")  # others, to tell them apart
+    params = built.params | layers.prefixed(GENERATOR.transformer, "second_encoder")  # others, to tell them apart
     views = jax.tree.map(jnp.asarray, views_of(random_batch(columns=3)))
 
     def second_views(params):
@@ -129,7 +129,7 @@ def test_a_second_encoder_embeds_all_views_but_the_first():
     grads, (by_view, expected) = jax.jit(jax.grad(second_views, has_aux=True))(params)
     for ours, theirs in zip(by_view, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
-    of_networks = {name: parameters.subset(grads, name) for name in ("encoder", "second_encoder")}
+    of_networks = {name: layers.subset(grads, name) for name in ("encoder", "second_encoder")}
     size = {name: sum(np.abs(grad).sum() for grad in of.values()) for name, of in of_networks.items()}
     assert size["encoder"] == 0 < size["second_encoder"]
 

@@ -33,7 +33,7 @@ from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.senteval_data import Form
 from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.io import find_run
-from diffcse_jax.models import hf, pooling_modules
+from diffcse_jax.models import hf, sentence_folder
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.run_folder import read_config
 
@@ -215,7 +215,7 @@ def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_smallest_model(folder, ["a", "b", "##c", "dog"])
     head = random_params(MlpProjector, hf.read(str(folder)).config)
-    pooling_modules.write(folder, pooling_modules.RecordedPooler("cls", head, 8), num_blocks=1, hidden_size=HIDDEN)
+    sentence_folder.write(folder, sentence_folder.RecordedPooler("cls", head, 8), num_blocks=1, hidden_size=HIDDEN)
     return folder
 
 

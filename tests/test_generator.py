@@ -12,7 +12,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.training import generator
 from diffcse_jax.training.generator import own_generator
@@ -51,7 +51,7 @@ def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, m
     assert scores["perplexity"] < 0.5 * VOCABULARY.size  # of a head that knows nothing
     assert scores["accuracy"] > 20.0  # one of ten words by chance
     assert f"perplexity {scores['perplexity']:.0f}, 60 steps" in capfd.readouterr().err
-    expected = parameters.shapes(lambda rngs: MaskedLMHead(SIZES, rngs=rngs))
+    expected = layers.shapes(lambda rngs: MaskedLMHead(SIZES, rngs=rngs))
     assert jax.tree.map(np.shape, first.mlm_head) == jax.tree.map(lambda each: each.shape, dict(expected))
     monkeypatch.setattr(generator, "train_head", None)  # not called again
     second = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)

@@ -9,10 +9,9 @@ import pytest
 import torch
 from tiny_networks import SIZES
 
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.models.heads import BatchNorm, BatchNormProjector, MlpProjector
-from diffcse_jax.models.layers import LayerNorm
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.layers import LayerNorm, Params
 
 HIDDEN, ROWS = SIZES.hidden_size, 16
 
@@ -49,12 +48,12 @@ def test_projectors_and_their_gradients_equal_torch(module, projector):
     for parameter in named.values():
         torch.nn.init.normal_(parameter)
     params = {name: jnp.asarray(parameter.detach().numpy().T) for name, parameter in named.items()}
-    definition, weights = parameters.definition(partial(module, SIZES)), random_rows(9)
+    definition, weights = layers.definition(partial(module, SIZES)), random_rows(9)
 
     @jax.jit
     def step(params: Params, rows: jax.Array):
         def loss(params: Params, rows: jax.Array):
-            output = parameters.bind(definition, params)(rows)
+            output = layers.bind(definition, params)(rows)
             return (output * weights).mean(), output
 
         return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, rows)

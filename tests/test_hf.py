@@ -20,12 +20,12 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import write_tensors
-from diffcse_jax.models import families, hf, parameters
+from diffcse_jax.models import hf, layers
 from diffcse_jax.models.families import nomic_bert
 from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.hf import Pretrained, read, to_hf
-from diffcse_jax.models.pooling_modules import RecordedPooler, recorded
+from diffcse_jax.models.sentence_folder import RecordedPooler, recorded
 from diffcse_jax.models.transformer import Transformer
 
 VOCAB, HIDDEN, LENGTH = 50, 24, 9
@@ -102,7 +102,7 @@ def assert_round_trip(checkpoint: Pretrained, model: transformers.PreTrainedMode
     assert read(str(checkpoint.folder)).digest() == checkpoint.digest()
 
 
-@pytest.mark.parametrize("family", sorted({*families.FAMILIES} - {"camembert", "xlm-roberta"}))  # which are RoBERTa
+@pytest.mark.parametrize("family", sorted({*hf.FAMILIES} - {"camembert", "xlm-roberta"}))  # which are RoBERTa
 def test_hidden_states_gradients_and_pooler_are_those_of_torch(tmp_path, family):
     model = small_model(family, *MODELS[family])
     checkpoint = read(str(saved(model, tmp_path)))
@@ -112,7 +112,7 @@ def test_hidden_states_gradients_and_pooler_are_those_of_torch(tmp_path, family)
     if checkpoint.config.windows:  # padding that sees no token has other values in PyTorch
         weights *= real[..., None]
 
-    def loss(params: parameters.Params):
+    def loss(params: layers.Params):
         states = bound(Transformer, checkpoint.config, params)(rows)
         return (states[-1] * weights).mean(), states
 
@@ -130,7 +130,7 @@ def test_hidden_states_gradients_and_pooler_are_those_of_torch(tmp_path, family)
     assert not ours[words][model.config.pad_token_id].any()
     if checkpoint.config.position_offset:
         assert not ours["embeddings.position_embeddings.weight"][model.config.pad_token_id].any()
-    if not families.FAMILIES[family].pooler:
+    if not hf.FAMILIES[family].pooler:
         assert checkpoint.pooler is None
     else:
         pooler = bound(MlpProjector, checkpoint.config, checkpoint.pooler)
@@ -138,7 +138,7 @@ def test_hidden_states_gradients_and_pooler_are_those_of_torch(tmp_path, family)
     assert_round_trip(checkpoint, model)
 
 
-@pytest.mark.parametrize("family", sorted({*families.FAMILIES} - {"camembert", "xlm-roberta"}))  # which are RoBERTa
+@pytest.mark.parametrize("family", sorted({*hf.FAMILIES} - {"camembert", "xlm-roberta"}))  # which are RoBERTa
 def test_masked_lm_logits_are_those_of_torch(tmp_path, family):
     model = small_model(family, "relu", blocks=1, head="ForMaskedLM")  # some heads have gelu whatever the blocks have
     checkpoint = read(str(saved(model, tmp_path)), needs_mlm_head=True)
@@ -162,7 +162,7 @@ def test_the_head_for_replaced_tokens_is_that_of_torch(tmp_path):
     assert_round_trip(checkpoint, model)
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", hf.FAMILIES)
 def test_sizes_and_rates_are_those_of_the_config_file(family):
     values = small_model(family, "relu", blocks=3, heads=2).config.to_dict()
     values |= dict.fromkeys(("dropout", "hidden_dropout_prob", "embedding_dropout", "mlp_dropout"), 0.2)

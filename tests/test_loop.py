@@ -15,7 +15,7 @@ from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.models.forward import Networks
-from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record, read_metrics
 from diffcse_jax.training import loop as loop_module

@@ -13,7 +13,7 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.heads import ReconstructionHead, reconstruction_start
-from diffcse_jax.models.parameters import bind, definition
+from diffcse_jax.models.layers import bind, definition
 from diffcse_jax.training import networks
 from diffcse_jax.training.step import loss_of_batch
 

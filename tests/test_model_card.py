@@ -12,7 +12,7 @@ from tiny_model import hf_config_of
 from diffcse_jax.config import Config, configuration, flat, read_overrides, shipped_config
 from diffcse_jax.export import card
 from diffcse_jax.export.card import BIBTEX, model_card, papers_of
-from diffcse_jax.losses.base import Loss
+from diffcse_jax.losses import Loss
 from diffcse_jax.models.hf import Pretrained, transformer_config
 from diffcse_jax.run_folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder

@@ -17,7 +17,7 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.families.electra import ElectraEmbeddings
 from diffcse_jax.models.heads import MlpProjector, ReplacedTokenHead
-from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
 from diffcse_jax.training.networks import StartingCheckpoint, with_own_pooler

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_transformer import random_params, sizes
 
 from diffcse_jax.batch import TokenRows, in_blocks, lay_out, pack, pack_ids, token_keys, unpack
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.models.forward import row_keys
 from diffcse_jax.models.transformer import Transformer
 
@@ -92,11 +92,11 @@ def test_gradients_return_to_the_packed_positions():
     compiler_options={"xla_backend_optimization_level": 0},
 )
 def outputs_and_gradients(family, params, rows, *, dropped=True, last_positions=None):
-    definition = parameters.definition(functools.partial(Transformer, sizes(family)))
+    definition = layers.definition(functools.partial(Transformer, sizes(family)))
     condition = jnp.asarray(np.random.default_rng(3).normal(size=(8, 16)).astype(np.float32))
 
     def loss(params):
-        states = parameters.bind(definition, params)(
+        states = layers.bind(definition, params)(
             rows,
             condition=condition,
             keys=row_keys(jax.random.key(0), 8) if dropped else None,

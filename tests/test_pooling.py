@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.models import parameters, pooling_modules
+from diffcse_jax.models import layers, sentence_folder
 from diffcse_jax.models.hf import read
 from diffcse_jax.models.pooling import POOLERS, normalize, pool
 from diffcse_jax.models.transformer import Transformer
@@ -70,8 +70,8 @@ def reference_states(reference_dir) -> tuple[list[np.ndarray], np.ndarray]:
     ids, mask = (inputs[f"pair.{name}"].reshape(16, 32).astype(np.int32) for name in ("input_ids", "attention_mask"))
     checkpoint = read("minilm")
     assert (checkpoint.config.num_blocks, checkpoint.config.hidden_size, checkpoint.mlm_head) == (6, 384, None)
-    definition = parameters.definition(partial(Transformer, checkpoint.config))
-    run = jax.jit(lambda params, *batch: parameters.bind(definition, params)(TokenRows(*batch)))
+    definition = layers.definition(partial(Transformer, checkpoint.config))
+    run = jax.jit(lambda params, *batch: layers.bind(definition, params)(TokenRows(*batch)))
     return list(map(np.asarray, run(checkpoint.transformer, ids, mask))), mask
 
 
@@ -128,7 +128,7 @@ def write_modules(folder, *names, **configs):
 )
 def test_both_forms_of_a_pooling_mode_are_read(pooling, pooler, tmp_path):
     write_modules(tmp_path, "Pooling", Pooling=pooling)
-    assert pooling_modules.read(tmp_path).pooler == pooler
+    assert sentence_folder.read(tmp_path).pooler == pooler
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_both_forms_of_a_pooling_mode_are_read(pooling, pooler, tmp_path):
 def test_unsupported_and_damaged_modules_are_named(names, config, message, tmp_path):
     write_modules(tmp_path, *names, **{names[-1]: MODULES.get(names[-1], {}) | config})
     with pytest.raises(CheckpointError, match=message):
-        pooling_modules.recorded(dataclasses.replace(read("minilm"), folder=tmp_path))
+        sentence_folder.recorded(dataclasses.replace(read("minilm"), folder=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_unsupported_and_damaged_modules_are_named(names, config, message, tmp_p
 def test_malformed_modules_and_code_of_the_folder_are_named(content, message, tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
-        pooling_modules.read(tmp_path)
+        sentence_folder.read(tmp_path)

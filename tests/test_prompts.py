@@ -19,8 +19,7 @@ from diffcse_jax.data.sampling import Crops
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.models.pooling_modules import TWO_LAYER_POOLERS, RecordedPooler, read, write
-from diffcse_jax.models.prompts import Prompts, for_columns
+from diffcse_jax.models.sentence_folder import TWO_LAYER_POOLERS, Prompts, RecordedPooler, for_columns, read, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -15,7 +15,7 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net, ranking_consistency
 from diffcse_jax.models.forward import Computation, SentenceNetwork, start_as_teacher
-from diffcse_jax.models.parameters import Network, bind, definition
+from diffcse_jax.models.layers import Network, bind, definition
 from diffcse_jax.training import networks
 from diffcse_jax.training.step import loss_of_batch
 

@@ -22,7 +22,7 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Edited, MaskOptions, generate
 from diffcse_jax.models.forward import Computation, Networks
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.layers import Params
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.step import (
     initial_state,

@@ -14,7 +14,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import json_digest
-from diffcse_jax.models.prompts import NO_PROMPTS
+from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection, write_baseline, write_selection
 from diffcse_jax.run_folder.summary import BASELINE, curves, read_run
 

@@ -8,7 +8,7 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import held_out, retrieval
 from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.tasks import expand_groups, find_task
-from diffcse_jax.models.prompts import NO_PROMPTS
+from diffcse_jax.models.sentence_folder import NO_PROMPTS
 
 
 def test_scores_of_known_ranks():

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.dev import DevEvaluation
-from diffcse_jax.models import parameters
-from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.models import layers
+from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.run_folder import open_run
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, read_encoder
 from diffcse_jax.run_folder.records import Measured, Record, read_selection, write_baseline
@@ -87,7 +87,7 @@ def chosen(tmp_path, monkeypatch):
             for step in steps:
                 params = {name: jnp.full_like(array, step) for name, array in constant.items()}
                 state = TrainState(
-                    jnp.int32(step), parameters.prefixed(params, "encoder"), {"count": jnp.int32(0)}, jnp.int32(0)
+                    jnp.int32(step), layers.prefixed(params, "encoder"), {"count": jnp.int32(0)}, jnp.int32(0)
                 )
                 checkpoints.save(state, {}, MEASURED[step])
         run = mock.Mock(spec=Run, config=config, workdir=tmp_path, evaluation=Evaluation(), base=start)

@@ -17,7 +17,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.export import encode_onnx, write_onnx
-from diffcse_jax.models.sentence_head import TORCH_ACTIVATIONS
+from diffcse_jax.models.heads import TORCH_ACTIVATIONS
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh
 

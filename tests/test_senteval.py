@@ -14,7 +14,7 @@ from diffcse_jax.evaluation import Settings, senteval
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, Recipe
 from diffcse_jax.evaluation.senteval import Example
 from diffcse_jax.evaluation.tasks import TASKS
-from diffcse_jax.models.prompts import NO_PROMPTS
+from diffcse_jax.models.sentence_folder import NO_PROMPTS
 
 DIMENSION = 16
 DEV = Settings(mode="dev")

@@ -8,7 +8,7 @@ from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
-from diffcse_jax.models.prompts import NO_PROMPTS
+from diffcse_jax.models.sentence_folder import NO_PROMPTS
 
 STS12, STS13, *_ = YEARS
 STSB_ROWS = [

@@ -15,11 +15,11 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.models import pooling_modules
+from diffcse_jax.models import sentence_folder
+from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import read
-from diffcse_jax.models.parameters import bind, definition
-from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.sentence_head import HeadLayer, RecordedHead
+from diffcse_jax.models.layers import bind, definition
+from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.run_folder import open_run
 from diffcse_jax.training import networks
 
@@ -32,14 +32,14 @@ def folders(tmp_path_factory, minilm_dir) -> Path:
     folder = tmp_path_factory.mktemp("teachers")
     model = read(str(write_tiny_model(folder / "recorded", minilm_dir)))
     sizes = model.config.num_blocks, model.config.hidden_size
-    pooling_modules.write(folder / "recorded", RecordedPooler("cls", model.pooler, truncate_dim=7), *sizes)
+    sentence_folder.write(folder / "recorded", RecordedPooler("cls", model.pooler, truncate_dim=7), *sizes)
     write_tiny_model(folder / "bare", minilm_dir, family="distilbert", pooler=False)
     write_tiny_model(folder / "chain", minilm_dir)
     gelu = "torch.nn.modules.activation.GELU"
     layers = HeadLayer("Dense", 32, 8, bias=False, activation_function=gelu), HeadLayer("Normalize")
     kernel = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
     head = RecordedHead("avg+max", layers, {"layers.0.linear.kernel": kernel})
-    pooling_modules.write(folder / "chain", RecordedPooler("avg+max", sentence_head=head), *sizes)
+    sentence_folder.write(folder / "chain", RecordedPooler("avg+max", sentence_head=head), *sizes)
     return folder
 
 

@@ -15,7 +15,7 @@ from tiny_model import hf_config_of
 from diffcse_jax.batch import TokenRows, lay_out
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models import hf, parameters
+from diffcse_jax.models import hf, layers
 from diffcse_jax.models.layers import Dense, Embedding, dropout
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.networks import describe_equal_views, sizes_for_run
@@ -41,9 +41,9 @@ def sizes(family: str = "bert", hidden_dropout: float = 0.1, attention_dropout: 
     return config
 
 
-def random_params(config: TransformerConfig) -> parameters.Params:
+def random_params(config: TransformerConfig) -> layers.Params:
     """Weights of a trained network's size, biases included: initial ones are too small to tell anything apart."""
-    shapes = parameters.shapes(partial(Transformer, config))
+    shapes = layers.shapes(partial(Transformer, config))
     random = np.random.default_rng(0)
     return {name: jnp.asarray(random.normal(0.0, 0.3, shape.shape), shape.dtype) for name, shape in shapes.items()}
 
@@ -52,15 +52,15 @@ def row_keys(seed: int, rows: int = len(IDS)) -> jax.Array:
     return jax.random.split(jax.random.key(seed), rows)
 
 
-def apply(config: TransformerConfig, params: parameters.Params, rows=ROWS, *, dtype=jnp.float32, **options):
-    definition = parameters.definition(partial(Transformer, config, dtype=dtype))
-    return parameters.bind(definition, params)(rows, **options)
+def apply(config: TransformerConfig, params: layers.Params, rows=ROWS, *, dtype=jnp.float32, **options):
+    definition = layers.definition(partial(Transformer, config, dtype=dtype))
+    return layers.bind(definition, params)(rows, **options)
 
 
 run = jax.jit(apply, static_argnames=("config", "dtype", "last_positions"))
 
 
-def changed_states(config: TransformerConfig, params: parameters.Params | None = None) -> list[bool]:
+def changed_states(config: TransformerConfig, params: layers.Params | None = None) -> list[bool]:
     """For the embedding output and each block, whether dropout changes it."""
     params = params or random_params(config)
     plain, dropped = run(config, params), run(config, params, keys=row_keys(0))
@@ -175,8 +175,8 @@ def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gra
     params, keys = random_params(config), row_keys(0)
 
     @partial(jax.jit, static_argnums=0)
-    def outputs(config: TransformerConfig, params: parameters.Params):
-        def loss(params: parameters.Params):
+    def outputs(config: TransformerConfig, params: layers.Params):
+        def loss(params: layers.Params):
             states = apply(config, params, keys=keys, last_positions=2)[-1]
             weights = MASK.astype(jnp.float32)[:, :2, None] * jnp.sin(jnp.arange(16.0))[None, None]
             return (states * weights).sum(), states
@@ -205,8 +205,8 @@ def test_attention_in_parts_has_the_states_and_gradients_of_the_whole(family, op
     weights = np.sin(np.arange(16.0, dtype=np.float32)) * LONG_MASK[:, :positions, None]
 
     @partial(jax.jit, static_argnums=0)
-    def outputs(config: TransformerConfig, params: parameters.Params, rows: TokenRows):
-        def loss(params: parameters.Params):
+    def outputs(config: TransformerConfig, params: layers.Params, rows: TokenRows):
+        def loss(params: layers.Params):
             states = apply(config, params, rows, last_positions=positions)
             return (states[-1] * weights).sum(), states
 
@@ -243,8 +243,8 @@ def test_a_kernel_for_attention_has_the_states_and_gradients_of_parts(monkeypatc
     config = dataclasses.replace(sizes("modernbert"), windows=(0, 5, 0), most_queries=3)
 
     @partial(jax.jit, static_argnums=0)
-    def outputs(config: TransformerConfig, params: parameters.Params):
-        def loss(params: parameters.Params):
+    def outputs(config: TransformerConfig, params: layers.Params):
+        def loss(params: layers.Params):
             states = apply(config, params, LONG_ROWS, dtype=jnp.bfloat16)[-1].astype(jnp.float32)
             real = jnp.where(LONG_MASK[..., None] == 1, states, 0.0)
             return (real * jnp.sin(jnp.arange(16.0))[None, None]).sum(), real
@@ -266,7 +266,7 @@ def test_memory_of_attention_in_parts_holds_no_logits_of_all_pairs():
 
     def planned(config: TransformerConfig) -> int:
         gradient = jax.grad(lambda params, *rows: apply(config, params, TokenRows(*rows))[-1].sum())
-        shapes = parameters.shapes(partial(Transformer, config))
+        shapes = layers.shapes(partial(Transformer, config))
         return jax.jit(gradient).lower(shapes, ids, ids).compile().memory_analysis().temp_size_in_bytes
 
     logits = config.num_heads * length**2 * 4

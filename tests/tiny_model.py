@@ -14,7 +14,7 @@ import transformers
 from flax import nnx
 
 from diffcse_jax.io import write_tensors
-from diffcse_jax.models import hf, parameters
+from diffcse_jax.models import hf, layers
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 
@@ -76,12 +76,12 @@ def write_bpe_tokenizer(folder: Path, text: str) -> int:
     return backend.get_vocab_size()
 
 
-def random_params(module: type[nnx.Module], config: hf.TransformerConfig, seed: int = 0) -> parameters.Params:
+def random_params(module: type[nnx.Module], config: hf.TransformerConfig, seed: int = 0) -> layers.Params:
     """Weights far larger than at initialisation, biases and norms included, so that every one of them matters."""
     rng = np.random.default_rng(seed)
     return {
         name: rng.normal(name.endswith("scale"), 0.3, shape.shape).astype(np.float32)
-        for name, shape in parameters.shapes(partial(module, config)).items()
+        for name, shape in layers.shapes(partial(module, config)).items()
     }
 
 
@@ -98,9 +98,9 @@ def random_torch_model(family: str, head: str = "Model", **sizes) -> transformer
     return model
 
 
-def bound(module: type[nnx.Module], config: hf.TransformerConfig, params: parameters.Params) -> nnx.Module:
+def bound(module: type[nnx.Module], config: hf.TransformerConfig, params: layers.Params) -> nnx.Module:
     """The module with these parameters."""
-    return parameters.bind(parameters.definition(partial(module, config)), jax.tree.map(jnp.asarray, params))
+    return layers.bind(layers.definition(partial(module, config)), jax.tree.map(jnp.asarray, params))
 
 
 def hf_config_of(family: str, blocks: int = 3) -> dict:

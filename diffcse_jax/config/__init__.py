@@ -30,8 +30,19 @@ from diffcse_jax.config.groups import (
     TrainConfig,
 )
 from diffcse_jax.errors import ConfigError, UserError
-from diffcse_jax.losses import MatryoshkaOptions, contrastive, decorrelation, diffcse_variants, masked_lm, ranking
-from diffcse_jax.losses.base import GeneratorOptions, Loss, RunInfo, Table, option
+from diffcse_jax.losses import (
+    GeneratorOptions,
+    Loss,
+    MatryoshkaOptions,
+    RunInfo,
+    Table,
+    contrastive,
+    decorrelation,
+    diffcse_variants,
+    masked_lm,
+    option,
+    ranking,
+)
 from diffcse_jax.losses.finetune import Finetune, Task
 from diffcse_jax.models.forward import START
 

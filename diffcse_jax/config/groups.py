@@ -6,7 +6,7 @@ authors' code where it differs from the paper. The groups of losses are the loss
 
 import dataclasses
 
-from diffcse_jax.losses.base import option
+from diffcse_jax.losses import option
 from diffcse_jax.models.pooling import POOLERS, is_pooler
 from diffcse_jax.models.transformer import DROPOUT_MASKS
 

@@ -10,7 +10,7 @@ import transformers
 
 from diffcse_jax.errors import CheckpointError, warn_user
 from diffcse_jax.io import read_json_object
-from diffcse_jax.models.pooling_modules import TEXT_SETTINGS
+from diffcse_jax.models.sentence_folder import TEXT_SETTINGS
 
 CHARACTERS_PER_TOKEN = 16  # length of the beginning that is tokenised first. English has 4 to 5
 TEXTS_AT_ONCE = 1000  # the library needs about 100 bytes per token

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.models.prompts import Prompts
+from diffcse_jax.models.sentence_folder import Prompts
 
 Embeddings = Float32[np.ndarray, "sentences dim"]
 

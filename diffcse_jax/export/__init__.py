@@ -32,7 +32,7 @@ from diffcse_jax.io import (
     write_tensors,
     write_text,
 )
-from diffcse_jax.models import families, hf, pooling_modules
+from diffcse_jax.models import hf, sentence_folder
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder import is_hub_id, read_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
@@ -93,7 +93,7 @@ def export(
     saved = read_encoder(source)
     if with_onnx and not saved.prompts.pooled:
         raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
-    pooling_modules.checked_truncation(truncate_dim, saved.embedding_size)
+    sentence_folder.checked_truncation(truncate_dim, saved.embedding_size)
     results = recorded_results(source, saved, truncate_dim)
     with disk_errors(
         output, safe="The checkpoints and any earlier export are complete.", instead="name another folder"
@@ -123,7 +123,7 @@ def export(
             write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.interpolation, saved.step)}")
     print(_describe(check))
-    if families.FAMILIES[saved.checkpoint.config.family].pooler and not saved.checkpoint.pooler:
+    if hf.FAMILIES[saved.checkpoint.config.family].pooler and not saved.checkpoint.pooler:
         print(
             "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
             f"{saved.pooler} does not use it. Do not use `pooler_output`"
@@ -135,11 +135,11 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     """Write configuration, weights, tokenizer and modules into an existing folder."""
     trained = saved.checkpoint
     sizes = trained.config
-    architecture = families.FAMILIES[sizes.family].architecture
+    architecture = hf.FAMILIES[sizes.family].architecture
     hf_config = dict(trained.hf_config) | {"architectures": [architecture], "dtype": "float32"}
     for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
         hf_config.pop(key, None)
-    if saved.pooler in pooling_modules.TWO_LAYER_POOLERS:
+    if saved.pooler in sentence_folder.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
     write_json(folder / "config.json", _without_paths(hf_config))
 
@@ -156,9 +156,9 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     unlimited_tokenizer(load_tokenizer(trained.folder)).save(str(folder / "tokenizer.json"))
 
     record = saved.recorded._replace(truncate_dim=truncate_dim)
-    pooling_modules.write(folder, record, sizes.num_blocks, sizes.hidden_size)
-    length = pooling_modules.max_length_of(trained.folder, sizes.max_length)
-    write_json(folder / pooling_modules.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
+    sentence_folder.write(folder, record, sizes.num_blocks, sizes.hidden_size)
+    length = sentence_folder.max_length_of(trained.folder, sizes.max_length)
+    write_json(folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
 
 
 def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def encode_onnx(folder: Path, sentences: Sequence[str], prompt: str = "") -> Flo
     from onnxruntime import InferenceSession
 
     session = InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
-    limit = read_json_object(folder / pooling_modules.TEXT_SETTINGS)["max_seq_length"]
+    limit = read_json_object(folder / sentence_folder.TEXT_SETTINGS)["max_seq_length"]
     options = {"padding": True, "truncation": True, "max_length": limit, "return_tensors": "np"}
     tokens = load_tokenizer(folder)([prompt + sentence for sentence in sentences], **options)
     inputs = {each.name: tokens[each.name].astype(np.int64) for each in session.get_inputs()}

@@ -14,9 +14,9 @@ import diffcse_jax
 from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
 from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column, table
 from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run
-from diffcse_jax.models import families
+from diffcse_jax.models import hf
 from diffcse_jax.models.pooling import OTHER_POOLERS
-from diffcse_jax.models.pooling_modules import max_length_of
+from diffcse_jax.models.sentence_folder import max_length_of
 from diffcse_jax.run_folder import BaseModel, is_local
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
 from diffcse_jax.run_folder.records import SELECTION, origin
@@ -97,7 +97,7 @@ def model_card(
         max_length=max_length_of(saved.checkpoint.folder, sizes.max_length),
         other_poolers=OTHER_POOLERS,
         prompts=", ".join(f"{name} `{prompt}`" for name, prompt in saved.prompts.by_name.items() if prompt),
-        has_pooler=bool(families.FAMILIES[sizes.family].pooler),
+        has_pooler=bool(hf.FAMILIES[sizes.family].pooler),
         graph=graph,
         command=command_of(config),
         configuration=json.dumps(portable(config), indent=2),

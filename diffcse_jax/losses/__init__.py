@@ -1,21 +1,187 @@
-"""The training loss: a weighted sum of losses. Each file is about one idea, and `base.py` defines what a loss is."""
+"""What a loss is, and the training loss: a weighted sum of losses. Each module of this folder is about one idea.
 
+A loss has options, networks that it adds, inputs that it prepares, and a value. It is a frozen dataclass whose fields
+are its options. The same object is a group of keys in the configuration: `config.contrast.temperature` is the key
+`contrast.temperature`. `docs/extending.md` adds a loss.
+"""
+
+import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
-from diffcse_jax.losses.base import Loss, Metrics, RunInfo, option
 from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name
+from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
 
+Metrics = dict[str, jax.Array]
+Inputs = dict[str, Any]  # the inputs that losses have prepared, by the name of the loss
 UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors
 
-Inputs = dict[str, Any]  # the inputs that losses have prepared, by the name of the loss
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    choices: tuple[str, ...] = (),
+    also: Callable[[str], bool] = lambda value: False,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    low: float | None = None,
+    high: float | None = None,
+    changes: Literal["training", "selection", "nothing"] = "training",
+) -> Any:
+    """Return a dataclass field for an option.
+
+    Args:
+        default: The default value. Its type is that of the field.
+        doc: The description, for the reference of keys.
+        choices: The accepted values. Empty: any value of the type.
+        also: Whether a value that is not one of the choices is accepted.
+        aliases: Other names of choices.
+        low: The smallest accepted number.
+        high: The largest accepted number.
+        changes: What depends on the option: `training` (the trained parameters), `selection` (only which of the trained
+            checkpoints is exported) or `nothing` (only where and how fast a run is computed, and what it logs).
+    """
+    metadata = {"doc": doc, "choices": choices, "also": also, "aliases": aliases, "low": low, "high": high}
+    metadata["changes"] = changes
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Table(dict[str, Any]):
+    """Groups of options under names that the user chooses. Hashable, because a configuration is."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+class Checkpoints(NamedTuple):
+    """The pretrained checkpoints of a run. Each `config` has the dropout rates of the run."""
+
+    encoder: Pretrained
+    generator: Pretrained | None  # only if a loss needs it
+    teachers: Mapping[str, Network] = MappingProxyType({})  # frozen sentence encoders by the names that losses give
+    discriminator: Pretrained | None = None  # only if `difference.discriminator` names one
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorOptions:
+    """The frozen masked LM that fills masked tokens, and how its tokens are chosen."""
+
+    name_or_path: str = option(
+        "distilbert-base-uncased",
+        "frozen masked LM (folder or hub id) with the encoder's vocabulary; `start`: the starting checkpoint with its "
+        "own masked-LM head; empty: first train such a head on the frozen encoder",
+    )
+    decode: str = option(
+        "argmax",
+        "take the most probable token (`argmax`, authors' code) or a random one (`sample`, paper)",
+        choices=("argmax", "sample"),
+    )
+    positions: str = option(
+        "all",
+        "use the generator's tokens at `all` positions (authors' code) or only at `masked` ones",
+        choices=("all", "masked"),
+    )
+    dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")
+    head_steps: int = option(2000, "steps that train a masked-LM head on the frozen encoder", low=0)
+    head_mask_ratio: float = option(0.30, "share of tokens masked while the head trains", low=0.0, high=1.0)
+    head_batch_size: int = option(64, "batch size while the head trains", low=1)
+    head_learning_rate: float = option(1e-3, "learning rate of the head", low=0.0)
+
+
+class RunInfo(NamedTuple):
+    """What a loss may know about the run."""
+
+    pooler: str  # of the encoder, before its projector
+    has_dropout: bool  # False: every dropout rate of the encoder is 0
+    generator: GeneratorOptions
+    max_length: int  # positions of the longest sentence
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss(abc.ABC):
+    """A term of the training loss. Its fields are its options."""
+
+    weight: float = option(0.0, "weight of this loss in the sum", low=0.0)
+
+    # True: `matryoshka.sizes` adds this loss of shortened embeddings. Only for losses that compare embeddings.
+    compares_embeddings: ClassVar[bool] = False
+
+    def active(self) -> "Loss | None":
+        """Return the loss to train with. None: the options switch it off."""
+        return self if self.weight > 0 else None
+
+    def check(self, run: RunInfo) -> None:  # noqa: B027
+        """Raise a `ConfigError` if the options contradict each other or the run."""
+
+    def check_columns(self, count: int) -> None:  # noqa: B027
+        """Raise a `ConfigError` if the loss cannot use data of this many text columns."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The names of what the loss needs from the step and the data.
+
+        - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ by dropout;
+        - `hidden_size`: embeddings of the size of the encoder's hidden states;
+        - `anchors`: a further pass over the anchors, with or without dropout;
+        - `mask_token`: a tokenizer that has a mask token; `generator`: the frozen masked LM, the networks `generator`
+          and `generator_head`;
+        - `next_sentence`: the sentence after each example in its document, `batch.next`;
+        - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse finetune` provides.
+        """
+        return frozenset({"vectors"})
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        """The papers that a model card cites for this loss, by their keys in the list of citations."""
+        return ()
+
+    @property
+    def panels(self) -> Mapping[str, tuple[str, ...]]:
+        """Panels that this loss adds to a run's curves: names of metrics by title."""
+        return {}
+
+    @property
+    def data_description(self) -> str:
+        """Describe the training data, if the loss does not use `data.train_file`."""
+        return ""
+
+    @property
+    def named_teachers(self) -> Mapping[str, str]:
+        """Frozen sentence encoders for `Checkpoints.teachers`: their poolers by name; empty: the recorded one."""
+        return {}
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> Mapping[str, Network]:
+        """Return the networks that this loss adds. Losses that name the same network share it."""
+        return {}
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:  # noqa: B027
+        """Compute what `loss` reads besides the batch, with the frozen networks and a random key of its own.
+
+        No gradient flows through it.
+        """
+
+    @abc.abstractmethod
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        """Compute the loss of a batch.
+
+        Args:
+            forward: The batch, its sentence embeddings and the trained networks.
+            inputs: What `prepare` returned.
+            key: A random key for the dropout of this loss alone.
+
+        Returns:
+            The loss without its weight, and further metrics by name.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

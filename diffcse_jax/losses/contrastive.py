@@ -14,11 +14,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.losses.diffcse_variants import EditOptions
 from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, row_keys, start_as_teacher
-from diffcse_jax.models.parameters import Network
+from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
 

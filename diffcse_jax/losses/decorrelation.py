@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.losses.base import Loss, Metrics, option
+from diffcse_jax.losses import Loss, Metrics, option
 from diffcse_jax.models.forward import SharedForward
 from diffcse_jax.models.pooling import dot_product, standardize
 

@@ -31,10 +31,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
-from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import ReplacedTokenHead, linear
-from diffcse_jax.models.parameters import Network
+from diffcse_jax.models.layers import Network
 from diffcse_jax.models.transformer import Transformer
 
 TOKENS_AT_ONCE = 1024  # tokens for which the generator computes logits at the same time

@@ -15,12 +15,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
 from diffcse_jax.losses.diffcse import DiffCSE, Edited, Masked, MaskOptions, discriminate, generate, replace_tokens
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead
-from diffcse_jax.models.layers import Dense
-from diffcse_jax.models.parameters import Network
+from diffcse_jax.models.layers import Dense, Network
 
 # Edits (Table 4).
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo, Table, option
+from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, Table, option
 from diffcse_jax.models.forward import SharedForward, row_keys
 from diffcse_jax.models.heads import TaskHead
-from diffcse_jax.models.parameters import Network
+from diffcse_jax.models.layers import Network
 
 AVERAGE = "average"  # the dev score that chooses the checkpoint: the mean of the tasks' scores
 

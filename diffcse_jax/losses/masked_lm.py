@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
 from diffcse_jax.losses.diffcse import Masked, mask_tokens
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead, ReconstructionHead, reconstruction_start
-from diffcse_jax.models.parameters import Network
+from diffcse_jax.models.layers import Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class AuxiliaryMaskedLM(Loss):
         encoder = checkpoints.encoder
         head = encoder.mlm_head
         if head is None:
-            head = parameters.initial(partial(MaskedLMHead, encoder.config), jax.random.key(run.seed))
+            head = layers.initial(partial(MaskedLMHead, encoder.config), jax.random.key(run.seed))
         decoder = {} if self.tied else {"decoder": encoder.transformer["embeddings.word.embedding"]}
         return {"mlm_head": Network(partial(MaskedLMHead, encoder.config, tied=self.tied), {**head, **decoder})}
 

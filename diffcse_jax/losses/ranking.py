@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError, counted
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
 from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher
-from diffcse_jax.models.parameters import Network
+from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import POOLERS, cosine_similarity, is_pooler, similarity_lists
 
 

@@ -19,12 +19,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 
 from diffcse_jax.batch import Batch, RowKeys, TokenRows, Vocabulary
-from diffcse_jax.models import parameters
-from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.heads import SENTENCE_HEAD, HeadLayer, MlpProjector, SentenceHead
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.parameters import Network, Params
+from diffcse_jax.models.layers import Network, Params, bind, definition, prefixed, subset
 from diffcse_jax.models.pooling import embed
-from diffcse_jax.models.sentence_head import SENTENCE_HEAD, HeadLayer, SentenceHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 # The capacities that `gather_positions` chooses from, as shares of all positions. Each one is compiled.
@@ -48,7 +46,7 @@ class Networks:
 
     def bind(self, name: str, params: Params) -> Any:
         """Return the network `name` with its entries of `params`."""
-        return parameters.bind(self.definitions[name], parameters.subset(params, name))
+        return bind(self.definitions[name], subset(params, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +304,7 @@ def compiled_forward(
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask, prompt_tokens) -> embeddings`, shared by encoders of these sizes."""
     config = config.on(mesh.devices.flat[0])
-    network = parameters.definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
+    network = definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
     def forward(
         params: Params, input_ids: jax.Array, attention_mask: jax.Array, prompt_tokens: jax.Array | None = None
@@ -315,7 +313,7 @@ def compiled_forward(
         if prompt_tokens is not None:
             rows = rows._replace(prompt_tokens=jnp.full(len(input_ids), prompt_tokens, jnp.int32))
         with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
-            return parameters.bind(network, params)(rows)
+            return bind(network, params)(rows)
 
     # Replicated, so that every host can read the whole result.
     return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
@@ -325,5 +323,5 @@ def start_as_teacher(encoder: Pretrained, pooler: str) -> Network:
     """Return the starting checkpoint as a teacher, pooled as the run pools before its projector."""
     pooler = "cls_before_pooler" if pooler == "cls" else pooler
     head = encoder.sentence_head.of(pooler)
-    params = parameters.prefixed(encoder.transformer, "transformer") | parameters.prefixed(head.params, "pooler_head")
+    params = prefixed(encoder.transformer, "transformer") | prefixed(head.params, "pooler_head")
     return Network(partial(SentenceNetwork, encoder.config, pooler, layers=head.layers), params, frozen=True)

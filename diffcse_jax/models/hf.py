@@ -30,14 +30,26 @@ from safetensors.numpy import load_file
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import check_export, expand_path, find_run, read_json_object, why_unreadable
-from diffcse_jax.models import families, parameters
-from diffcse_jax.models.families.base import Family
-from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
-from diffcse_jax.models.layers import ACTIVATIONS
-from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.sentence_head import NO_HEAD, SENTENCE_HEAD, RecordedHead
+from diffcse_jax.models import layers
+from diffcse_jax.models.families import Family, bert, distilbert, electra, gte, modernbert, mpnet, nomic_bert, roberta
+from diffcse_jax.models.heads import NO_HEAD, SENTENCE_HEAD, MaskedLMHead, MlpProjector, RecordedHead, ReplacedTokenHead
+from diffcse_jax.models.layers import ACTIVATIONS, Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
+FAMILIES: dict[str, Family] = {  # by the `model_type` in a checkpoint's `config.json`
+    "bert": bert.BERT,
+    "camembert": roberta.CAMEMBERT,
+    "distilbert": distilbert.DISTILBERT,
+    "electra": electra.ELECTRA,
+    "gte": gte.GTE,
+    "modernbert": modernbert.MODERNBERT,
+    "mpnet": mpnet.MPNET,
+    "nomic_bert": nomic_bert.NOMIC_BERT,
+    "roberta": roberta.ROBERTA,
+    "xlm-roberta": roberta.XLM_ROBERTA,
+}
+# What turns a configuration of other code into that of transformers, by its `model_type`.
+CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte, "nomic_bert": nomic_bert.as_nomic_bert}
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_BLOCKS, LARGEST_SIZE = 256, 10**7
 MOST_PROBLEMS = 50  # the largest number that an error lists
@@ -109,7 +121,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     check_export(folder)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
-    family = families.FAMILIES[config.family]
+    family = FAMILIES[config.family]
     stored = read_tensors(folder)
     evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
@@ -201,7 +213,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
     config = read_json_object(path)
     try:
-        return families.CONVERTED.get(str(config.get("model_type")), dict)(config)
+        return CONVERTED.get(str(config.get("model_type")), dict)(config)
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{folder}: config.json is invalid: {error!r}") from error
 
@@ -213,10 +225,10 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
         CheckpointError: The family is not supported, or a value cannot be used.
     """
     model_type = hf_config.get("model_type", "?")
-    if not isinstance(model_type, str) or model_type not in families.FAMILIES:
-        supported = ", ".join(sorted(families.FAMILIES))
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        supported = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
-    family = families.FAMILIES[model_type]
+    family = FAMILIES[model_type]
     try:
         if model_type not in transformers.CONFIG_MAPPING:
             raise ValueError(f"transformers {transformers.__version__} has no {model_type}. Install a newer release")
@@ -306,7 +318,7 @@ class _Tensor(NamedTuple):
 @functools.lru_cache
 def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
     """Return the arrays of a part by the checkpoint's names, without prefix."""
-    family = families.FAMILIES[config.family]
+    family = FAMILIES[config.family]
     modules_of_part = family.modules if part == "transformer" else getattr(family, part)
     table = {theirs: ours.split("+") for theirs, ours in modules_of_part.items()}
     if part == "transformer":
@@ -314,7 +326,7 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
             for theirs, ours in family.block.items():
                 modules = [f"blocks.{index}.{module}" for module in ours.split("+")]
                 table[f"{family.block_prefix}{index}.{theirs}"] = modules
-    shapes = {name: array.shape for name, array in parameters.shapes(functools.partial(_PARTS[part], config)).items()}
+    shapes = {name: array.shape for name, array in layers.shapes(functools.partial(_PARTS[part], config)).items()}
     tensors = {}
     for theirs, modules in table.items():
         for leaf in ("kernel", "embedding", "scale", "bias"):

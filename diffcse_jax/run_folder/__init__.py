@@ -52,10 +52,9 @@ from diffcse_jax.io import (
     write_tensors,
 )
 from diffcse_jax.models import hf
+from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.pooling_modules import TEXT_SETTINGS, max_length_of
-from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
-from diffcse_jax.models.sentence_head import HeadLayer, RecordedHead
+from diffcse_jax.models.sentence_folder import NO_PROMPTS, SETTINGS, TEXT_SETTINGS, Prompts, max_length_of, read_prompts
 
 START = "start.json"
 HEADS = "heads"  # in the folder of a fine-tuning: the heads that were trained alone

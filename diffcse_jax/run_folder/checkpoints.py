@@ -30,11 +30,10 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, disk_errors, find_run, json_digest
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
+from diffcse_jax.models.layers import Params
+from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
 from diffcse_jax.run_folder import damaged_path, read_config, read_start
 from diffcse_jax.run_folder.records import METRICS, Measured, Record, read_baseline, read_selection, read_weights
 
@@ -421,8 +420,8 @@ def read_encoder(path: Path) -> SavedEncoder:
     start, prompts = read_start(workdir)
     checkpoint = dataclasses.replace(
         start,
-        transformer=parameters.subset(params, "encoder"),
-        pooler=parameters.subset(params, "projector") if record.pooler == "cls" else start.pooler,
+        transformer=layers.subset(params, "encoder"),
+        pooler=layers.subset(params, "projector") if record.pooler == "cls" else start.pooler,
         sentence_head=start.sentence_head.of(record.pooler, params),
     )
     return SavedEncoder(

@@ -28,7 +28,7 @@ from diffcse_jax.io import (
     write_tensors,
     write_text,
 )
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder import START, damaged_path
 
 METRICS = "metrics.jsonl"

@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import disk_errors, expand_path, find_run, read_json_object, read_sealed, replace_dir, write_sealed
-from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
+from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts
 from diffcse_jax.run_folder.records import SEARCH, read_selection
 from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors
 from diffcse_jax.search.lexical import CANDIDATES, DEFAULT_WEIGHT, LexicalIndex, best_rows, combine, found_by_words

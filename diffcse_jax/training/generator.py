@@ -27,11 +27,11 @@ from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, read_sealed, write_sealed, write_tensors
 from diffcse_jax.losses.diffcse import mask_tokens
-from diffcse_jax.models import parameters
+from diffcse_jax.models import layers
 from diffcse_jax.models.forward import FEW, Computation, Networks, fold_in_name, mean_where
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.layers import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
@@ -86,7 +86,7 @@ def train_head(
     )
     batches = (shard_batch(batch, mesh) for batch in make_batches(source))
     head, opt_state = jax.jit(training.initial, out_shardings=replicated(mesh))()
-    frozen = jax.device_put(parameters.prefixed(encoder.transformer, "transformer"), replicated(mesh))
+    frozen = jax.device_put(layers.prefixed(encoder.transformer, "transformer"), replicated(mesh))
     with Progress("masked-LM head", "steps", options.head_steps) as progress:
         for index in range(options.head_steps):
             head, opt_state, value = training.step(head, opt_state, frozen, next(batches), np.int32(index))
@@ -95,7 +95,7 @@ def train_head(
     held_out = [loss(head, frozen, batch, jax.random.fold_in(key, index)) for index, batch in enumerate(batches)]
     mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
     scores = {"accuracy": 100 * float(accuracy), "perplexity": float(np.exp(mean_loss)), "steps": options.head_steps}
-    return {name: np.asarray(value) for name, value in parameters.subset(head, "head").items()}, scores
+    return {name: np.asarray(value) for name, value in layers.subset(head, "head").items()}, scores
 
 
 class HeadTraining(NamedTuple):
@@ -110,12 +110,12 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
     """Return the functions that train a masked-LM head on a frozen encoder of these sizes."""
     options, root = config.generator, _root_key(config)
     build_head = partial(MaskedLMHead, sizes)
-    modules: dict[str, parameters.Build] = {"transformer": partial(Transformer, sizes), "head": build_head}
-    networks = Networks(vocabulary, {name: parameters.definition(build) for name, build in modules.items()})
+    modules: dict[str, layers.Build] = {"transformer": partial(Transformer, sizes), "head": build_head}
+    networks = Networks(vocabulary, {name: layers.definition(build) for name, build in modules.items()})
     optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
 
     def initial() -> tuple[Params, optax.OptState]:
-        head = parameters.prefixed(parameters.initial(build_head, fold_in_name(root, "initial weights")), "head")
+        head = layers.prefixed(layers.initial(build_head, fold_in_name(root, "initial weights")), "head")
         return head, optimizer.init(head)
 
     def loss(head: Params, frozen: Params, batch: Batch, key: PRNGKeyArray) -> tuple[jax.Array, jax.Array]:

@@ -24,8 +24,8 @@ from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.hosts import log_line, stop_requested
 from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
-from diffcse_jax.losses.base import Metrics
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.losses import Metrics
+from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, saved_steps
 from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
 from diffcse_jax.training.callbacks import (

@@ -21,15 +21,13 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.losses.base import Checkpoints
-from diffcse_jax.models import parameters, pooling_modules
+from diffcse_jax.losses import Checkpoints
+from diffcse_jax.models import layers, sentence_folder
 from diffcse_jax.models.forward import Networks, SentenceNetwork, fold_in_name
-from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
+from diffcse_jax.models.heads import PROJECTORS, SENTENCE_HEAD, MaskedLMHead, SentenceHead
 from diffcse_jax.models.hf import Pretrained, read
-from diffcse_jax.models.parameters import Network, Params
-from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
-from diffcse_jax.models.sentence_head import SENTENCE_HEAD, SentenceHead
+from diffcse_jax.models.layers import Network, Params
+from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.checkpoints import read_encoder
 
@@ -62,7 +60,7 @@ class StartingCheckpoint:
         transformer, pooler_head, head = start.transformer, self.pooler_head, start.sentence_head
         if trained is not None:
             pooler, longest = config.encoding_pooler, config.data.max_length
-            transformer, pooler_head = (parameters.subset(trained, name) for name in ("encoder", "projector"))
+            transformer, pooler_head = (layers.subset(trained, name) for name in ("encoder", "projector"))
             head = head.of(pooler, trained)
         return SentenceEncoder(  # encoders of the same sizes share one compiled function
             start.config,
@@ -72,7 +70,7 @@ class StartingCheckpoint:
             pooler_head=pooler_head,
             sentence_head=head,
             prompts=self.prompts,
-            max_length=pooling_modules.max_length_of(start.folder, start.config.max_length, longest),
+            max_length=sentence_folder.max_length_of(start.folder, start.config.max_length, longest),
             name=self.name,
         )
 
@@ -108,7 +106,7 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
         encoder, recorded = saved.checkpoint, saved.recorded
     else:
         encoder = read(name, needs_mlm_head=config.generator_is_start)
-        recorded = pooling_modules.recorded(encoder)
+        recorded = sentence_folder.recorded(encoder)
     encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head)
     encoder = encoder.on(mesh.devices.flat[0], mesh.shape["data"])
     base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, recorded.prompts)
@@ -165,8 +163,8 @@ def build(
     """
     sizes = sizes_for_run(encoder.config, config)
     networks = {"encoder": Network(partial(Transformer, sizes), encoder.transformer)}
-    if layers := (head := encoder.sentence_head.of(config.encoding_pooler)).layers:
-        networks[SENTENCE_HEAD] = Network(partial(SentenceHead, layers), head.params)
+    if (head := encoder.sentence_head.of(config.encoding_pooler)).layers:
+        networks[SENTENCE_HEAD] = Network(partial(SentenceHead, head.layers), head.params)
     if config.model.projector != "none":
         size = encoder.embedding_size(config.encoding_pooler)
         build = partial(PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size))
@@ -189,9 +187,9 @@ def build(
     params, frozen = Params(), Params()
     for name, network in networks.items():
         module = partial(network.build, dtype=dtype)
-        definitions[name] = parameters.definition(module)
-        start = parameters.initial(module, fold_in_name(key, name)) if network.params is None else network.params
-        (frozen if network.frozen else params).update(parameters.prefixed(start, name))
+        definitions[name] = layers.definition(module)
+        start = layers.initial(module, fold_in_name(key, name)) if network.params is None else network.params
+        (frozen if network.frozen else params).update(layers.prefixed(start, name))
     return Built(Networks(vocabulary, definitions), params, frozen)
 
 

@@ -20,7 +20,7 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Packing, Shards
 from diffcse_jax.errors import ConfigError, counted
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.layers import Params
 
 # Packing pays if at most this many sixteenths of the positions are tokens: measured on CPUs, estimated by the compiler
 # for TPUs (docs/scaling.md).

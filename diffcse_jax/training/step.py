@@ -11,11 +11,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config, OptimConfig
-from diffcse_jax.losses import Inputs, prepare, total_loss
-from diffcse_jax.losses.base import Metrics
+from diffcse_jax.losses import Inputs, Metrics, prepare, total_loss
 from diffcse_jax.losses.diffcse_variants import generated_second_views
 from diffcse_jax.models.forward import Computation, Networks, SharedForward, fold_in_name
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import TrainState
 from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, replicated
 

@@ -24,10 +24,10 @@ from diffcse_jax.evaluation import systems
 from diffcse_jax.evaluation.dev import SYMMETRIC_METRICS, RetrievalMetric, build_dev_evaluation
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, expand_path, sha256
-from diffcse_jax.models import parameters
-from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.prompts import for_columns
-from diffcse_jax.models.sentence_head import SENTENCE_HEAD
+from diffcse_jax.models import layers
+from diffcse_jax.models.heads import SENTENCE_HEAD
+from diffcse_jax.models.layers import Params
+from diffcse_jax.models.sentence_folder import for_columns
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder import open_run
 from diffcse_jax.run_folder.checkpoints import Checkpoints, SavedEncoder, default_step, read_encoder
@@ -329,10 +329,10 @@ def select(run: Run, baseline: Record) -> Selection:
         systems=[system.summary() for system in compared],
         search={"mode": how.mode, "weight": how.weight} if how else {},
     )
-    weights = parameters.prefixed(model.transformer, "encoder")
+    weights = layers.prefixed(model.transformer, "encoder")
     if record.pooler == "cls":
-        weights |= parameters.prefixed(head or {}, "projector")
-    weights |= parameters.prefixed(model.sentence_head.of(record.pooler).params, SENTENCE_HEAD)
+        weights |= layers.prefixed(head or {}, "projector")
+    weights |= layers.prefixed(model.sentence_head.of(record.pooler).params, SENTENCE_HEAD)
     write_selection(run.workdir, selection, weights)
     return selection
 

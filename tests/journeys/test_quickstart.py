@@ -22,7 +22,7 @@ from tiny_model import HIDDEN, write_tiny_model
 from tiny_run import environment, overrides
 
 from diffcse_jax.data import docstrings
-from diffcse_jax.models import pooling_modules
+from diffcse_jax.models import sentence_folder
 from diffcse_jax.run_folder.records import read_metrics
 from journeys.pages import ROOT, Block, Workspace, blocks_of, write_documents
 
@@ -130,7 +130,7 @@ def test_the_export_goes_to_other_libraries(workspace, trained):
 def test_own_documents(workspace, minilm_dir):
     """With a tiny encoder, for the other tests are about MiniLM."""
     tiny = write_tiny_model(workspace.folder / "tiny", minilm_dir, blocks=1)
-    pooling_modules.write(tiny, pooling_modules.RecordedPooler("avg"), num_blocks=1, hidden_size=HIDDEN)
+    sentence_folder.write(tiny, sentence_folder.RecordedPooler("avg"), num_blocks=1, hidden_size=HIDDEN)
     short = SHORT | {"data.cache_dir": str(workspace.folder / "cache"), "model.name_or_path": str(tiny)}
     renamed = {'workdir="runs/mine"': f'workdir="runs/mine", overrides={short}'}
     workspace = dataclasses.replace(workspace, overrides={"train": overrides(short)}, renamed=renamed)

@@ -16,8 +16,8 @@ from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.evaluation import CachedEncoder
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.losses.finetune import AVERAGE, build_head, score_name, task_loss
-from diffcse_jax.models import parameters
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models import layers
+from diffcse_jax.models.layers import Params
 from diffcse_jax.training.step import make_optimizer
 
 
@@ -37,7 +37,7 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
     labels = data.train.labels
     rate, decay = options.heads_learning_rate, options.heads_weight_decay
     optimizer = make_optimizer(dataclasses.replace(config.optim, learning_rate=rate, weight_decay=decay), steps)
-    definition = parameters.definition(build_head(task, sides.shape[-1]))
+    definition = layers.definition(build_head(task, sides.shape[-1]))
     seed = [config.train.seed, zlib.crc32(data.name.encode())]
     key, generator = jax.random.key(seed[0] ^ seed[1]), np.random.default_rng(seed)
 
@@ -50,7 +50,7 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
         index: Int[Array, ""],
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         def loss(head: Params) -> Float[Array, ""]:
-            network = parameters.bind(definition, head)
+            network = layers.bind(definition, head)
             return task_loss(task, network, tuple(sides), labels, jax.random.fold_in(key, index))
 
         with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32

@@ -19,8 +19,8 @@ from diffcse_jax.evaluation.dev import DevEvaluation, Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.io import expand_path, find_run, replace_dir, write_json, write_tensors
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name
-from diffcse_jax.models import parameters
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models import layers
+from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import Measured, Outcomes
 
@@ -94,14 +94,14 @@ def embed(
 def _head_outputs(
     task: Task, head: Params, sides: tuple[Float32[jax.Array, "rows hidden"], ...]
 ) -> Float32[jax.Array, "rows outputs"]:
-    definition = parameters.definition(build_head(task, sides[0].shape[1]))
+    definition = layers.definition(build_head(task, sides[0].shape[1]))
     with jax.default_matmul_precision("highest"):
-        return parameters.bind(definition, head)(features(task, sides))
+        return layers.bind(definition, head)(features(task, sides))
 
 
 def heads_in(params: Params, tasks: Mapping[str, Task]) -> dict[str, Params]:
     """Return the heads among the parameters of a run, by task."""
-    return {name: parameters.subset(params, head_of(name)) for name in tasks}
+    return {name: layers.subset(params, head_of(name)) for name in tasks}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,8 @@ from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, disk_errors, expand_path, json_digest, read_sealed, write_sealed, write_tensors
 from diffcse_jax.losses.finetune import AVERAGE, head_of
-from diffcse_jax.models import parameters
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models import layers
+from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder import HEADS, open_run
 from diffcse_jax.run_folder.checkpoints import saved_steps
 from diffcse_jax.run_folder.records import read_baseline
@@ -113,9 +113,9 @@ class Tuning:
             log_line("stage 1 of 2: training the heads on embeddings of the frozen encoder")
             frozen, heads, scores = self.start.encoder(self.config, params), Params(), {}
             for data in self.tasks:
-                head = parameters.subset(params, head_of(data.name))
+                head = layers.subset(params, head_of(data.name))
                 head, scores[data.name] = train_head(self.config, data, head, frozen)
-                heads |= parameters.prefixed(head, head_of(data.name))
+                heads |= layers.prefixed(head, head_of(data.name))
             with disk_errors(folder, safe="The encoder and the texts are unchanged."):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_tensors(weights, heads)

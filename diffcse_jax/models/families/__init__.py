@@ -1,21 +1,42 @@
-"""Families of encoders, by the `model_type` in a checkpoint's `config.json`.
+"""Families of encoders: BERT and its descendants.
 
 A family's module holds all that is particular to it: how to read its sizes, the names of its tensors and, if they
-differ, its embeddings, blocks and attention bias. To add a family, add a module and its name to `FAMILIES`.
+differ, its embeddings, blocks and attention bias. To add a family, add a module here and a line to `hf.FAMILIES`.
 """
 
-from diffcse_jax.models.families import bert, distilbert, electra, gte, modernbert, mpnet, nomic_bert, roberta
-from diffcse_jax.models.families.base import Family
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
-# What turns a configuration of other code into that of transformers, by its `model_type`.
-CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte, "nomic_bert": nomic_bert.as_nomic_bert}
-FAMILIES: dict[str, Family] = {
-    **bert.FAMILIES,
-    **distilbert.FAMILIES,
-    **electra.FAMILIES,
-    **gte.FAMILIES,
-    **modernbert.FAMILIES,
-    **mpnet.FAMILIES,
-    **nomic_bert.FAMILIES,
-    **roberta.FAMILIES,
-}
+from transformers import PreTrainedConfig
+
+from diffcse_jax.models.transformer import TransformerConfig
+
+Modules = Mapping[str, str]  # ours by the checkpoint's names; several of ours, joined by "+", are stacked there
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The particulars of a family. Each table maps the checkpoint's name of a module to ours."""
+
+    architecture: str  # the class of the encoder in transformers
+    sizes: Callable[[PreTrainedConfig], TransformerConfig]  # raises ValueError, with a message for users
+    prefix: str  # before the encoder's names inside a model with a head
+    modules: Modules  # outside the blocks
+    block_prefix: str  # before a block's number
+    block: Modules
+    mlm_head: Modules
+    decoder: str  # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
+    ignored: str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
+    supported: dict[str, Any] = dataclasses.field(default_factory=dict)  # the only supported values in config.json
+    pooler: Modules = dataclasses.field(default_factory=dict)  # the dense + tanh head on position 0; empty: none
+    other_prefix: str = ""  # instead of `prefix`, in checkpoints of other code
+    may_lack_token_types: bool = False
+    discriminator_head: Modules = dataclasses.field(default_factory=dict)  # for replaced tokens; empty: none
+
+
+def rotary_base(rope: Mapping[str, Any], *types: str) -> float:
+    """Return the base of rotary positions. Raise ValueError unless their type is `default` or one of `types`."""
+    if rope["rope_type"] not in ("default", *types):
+        raise ValueError(f"rope_type {rope['rope_type']!r} is not supported")
+    return float(rope["rope_theta"])

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from diffcse_jax.models.families.base import Family
+from diffcse_jax.models.families import Family
 from diffcse_jax.models.transformer import TransformerConfig
 
 EMBEDDINGS = {
@@ -65,4 +65,3 @@ BERT = Family(
     decoder="cls.predictions.decoder.weight",
     ignored=r"embeddings\.position_ids|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*",
 )
-FAMILIES = {"bert": BERT}

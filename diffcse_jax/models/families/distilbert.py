@@ -4,8 +4,7 @@ import dataclasses
 
 from transformers import PreTrainedConfig
 
-from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family
+from diffcse_jax.models.families import Family, bert
 from diffcse_jax.models.transformer import TransformerConfig
 
 NAMES = {
@@ -22,27 +21,23 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
     return dataclasses.replace(like_bert, type_vocab_size=0, attention_output_dropout=False)
 
 
-FAMILIES = {
-    "distilbert": Family(
-        architecture="DistilBertModel",
-        sizes=sizes,
-        supported={},
-        prefix="distilbert.",
-        modules=bert.EMBEDDINGS,
-        block_prefix="transformer.layer.",
-        block={
-            "attention.q_lin": "attention.query",
-            "attention.k_lin": "attention.key",
-            "attention.v_lin": "attention.value",
-            "attention.out_lin": "attention.output",
-            "sa_layer_norm": "attention_norm",
-            "ffn.lin1": "intermediate",
-            "ffn.lin2": "output",
-            "output_layer_norm": "output_norm",
-        },
-        pooler={},
-        mlm_head={"vocab_transform": "transform", "vocab_layer_norm": "norm", "vocab_projector": ""},
-        decoder="vocab_projector.weight",
-        ignored=r"embeddings\.position_ids|vocab_projector\.weight",
-    )
-}
+DISTILBERT = Family(
+    architecture="DistilBertModel",
+    sizes=sizes,
+    prefix="distilbert.",
+    modules=bert.EMBEDDINGS,
+    block_prefix="transformer.layer.",
+    block={
+        "attention.q_lin": "attention.query",
+        "attention.k_lin": "attention.key",
+        "attention.v_lin": "attention.value",
+        "attention.out_lin": "attention.output",
+        "sa_layer_norm": "attention_norm",
+        "ffn.lin1": "intermediate",
+        "ffn.lin2": "output",
+        "output_layer_norm": "output_norm",
+    },
+    mlm_head={"vocab_transform": "transform", "vocab_layer_norm": "norm", "vocab_projector": ""},
+    decoder="vocab_projector.weight",
+    ignored=r"embeddings\.position_ids|vocab_projector\.weight",
+)

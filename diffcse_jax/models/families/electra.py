@@ -38,24 +38,22 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
     )
 
 
-FAMILIES = {
-    "electra": dataclasses.replace(
-        bert.BERT,
-        architecture="ElectraModel",
-        sizes=sizes,
-        prefix="electra.",
-        modules=bert.EMBEDDINGS | bert.TOKEN_TYPES | {"embeddings_project": "embeddings.project"},
-        pooler={},
-        mlm_head={
-            "generator_predictions.dense": "transform",
-            "generator_predictions.LayerNorm": "norm",
-            "generator_lm_head": "",
-        },
-        decoder="generator_lm_head.weight",
-        discriminator_head={
-            "discriminator_predictions.dense": "dense",
-            "discriminator_predictions.dense_prediction": "output",
-        },
-        ignored=r"embeddings\.position_ids|generator_lm_head\.weight",
-    )
-}
+ELECTRA = dataclasses.replace(
+    bert.BERT,
+    architecture="ElectraModel",
+    sizes=sizes,
+    prefix="electra.",
+    modules=bert.EMBEDDINGS | bert.TOKEN_TYPES | {"embeddings_project": "embeddings.project"},
+    pooler={},
+    mlm_head={
+        "generator_predictions.dense": "transform",
+        "generator_predictions.LayerNorm": "norm",
+        "generator_lm_head": "",
+    },
+    decoder="generator_lm_head.weight",
+    discriminator_head={
+        "discriminator_predictions.dense": "dense",
+        "discriminator_predictions.dense_prediction": "output",
+    },
+    ignored=r"embeddings\.position_ids|generator_lm_head\.weight",
+)

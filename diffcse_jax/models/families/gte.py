@@ -10,8 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, rotary_base
+from diffcse_jax.models.families import Family, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)
@@ -43,38 +42,35 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
     )
 
 
-FAMILIES = {
-    "gte": Family(
-        architecture="GteModel",
-        sizes=sizes,
-        supported={
-            "is_decoder": False,
-            "position_embedding_type": "rope",
-            "layer_norm_type": "layer_norm",
-            "pack_qkv": True,
-            "logn_attention_scale": False,
-            "rope_scaling": None,
-        },
-        prefix="gte.",
-        other_prefix="new.",
-        may_lack_token_types=True,
-        modules={
-            "embeddings.word_embeddings": "embeddings.word",
-            "embeddings.LayerNorm": "embeddings.norm",
-        }
-        | bert.TOKEN_TYPES,
-        block_prefix="encoder.layer.",
-        block={
-            "attention.qkv_proj": "attention.query+attention.key+attention.value",
-            "attention.o_proj": "attention.output",
-            "attn_ln": "attention_norm",
-            "mlp.up_gate_proj": "gate+intermediate",
-            "mlp.down_proj": "output",
-            "mlp_ln": "output_norm",
-        },
-        pooler={},
-        mlm_head={"lm_head.dense": "transform", "lm_head.norm": "norm", "lm_head.decoder": ""},
-        decoder="lm_head.decoder.weight",
-        ignored=r"lm_head\.decoder\.weight|(classifier|pooler)\..*",
-    )
-}
+GTE = Family(
+    architecture="GteModel",
+    sizes=sizes,
+    supported={
+        "is_decoder": False,
+        "position_embedding_type": "rope",
+        "layer_norm_type": "layer_norm",
+        "pack_qkv": True,
+        "logn_attention_scale": False,
+        "rope_scaling": None,
+    },
+    prefix="gte.",
+    other_prefix="new.",
+    may_lack_token_types=True,
+    modules={
+        "embeddings.word_embeddings": "embeddings.word",
+        "embeddings.LayerNorm": "embeddings.norm",
+    }
+    | bert.TOKEN_TYPES,
+    block_prefix="encoder.layer.",
+    block={
+        "attention.qkv_proj": "attention.query+attention.key+attention.value",
+        "attention.o_proj": "attention.output",
+        "attn_ln": "attention_norm",
+        "mlp.up_gate_proj": "gate+intermediate",
+        "mlp.down_proj": "output",
+        "mlp_ln": "output_norm",
+    },
+    mlm_head={"lm_head.dense": "transform", "lm_head.norm": "norm", "lm_head.decoder": ""},
+    decoder="lm_head.decoder.weight",
+    ignored=r"lm_head\.decoder\.weight|(classifier|pooler)\..*",
+)

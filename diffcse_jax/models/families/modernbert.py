@@ -5,7 +5,6 @@ sees all tokens, the others a window. Dense layers and norms have no biases.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 from flax import nnx
 from jax.typing import DTypeLike
@@ -13,8 +12,7 @@ from jaxtyping import Array, Float
 from transformers import PreTrainedConfig
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens, unpack
-from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, rotary_base
+from diffcse_jax.models.families import Family, bert, rotary_base
 from diffcse_jax.models.layers import dropout
 from diffcse_jax.models.transformer import Block, LogitBias, TransformerConfig, split_keys
 
@@ -70,30 +68,27 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
     )
 
 
-FAMILIES: Mapping[str, Family] = {
-    "modernbert": Family(
-        architecture="ModernBertModel",
-        sizes=sizes,
-        supported=dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
-        | {"is_decoder": False, "decoder_bias": True},
-        prefix="model.",
-        modules={
-            "embeddings.tok_embeddings": "embeddings.word",
-            "embeddings.norm": "embeddings.norm",
-            "final_norm": "final_norm",
-        },
-        block_prefix="layers.",
-        block={
-            "attn_norm": "attention_norm",
-            "attn.Wqkv": "attention.query+attention.key+attention.value",
-            "attn.Wo": "attention.output",
-            "mlp_norm": "output_norm",
-            "mlp.Wi": "intermediate+gate",
-            "mlp.Wo": "output",
-        },
-        pooler={},
-        mlm_head={"head.dense": "transform", "head.norm": "norm", "decoder": ""},
-        decoder="decoder.weight",
-        ignored=r"decoder\.weight",
-    )
-}
+MODERNBERT = Family(
+    architecture="ModernBertModel",
+    sizes=sizes,
+    supported=dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+    | {"is_decoder": False, "decoder_bias": True},
+    prefix="model.",
+    modules={
+        "embeddings.tok_embeddings": "embeddings.word",
+        "embeddings.norm": "embeddings.norm",
+        "final_norm": "final_norm",
+    },
+    block_prefix="layers.",
+    block={
+        "attn_norm": "attention_norm",
+        "attn.Wqkv": "attention.query+attention.key+attention.value",
+        "attn.Wo": "attention.output",
+        "mlp_norm": "output_norm",
+        "mlp.Wi": "intermediate+gate",
+        "mlp.Wo": "output",
+    },
+    mlm_head={"head.dense": "transform", "head.norm": "norm", "decoder": ""},
+    decoder="decoder.weight",
+    ignored=r"decoder\.weight",
+)

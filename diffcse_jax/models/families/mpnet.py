@@ -45,21 +45,19 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
     return dataclasses.replace(roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias)
 
 
-FAMILIES = {
-    "mpnet": dataclasses.replace(
-        roberta.ROBERTA,
-        architecture="MPNetModel",
-        sizes=sizes,
-        supported=bert.BERT.supported | {"relative_attention_num_buckets": BUCKETS, "pad_token_id": 1},
-        prefix="mpnet.",
-        modules=bert.EMBEDDINGS | {"encoder.relative_attention_bias": "attention_bias.bucket"},
-        block={
-            "attention.attn.q": "attention.query",
-            "attention.attn.k": "attention.key",
-            "attention.attn.v": "attention.value",
-            "attention.attn.o": "attention.output",
-            "attention.LayerNorm": "attention_norm",
-        }
-        | bert.FEED_FORWARD,
-    )
-}
+MPNET = dataclasses.replace(
+    roberta.ROBERTA,
+    architecture="MPNetModel",
+    sizes=sizes,
+    supported=bert.BERT.supported | {"relative_attention_num_buckets": BUCKETS, "pad_token_id": 1},
+    prefix="mpnet.",
+    modules=bert.EMBEDDINGS | {"encoder.relative_attention_bias": "attention_bias.bucket"},
+    block={
+        "attention.attn.q": "attention.query",
+        "attention.attn.k": "attention.key",
+        "attention.attn.v": "attention.value",
+        "attention.attn.o": "attention.output",
+        "attention.LayerNorm": "attention_norm",
+    }
+    | bert.FEED_FORWARD,
+)

@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, rotary_base
+from diffcse_jax.models.families import Family, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 GATED_BLOCK = partial(Block, bias=False, gated=True)  # its norms have biases
@@ -40,49 +39,46 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
     return dataclasses.replace(like_bert, block=GATED_BLOCK, rotary_bases=(base,) * like_bert.num_blocks)
 
 
-FAMILIES = {
-    "nomic_bert": Family(
-        architecture="NomicBertModel",
-        sizes=sizes,
-        supported={
-            "is_decoder": False,
-            "position_embedding_type": "absolute",
-            "prenorm": False,
-            "parallel_block": False,
-            "causal": False,
-            "qkv_proj_bias": False,
-            "mlp_fc1_bias": False,
-            "mlp_fc2_bias": False,
-            "use_rms_norm": False,
-            "rotary_emb_fraction": 1.0,
-            "rotary_emb_interleaved": False,
-            "rotary_emb_scale_base": None,
-            "rotary_scaling_factor": None,
-            "num_experts": 0,
-        },
-        prefix="nomic_bert.",
-        modules={
-            "embeddings.word_embeddings": "embeddings.word",
-            "embeddings.token_type_embeddings": "embeddings.token_type",
-            "emb_ln": "embeddings.norm",
-        },
-        block_prefix="encoder.layers.",
-        block={
-            "attn.Wqkv": "attention.query+attention.key+attention.value",
-            "attn.out_proj": "attention.output",
-            "norm1": "attention_norm",
-            "mlp.fc11": "gate",
-            "mlp.fc12": "intermediate",
-            "mlp.fc2": "output",
-            "norm2": "output_norm",
-        },
-        pooler={},
-        mlm_head={
-            "cls.predictions.transform.dense": "transform",
-            "cls.predictions.transform.layer_norm": "norm",
-            "cls.predictions": "",
-        },
-        decoder="cls.predictions.decoder.weight",
-        ignored=r"cls\.predictions\.decoder\..*",
-    )
-}
+NOMIC_BERT = Family(
+    architecture="NomicBertModel",
+    sizes=sizes,
+    supported={
+        "is_decoder": False,
+        "position_embedding_type": "absolute",
+        "prenorm": False,
+        "parallel_block": False,
+        "causal": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "use_rms_norm": False,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "num_experts": 0,
+    },
+    prefix="nomic_bert.",
+    modules={
+        "embeddings.word_embeddings": "embeddings.word",
+        "embeddings.token_type_embeddings": "embeddings.token_type",
+        "emb_ln": "embeddings.norm",
+    },
+    block_prefix="encoder.layers.",
+    block={
+        "attn.Wqkv": "attention.query+attention.key+attention.value",
+        "attn.out_proj": "attention.output",
+        "norm1": "attention_norm",
+        "mlp.fc11": "gate",
+        "mlp.fc12": "intermediate",
+        "mlp.fc2": "output",
+        "norm2": "output_norm",
+    },
+    mlm_head={
+        "cls.predictions.transform.dense": "transform",
+        "cls.predictions.transform.layer_norm": "norm",
+        "cls.predictions": "",
+    },
+    decoder="cls.predictions.decoder.weight",
+    ignored=r"cls\.predictions\.decoder\..*",
+)

@@ -44,8 +44,5 @@ ROBERTA = dataclasses.replace(
     decoder="lm_head.decoder.weight",
     ignored=r"embeddings\.position_ids|lm_head\.decoder\..*",
 )
-FAMILIES = {
-    "roberta": ROBERTA,
-    "camembert": dataclasses.replace(ROBERTA, architecture="CamembertModel"),
-    "xlm-roberta": dataclasses.replace(ROBERTA, architecture="XLMRobertaModel"),
-}
+CAMEMBERT = dataclasses.replace(ROBERTA, architecture="CamembertModel")
+XLM_ROBERTA = dataclasses.replace(ROBERTA, architecture="XLMRobertaModel")

@@ -1,12 +1,16 @@
-"""Pooling and what follows it in a sentence-transformers folder: written by the export, read by the encoder.
+"""What a sentence-transformers folder records about its encoder: prompts, pooling, and the modules that follow it.
 
 `modules.json` lists the modules of a folder: the transformer, a weighted mean of its layers (for poolers over two
 layers), pooling over tokens, and any number of dense layers, layer norms, dropouts and normalisations. A single dense +
-tanh layer after position 0 is the head of the pooler `cls`. `config_sentence_transformers.json` may have
-`truncate_dim`, the size that embeddings are cut to. Releases 2 to 6 of sentence-transformers read this layout.
+tanh layer after position 0 is the head of the pooler `cls`. `config_sentence_transformers.json` names prompts, texts
+that some encoders expect in front of each text, such as "query: ". It may have `truncate_dim`, the size that embeddings
+are cut to. Releases 2 to 6 of sentence-transformers read this layout.
 """
 
+import dataclasses
 import os
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,20 +19,12 @@ import numpy as np
 
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.io import read_json, read_json_object, write_json, write_tensors
-from diffcse_jax.models import parameters
+from diffcse_jax.models.heads import HEAD_SETTINGS, NO_HEAD, TORCH_ACTIVATIONS, HeadLayer, RecordedHead, SentenceHead
 from diffcse_jax.models.hf import FLOATS, Pretrained, read_tensors
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.layers import Params, shapes, subset
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, check_pooler
-from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
-from diffcse_jax.models.sentence_head import (
-    HEAD_SETTINGS,
-    NO_HEAD,
-    TORCH_ACTIVATIONS,
-    HeadLayer,
-    RecordedHead,
-    SentenceHead,
-)
 
+SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"
 _BEFORE_HEAD = (["Transformer", "Pooling"], ["Transformer", "WeightedLayerPooling", "Pooling"])
 # Poolers over one layer by the mode of a Pooling module, in the order in which sentence-transformers concatenates them.
@@ -45,6 +41,125 @@ _KEYS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weight
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
+QUERY = "query"
+DOCUMENT_NAMES = ("document", "passage", "corpus")  # the first that is recorded is used
+# How model cards write the prompts of the families of e5, nomic, and bge, arctic and mxbai.
+_IN_README = re.compile(
+    r"[\"'`]((?:query|passage|search_query|search_document): "
+    r"|Represent this sentence for searching relevant passages: )"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """The prompts of an encoder."""
+
+    by_name: Mapping[str, str] = dataclasses.field(default_factory=dict)  # as recorded
+    default_name: str | None = None  # of texts for which none is chosen; None: no prompt
+    pooled: bool = True  # whether pooling reads the prompt's tokens (`include_prompt`)
+    in_readme: tuple[str, ...] = ()  # prompts that the folder's README names, if none is recorded
+
+    @property
+    def default(self) -> str:
+        """The prompt of texts for which none is chosen."""
+        return self.by_name[self.default_name] if self.default_name else ""
+
+    @property
+    def query(self) -> str:
+        """The prompt of queries."""
+        return self.by_name.get(QUERY, "")
+
+    @property
+    def document(self) -> str:
+        """The prompt of the texts that queries look for."""
+        return next(filter(None, map(self.by_name.get, DOCUMENT_NAMES)), "")
+
+    @property
+    def symmetric(self) -> str:
+        """The prompt of pairs whose texts are of one kind: the default prompt, or else that of queries."""
+        return self.default or self.query
+
+    def choose(self, prompt: str | None = None, prompt_name: str | None = None, default: str | None = None) -> str:
+        """Return the prompt if it is given, that of a name, or the default. Raise ConfigError if there is none."""
+        if prompt is not None:
+            return prompt
+        if prompt_name is None:
+            return self.default if default is None else default
+        if prompt_name not in self.by_name:
+            known = ", ".join(self.by_name) or "none"
+            raise ConfigError(f"prompt_name={prompt_name!r}: the model has no such prompt. It has: {known}")
+        return self.by_name[prompt_name]
+
+    def warning(self, name: str) -> str:
+        """Return a warning for texts that are encoded without a prompt; empty if the model needs none."""
+        if listed := ", ".join(f"{key} ({value!r})" for key, value in self.by_name.items() if value):
+            return (
+                f"{name} was trained with prompts, and none is used here. It has: {listed}. Give a prompt_name, or use "
+                "encode_query and encode_document"
+            )
+        if self.in_readme:
+            listed = ", ".join(map(repr, self.in_readme))
+            return (
+                f"the README of {name} names prompts ({listed}), but its configuration does not. None is used here. "
+                f'Give prompt=..., or record them in {SETTINGS}: {{"prompts": {{"query": "...", "document": "..."}}}}'
+            )
+        return ""
+
+    def settings(self) -> dict[str, object]:
+        """Return the entries of `config_sentence_transformers.json`; empty without prompts."""
+        named = dict(self.by_name)
+        if self.document:  # sentence-transformers looks for it under the first name only
+            named[DOCUMENT_NAMES[0]] = self.document
+        return {"prompts": named, "default_prompt_name": self.default_name} if any(named.values()) else {}
+
+
+NO_PROMPTS = Prompts()
+
+
+def read_prompts(folder: Path, *, pooled: bool = True) -> Prompts:
+    """Read the prompts of a folder, or those that its README names if none is recorded, or raise CheckpointError."""
+    path = folder / SETTINGS
+    recorded = read_json_object(path) if path.is_file() else {}
+    by_name, default = recorded.get("prompts") or {}, recorded.get("default_prompt_name")
+    if not isinstance(by_name, dict) or not all(isinstance(each, str) for each in by_name.values()):
+        raise CheckpointError(f"{path}: `prompts` is not an object of texts")
+    if default is not None and default not in by_name:
+        raise CheckpointError(f"{path}: default_prompt_name {str(default)[:60]!r} is not one of the prompts")
+    in_readme: list[str] = []
+    if not any(by_name.values()) and os.path.isfile(folder / "README.md"):
+        in_readme = _IN_README.findall((folder / "README.md").read_text(encoding="utf-8", errors="replace"))
+    return Prompts(by_name, default, pooled, tuple(dict.fromkeys(in_readme)))
+
+
+def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[tuple[str, ...], Prompts]:
+    """Return the prompt of each column of a training text, and the prompts of the trained model.
+
+    Args:
+        prompts: The prompts of the starting checkpoint.
+        asked: `data.prompts`: for all columns or for each, the name of a recorded prompt, a prompt itself (which
+            contains a space or a colon) or `none`. Empty: the prompt of queries for the first column and that of
+            documents for the others. A single column gets one prompt for both views.
+        columns: The number of columns.
+
+    Raises:
+        ConfigError: The number of prompts differs from that of the columns, or a name is not recorded.
+    """
+    if not asked:
+        texts = (prompts.query, *[prompts.document] * (columns - 1)) if columns > 1 else (prompts.symmetric,)
+        return texts, prompts
+    if len(asked) not in (1, columns):
+        raise ConfigError(f"data.prompts has {len(asked)} prompts, and the text {columns} columns. Give 1 or {columns}")
+    known = {**prompts.by_name, "none": ""}
+    for each in asked:
+        if each not in known and not re.search(r"[\s:]", each):
+            raise ConfigError(
+                f"data.prompts: the starting checkpoint has no prompt {each!r}. Known: {', '.join(known)}. A prompt "
+                "itself has a space or a colon, such as 'query: '"
+            )
+    texts = tuple(known.get(each, each) for each in asked) * (columns // len(asked))
+    by_name = {**prompts.by_name, QUERY: texts[0], DOCUMENT_NAMES[0]: texts[-1]}
+    by_name |= {name: texts[-1] for name in DOCUMENT_NAMES if name in by_name}
+    return texts, dataclasses.replace(prompts, by_name=by_name)
 
 
 class RecordedPooler(NamedTuple):
@@ -78,7 +193,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
         layers, params = (_tanh_layer(hidden_size),), _renamed(record.head, "dense", "layers.0.linear")
     for index, layer in enumerate(layers):
         config = {key: getattr(layer, key) for key in HEAD_SETTINGS[layer.kind]}
-        arrays = parameters.subset(params, f"layers.{index}")
+        arrays = subset(params, f"layers.{index}")
         modules.append((layer.kind, config, {_theirs(name): np.asarray(arrays[name]).T for name in arrays}))
     entries = []
     for index, (name, config, weights) in enumerate(modules):
@@ -229,7 +344,7 @@ def _layer_pooler(module: Path) -> str:
 def _read_head(modules: list[tuple[str, Path]]) -> tuple[tuple[HeadLayer, ...], Params]:
     """Read the modules after the pooling, and their parameters."""
     layers, params = tuple(_read_layer(*module) for module in modules), Params()
-    for name, shape in parameters.shapes(partial(SentenceHead, layers)).items():
+    for name, shape in shapes(partial(SentenceHead, layers)).items():
         _, index, ours = name.split(".", 2)
         tensor = _tensor(modules[int(index)][1], _theirs(ours), shape.shape[::-1])
         params[name] = np.ascontiguousarray(tensor.T, np.float32)
