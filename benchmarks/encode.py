@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import measure, workload
 from benchmarks.measure import Implementation
-from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import hf
 

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax.data.tokenizer import Tokenised, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
+from diffcse_jax.data.tokens import Tokenised, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run

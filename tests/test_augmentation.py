@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation
+from diffcse_jax.data.sampling import Augmentation, begins_word, open_augmentation
 from diffcse_jax.errors import DataError
 
 PAD, CLS, SEP, UNK = 0, 1, 2, 3

@@ -14,7 +14,6 @@ import transformers
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import batches
-from diffcse_jax.data.augmentation import Augmentation, begins_word
 from diffcse_jax.data.batches import (
     BatchShape,
     BatchSource,
@@ -23,10 +22,9 @@ from diffcse_jax.data.batches import (
     choose_lengths,
     choose_shapes,
 )
-from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
+from diffcse_jax.data.sampling import Augmentation, Crops, Neighbours, begins_word, examples_of
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
-from diffcse_jax.data.tokenizer import unlimited_tokenizer
+from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open, unlimited_tokenizer
 from diffcse_jax.errors import DataError
 
 EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32

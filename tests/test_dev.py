@@ -8,7 +8,7 @@ import scipy.stats
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
-from diffcse_jax.data import docstrings
+from diffcse_jax.data import documents
 from diffcse_jax.evaluation import CachedEncoder, dev, senteval_data
 from diffcse_jax.evaluation.dev import (
     DRIFT_AGREEMENT,
@@ -82,7 +82,7 @@ def test_a_file_of_pairs_chooses_and_others_are_reported(tmp_path, capsys):
 
 
 def test_regressions_beyond_chance(monkeypatch, capsys):
-    monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
+    monkeypatch.setattr(documents, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
     options = {"metric": "pairs_retrieval", "pairs_file": "docstrings", "hold": ("halves_retrieval",)}
     halves = [(f"{n} is the one half", f"and {n} the other one") for n in range(20)]
     sentences = [f"{first} {second}" for first, second in halves]

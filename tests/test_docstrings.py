@@ -1,7 +1,7 @@
 import pytest
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import docstrings
+from diffcse_jax.data import documents
 from diffcse_jax.data.sources import open_corpus
 
 NUMPY_STYLE = """
@@ -67,7 +67,7 @@ GOOGLE_STYLE = """Opens the file at the path.
     ],
 )  # fmt: skip
 def test_sentences_are_prose_without_markup(docstring, expected):
-    assert [*filter(docstrings.is_english, docstrings.spans_of(docstring))] == expected
+    assert [*filter(documents.is_english, documents.spans_of(docstring))] == expected
 
 
 FUNCTION = '''
@@ -85,13 +85,13 @@ def test_functions_are_either_in_the_corpus_or_held_out(tmp_path, monkeypatch):
     (tmp_path / "module.py").write_text("".join(map(FUNCTION.format, range(200))) + "\n1 / 0\n")
     (tmp_path / "broken.py").write_text("def (")
     files = [("package.broken", tmp_path / "broken.py"), ("package.module", tmp_path / "module.py")]
-    monkeypatch.setattr(docstrings, "_source_files", lambda: iter(files))
-    docstrings._docstrings.cache_clear()
-    pairs = docstrings.docstring_pairs()
+    monkeypatch.setattr(documents, "_source_files", lambda: iter(files))
+    documents._docstrings.cache_clear()
+    pairs = documents.docstring_pairs()
     corpus = [sentence for (sentence,) in open_corpus(DataConfig(train_file="docstrings"))]
     leads = list(open_corpus(DataConfig(train_file="docstrings", pairs="lead")))
-    assert docstrings.docstring_pairs(3) == pairs[:3]
-    docstrings._docstrings.cache_clear()
+    assert documents.docstring_pairs(3) == pairs[:3]
+    documents._docstrings.cache_clear()
     assert 5 <= len(pairs) <= 40  # 20 expected, standard deviation 4
     summaries = [f"Compute the value of function {number}." for number in range(200)]
     values = [f"The value of number {number} is large for most of the arguments." for number in range(200)]

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import markup, pair_builders
+from diffcse_jax.data import documents
 from diffcse_jax.data import sentences as rules
-from diffcse_jax.data.pair_builders import Holdout, texts_of
+from diffcse_jax.data.pairs import REPEATED, SHARED, Holdout, texts_of
 from diffcse_jax.data.readers import Corpus, Fault
 from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
 from diffcse_jax.data.sources import open_corpus, open_documents, open_text
@@ -174,7 +174,7 @@ Text of it.
 
 def read(content: bytes | str, extension: str = ".md") -> list[tuple[str, list[str]]]:
     content = content.encode() if isinstance(content, str) else content
-    return [(title, [line for line in lines if line]) for title, lines in markup.READERS[extension](content)]
+    return [(title, [line for line in lines if line]) for title, lines in documents.READERS[extension](content)]
 
 
 @pytest.mark.parametrize(("content", "extension"), [(PAGE, ".md"), (HTML_PAGE, ".html"), (RST_PAGE, ".rst")])
@@ -422,8 +422,8 @@ def test_boilerplate_is_left_out_of_both_sides(tmp_path):
     holdout = list(Holdout(open_documents(DataConfig(str(tmp_path / "a.jsonl"), pairs="lead")), 0.1))
     assert 30 < len(holdout) < 95
     assert "Licence" not in str(trained) + str(holdout)
-    assert corpus.counted[pair_builders.REPEATED] == 10 * sum("subject" in " ".join(row) for row in trained)
-    assert corpus.counted[pair_builders.SHARED] < 20  # texts of twins
+    assert corpus.counted[REPEATED] == 10 * sum("subject" in " ".join(row) for row in trained)
+    assert corpus.counted[SHARED] < 20  # texts of twins
     held = {text for (section,) in holdout for text in texts_of(section)}
     assert not held & {text for row in trained for text in row}
 

@@ -26,7 +26,7 @@ from tiny_model import HIDDEN, random_params, write_smallest_model
 
 from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
+from diffcse_jax.data.tokens import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import sts

@@ -10,7 +10,7 @@ from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import build_or_open
+from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import layers
 from diffcse_jax.models.heads import MaskedLMHead

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.families.electra import ElectraEmbeddings
 from diffcse_jax.models.heads import MlpProjector, ReplacedTokenHead

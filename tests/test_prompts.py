@@ -12,12 +12,10 @@ from diffcse_jax import SentenceEncoder
 from diffcse_jax.batch import Batch
 from diffcse_jax.cli import main
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.augmentation import open_augmentation
 from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.data.readers import Corpus
-from diffcse_jax.data.sampling import Crops
-from diffcse_jax.data.token_store import build_or_open
-from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.sampling import Crops, open_augmentation
+from diffcse_jax.data.tokens import build_or_open, load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.sentence_folder import TWO_LAYER_POOLERS, Prompts, RecordedPooler, for_columns, read, write
 

@@ -12,7 +12,7 @@ from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import sentence_folder

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from diffcse_jax.batch import Batch, in_blocks, lay_out
-from diffcse_jax.data.augmentation import Augmentation
-from diffcse_jax.data.token_store import Examples
+from diffcse_jax.data.sampling import Augmentation
+from diffcse_jax.data.tokens import Examples
 
 if TYPE_CHECKING:
     import grain

@@ -1,19 +1,34 @@
-"""Examples that are made of a token store's rows and drawn again in each epoch: neighbours, crops and cloze pairs."""
+"""What each epoch draws again: pairs made of a store's rows (neighbours, crops, cloze pairs), and augmented views."""
 
-from collections.abc import Sequence
+import collections
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+import tokenizers
+import transformers
 from jaxtyping import Bool, Float, Int, Integer
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.token_store import Examples, OfSentences, Rows, TokenIds, TokenStore
+from diffcse_jax.data.readers import Fault, checked, lines
+from diffcse_jax.data.tokens import Examples, OfSentences, Rows, TokenIds, TokenStore, unlimited_tokenizer
 from diffcse_jax.errors import DataError
+from diffcse_jax.io import expand_path
 
 CROP_SHARES = (0.1, 0.5)  # of a passage (Contriever, Izacard et al. 2022, appendix A)
 FEWEST_CROPPED = 8  # the smallest number of tokens in a span
 WINDOW = (5, 25)  # words that are taken out of a passage
 BLOCK = 4096  # rows that are compared at once
 DRAWS = 1 << 24  # the number of possible choices of two spans
+WORD_MARKS = ("Ġ", "▁")  # byte-level BPE and SentencePiece begin words with them
+
+Ids = Integer[np.ndarray, "B T"]
+Lengths = Int[np.ndarray, " B"]
+Word = tuple[int, ...]  # its tokens
+Synonyms = Mapping[Word, Sequence[Word]]  # a replacement may be several words
 
 
 def examples_of(
@@ -111,25 +126,20 @@ class Crops(_Drawn):
         return generator.permutation(len(self)) + len(self) * generator.integers(DRAWS, size=len(self))
 
     def lengths(self, rows: Rows) -> OfSentences:
-        return self._before + self._spans(rows)[1] + 1
+        return self.positions(rows, 0)[1]
 
     def positions(self, rows: Rows, width: int) -> tuple[TokenIds, OfSentences]:
-        spans = self._spans(rows)
-        starts, sizes = (each[..., None] for each in spans)
-        first, end = (self.offsets[self.text_rows(rows) + i][:, None, None] for i in (0, 1))
-        column = np.arange(width)
-        inside = np.where(column < self._before + sizes, starts + column - self._before, end - 1)
-        return np.where(column < self._before, first + column, inside), self._before + spans[1] + 1
-
-    def _spans(self, rows: Rows) -> tuple[OfSentences, OfSentences]:
-        """Return where both spans start, and their sizes."""
         first, end = (self.offsets[self.text_rows(rows) + i][:, None] for i in (0, 1))
         tokens = end - first - self._before - 1
         low, high = CROP_SHARES
         numbers = _uniform(rows[:, None] * 4 + np.arange(4))
         sizes = np.floor((low + (high - low) * numbers[:, :2]) * tokens).astype(np.int64)
         sizes = np.clip(sizes, FEWEST_CROPPED, None).clip(None, self.max_length - self._before - 1)
-        return first + self._before + np.floor(numbers[:, 2:] * (tokens - sizes + 1)).astype(np.int64), sizes
+        starts = first + self._before + np.floor(numbers[:, 2:] * (tokens - sizes + 1)).astype(np.int64)
+        column = np.arange(width) - self._before  # counts from the first token of the span
+        inside = np.where(column < sizes[..., None], starts[..., None] + column, end[..., None] - 1)
+        positions = np.where(column < 0, first[..., None] + self._before + column, inside)
+        return positions, self._before + sizes + 1
 
 
 class Cloze(_Drawn):
@@ -212,3 +222,108 @@ def _uniform(numbers: Integer[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shap
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) / 2.0**53
+
+
+# Augmented second views (SimCSE Table 1)
+#
+# All augmentations act on whole words. WordPiece marks tokens that continue a word (`##`), so that punctuation is a
+# word. Byte-level BPE and SentencePiece mark tokens that begin a word, so that punctuation belongs to the word before
+# it. With any other tokenizer each token is a word. [CLS] and [SEP] stay.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Augmentation:
+    """Change sentences at random."""
+
+    kind: str  # `crop`, `word_deletion`, `delete_one_word` or `synonyms`
+    ratio: float  # share of the words that the first two kinds remove
+    begins_word: Bool[np.ndarray, " vocabulary"]
+    synonyms: Synonyms = dataclasses.field(default_factory=dict)
+
+    def __call__(
+        self, input_ids: Ids, lengths: Lengths, generator: np.random.Generator, prompt_tokens: int = 0
+    ) -> tuple[Ids, Lengths]:
+        """Return the changed sentences and their lengths. Prompts stay, and values at padding have no meaning."""
+        positions, first = np.arange(input_ids.shape[1]), 1 + prompt_tokens
+        ordinary = (positions >= first) & (positions < lengths[:, None] - 1)
+        begins = ordinary & (self.begins_word[input_ids] | (positions == first))
+        if self.kind == "synonyms":
+            return self._with_synonym(input_ids, lengths, begins, generator)
+        number = begins.cumsum(axis=1) - 1  # the word of each token
+        kept_words = self._kept_words(begins.sum(axis=1), input_ids.shape[1], generator)
+        kept = (positions < lengths[:, None]) & (~ordinary | np.take_along_axis(kept_words, np.maximum(number, 0), 1))
+        side_by_side = np.argsort(~kept, axis=1, kind="stable")
+        return np.take_along_axis(input_ids, side_by_side, axis=1), kept.sum(axis=1)
+
+    def _kept_words(self, counts: Lengths, most: int, generator: np.random.Generator) -> Bool[np.ndarray, "B words"]:
+        """Choose the words to keep, at least one."""
+        numbers, draws = np.arange(most), generator.random((len(counts), most))
+        if self.kind == "crop":
+            kept = np.maximum(np.rint((1 - self.ratio) * counts), 1)
+            first = np.floor(draws[:, 0] * (counts - kept + 1))
+            return (numbers >= first[:, None]) & (numbers < (first + kept)[:, None])
+        wanted = 1 if self.kind == "delete_one_word" else np.rint(self.ratio * counts)
+        removed = np.minimum(wanted, counts - 1)
+        order = np.where(numbers < counts[:, None], draws, 2.0).argsort(axis=1).argsort(axis=1)
+        return order >= removed[:, None]
+
+    def _with_synonym(
+        self, input_ids: Ids, lengths: Lengths, begins: Bool[np.ndarray, "B T"], generator: np.random.Generator
+    ) -> tuple[Ids, Lengths]:
+        """Replace a random word of each sentence. A sentence that grows beyond T is cut, but keeps its last token."""
+        changed, new_lengths = input_ids.copy(), lengths.copy()
+        for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):
+            bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
+            words = [each for each in itertools.pairwise(bounds) if tuple(ids[slice(*each)]) in self.synonyms]
+            if words:
+                start, end = words[int(generator.integers(len(words)))]
+                choices = self.synonyms[tuple(ids[start:end])]
+                inside = [*ids[:start], *choices[int(generator.integers(len(choices)))], *ids[end : length - 1]]
+                new = [*inside[: input_ids.shape[1] - 1], ids[length - 1]]
+                changed[row, : len(new)], new_lengths[row] = new, len(new)
+        return changed, new_lengths
+
+
+def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokenizerFast) -> Augmentation | None:
+    """Open the augmentation that `data.augmentation` names; None if it does not change second views here."""
+    if data.augmentation in ("none", "mlm"):
+        return None
+    backend = unlimited_tokenizer(tokenizer)
+    synonyms: Synonyms = {}
+    if data.augmentation == "synonyms":
+        synonyms = _read_synonyms(expand_path(data.synonyms_file), backend, tokenizer.unk_token_id)
+    return Augmentation(data.augmentation, data.augmentation_ratio, begins_word(backend), synonyms)
+
+
+def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"]:
+    """Return whether each token begins a word."""
+    vocabulary = backend.get_vocab()
+    model = json.loads(backend.to_str())["model"]
+    begins = np.ones(max(vocabulary.values()) + 1, bool)
+    ids = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
+    if model.get("type") == "WordPiece":
+        prefix = model["continuing_subword_prefix"]
+        begins[ids] = [not token.startswith(prefix) for token in vocabulary]
+    elif any(token.startswith(WORD_MARKS) for token in vocabulary):
+        begins[ids] = [token.startswith(WORD_MARKS) for token in vocabulary]
+    return begins
+
+
+def _read_synonyms(path: Path, backend: tokenizers.Tokenizer, unknown: int | None) -> Synonyms:
+    """Read lines of a word and its replacements, separated by tabs. Those with the token `unknown` are left out."""
+    table: dict[Word, dict[Word, None]] = collections.defaultdict(dict)
+    for number, line in enumerate(lines(path), 1):
+        if not line.strip():
+            continue
+        texts = checked(tuple(line.split("\t")))
+        if isinstance(texts, Fault) or len(texts) < 2:
+            reason = f" ({texts})" if isinstance(texts, Fault) else ""
+            raise DataError(f"{path}, line {number}: expected a word and its synonyms, separated by tabs{reason}")
+        # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
+        for before in (" ", ""):
+            word, *others = (tuple(backend.encode(before + text, add_special_tokens=False).ids) for text in texts)
+            if word and unknown not in word:
+                table[word] |= dict.fromkeys(other for other in others if other and unknown not in other)
+    if not any(table.values()):
+        raise DataError(f"data.synonyms_file: {path} does not contain a word and a synonym of the vocabulary")
+    return {word: tuple(others) for word, others in table.items() if others}

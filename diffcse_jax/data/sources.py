@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import documents, readers
-from diffcse_jax.data.docstrings import docstring_documents, docstring_sentences
-from diffcse_jax.data.documents import Documents
-from diffcse_jax.data.pair_builders import corpus_of, digest, is_in_share
+from diffcse_jax.data.documents import Documents, Placed
+from diffcse_jax.data.pairs import corpus_of, digest, is_in_share
 from diffcse_jax.data.readers import Corpus, Entry, Fault, Place, Row, RowFile, extension, listed, open_file
 from diffcse_jax.errors import DataError, NoSentencesError, counted
 from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, sha256, why_unreadable, write_text
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 KNOWN_NAMES = "Known names: wiki1m, docstrings"
-KNOWN_EXTENSIONS = tuple(dict.fromkeys((*readers.EXTENSIONS, *documents.FORMATS)))
+KNOWN_EXTENSIONS = tuple(dict.fromkeys((*readers.EXTENSIONS, *documents.READERS)))
 ROLES = ("sentence", "positive", "hard_negative")
+TITLE_AND_TEXT = ("title", "text")
 SIMCSE_ROLES = ("sent0", "sent1", "hard_neg")
 PASSAGE_TOKENS = 128  # approximate length of the passages into which `open_text` splits documents
 EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
@@ -178,25 +178,46 @@ def _has_documents(source: Source) -> bool:
 
 def _documents(source: Source, columns: Sequence[str]) -> Documents:
     """Open documents. The columns of tables are title and text, or text."""
+    name, root = source.name, source.root
     if columns and not (source.is_prepared or source.of_kinds(readers.TABLES)):
-        raise DataError(f"{source.name} has no columns. Leave data.columns empty")
-    if source.name == "docstrings":
-        return docstring_documents()
+        raise DataError(f"{name} has no columns. Leave data.columns empty")
+    if name == "docstrings":
+        return documents.docstring_documents()
     if source.is_prepared or len(columns) > 2:
         reason = "an ArrayRecord data set has rows, not documents" if source.is_prepared else "name a title and a text"
-        raise DataError(f"{source.name}, data.columns={columns}: {reason}. With data.pairs='columns', rows are read")
+        raise DataError(f"{name}, data.columns={columns}: {reason}. With data.pairs='columns', rows are read")
     if source.is_file and extension(source.files[0]) == ".txt":
-        return documents.of_text_file(source.files[0])
-    prose = [] if columns else source.of_kinds(documents.FORMATS)
-    found, text = source.tables(columns or ("text",)), columns[-1] if columns else "text"
-    tables = [table for table in found if text in table.columns]
+        (file,) = source.files
+        return Documents(name, lambda: documents.in_text_file(file), lambda: _fingerprint([file]))
+    prose = [] if columns else source.of_kinds(tuple(documents.READERS))
+    columns = columns or TITLE_AND_TEXT
+    found = source.tables(columns)
+    tables = [table for table in found if columns[-1] in table.columns]
     if not prose and not tables:
         has = f"It has: {listed(found[0].columns)}" if found else "It is empty"
         advice = "Name the columns of title and text, or of the text alone (data.columns or --columns)"
-        raise DataError(f"{source.name}: no column {text!r}. {has}. {advice}")
-    left_out = counted(len(found) - len(tables), "table{s} without texts") if len(found) > len(tables) else ""
-    note = "; ".join(filter(None, [source.note, left_out and f"skipped {left_out}"]))
-    return documents.of_files(source.name, source.root, prose, tables, columns, note)
+        raise DataError(f"{name}: no column {columns[-1]!r}. {has}. {advice}")
+    notes = [source.note] if source.note else []
+    if left_out := len(found) - len(tables):
+        notes.append(f"skipped {counted(left_out, 'table{s} without texts')}")
+
+    def read() -> Iterator[Placed]:
+        for path in prose:
+            file = path.relative_to(root).as_posix()
+            yield file, documents.of_file(file, path)
+        for place, entry in readers.placed_entries(tables, columns, root if len(tables) > 1 or prose else None):
+            yield place, documents.of_row(place, entry, columns)
+
+    def fingerprint() -> str:
+        return _fingerprint([*prose, *(table.path for table in tables)], columns)
+
+    return Documents(name, read, fingerprint, "; ".join(notes))
+
+
+def _fingerprint(files: Iterable[Path], columns: Sequence[str] = ()) -> str:
+    """Return the SHA-256 of the content of files in hexadecimal. Their names do not matter."""
+    parts = [f"{extension(file)} {sha256([file])}" for file in files]
+    return hashlib.sha256("\n".join([*parts, *columns]).encode()).hexdigest()
 
 
 # Rows
@@ -204,7 +225,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
 
 def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) -> Corpus:
     """Open rows. Errors about columns end with the advice."""
-    name, files, paths = source.name, _row_files(source, wanted), source.of_kinds(readers.EXTENSIONS)
+    name, files = source.name, _row_files(source, wanted)
     if not files:
         raise NoSentencesError(f"{name}: no JSON object found. A line has one object; json may also be a list")
     columns = tuple(wanted) or _known_columns(files[0].columns)
@@ -219,18 +240,18 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
             yield place, _row(entry, columns)
 
     def fingerprint() -> str:
-        shards = sorted(files[0].path.glob("*.array_record*")) if source.is_prepared else paths
-        parts = [f"{extension(path)} {sha256([path])}" for path in shards] or [text for (text,) in corpus]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        if name == "docstrings":
+            return documents.docstring_fingerprint()
+        shards = sorted(files[0].path.glob("*.array_record*")) if source.is_prepared else []
+        return _fingerprint(shards or source.of_kinds(readers.EXTENSIONS))
 
-    corpus = Corpus(name, columns, records, fingerprint, on_bad_line, note=source.note)
-    return corpus
+    return Corpus(name, columns, records, fingerprint, on_bad_line, note=source.note)
 
 
 def _row_files(source: Source, wanted: Sequence[str]) -> list[RowFile]:
     """Open the rows of a source, without empty files."""
     if source.name == "docstrings":
-        return [readers.single_column(Path(source.name), docstring_sentences)]
+        return [readers.single_column(Path(source.name), documents.docstring_sentences)]
     if source.is_prepared:
         return [readers.open_prepared(source.root)]
     kinds = collections.Counter(map(extension, source.of_kinds(readers.EXTENSIONS)))

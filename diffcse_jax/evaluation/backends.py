@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float32
 
 from diffcse_jax.data.sources import open_text
-from diffcse_jax.data.tokenizer import warn_of_cut
+from diffcse_jax.data.tokens import warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.documents import Section
-from diffcse_jax.data.pair_builders import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, short_passages, texts_of
+from diffcse_jax.data.pairs import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, short_passages, texts_of
 from diffcse_jax.data.readers import Fault, checked
 from diffcse_jax.data.sampling import WINDOW
 from diffcse_jax.data.sentences import join, some_words, split_sentences, width, words

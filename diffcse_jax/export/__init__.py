@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
+from diffcse_jax.data.tokens import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
 from diffcse_jax.export.card import model_card, recorded_results

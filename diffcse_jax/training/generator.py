@@ -22,7 +22,7 @@ from diffcse_jax.batch import Batch, Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
-from diffcse_jax.data.token_store import TokenStore
+from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, read_sealed, write_sealed, write_tensors

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import OWN_POOLER, Config
-from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.hosts import log_line

@@ -11,13 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
-from diffcse_jax.data.augmentation import begins_word, open_augmentation
 from diffcse_jax.data.batches import BatchSource, make_batches
-from diffcse_jax.data.pair_builders import stored_length
-from diffcse_jax.data.sampling import Crops, examples_of
+from diffcse_jax.data.pairs import stored_length
+from diffcse_jax.data.sampling import Crops, begins_word, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
-from diffcse_jax.data.tokenizer import unlimited_tokenizer
+from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError, counted
 from diffcse_jax.evaluation import systems

@@ -21,7 +21,7 @@ from matplotlib.image import imread
 from tiny_model import HIDDEN, write_tiny_model
 from tiny_run import environment, overrides
 
-from diffcse_jax.data import docstrings
+from diffcse_jax.data import documents
 from diffcse_jax.models import sentence_folder
 from diffcse_jax.run_folder.records import read_metrics
 from journeys.pages import ROOT, Block, Workspace, blocks_of, write_documents
@@ -36,12 +36,12 @@ SHORT |= {"eval.hold": (), "eval.guard": False, "train.packing": "off"}
 @pytest.fixture(scope="module", autouse=True)
 def of_numpy():
     """Let only numpy be documented: reading all packages takes half a minute, and scoring their functions as long."""
-    files = [each for each in docstrings._source_files() if each[0].startswith("numpy.")]
-    docstrings._docstrings.cache_clear()
+    files = [each for each in documents._source_files() if each[0].startswith("numpy.")]
+    documents._docstrings.cache_clear()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(docstrings, "_source_files", lambda: iter(files))
+        patched.setattr(documents, "_source_files", lambda: iter(files))
         yield
-    docstrings._docstrings.cache_clear()
+    documents._docstrings.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from diffcse_jax.data.pair_builders import is_in_share
+from diffcse_jax.data.pairs import is_in_share
 from diffcse_jax.data.readers import TABLES, Corpus, Fault, extension, listed, open_file
 from diffcse_jax.data.readers import Row as TextRow
 from diffcse_jax.errors import ConfigError, DataError, counted

@@ -13,7 +13,7 @@ from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, TasksMetr
 from diffcse_jax.apps.finetune.tasks import read_task
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
-from diffcse_jax.data.token_store import build_or_open
+from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, disk_errors, expand_path, json_digest, read_sealed, write_sealed, write_tensors
