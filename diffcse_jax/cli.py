@@ -32,7 +32,6 @@ Any key of the configuration is an option: --config.train.steps=100, --config.op
 docs/reference.md lists all keys with their meaning, default and range.
 """
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
-SHARED = {"name", "quiet", "verbose", "overrides", "command", "load"}  # what a function may do without
 ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `load`
 
 
@@ -45,9 +44,6 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 Add = Callable[..., Any]  # a parser's `add_argument`
-Call = Callable[[], Any]
-Prepare = Callable[[argparse.Namespace], Call]
-Command = Callable[[Add], str | Prepare]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line after the name of the program; by default that of the process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser, commands = build_parser()
+    parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.name not in WITH_KEYS:
         parser.error(f"unrecognized arguments: {' '.join(rest)}. See diffcse {options.name} --help")
@@ -68,12 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"--{name}: expected at least 1, got {count}")
         check_pooler(getattr(options, "pooler", None) or POOLERS[0])
         with ctrl_c_ends_process():
-            from diffcse_jax.hosts import set_verbosity
+            from diffcse_jax.hosts import keep_compiled, set_verbosity
 
+            keep_compiled()
             set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
             if not options.verbose:  # Orbax logs each step of each save, and its errors several times
                 logging.getLogger("absl").setLevel(logging.CRITICAL)
-            call = commands[options.name](options)
+            call = _prepare(options)
         try:
             result = call()
             if isinstance(result, Path):
@@ -86,12 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise AssertionError  # errors exit
 
 
-def build_parser() -> tuple[argparse.ArgumentParser, dict[str, Prepare]]:
-    """Return the parser of all commands, and what prepares each of them."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands. It gives the name of the function to call as `function`."""
     parser = argparse.ArgumentParser(prog="diffcse", description="Train, evaluate and use sentence embeddings.")
     parser.add_argument("--version", action="version", version=f"diffcse_jax {__version__}")
     parsers = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
-    commands: dict[str, Prepare] = {}
     for command in COMMANDS:
         name, description = command.__name__, inspect.getdoc(command) or ""
         sub = parsers.add_parser(
@@ -102,28 +98,29 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, Prepare]]:
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
-        called = command(sub.add_argument)
-        commands[name] = partial(_prepare, called) if isinstance(called, str) else called
+        sub.set_defaults(function=command(sub.add_argument))
         sub.add_argument("--quiet", action="store_true", help="print warnings and errors only")
         sub.add_argument("--verbose", action="store_true", help="also print the log messages of libraries")
-    return parser, commands
+    return parser
 
 
-def _prepare(name: str, options: argparse.Namespace) -> Call:
-    """Import a function, and return its call with the options, all of which it must have parameters for."""
+def _prepare(options: argparse.Namespace) -> Callable[[], Any]:
+    """Import the function of a command, and return its call with those options that are its parameters."""
     given = {**vars(options), "load": partial(_load_encoder, options)}
     if options.name in ("train", "finetune"):
         given["config"], given["workdir"] = _read_run_options(options)
-    module, _, function = name.partition(":")
-    called = getattr(importlib.import_module(module), function)
-    parameters = inspect.signature(called).parameters.keys()
-    unread = given.keys() - parameters - SHARED - (ENCODER if "load" in parameters else set())
-    assert not unread, f"{name} does not read the options: {', '.join(sorted(unread))}"
+    module, _, name = options.function.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    if options.name == "evaluate":
+        from diffcse_jax.evaluation import Settings
+
+        fields = {field.name for field in dataclasses.fields(Settings)}
+        given["settings"] = Settings(**{name: given[name] for name in fields & given.keys()})
     if options.name == "train" and (project := os.environ.get("WANDB_PROJECT")):
         from diffcse_jax.training.callbacks import WandB
 
         given["callbacks"] = [WandB(project)]
-    return partial(called, **{key: given[key] for key in parameters if key in given})
+    return partial(function, **{name: given[name] for name in inspect.signature(function).parameters if name in given})
 
 
 # Training
@@ -175,7 +172,7 @@ def study(add: Add) -> str:
 # Models
 
 
-def evaluate(add: Add) -> Prepare:
+def evaluate(add: Add) -> str:
     """Score encoders on STS, SentEval and retrieval tasks.
 
     Exits with 3 if data of a task is missing.
@@ -187,12 +184,8 @@ def evaluate(add: Add) -> Prepare:
     tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, documents, retrieval"
     add("--tasks", default="sts", help=tasks)
     add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
-    add(
-        "--mode",
-        choices=("test", "fasttest", "dev"),
-        default="test",
-        help="dev: dev splits; fasttest: simpler classifiers",
-    )
+    mode = "dev: dev splits; fasttest: simpler classifiers"
+    add("--mode", choices=("test", "fasttest", "dev"), default="test", help=mode)
     add("--aggregation", choices=("all", "mean", "wmean"), default="all", help="how a task's subsets become one score")
     add("--pooler", help=f"use this pooler instead of the recorded one: {', '.join(POOLERS)}")
     add("--truncate_dim", type=int, help="cut embeddings to this size (default: the recorded size)")
@@ -201,28 +194,14 @@ def evaluate(add: Add) -> Prepare:
     add("--top_k", type=int, default=3, help="sentences to list for each query")
     add("--runs", type=Path, metavar="DIR", help="write the rankings of retrieval:FOLDER there, in TREC's form")
     add("--against", type=Path, metavar="FILE", help="compare nDCG@10 of retrieval:FOLDER with a run in TREC's form")
-    add(
-        "--backend",
-        choices=("jax", "torch"),
-        default="jax",
-        help="torch: compute embeddings with sentence-transformers",
-    )
+    backend = "torch: compute embeddings with sentence-transformers"
+    add("--backend", choices=("jax", "torch"), default="jax", help=backend)
     add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
     formats = ("text", "markdown", "latex")
     add("--format", dest="style", choices=formats, default="text", help="format of the tables")
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
     add("--output", type=Path, default=Path("results.json"), help="results file; pictures go to report/ next to it")
-
-    def prepare(options: argparse.Namespace) -> Call:
-        from diffcse_jax.evaluation import Settings
-        from diffcse_jax.hosts import keep_compiled
-
-        keep_compiled()
-        names = [field.name for field in dataclasses.fields(Settings) if hasattr(options, field.name)]
-        options.settings = Settings(**{name: vars(options).pop(name) for name in names})
-        return _prepare("diffcse_jax.evaluation.runner:run", options)
-
-    return prepare
+    return "diffcse_jax.evaluation.runner:run"
 
 
 def export(add: Add) -> str:
@@ -343,7 +322,7 @@ def demo(add: Add) -> str:
     return "diffcse_jax.apps.demo:serve"
 
 
-COMMANDS: tuple[Command, ...] = (train, evaluate, encode, embed, search, export, finetune, study, report, demo)
+COMMANDS = (train, evaluate, encode, embed, search, export, finetune, study, report, demo)
 WITH_KEYS = ("train", "finetune", "study")  # commands that also accept keys of the configuration
 
 
@@ -401,9 +380,7 @@ def _add_passages(add: Add, default: bool = True) -> None:
 def _load_encoder(options: argparse.Namespace, record: Any = None) -> Any:
     """Load the encoder that the options name. Options that are left out have their recorded values."""
     from diffcse_jax.encoder import SentenceEncoder
-    from diffcse_jax.hosts import keep_compiled
 
-    keep_compiled()
     recorded = dataclasses.asdict(record) | {"truncate_dim": record.dimension} if record else {}
     own = {name: getattr(options, name) for name in ENCODER}
     chosen = {name: recorded.get(name) if value is None else value for name, value in own.items()}

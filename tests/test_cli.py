@@ -1,5 +1,6 @@
-import argparse
+import dataclasses
 import importlib.metadata
+import inspect
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import diffcse_jax
-from diffcse_jax.cli import COMMANDS, _prepare
+from diffcse_jax.cli import COMMANDS, ENCODER, build_parser
+from diffcse_jax.evaluation import Settings
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
@@ -92,14 +94,14 @@ def test_commands_describe_themselves_under_their_names(diffcse):
 
 
 def test_each_option_is_read():
-    for command in COMMANDS:
-        parser = argparse.ArgumentParser(add_help=False)
-        called = command(parser.add_argument)
-        if isinstance(called, str) and command.__name__ not in ("train", "finetune"):  # these read configurations
-            options = {"name": command.__name__} | {action.dest: action.default for action in parser._actions}
-            _prepare(called, argparse.Namespace(**options))
-            with pytest.raises(AssertionError, match="does not read the options: colour"):
-                _prepare(called, argparse.Namespace(**options, colour="red"))
+    (commands,) = (action.choices for action in build_parser()._actions if action.choices)
+    for name, parser in commands.items():
+        module, _, function = parser.get_default("function").partition(":")
+        read = {*inspect.signature(getattr(importlib.import_module(module), function)).parameters}
+        read |= ENCODER if "load" in read else set()
+        read |= {field.name for field in dataclasses.fields(Settings)} if "settings" in read else set()
+        options = {action.dest for action in parser._actions} - {"help", "quiet", "verbose"}
+        assert options <= read, name
 
 
 def test_ctrl_c_during_imports_ends_the_process_without_a_traceback():

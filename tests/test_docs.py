@@ -72,7 +72,7 @@ def test_commands_are_valid(command):
     _, name, *arguments = shlex.split(command, comments=True)
     if arguments == ["--help"]:
         return
-    options, rest = build_parser()[0].parse_known_args([name, *arguments])
+    options, rest = build_parser().parse_known_args([name, *arguments])
     if name not in ("train", "finetune", "study"):
         assert rest == []
         return
@@ -90,7 +90,7 @@ def test_commands_are_valid(command):
 
 def test_options_that_pages_mention_exist():
     """Commands with options in backquotes, whose values may be left out."""
-    (commands,) = (action.choices for action in build_parser()[0]._actions if action.choices)
+    (commands,) = (action.choices for action in build_parser()._actions if action.choices)
     for command in re.findall(r"`diffcse ([a-z]+ --[^`]*)`", "\n".join(TEXTS.values())):
         name, *arguments = command.split()
         for option in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
