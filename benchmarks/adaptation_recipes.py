@@ -197,8 +197,8 @@ def scores(model: str, tasks: list[str]) -> dict[str, float]:
     """Score a model folder on test splits, by this package's evaluation."""
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.results import scores_by_column
+    from diffcse_jax.evaluation.runner import expand_groups, find_task, own_kind
     from diffcse_jax.evaluation.senteval_data import senteval_folder
-    from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_kind
 
     encoder, names = SentenceEncoder.from_pretrained(model), expand_groups(tasks, "test")
     folder = Path() if all(map(own_kind, names)) else senteval_folder("")

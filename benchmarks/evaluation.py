@@ -23,8 +23,8 @@ from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import Settings, Task, senteval, sts
+from diffcse_jax.evaluation.runner import find_task
 from diffcse_jax.evaluation.senteval_data import senteval_folder
-from diffcse_jax.evaluation.tasks import find_task
 from diffcse_jax.models import hf
 
 # What SentEval also encodes, to choose the regularization of a trained regression.

@@ -49,8 +49,8 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
         weights: The weight of BM25 for each further system.
     """
     from diffcse_jax import SentenceEncoder
-    from diffcse_jax.evaluation.search_collections import measure as score
-    from diffcse_jax.evaluation.search_collections import read_collection
+    from diffcse_jax.evaluation.retrieval import measure as score
+    from diffcse_jax.evaluation.retrieval import read_collection
     from diffcse_jax.search.lexical import LexicalIndex, best_rows, combine, found_by_words
 
     collection = read_collection(folder)
@@ -73,7 +73,8 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
 def measure_start(folder: Path, model: str) -> dict[str, Any]:
     """Score a starting checkpoint on people's questions, and on the queries that are made of the documents."""
     from diffcse_jax import SentenceEncoder
-    from diffcse_jax.evaluation.systems import compare_systems, queries_of_documents
+    from diffcse_jax.evaluation.dev import queries_of_documents
+    from diffcse_jax.evaluation.metrics import compare_systems
     from diffcse_jax.search.lexical import DEFAULT_WEIGHT
 
     scores = answer(folder, model, START, {START + WITH_BM25: DEFAULT_WEIGHT})
@@ -137,7 +138,7 @@ def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:
 
 def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return mean scores of each system, paired tests on nDCG@10, and how the label-free scores agree."""
-    from diffcse_jax.evaluation.search_collections import CHOOSES, compare
+    from diffcse_jax.evaluation.retrieval import CHOOSES, compare
 
     queries = [*start["scores"]["BM25"][CHOOSES]]
     by_query: dict[str, np.ndarray] = {}

@@ -394,7 +394,7 @@ def main() -> int:
     load_library(options.workdir)
     world = World(options.workdir.resolve())
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(world.base / "compiled")
-    for name in ("api", "cli", "apps.embed", "evaluation.geometry", "evaluation.runner"):  # so that no process has to
+    for name in ("api", "cli", "apps.embed", "evaluation.runner"):  # so that no process has to
         importlib.import_module(f"diffcse_jax.{name}")
     for name in ("inputs", "trial", "kept"):
         shutil.rmtree(world.base / name, ignore_errors=True)

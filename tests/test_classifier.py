@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks import torch_senteval
-from diffcse_jax.evaluation import classifier
-from diffcse_jax.evaluation.classifier import ADAM, REGULARIZATIONS, RMSPROP, Fit, Recipe
+from diffcse_jax.evaluation import senteval
+from diffcse_jax.evaluation.senteval import ADAM, REGULARIZATIONS, RMSPROP, Features, Fit, Recipe
 
 OPTIMIZERS = {"adam": ADAM, "rmsprop": RMSPROP}
 
@@ -28,7 +28,7 @@ def overlapping_fits(rows):
     """Fits of different sizes on rows in no particular order; the last draws its dev rows."""
     order = np.random.default_rng(1).permutation(rows)
     fits = [Fit(order[start:], order[:start]) for start in (40, 77)]
-    return [*fits, Fit(order[:-40], order[-40:]), classifier.hold_out(order[7:])]
+    return [*fits, Fit(order[:-40], order[-40:]), senteval.hold_out(order[7:])]
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def overlapping_fits(rows):
     [("adam", 64, 2, 2, 2), ("rmsprop", 7, 0, 1, 6)],
 )
 def test_every_fit_is_that_of_torch(optimizer, batch_size, tenacity, passes, classes, monkeypatch):
-    monkeypatch.setattr(classifier, "FITS_AT_ONCE", 3)  # of 4: the last group is filled up
+    monkeypatch.setattr(senteval, "FITS_AT_ONCE", 3)  # of 4: the last group is filled up
     dimension = 20
     features, labels = clusters(261, dimension, classes)
     fits = overlapping_fits(261)
     recipe = Recipe(OPTIMIZERS[optimizer], batch_size, tenacity, passes)
-    ours = classifier.train_classifiers(features, labels, classes, fits, recipe)
+    ours = senteval.train_classifiers(Features(features, labels, classes, {}), fits, recipe)
     for column, regularization in enumerate(REGULARIZATIONS):
         for row, fit in enumerate(fits):
             theirs = torch_senteval.Classifier(
@@ -57,4 +57,4 @@ def test_every_fit_is_that_of_torch(optimizer, batch_size, tenacity, passes, cla
             weights = ours.weights[row, column]
             np.testing.assert_allclose(weights[:, :-1], theirs.model[0].weight.detach(), rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(weights[:, -1], theirs.model[0].bias.detach(), rtol=1e-4, atol=1e-5)
-            np.testing.assert_array_equal(classifier.predict(weights, features), theirs.predict(features))
+            np.testing.assert_array_equal(senteval.predict(weights, features), theirs.predict(features))

@@ -9,16 +9,16 @@ from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
 from diffcse_jax.data import documents
-from diffcse_jax.evaluation import CachedEncoder, dev, senteval_data
+from diffcse_jax.evaluation import CachedEncoder, metrics, senteval_data
 from diffcse_jax.evaluation.dev import (
     DRIFT_AGREEMENT,
     DRIFT_STSB,
     build_dev_evaluation,
     build_drift_check,
-    general_sentences,
-    paired_interval,
+    halve,
+    held_out_queries,
 )
-from diffcse_jax.evaluation.held_out import halve, held_out_queries
+from diffcse_jax.evaluation.metrics import general_sentences, paired_interval
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
 
@@ -152,7 +152,7 @@ def test_held_out_queries_have_several_forms_and_give_nothing_away(tmp_path):
 
 
 def test_correlations_are_resampled_with_their_ratings(monkeypatch):
-    monkeypatch.setattr(dev, "RESAMPLES", 40)
+    monkeypatch.setattr(metrics, "RESAMPLES", 40)
     rng = np.random.default_rng(2)
     golds = [rng.integers(0, 6, count).astype(float) for count in (30, 20)]
     first, second = ([(gold + rng.normal(0, noise, len(gold))).tolist() for gold in golds] for noise in (3.0, 1.0))

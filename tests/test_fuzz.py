@@ -30,8 +30,8 @@ from diffcse_jax.data.tokens import load_tokenizer, tokenise, unlimited_tokenize
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import sts
+from diffcse_jax.evaluation.runner import TASKS
 from diffcse_jax.evaluation.senteval_data import Form
-from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.io import find_run
 from diffcse_jax.models import hf, sentence_folder
 from diffcse_jax.models.heads import MlpProjector

@@ -3,9 +3,9 @@ import pytest
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Settings, geometry
-
-GEOMETRY, RETRIEVAL = geometry.PROBES
+from diffcse_jax.evaluation import Settings
+from diffcse_jax.evaluation.retrieval import STSB_RETRIEVAL
+from diffcse_jax.evaluation.sts import BINS, GEOMETRY
 
 
 def stsb_row(score, first, second):
@@ -43,7 +43,7 @@ def test_measures_follow_their_definitions(tmp_path, vectors):
     assert [group["n"] for group in groups] == [2, 0, 0, 1, 3]
     assert (groups[3]["mean"], groups[3]["std"]) == pytest.approx((units["a"] @ units["f"], 0))
     assert groups[1]["mean"] is None
-    width = geometry.BINS[1] - geometry.BINS[0]
+    width = BINS[1] - BINS[0]
     assert [sum(group["density"]) * width for group in groups] == pytest.approx([1, 0, 0, 1, 1])
 
 
@@ -66,7 +66,7 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     write_stsb(tmp_path, "test", ROWS)
     (tmp_path / "queries.txt").write_text("a\n")
     settings = Settings(queries=tmp_path / "queries.txt", top_k=2)
-    results = RETRIEVAL.run(TableEncoder(vectors), tmp_path, settings)
+    results = STSB_RETRIEVAL.run(TableEncoder(vectors), tmp_path, settings)
     assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (2, 0, 50, 50)
     # "a" stands in the split twice, so its copy is as near as its pair: their mean rank is above 1.
     ((hit, cosine), (other, _)) = results["examples"][0]["hits"]

@@ -3,7 +3,7 @@ import statistics
 import pytest
 
 from diffcse_jax.evaluation import results
-from diffcse_jax.evaluation.tasks import GROUPS
+from diffcse_jax.evaluation.results import GROUPS
 
 
 def results_of(model, **spearman):

@@ -7,8 +7,8 @@ from test_retrieval import Angles
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Settings
 from diffcse_jax.evaluation.results import details
-from diffcse_jax.evaluation.search_collections import compare, measure, read_collection, read_run, search, write_run
-from diffcse_jax.evaluation.tasks import find_task
+from diffcse_jax.evaluation.retrieval import compare, measure, read_collection, read_run, search, write_run
+from diffcse_jax.evaluation.runner import find_task
 
 CORPUS = [{"_id": "d1", "title": "a", "text": "wing"}, {"_id": "d2", "text": "c"}, {"_id": 3, "title": "", "text": "f"}]
 QUERIES = [{"_id": "q1", "text": "b"}, {"_id": "q2", "text": "f"}, {"_id": "of another split", "text": "k"}]

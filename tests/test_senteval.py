@@ -11,9 +11,8 @@ from sklearn.model_selection import StratifiedKFold
 from benchmarks import torch_senteval
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Settings, senteval
-from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, Recipe
-from diffcse_jax.evaluation.senteval import Example
-from diffcse_jax.evaluation.tasks import TASKS
+from diffcse_jax.evaluation.runner import TASKS
+from diffcse_jax.evaluation.senteval import ADAM, RMSPROP, Example, Recipe
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
 
 DIMENSION = 16

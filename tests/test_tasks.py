@@ -5,9 +5,8 @@ import pytest
 
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import senteval_data
-from diffcse_jax.evaluation.senteval_data import extract, senteval_folder
-from diffcse_jax.evaluation.sts import OFFICIAL_SIZES, size_problem
-from diffcse_jax.evaluation.tasks import TASKS, expand_groups
+from diffcse_jax.evaluation.runner import TASKS, expand_groups
+from diffcse_jax.evaluation.senteval_data import OFFICIAL_SIZES, extract, senteval_folder, size_problem
 
 
 def test_groups_expand_once():

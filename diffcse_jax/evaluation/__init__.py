@@ -1,7 +1,7 @@
 """Evaluation of sentence encoders: STS, transfer, retrieval and geometry, and the dev metrics of training."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -48,6 +48,31 @@ class CachedEncoder:
             computed = self._encoder.encode(new, batch_size=batch_size, prompt=prompt)
             known.update(zip(new, computed, strict=True))
         return np.stack([known[sentence] for sentence in sentences])
+
+
+def encode_groups(
+    encoder: Encoder, groups: Iterable[Sequence[str]], batch_size: int = 64, prompt: str | None = None
+) -> list[Float32[np.ndarray, "_ dim"]]:
+    """Return the embeddings of each group of sentences, from one call of the encoder."""
+    groups = list(groups)
+    sentences = [sentence for group in groups for sentence in group]
+    embeddings = encoder.encode(sentences, batch_size=batch_size, prompt=prompt)
+    return np.split(embeddings, np.cumsum([len(group) for group in groups])[:-1])
+
+
+def encode_pairs(
+    encoder: Encoder, queries: Sequence[str], targets: Sequence[str], batch_size: int = 64, *, symmetric: bool = False
+) -> list[Float32[np.ndarray, "_ dim"]]:
+    """Return the embeddings of queries and those of targets, with the encoder's prompts of queries and documents.
+
+    Texts of one kind (`symmetric`), such as the halves of sentences, have one prompt.
+    """
+    prompts = encoder.prompts
+    query, document = (prompts.symmetric,) * 2 if symmetric else (prompts.query, prompts.document)
+    if query == document:
+        return encode_groups(encoder, [queries, targets], batch_size, query)
+    sides = (queries, query), (targets, document)
+    return [encoder.encode(texts, batch_size=batch_size, prompt=prompt) for texts, prompt in sides]
 
 
 @dataclasses.dataclass(frozen=True)

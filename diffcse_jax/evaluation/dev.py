@@ -1,185 +1,67 @@
-"""Dev metrics of a training run. One of them chooses the best checkpoint.
+"""The dev evaluation of a training run: its metrics, one of which chooses the best checkpoint, and their text.
 
 All processes of a run must call the encoder in the same way, because otherwise they wait for one another forever.
 Therefore the first process decides on the metrics and reads their text. The others get both from it and need no files.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+import heapq
+import itertools
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import scipy.stats
-from jaxtyping import Float
 
-from diffcse_jax.config import Config, EvalConfig
+from diffcse_jax.config import Config, DataConfig, EvalConfig
+from diffcse_jax.data.documents import Section
+from diffcse_jax.data.pairs import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, short_passages, texts_of
+from diffcse_jax.data.readers import Fault, checked
+from diffcse_jax.data.sampling import WINDOW
+from diffcse_jax.data.sentences import join, some_words, split_sentences, width, words
+from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_collections
-from diffcse_jax.evaluation.geometry import uniformity
-from diffcse_jax.evaluation.held_out import HELD_OUT_PAIRS, held_out_queries, training_halves
-from diffcse_jax.evaluation.retrieval import read_retrieval_pairs
-from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder
-from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, correlations, read_pairs, similarities, size_problem
+from diffcse_jax.evaluation import CachedEncoder, Encoder
+from diffcse_jax.evaluation.metrics import (
+    AgreementMetric,
+    CollectionMetric,
+    CorrelationMetric,
+    Metric,
+    RetrievalMetric,
+    general_cosines,
+)
+from diffcse_jax.evaluation.retrieval import COLLECTION, Collection, read_collection, read_retrieval_pairs
+from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder, size_problem
+from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs
 from diffcse_jax.hosts import decided_by_first, log_line
 from diffcse_jax.io import expand_path, json_digest
-from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
 
 STS_METRICS = {"stsb_spearman", "average_spearman"}
-SYMMETRIC_METRICS = {"neighbours_retrieval", "halves_retrieval"}  # both texts are of one kind
 STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
 DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
 MOST_PAIRS = 1000
 MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 pairs cannot tell from chance
-RESAMPLES = 1000
+FEWEST_WORDS = 6  # of a sentence that is halved
+MOST_WORDS = 64  # of a rest
+MOST_TOKENS = 128  # of a passage that is searched
+WINDOWS = 2  # of a passage
+KEYWORDS = 5
 
 Training = Callable[[], Iterable[str]]
 Texts = dict[str, Any]  # a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs
+Pair = TypeVar("Pair", bound=tuple[Any, ...])
+Pairs = list[tuple[str, str]]
 
 
-# Metrics
+class Query(NamedTuple):
+    """A query and the text that it should find. Only texts of other passages compete with that text."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Metric:
-    """A dev metric."""
-
-    name: str
-    batch_size: int
-    units: ClassVar[Any] = ""  # what intervals are computed over, such as `1,000 queries of 300 documents`
-
-    def measure(self, encoder: Encoder) -> Measured:
-        """Return scores x 100 by name, and what the metric summarises: a value per query or pair, by data set."""
-        raise NotImplementedError
-
-    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        """Return a 95% interval of the metric's difference between two models."""
-        return paired_interval(before, after)
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrievalMetric(Metric):
-    """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts."""
-
-    queries: Sequence[str]
-    targets: Sequence[str]
-    passages: Sequence[int] | None = None  # of each query; see `retrieval.target_ranks`
-    document_of: Sequence[int] | None = None  # of each query; intervals resample documents
-
-    def measure(self, encoder: Encoder) -> Measured:
-        symmetric = self.name in SYMMETRIC_METRICS
-        sides = retrieval.encode_pairs(encoder, self.queries, self.targets, self.batch_size, symmetric=symmetric)
-        ranks = retrieval.target_ranks(*sides, self.passages)
-        scores = {f"{self.name}_{name}": value for name, value in retrieval.rank_scores(ranks).items()}
-        scores = {self.name: scores.pop(f"{self.name}_mrr")} | scores
-        return Measured(scores | {"uniformity": uniformity(np.concatenate(sides))}, [(100 / ranks).tolist()])
-
-    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        return paired_interval(before, after, documents=self.document_of)
-
-    @property
-    def units(self) -> str:
-        documents = len(set(self.document_of or self.queries))
-        of = f" of {documents:,} documents" if self.document_of and documents < len(self.queries) else ""
-        return f"{len(self.queries):,} queries{of}"
-
-
-@dataclasses.dataclass(frozen=True)
-class CorrelationMetric(Metric):
-    """Spearman's correlation of cosine similarities with human ratings: of one set of pairs, or the average of all."""
-
-    sets: Mapping[str, ScoredPairs]  # by the name of their score
-
-    def measure(self, encoder: Encoder) -> Measured:
-        systems = similarities(encoder, self.sets, self.batch_size)
-        scores = {name: correlations(systems[name], pairs.gold)["spearman"] for name, pairs in self.sets.items()}
-        scores = {self.name: sum(scores.values()) / len(scores)} | scores
-        return Measured(scores, [systems[name].tolist() for name in self.counted])
-
-    @property
-    def counted(self) -> Mapping[str, ScoredPairs]:
-        """The sets that the metric is computed on."""
-        return {self.name: self.sets[self.name]} if self.name in self.sets else self.sets
-
-    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        return paired_interval(before, after, [np.array(pairs.gold) for pairs in self.counted.values()])
-
-    @property
-    def units(self) -> str:
-        return f"{sum(len(pairs.gold) for pairs in self.counted.values()):,} pairs"
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectionMetric(Metric):
-    """nDCG@10 on a search collection."""
-
-    collection: search_collections.Collection
-
-    def measure(self, encoder: Encoder) -> Measured:
-        ranking = search_collections.search(encoder, self.collection, self.batch_size)
-        by_query = search_collections.measure(self.collection.judgements, ranking)
-        means = {f"{self.name}_{measure}": float(np.mean([*each.values()])) for measure, each in by_query.items()}
-        chosen = means.pop(f"{self.name}_{search_collections.CHOOSES}")
-        return Measured({self.name: chosen} | means, [[*by_query[search_collections.CHOOSES].values()]])
-
-    @property
-    def units(self) -> str:
-        return f"{len(self.collection.queries):,} queries"
-
-
-@dataclasses.dataclass(frozen=True)
-class AgreementMetric(Metric):
-    """Spearman's correlation of the cosine similarities of general sentences with those of another encoder."""
-
-    others: Float[np.ndarray, " pairs"]
-
-    def measure(self, encoder: Encoder) -> Measured:
-        agreement = scipy.stats.spearmanr(self.others, _general_cosines(encoder, self.batch_size)).statistic
-        return Measured({self.name: 100 * float(agreement)}, [])
-
-
-def paired_interval(
-    before: Outcomes,
-    after: Outcomes,
-    golds: Sequence[Float[np.ndarray, " _"] | None] = (None,),
-    *,
-    ranked: bool = True,
-    documents: Sequence[int] | None = None,
-) -> tuple[float, float]:
-    """Return a 95% interval of the difference between two models on the same data, by the paired bootstrap.
-
-    Each resample draws as many documents, queries or pairs of a data set as it has, with replacement, and computes the
-    metric of both models on the same draw (Efron and Tibshirani 1993, percentile method).
-
-    Args:
-        before, after: The scores of the models per item, by data set.
-        golds: For each data set, the ratings to correlate with. None: scores are averaged.
-        ranked: Correlate ranks (Spearman), not values (Pearson).
-        documents: The document of each item of averaged scores: a draw has all items of a document or none. None: each
-            item is drawn by itself.
-    """
-
-    def correlation(scores: np.ndarray, gold: np.ndarray) -> float:
-        values = [scipy.stats.rankdata(each) for each in (scores, gold)] if ranked else [scores, gold]
-        return 0.0 if min(map(np.ptp, values)) == 0 else 100 * float(np.corrcoef(values[0], values[1])[0, 1])
-
-    rng = np.random.default_rng(0)
-    differences = np.zeros(RESAMPLES)
-    for first, second, gold in zip(map(np.array, before), map(np.array, after), golds, strict=True):
-        if gold is None:
-            of = np.unique(np.arange(len(first)) if documents is None else documents, return_inverse=True)[1]
-            gains, sizes = np.bincount(of, second - first), np.bincount(of)
-            drawn = rng.integers(len(sizes), size=(RESAMPLES, len(sizes)))
-            differences += gains[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-            continue
-        for index, rows in enumerate(rng.integers(len(first), size=(RESAMPLES, len(first)))):
-            differences[index] += correlation(second[rows], gold[rows]) - correlation(first[rows], gold[rows])
-    low, high = np.percentile(differences / len(golds), (2.5, 97.5))
-    return float(low), float(high)
-
-
-# The evaluation
+    query: str
+    target: str
+    passage: int
+    document: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,18 +142,7 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
 
     if stsb := decided_by_first(stsb_dev):
         return CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: ScoredPairs(*stsb)})
-    return AgreementMetric(DRIFT_AGREEMENT, options.batch_size, _general_cosines(start(), options.batch_size))
-
-
-def general_sentences() -> list[str]:
-    """Return plain English sentences on everyday subjects, shipped with the package."""
-    return Path(__file__).with_name("general_sentences.txt").read_text(encoding="utf-8").splitlines()
-
-
-def _general_cosines(encoder: Encoder, batch_size: int) -> Float[np.ndarray, " pairs"]:
-    sentences = general_sentences()
-    embeddings = normalize(encoder.encode(sentences, batch_size=batch_size, prompt=encoder.prompts.default))
-    return (embeddings @ embeddings.T)[np.triu_indices(len(sentences), k=1)]
+    return AgreementMetric(DRIFT_AGREEMENT, options.batch_size, general_cosines(start(), options.batch_size))
 
 
 # The text of metrics
@@ -320,8 +191,8 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
         return texts | {"queries": read_retrieval_pairs(file or options.pairs_file)}
-    if kind == search_collections.KIND:
-        return texts | {"collection": search_collections.read_collection(expand_path(file))}
+    if kind == COLLECTION:
+        return texts | {"collection": read_collection(expand_path(file))}
     path = expand_path(options.pairs_file)
     own = read_pairs(path, Form(0, (1, 2)))
     if np.ptp(own.gold) == 0:
@@ -335,7 +206,7 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
     if "queries" in texts:
         return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
     if "collection" in texts:
-        return CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
+        return CollectionMetric(name, batch_size, Collection(*texts["collection"]))
     return CorrelationMetric(name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()})
 
 
@@ -359,3 +230,130 @@ def _sts_pairs(options: EvalConfig) -> dict[str, ScoredPairs]:
         if problem := size_problem(name, {"n": len(found[score].gold)}, "dev"):
             log_line(f"notice: {name} in {folder} is not the official data: {problem}")
     return found
+
+
+# Queries made of unlabelled text
+
+
+def queries_of_documents(file: str) -> RetrievalMetric:
+    """Return the dev metric `mixed_retrieval` of all documents of a file, folder or collection."""
+    data = DataConfig(train_file=file, held_out=1.0, max_length=MOST_TOKENS)
+    found = held_out_queries(data, "mixed_retrieval", MOST_PAIRS)
+    return RetrievalMetric("mixed_retrieval", 64, *map(list, zip(*found, strict=True)))
+
+
+def held_out_queries(data: DataConfig, metric: str, most: int) -> list[Query]:
+    """Return at most `most` queries of the held-out documents for a metric of `HELD_OUT_PAIRS`."""
+    passages = itertools.count()
+
+    def usable() -> Iterator[Query]:
+        for number, document in enumerate(Holdout(open_documents(data), data.held_out)):
+            for section in document:
+                for pairs in HELD_OUT_PAIRS[metric](section, data.max_length):
+                    passage = next(passages)
+                    yield from (Query(*pair, passage, number) for pair in pairs if not isinstance(checked(pair), Fault))
+
+    chosen = choose_pairs(usable(), most, digest)
+    if len(chosen) < 2:
+        left = f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves"
+        raise DataError(
+            f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more "
+            "documents or choose another eval.metric"
+        )
+    return chosen
+
+
+def choose_pairs(pairs: Iterable[Pair], limit: int, order: Callable[[str], int]) -> list[Pair]:
+    """Choose pairs that share no text: those with the lowest `order`, a hash, in whatever order they come.
+
+    Further items of a pair say where it is from, such as its passage. Pairs that are equal in them may share a text.
+    Memory holds at most four times the limit.
+    """
+    lowest: dict[int, Pair] = {}
+    for pair in pairs:
+        lowest[order(" ".join(pair[:2]))] = pair
+        if len(lowest) > 4 * limit:
+            lowest = dict(heapq.nsmallest(2 * limit, lowest.items()))
+    candidates = [pair for _, pair in sorted(lowest.items())[: 2 * limit]]
+    places = {(text, pair[2:] or pair) for pair in candidates for text in pair[:2]}
+    occurrences = collections.Counter(text for text, _ in places)
+    shared = {text for text, count in occurrences.items() if count > 1}
+    return [pair for pair in candidates if pair[0] != pair[1] and shared.isdisjoint(pair[:2])][:limit]
+
+
+def training_halves(training: Callable[[], Iterable[str]], most: int) -> Pairs:
+    """Return the halves of the first different sentences; of short ones only if there are no others."""
+    found: dict[str, None] = {}
+    for fewest in (FEWEST_WORDS, 2):
+        for sentence in training():
+            if len(words(sentence)) >= fewest:
+                found[sentence] = None
+            if len(found) == most:
+                break
+        if len(found) >= 2:
+            break
+    return [halve(sentence) for sentence in found]
+
+
+def halve(sentence: str) -> tuple[str, str]:
+    """Return the two halves of a sentence, by words."""
+    middle = len(words(sentence)) // 2
+    return some_words(sentence, 0, middle), some_words(sentence, middle)
+
+
+# The pairs of each passage of a section
+
+
+def _leads(section: Section, tokens: int) -> Iterator[Pairs]:
+    if pair := lead_and_rest(texts_of(section)):
+        yield [(pair[0], some_words(pair[1], 0, MOST_WORDS))]
+
+
+def _neighbours(section: Section, tokens: int) -> Iterator[Pairs]:
+    sentences = section.sentences()
+    pairs = zip(sentences[::2], sentences[1::2], strict=False)  # a sentence twice would find itself
+    return ([pair] for pair in pairs if min(map(width, pair)) >= FEWEST_CHARACTERS)
+
+
+def _halves_of_sentences(section: Section, tokens: int) -> Iterator[Pairs]:
+    return ([halve(sentence)] for sentence in section.sentences() if len(words(sentence)) >= FEWEST_WORDS)
+
+
+def _mixed(section: Section, tokens: int) -> Iterator[Pairs]:
+    for number, passage in enumerate(short_passages(section.sentences(), tokens)):
+        title = [(section.title, passage)] if section.title and not number else []
+        yield [*title, *_sentences_and_rests(passage), *_windows_and_rests(passage), (_keywords(passage), passage)]
+
+
+def _sentences_and_rests(passage: str) -> Iterator[tuple[str, str]]:
+    sentences = split_sentences(passage)
+    for index, sentence in enumerate(sentences):
+        rest = join(sentences[:index] + sentences[index + 1 :])
+        if WINDOW[0] <= len(words(sentence)) <= WINDOW[1] and len(words(rest)) >= WINDOW[0]:
+            yield sentence, rest
+
+
+def _windows_and_rests(passage: str) -> Iterator[tuple[str, str]]:
+    """Yield windows whose sizes and places a hash of the passage chooses."""
+    count = len(words(passage))
+    for number in range(WINDOWS):
+        sizes, places = divmod(digest(f"{number} {passage}"), 1 << 32)
+        size = WINDOW[0] + sizes % (min(WINDOW[1], count - WINDOW[0]) - WINDOW[0] + 1)
+        start = places % (count - size + 1)
+        rest = join(filter(None, [some_words(passage, 0, start), some_words(passage, start + size)]))
+        yield some_words(passage, start, start + size), rest
+
+
+def _keywords(passage: str) -> str:
+    """Return the longest words, in their order."""
+    distinct = list(dict.fromkeys(word.strip(string.punctuation) for word in words(passage)))
+    longest = sorted(distinct, key=len, reverse=True)[:KEYWORDS]
+    return " ".join(word for word in distinct if word in longest)
+
+
+HELD_OUT_PAIRS: dict[str, Callable[[Section, int], Iterator[Pairs]]] = {
+    "lead_retrieval": _leads,
+    "neighbours_retrieval": _neighbours,
+    "halves_retrieval": _halves_of_sentences,
+    "mixed_retrieval": _mixed,
+}

@@ -1,6 +1,5 @@
-"""Results of an evaluation: `results.json`, tables as text, Markdown or LaTeX, and published scores."""
+"""Results of an evaluation as tables in text, Markdown or LaTeX, next to published scores."""
 
-import json
 import re
 import statistics
 import tomllib
@@ -8,16 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation import DEFAULTS
-from diffcse_jax.evaluation.retrieval import CUTOFFS
-from diffcse_jax.evaluation.search_collections import CHOOSES
-from diffcse_jax.evaluation.systems import HYBRID
-from diffcse_jax.evaluation.tasks import GROUPS, expand_groups, own_kind
-from diffcse_jax.io import write_json
+from diffcse_jax.evaluation.metrics import HYBRID
+from diffcse_jax.evaluation.retrieval import CHOOSES, CUTOFFS
+from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
+from diffcse_jax.evaluation.sts import STS_TASKS
 
 Results = dict[str, Any]
 RECORDED = ("backend", "mode", "aggregation", "post")  # settings kept with results
+GROUPS = {"sts": tuple(task.name for task in STS_TASKS), "transfer": tuple(task.name for task in TRANSFER_TASKS)}
 
 # A task's column shows the first that it has.
 SCORES = ("spearman", "acc", "devacc", CHOOSES, "mrr")
@@ -54,32 +52,6 @@ def _published() -> dict[str, dict[str, float]]:
 PUBLISHED = _published()  # by the name of a model: its scores by column
 
 
-# results.json
-
-
-def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, float | None]:
-    """Return the mean score of each group; None unless all its tasks are scored.
-
-    Scores are rounded to two decimals first, as in published tables.
-    """
-    means: dict[str, float | None] = {}
-    for group, score in (("sts", "spearman"), ("transfer", "devacc" if mode == "dev" else "acc")):
-        names = expand_groups([group], mode)
-        complete = all(name in tasks for name in names)
-        means[group] = round(statistics.fmean(round(tasks[name][score], 2) for name in names), 2) if complete else None
-    return means
-
-
-def write_results(content: Results, path: Path) -> None:
-    """Write `results.json` atomically, with numbers rounded to four decimals."""
-    rounded = json.loads(json.dumps(content), parse_float=lambda number: round(float(number), 4))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, rounded)
-    except (OSError, CheckpointError) as error:
-        raise ConfigError(f"--output: cannot write {path}: {error}") from error
-
-
 # Columns and rows
 
 
@@ -97,7 +69,7 @@ def scores_by_column(results: Results) -> dict[str, float]:
 def sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:
     """Return the columns of each table: each group's scored tasks and average, then all other tasks."""
     present = dict.fromkeys(column for columns in scores for column in columns)
-    groups = [[*GROUPS[group], f"average {group}"] for group in ("sts", "transfer")]
+    groups = [[*names, f"average {group}"] for group, names in GROUPS.items()]
     others = [column for column in present if not any(column in group for group in groups)]
     tables = [[column for column in group if column in present] for group in groups]
     return [columns for columns in (*tables, others) if columns]
@@ -126,8 +98,8 @@ def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 def task_title(name: str) -> str:
     """Return a task's short name; for a task on the user's own file its kind, folder and file."""
-    if own_kind(name):
-        kind, _, file = name.partition(":")
+    kind, _, file = name.partition(":")
+    if file:
         end = next((end for end in (" + BM25", " BM25") if file.endswith(end)), "")
         return f"{kind} {'/'.join(Path(file.removesuffix(end)).with_suffix('').parts[-2:])}{end}"
     return SHORT_NAMES.get(name, name)

@@ -1,32 +1,58 @@
-"""Retrieval: how high each query ranks its own target. Also tasks on the user's own files of pairs."""
+"""Retrieval: how high queries rank the texts that they should find.
 
-from collections.abc import Sequence
-from typing import Any
+The texts are sentences of STS-B, pairs of the user's own, or a search collection with human judgements: a folder in
+BEIR's form or in TREC's. The measures of collections are those of trec_eval, by the library ir-measures. A ranking is
+kept as TREC's tools expect it, so that rankings of other programs can be compared.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.stats
 from jaxtyping import Float, Float32, Int
 
-from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Embeddings, Encoder, Settings
+from diffcse_jax.errors import DataError, require_extra
+from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
 from diffcse_jax.evaluation.senteval_data import numbered_lines
-from diffcse_jax.evaluation.sts import encode_groups
-from diffcse_jax.io import expand_path
+from diffcse_jax.evaluation.sts import STSB, ScoredPairs
+from diffcse_jax.io import expand_path, write_text
 from diffcse_jax.models.pooling import normalize
+from diffcse_jax.search.embeddings import nearest
 
 BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
 DOCSTRINGS = "docstrings"  # instead of a file: the pairs that training on `docstrings` holds out
 MOST_DOCSTRINGS = 1000
+COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
+DEPTH = 1000  # hits kept for each query, as in TREC's runs
+CHOOSES = "ndcg@10"  # the measure that a dev metric is chosen by, and that two systems are compared by
+_MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}  # as ir-measures calls them
+# The files of BEIR's form and of TREC's; the first that exists is read.
+_DOCUMENTS, _QUERIES = ("corpus.jsonl", "collection.tsv"), ("queries.jsonl", "queries.tsv", "topics.tsv")
+_JUDGEMENTS = ("qrels/test.tsv", "qrels/dev.tsv", "qrels.tsv", "qrels.txt")
+
+Ranking = Mapping[str, Mapping[str, float]]  # by query: scores by document
+
+
+class Collection(NamedTuple):
+    """Documents, queries and judgements by their ids. All queries are judged."""
+
+    documents: Mapping[str, str]  # title and text, joined
+    queries: Mapping[str, str]
+    judgements: Mapping[str, Mapping[str, int]]  # by query: grades by document; 0: not relevant
 
 
 # Ranks
 
 
-def retrieval_scores(
-    queries: Embeddings, targets: Embeddings, passages: Sequence[int] | None = None
-) -> dict[str, float]:
+def retrieval_scores(queries: Embeddings, targets: Embeddings) -> dict[str, float]:
     """Return `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10` of target i for query i, x 100."""
-    return rank_scores(target_ranks(queries, targets, passages))
+    return rank_scores(target_ranks(queries, targets))
 
 
 def rank_scores(ranks: Float[np.ndarray, " n"]) -> dict[str, float]:
@@ -75,25 +101,54 @@ def ranks_among(
     return (scores > own).sum(axis=1) + ((scores == own).sum(axis=1) + 1) / 2
 
 
-def encode_pairs(
-    encoder: Encoder, queries: Sequence[str], targets: Sequence[str], batch_size: int = 64, *, symmetric: bool = False
-) -> tuple[Float32[np.ndarray, "_ dim"], Float32[np.ndarray, "_ dim"]]:
-    """Return the embeddings of queries and targets, with the encoder's prompts of queries and documents.
+# Sentences of STS-B
 
-    Texts of one kind (`symmetric`), such as the halves of sentences, have one prompt.
+
+def score_retrieval(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+    """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10).
+
+    Scores are recall at 1, 5 and 10, x 100. `examples` are the best hits of the user's queries, if there are any.
     """
-    prompts = encoder.prompts
-    query, document = (prompts.symmetric,) * 2 if symmetric else (prompts.query, prompts.document)
-    if query == document:
-        first, second = encode_groups(encoder, [[*queries], [*targets]], batch_size, query)
-        return first, second
-    return (
-        encoder.encode(queries, batch_size=batch_size, prompt=query),
-        encoder.encode(targets, batch_size=batch_size, prompt=document),
-    )
+    (pairs,) = content.values()
+    rows = np.flatnonzero(np.array(pairs.gold) == 5.0)
+    texts = pairs.first + pairs.second
+    if not len(rows):
+        raise DataError("retrieval needs pairs of STS-B that are rated 5.0")
+    corpus = normalize(np.concatenate(encode_groups(encoder, [pairs.first, pairs.second])))
+    scores = corpus[rows] @ corpus.T
+    scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
+    ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
+    found: dict[str, Any] = recalls(ranks) | {"n": len(rows)}
+    if settings.queries:
+        queries = read_queries(settings.queries)
+        similarities = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
+        hits = [best_hits(row, texts, settings.top_k) for row in similarities]
+        found["examples"] = [{"query": query, "hits": best} for query, best in zip(queries, hits, strict=True)]
+    return found
 
 
-# Tasks on the user's own files
+def read_queries(file: Path) -> list[str]:
+    """Read queries, one per line."""
+    queries = [line.strip() for _, line in numbered_lines(expand_path(file))]
+    if not queries:
+        raise DataError(f"{file} has no queries")
+    return queries
+
+
+def best_hits(scores: Float32[np.ndarray, " sentences"], texts: Sequence[str], top_k: int) -> list[tuple[str, float]]:
+    """Return the `top_k` most similar distinct sentences and their similarities."""
+    hits: dict[str, float] = {}
+    for row in np.argsort(-scores, kind="stable"):
+        hits.setdefault(texts[row], float(scores[row]))
+        if len(hits) == top_k:
+            break
+    return list(hits.items())
+
+
+STSB_RETRIEVAL = Task("retrieval", STSB.splits, STSB.read, score_retrieval, one_split=True)
+
+
+# Pairs of the user's own
 
 
 def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
@@ -117,3 +172,160 @@ def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
     if len(pairs) < 2:
         raise DataError(f"{path}: pairs_retrieval needs at least two pairs")
     return pairs
+
+
+# Search collections
+
+
+def read_collection(folder: Path) -> Collection:
+    """Read a collection.
+
+    Args:
+        folder: `corpus.jsonl` and `queries.jsonl` have objects with `_id`, `text` and perhaps `title`, as in BEIR;
+            `collection.tsv` and `queries.tsv` (or `topics.tsv`) have an id and a text, separated by a tab, as in TREC.
+            `qrels/test.tsv` (or `qrels/dev.tsv`, `qrels.tsv`, `qrels.txt`) has query, document and grade, below a
+            header; or query, 0, document and grade, separated by blanks. Queries without judgements are left out.
+    """
+    documents, queries = (_read_texts(_first_file(folder, names)) for names in (_DOCUMENTS, _QUERIES))
+    path = _first_file(folder, _JUDGEMENTS)
+    judgements: dict[str, dict[str, int]] = {}
+    first_lines: dict[str, int] = {}
+    for number, line in numbered_lines(path):
+        fields = line.split("\t") if line.count("\t") > 1 else line.split()
+        *ids, grade = (field.strip() for field in fields)
+        if not grade.removeprefix("-").isdecimal() or len(ids) not in (2, 3):
+            if number == 1 and len(ids) == 2:  # a header
+                continue
+            raise DataError(f"{path}, line {number}: expected a query, a document and a grade (a whole number)")
+        query, document = ids[0], ids[-1]
+        for kind, key, known in (("query", query, queries), ("document", document, documents)):
+            if key not in known:
+                raise DataError(f"{path}, line {number}: the {kind} {key[:60]!r} is not in the collection")
+        judgements.setdefault(query, {})[document] = int(grade)
+        first_lines.setdefault(query, number)
+    for query, grades in judgements.items():
+        if max(grades.values()) < 1:
+            raise DataError(f"{path}, line {first_lines[query]}: the query {query[:60]!r} has no relevant document")
+    if not judgements:
+        raise DataError(f"{path} has no judgements")
+    return Collection(documents, {query: queries[query] for query in judgements}, judgements)
+
+
+def _first_file(folder: Path, names: Iterable[str]) -> Path:
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    if found is None:
+        raise DataError(f"{folder} is not a search collection: it has no {' or '.join(names)}")
+    return found
+
+
+def _read_texts(path: Path) -> dict[str, str]:
+    """Read texts by their id."""
+    texts: dict[str, str] = {}
+    for number, line in numbered_lines(path):
+        if path.suffix == ".jsonl":
+            (key, text), form = _from_json(line), "an object with `_id` and `text`"
+        else:
+            (key, tab, text), form = line.partition("\t"), "an id, a tab and a text"
+            key = key.strip() if tab else ""
+        if not key:
+            raise DataError(f"{path}, line {number}: expected {form}")
+        if key in texts:
+            raise DataError(f"{path}, line {number}: the id {key[:60]!r} occurs twice")
+        texts[key] = text.strip()
+    return texts
+
+
+def _from_json(line: str) -> tuple[str, str]:
+    """Return the id and the text of an object, or empty strings if the line is not valid."""
+    row = None
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+    if not isinstance(row, dict) or row.get("_id") is None or not isinstance(row.get("text"), str):
+        return "", ""
+    title = row.get("title")
+    return str(row["_id"]), f"{title} {row['text']}" if title and isinstance(title, str) else row["text"]
+
+
+def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> dict[str, dict[str, float]]:
+    """Rank the documents of each query by cosine similarity, with the encoder's prompts of queries and documents."""
+    texts = [*collection.documents.values()]
+    queries, documents = map(normalize, encode_pairs(encoder, [*collection.queries.values()], texts, batch_size))
+    scores, rows = nearest(queries, documents, DEPTH)
+    ids = [*collection.documents]
+    return {
+        query: {ids[row]: score for row, score in zip(found.tolist(), own.tolist(), strict=True)}
+        for query, found, own in zip(collection.queries, rows, scores, strict=True)
+    }
+
+
+def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> dict[str, dict[str, float]]:
+    """Return nDCG@10, MRR@10, recall@100 and MAP by measure and query, x 100. A query without hits has 0."""
+    library = require_extra("ir_measures", "search")
+    names = {library.parse_measure(theirs): ours for ours, theirs in _MEASURES.items()}
+    scores: dict[str, dict[str, float]] = {ours: dict.fromkeys(judgements, 0.0) for ours in _MEASURES}
+    for each in library.iter_calc([*names], judgements, ranking):
+        scores[names[each.measure]][each.query_id] = 100 * each.value
+    return scores
+
+
+def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " queries"]) -> dict[str, float]:
+    """Compare two systems by their scores of the same queries, x 100.
+
+    Returns:
+        The mean `difference`, second minus first; `low` and `high` of its 95% interval by the paired bootstrap; and `p`
+        of a paired randomisation test with two sides (Smucker et al. 2007).
+    """
+    differences = second - first
+    if not differences.any():
+        return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    options: dict[str, Any] = {"n_resamples": 9999, "vectorized": True, "rng": 0}
+    test = scipy.stats.permutation_test((differences,), np.mean, permutation_type="samples", **options)
+    low, high = scipy.stats.bootstrap((differences,), np.mean, method="percentile", **options).confidence_interval
+    return {"difference": differences.mean(), "low": low, "high": high, "p": test.pvalue}
+
+
+def write_run(path: Path, ranking: Ranking, name: str) -> None:
+    """Write a ranking in TREC's form: `query Q0 document rank score name`, best first."""
+    lines = []
+    for query, scores in ranking.items():
+        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+        lines += [f"{query} Q0 {document} {rank} {score:.6f} {name}" for rank, (document, score) in enumerate(best, 1)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "\n".join([*lines, ""]))
+
+
+def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
+    """Read a ranking in TREC's form. Other queries than those of the collection are left out."""
+    ranking: dict[str, dict[str, float]] = {}
+    for number, line in numbered_lines(path):
+        try:
+            query, _, document, _, score, _ = line.split()
+            value = float(score)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: expected `query Q0 document rank score name`") from error
+        if not math.isfinite(value):
+            raise DataError(f"{path}, line {number}: the score {score[:60]!r} is not a finite number")
+        if document not in collection.documents:
+            raise DataError(f"{path}, line {number}: the document {document[:60]!r} is not in the collection")
+        if query in collection.queries:
+            ranking.setdefault(query, {})[document] = value
+    if not ranking:
+        raise DataError(f"{path} ranks no query of the collection")
+    return ranking
+
+
+def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
+    """Search a collection of the user's own, write the ranking, and compare it with another one."""
+    place = expand_path(file)
+    collection = read_collection(place)
+    ranking = search(encoder, collection)
+    scores = measure(collection.judgements, ranking)
+    if settings.runs:
+        write_run(settings.runs / f"{settings.model}.{place.name}.trec", ranking, settings.model)
+    result: dict[str, Any] = {name: float(np.mean([*each.values()])) for name, each in scores.items()}
+    if settings.against:
+        other = measure(collection.judgements, read_run(settings.against, collection))[CHOOSES]
+        before, after = (np.array([each[query] for query in collection.queries]) for each in (other, scores[CHOOSES]))
+        result["against"] = {"run": str(settings.against), CHOOSES: float(np.mean([*other.values()]))}
+        result["against"] |= compare(before, after)
+    return result | {"n": len(collection.queries)}

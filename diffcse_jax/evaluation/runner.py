@@ -1,19 +1,105 @@
-"""An evaluation: tasks on one model or several, and the results that `results.json` holds."""
+"""An evaluation: the tasks by name, their scores of one model or several, and `results.json`."""
 
 import dataclasses
+import difflib
+import json
+import re
+import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tqdm
 
-from diffcse_jax.errors import ConfigError, DataError, warn_user
-from diffcse_jax.evaluation import CachedEncoder, Settings, Task, geometry, search_collections
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
+from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, retrieval, sts
 from diffcse_jax.evaluation.backends import load_encoder
-from diffcse_jax.evaluation.results import RECORDED, Results, averages, compare, details, write_results
-from diffcse_jax.evaluation.senteval_data import senteval_folder
-from diffcse_jax.evaluation.sts import size_problem
-from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_kind
+from diffcse_jax.evaluation.dev import queries_of_documents
+from diffcse_jax.evaluation.metrics import BM25, HYBRID, compare_systems
+from diffcse_jax.evaluation.results import GROUPS, RECORDED, Results, compare, details
+from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
+from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
+from diffcse_jax.io import write_json
+
+# Tasks
+
+
+def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
+    """Compare BM25, the encoder, and both together on queries made of the user's documents, without any labels."""
+    metric = queries_of_documents(file)
+    bm25, dense, hybrid = systems = compare_systems({"encoder": encoder}, metric)
+    found = {"mrr": dense.score, HYBRID: hybrid.score, BM25: bm25.score, "n": len(metric.queries)}
+    return found | {"systems": [system.summary() for system in systems]}
+
+
+TASKS: dict[str, Task] = {
+    task.name: task for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)
+}
+# The tasks on the user's own files, which are named KIND:FILE.
+OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
+    retrieval.COLLECTION: retrieval.score_collection,
+    "documents": score_documents,
+    "pairs_retrieval": retrieval.score_pairs,
+}
+# Names of several tasks.
+NAMES = GROUPS | {"full": GROUPS["sts"] + GROUPS["transfer"]}
+ALIASES = {  # without case and punctuation
+    "stsb": "STSBenchmark",
+    "stsbench": "STSBenchmark",
+    "sickr": "SICKRelatedness",
+    "all": "full",
+}
+
+
+def own_kind(name: str) -> str:
+    """Return `KIND` of a name like `KIND:FILE`, or an empty string for other names."""
+    kind, _, file = name.partition(":")
+    return kind if file and kind in OWN else ""
+
+
+def find_task(name: str) -> Task:
+    """Return the task with this exact name, or for `KIND:FILE` the task on that file."""
+    kind, _, file = name.partition(":")
+    if not file:
+        return TASKS[name]
+    # Its function reads the file, so there are no splits to read.
+    return Task(name, {}, read=tuple, score=lambda encoder, _, settings: OWN[kind](encoder, file, settings))
+
+
+def expand_groups(names: Iterable[str], mode: str) -> list[str]:
+    """Return task names, each once, with groups replaced by those of their tasks that have data for the mode.
+
+    Case and punctuation of names do not matter.
+    """
+    tasks: list[str] = []
+    for name in map(_full_name, names):
+        if name in NAMES:
+            tasks += [task for task in NAMES[name] if mode in TASKS[task].modes]
+        elif mode in find_task(name).modes:
+            tasks.append(name)
+        else:
+            raise ConfigError(f"{name} has no {mode} split")
+    return list(dict.fromkeys(tasks))
+
+
+def _full_name(name: str) -> str:
+    if own_kind(name):
+        return name
+    known = {_plain(each): each for each in (*NAMES, *TASKS)} | ALIASES
+    if found := known.get(_plain(name)):
+        return found
+    near = difflib.get_close_matches(_plain(name), known, n=1)
+    hint = f"Did you mean {known[near[0]]}? " if near else ""
+    names = ", ".join([*NAMES, *TASKS, *(f"{kind}:FILE" for kind in OWN)])
+    raise ConfigError(f"unknown task {name!r}. {hint}Known tasks: {names}")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.casefold())
+
+
+# Evaluation
 
 
 def run(
@@ -38,7 +124,7 @@ def run(
     parts = [*map(details, done)] if style == "text" else []
     parts.append(compare(done, with_published=with_published, style=style))
     print("\n\n".join(filter(None, parts)))
-    if pictures := geometry.draw(done, output.parent / "report"):
+    if pictures := sts.draw(done, output.parent / "report"):
         print("pictures:", *pictures, file=sys.stderr)
     return 3 if any(each["missing"] for each in done) and not allow_missing else 0
 
@@ -89,9 +175,32 @@ def _plan(settings: Settings) -> dict[str, Task]:
         if "retrieval" not in names:
             raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")
         try:
-            geometry.read_queries(settings.queries)
+            retrieval.read_queries(settings.queries)
         except DataError as error:
             raise DataError(f"--queries: {error}") from error
-    if (settings.runs or settings.against) and search_collections.KIND not in map(own_kind, names):
+    if (settings.runs or settings.against) and retrieval.COLLECTION not in map(own_kind, names):
         raise ConfigError("--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks")
     return {name: find_task(name) for name in names}
+
+
+def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, float | None]:
+    """Return the mean score of each group; None unless all its tasks are scored.
+
+    Scores are rounded to two decimals first, as in published tables.
+    """
+    means: dict[str, float | None] = {}
+    for group, score in (("sts", "spearman"), ("transfer", "devacc" if mode == "dev" else "acc")):
+        names = expand_groups([group], mode)
+        complete = all(name in tasks for name in names)
+        means[group] = round(statistics.fmean(round(tasks[name][score], 2) for name in names), 2) if complete else None
+    return means
+
+
+def write_results(content: Results, path: Path) -> None:
+    """Write `results.json` atomically, with numbers rounded to four decimals."""
+    rounded = json.loads(json.dumps(content), parse_float=lambda number: round(float(number), 4))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, rounded)
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(f"--output: cannot write {path}: {error}") from error

@@ -2,28 +2,62 @@
 
 File formats, folds, choice of the regularization, rounding and random numbers are those of SentEval
 (`tools/validation.py`), in the settings that SimCSE and DiffCSE report.
+
+SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. Fits on equally many rows
+therefore start from the same weights and see the same permutations, whatever the rows and the L2 regularization. Here
+several classifiers train side by side in one compiled program, each with all regularizations. Initial weights, batches,
+updates and early stopping are those of the original (`tools/classifier.py` with `nhid` 0); only the order of float32
+sums differs.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Float32, Int
+import optax
+from jaxtyping import Array, Float, Float32, Int, Int32
 
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import Encoder, Settings, Task, classifier, sts
-from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
+from diffcse_jax.evaluation import Encoder, Settings, Task, encode_groups
 from diffcse_jax.evaluation.senteval_data import Form, numbered_lines, parse_rows, read_lines, single_spaced
 
-Scores = dict[str, Any]
-Rows = Int[np.ndarray, "..."]
-
+SEED = 1111
+REGULARIZATIONS = (1e-5, 1e-4, 1e-3, 1e-2)
+DEV_FRACTION = 0.05
+LAST_PASS = 200  # no block starts after this many passes
+FITS_AT_ONCE = 16  # with more, batches no longer fit into the caches of a CPU
+NO_ROW = -1
 FEWEST_PER_CLASS = 20  # so that every class is in each of ten folds, and in each of ten folds within nine of them
 BINARY = {"0": 0, "1": 1}
 QUESTIONS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
+
+Scores = dict[str, Any]
+Rows = Int[np.ndarray, "..."]
+Inputs = Float32[np.ndarray, "_ dim"]
+Weights = Float32[np.ndarray, "classes dim_and_bias"]
+Batches = Int32[Array | np.ndarray, "*fits batches batch_size"]
+_State = tuple[Any, optax.OptState]  # weights and state of the optimizer, of all fits or under `jax.vmap` of one
+
+
+class Recipe(NamedTuple):
+    """How a classifier is trained."""
+
+    optimizer: optax.GradientTransformation
+    batch_size: int  # rows per update; the last batch of a pass may be smaller
+    tenacity: int  # blocks without improvement that are allowed; the next one ends training
+    passes_per_block: int  # passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`)
+    folds: int = 10  # of cross-validation
+
+
+ADAM = optax.adam(1e-3)
+RMSPROP = optax.rmsprop(1e-2, decay=0.99, eps=1e-8, eps_in_sqrt=False)  # as in PyTorch
+THOROUGH = Recipe(ADAM, batch_size=64, tenacity=5, passes_per_block=4, folds=10)
+FAST = Recipe(RMSPROP, batch_size=128, tenacity=3, passes_per_block=2, folds=5)
+SETTINGS = {"test": THOROUGH, "fasttest": FAST, "dev": FAST}
 
 
 class Example(NamedTuple):
@@ -33,40 +67,46 @@ class Example(NamedTuple):
     label: int
 
 
-# Procedures
-
-
-THOROUGH = Recipe(ADAM, batch_size=64, tenacity=5, passes_per_block=4, folds=10)
-FAST = Recipe(RMSPROP, batch_size=128, tenacity=3, passes_per_block=2, folds=5)
-SETTINGS = {"test": THOROUGH, "fasttest": FAST, "dev": FAST}
-
-
-@dataclasses.dataclass(frozen=True)
-class Features:
+class Features(NamedTuple):
     """A task's examples as a classifier sees them: inputs, classes from 0, and the rows of each split."""
 
-    inputs: Float32[np.ndarray, "rows dim"]
+    inputs: Inputs
     labels: Int[np.ndarray, " rows"]
     classes: int
     splits: dict[str, Rows]
-
-    def train(self, fits: Sequence[Fit], recipe: Recipe) -> Classifiers:
-        return classifier.train_classifiers(self.inputs, self.labels, self.classes, fits, recipe)
 
     def test(self, weights: Weights, rows: Rows | None, *, with_f1: bool = False) -> Scores:
         """Return a classifier's scores on these rows, x 100 with two decimals. Without rows, there are none."""
         if rows is None:
             return {}
-        predicted, labels = classifier.predict(weights, self.inputs[rows]), self.labels[rows]
+        predicted, labels = predict(weights, self.inputs[rows]), self.labels[rows]
         scores = {"acc": round(100 * float(np.mean(predicted == labels)), 2), "ntest": len(rows)}
         return scores | ({"f1": f1(predicted, labels)} if with_f1 else {})
+
+
+class Fit(NamedTuple):
+    """The rows of one fit, to train on and for early stopping. Permutations refer to the order of `train`."""
+
+    train: Int[np.ndarray, " train"]
+    dev: Int[np.ndarray, " dev"]
+    permuted: int = 0  # number of rows that a permutation split into `train` and `dev`; 0 if the split was given
+
+
+class Classifiers(NamedTuple):
+    """The best snapshot of each fit and regularization, and its fraction of correct dev rows."""
+
+    dev_accuracy: Float[np.ndarray, "fits regularizations"]
+    weights: Float32[np.ndarray, "fits regularizations classes dim_and_bias"]
+
+
+# Procedures
 
 
 def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int) -> Features:
     """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
     examples = [example for split in splits.values() for example in split]
     sides = [list(side) for side in zip(*(example.sentences for example in examples), strict=True)]
-    u, *others = sts.encode_groups(encoder, sides)
+    u, *others = encode_groups(encoder, sides)
     inputs = np.concatenate([np.abs(u - others[0]), u * others[0]], axis=1) if others else u
     ends = np.cumsum([len(split) for split in splits.values()])
     rows = dict(zip(splits, np.split(np.arange(len(examples)), ends[:-1]), strict=True))
@@ -76,14 +116,14 @@ def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], c
 def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
     """Test each outer fold once; inner folds choose its regularization."""
     outer = stratified_folds(features.splits["train"], features.labels, recipe.folds)
-    inner = [Fit(*fold) for train, _ in outer for fold in stratified_folds(train, features.labels, recipe.folds)]
-    classifiers = features.train([*inner, *(hold_out(train) for train, _ in outer)], recipe)
+    inner = [fit for fold in outer for fit in stratified_folds(fold.train, features.labels, recipe.folds)]
+    classifiers = train_classifiers(features, [*inner, *(hold_out(fold.train) for fold in outer)], recipe)
     inner_accuracies = classifiers.dev_accuracy[: len(inner)].reshape(len(outer), recipe.folds, -1)
     dev, test = [], []
-    for accuracies, final, (_, rows) in zip(inner_accuracies, classifiers.weights[len(inner) :], outer, strict=True):
+    for accuracies, final, fold in zip(inner_accuracies, classifiers.weights[len(inner) :], outer, strict=True):
         best, score = best_regularization(accuracies)
         dev.append(score)
-        test.append(features.test(final[best], rows)["acc"])
+        test.append(features.test(final[best], fold.dev)["acc"])
     # NumPy rounds differently from Python.
     acc, devacc = (float(np.round(np.mean(scores), 2)) for scores in (test, dev))
     return {"acc": acc, "devacc": devacc, "ndev": len(features.labels), "ntest": len(features.labels)}
@@ -92,8 +132,8 @@ def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
 def cross_validation(features: Features, recipe: Recipe) -> Scores:
     """Choose the regularization by folds of the training split, fit once more, and test that classifier."""
     train = features.splits["train"]
-    folds = [Fit(*fold) for fold in stratified_folds(train, features.labels, recipe.folds)]
-    classifiers = features.train([*folds, hold_out(train)], recipe)
+    folds = stratified_folds(train, features.labels, recipe.folds)
+    classifiers = train_classifiers(features, [*folds, hold_out(train)], recipe)
     best, score = best_regularization(classifiers.dev_accuracy[:-1])
     with_f1 = features.classes == 2  # MRPC; SentEval has no F1 for other tasks
     tested = features.test(classifiers.weights[-1, best], features.splits.get("test"), with_f1=with_f1)
@@ -103,14 +143,14 @@ def cross_validation(features: Features, recipe: Recipe) -> Scores:
 def fixed_splits(features: Features, recipe: Recipe) -> Scores:
     """Choose the regularization by the dev split, and test that same classifier."""
     train, dev = features.splits["train"], features.splits["dev"]
-    classifiers = features.train([Fit(train, dev)], recipe)
+    classifiers = train_classifiers(features, [Fit(train, dev)], recipe)
     best, score = best_regularization(classifiers.dev_accuracy)
     tested = features.test(classifiers.weights[0, best], features.splits.get("test"))
     return {"devacc": score, "ntrain": len(train), "ndev": len(dev)} | tested
 
 
-def stratified_folds(rows: Rows, labels: Int[np.ndarray, " examples"], folds: int) -> list[tuple[Rows, Rows]]:
-    """Return the training rows and the held-out rows of each fold, in their given order.
+def stratified_folds(rows: Rows, labels: Int[np.ndarray, " examples"], folds: int) -> list[Fit]:
+    """Return a fit for each fold, whose dev rows are those of the fold. Rows keep their order.
 
     The folds are those of scikit-learn's `StratifiedKFold(folds, shuffle=True, random_state=1111)`.
     """
@@ -124,7 +164,7 @@ def stratified_folds(rows: Rows, labels: Int[np.ndarray, " examples"], folds: in
         order = np.repeat(np.arange(folds), sizes)
         generator.shuffle(order)
         fold_of[classes == label] = order
-    return [(rows[fold_of != fold], rows[fold_of == fold]) for fold in range(folds)]
+    return [Fit(rows[fold_of != fold], rows[fold_of == fold]) for fold in range(folds)]
 
 
 def best_regularization(accuracies: Float[np.ndarray, "folds regularizations"]) -> tuple[int, float]:
@@ -137,6 +177,131 @@ def f1(predicted: Rows, labels: Rows) -> float:
     """Return F1 of class 1, x 100, with two decimals; 0 if class 1 is neither present nor predicted."""
     hits = int((predicted & labels).sum())
     return round(100 * (2 * hits / max(int((predicted + labels).sum()), 1)), 2)
+
+
+# The classifier
+
+
+def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
+    """Return a fit whose dev rows are a random 5 % of these rows."""
+    permuted = rows[np.random.RandomState(SEED).permutation(len(rows))]
+    dev = int(DEV_FRACTION * len(rows))
+    return Fit(train=permuted[dev:], dev=permuted[:dev], permuted=len(rows))
+
+
+def train_classifiers(features: Features, fits: Sequence[Fit], recipe: Recipe) -> Classifiers:
+    """Train a classifier for each fit and each of `REGULARIZATIONS`. The fits refer to rows of `features`."""
+    data = jnp.asarray(with_bias(features.inputs)), jnp.asarray(features.labels, jnp.int32)
+    dev_rows = _padded([fit.dev for fit in fits])
+    initial = initial_weights(features.classes, features.inputs.shape[1])
+    weights = np.broadcast_to(initial, (len(fits), len(REGULARIZATIONS), *initial.shape))
+    state: _State = jax.tree.map(np.array, (weights, jax.vmap(recipe.optimizer.init)(weights)))
+    best, best_weights, failures = np.full(weights.shape[:2], -1), weights.copy(), np.zeros(weights.shape[:2], int)
+    for batches in _blocks(fits, recipe):
+        running = np.flatnonzero((failures <= recipe.tenacity).any(axis=1))
+        for start in range(0, len(running), FITS_AT_ONCE):
+            # All groups have the same size, so that one compilation serves all. Repetition fills the last group.
+            group = np.resize(running[start : start + FITS_AT_ONCE], min(len(fits), FITS_AT_ONCE))
+            before = jax.tree.map(lambda part, group=group: part[group], state)
+            after, counts = _train_block(before, *data, batches[group], dev_rows[group], recipe.optimizer)
+            for part, new in zip(*map(jax.tree.leaves, (state, after)), strict=True):
+                part[group] = new
+            correct = np.asarray(counts)
+            better = (correct > best[group]) & (failures[group] <= recipe.tenacity)
+            best[group] = np.where(better, correct, best[group])
+            best_weights[group] = np.where(better[:, :, None, None], after[0], best_weights[group])
+            failures[group] += ~better
+        if not running.size:
+            break
+    return Classifiers(best / np.array([[len(fit.dev)] for fit in fits]), best_weights)
+
+
+def predict(weights: Weights, features: Inputs) -> Int[np.ndarray, " rows"]:
+    """Return the most probable class of each row."""
+    return (with_bias(features) @ weights.T).argmax(axis=1)
+
+
+def initial_weights(classes: int, dim: int) -> Weights:
+    """Return the weights of `torch.nn.Linear(dim, classes)` after `torch.manual_seed(1111)`, bit for bit."""
+    bound = float(np.float32(dim**-0.5))
+    words = np.random.RandomState(SEED).randint(2**32, size=classes * (dim + 1), dtype=np.uint32)
+    uniform = (words & 0xFFFFFF) * 2.0**-24
+    # PyTorch rounds once, after a fused multiply-add; float64 holds the product exactly.
+    values = (uniform * (2 * bound) - bound).astype(np.float32)
+    return np.column_stack([values[:-classes].reshape(classes, dim), values[-classes:]])
+
+
+def with_bias(features: Inputs) -> Float32[np.ndarray, "_ dim_and_bias"]:
+    """Append a column of ones, the input of the bias."""
+    return np.pad(features, ((0, 0), (0, 1)), constant_values=1)
+
+
+def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Batches]:
+    generators = {(fit.permuted, len(fit.train)): np.random.RandomState(SEED) for fit in fits}
+    for (permuted, _), generator in generators.items():
+        generator.permutation(permuted)
+    for _ in range(0, LAST_PASS + 1, recipe.passes_per_block):
+        positions = {key: _positions(generator, key[1], recipe) for key, generator in generators.items()}
+        # Position NO_ROW is the last one: it finds the NO_ROW that is appended.
+        yield _padded([np.append(fit.train, NO_ROW)[positions[fit.permuted, len(fit.train)]] for fit in fits])
+
+
+def _positions(generator: np.random.RandomState, rows: int, recipe: Recipe) -> Int[np.ndarray, "batches batch_size"]:
+    """Cut permutations of `range(rows)` into batches. `NO_ROW` fills the last batch of each pass."""
+    batches_per_pass = -(-rows // recipe.batch_size)
+    passes = np.full((recipe.passes_per_block, batches_per_pass * recipe.batch_size), NO_ROW)
+    for order in passes:
+        order[:rows] = generator.permutation(rows)
+    return passes.reshape(-1, recipe.batch_size)
+
+
+def _padded(arrays: Sequence[Int[np.ndarray, "..."]]) -> Int32[np.ndarray, "..."]:
+    """Stack arrays that differ in length, with `NO_ROW` after the shorter ones."""
+    stacked = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), NO_ROW, np.int32)
+    for target, array in zip(stacked, arrays, strict=True):
+        target[: len(array)] = array
+    return stacked
+
+
+@functools.partial(jax.jit, static_argnames="optimizer")
+def _train_block(
+    states: _State,
+    features: Float32[Array, "rows dim_and_bias"],
+    labels: Int32[Array, " rows"],
+    batches: Batches,
+    dev_rows: Int32[Array | np.ndarray, "group dev"],
+    optimizer: optax.GradientTransformation,
+) -> tuple[_State, Int32[Array, "group regularizations"]]:
+    """Train on these batches, then count the dev rows that are classified correctly."""
+    most_batches = (jnp.asarray(batches)[:, :, 0] != NO_ROW).sum(axis=1).max()
+
+    def train_fit(state: _State, batches: Array, dev_rows: Array) -> tuple[_State, Array]:
+        def update(index: Array, state: _State) -> _State:
+            (weights, opt_state), rows = state, batches[index]
+            gradient = _gradient(weights, features[rows], labels[rows], rows != NO_ROW)
+            updates, opt_state = optimizer.update(gradient, opt_state)
+            updated = optax.apply_updates(weights, updates), opt_state
+            has_batch = rows[0] != NO_ROW  # false after the last batch of a fit with fewer rows than others
+            return jax.tree.map(lambda new, old: jnp.where(has_batch, new, old), updated, state)
+
+        state = jax.lax.fori_loop(0, most_batches, update, state)
+        predicted = _logits(state[0], features[dev_rows]).argmax(axis=2)
+        correct = (predicted == labels[dev_rows][:, None]) & (dev_rows != NO_ROW)[:, None]
+        return state, correct.sum(axis=0)
+
+    return jax.vmap(train_fit)(states, jnp.asarray(batches), jnp.asarray(dev_rows))
+
+
+def _gradient(weights: Array, features: Array, labels: Array, real: Array) -> Array:
+    """Return the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
+    errors = jax.nn.softmax(_logits(weights, features)) - jax.nn.one_hot(labels, weights.shape[1])[:, None]
+    weight = real.astype(jnp.float32) / jnp.maximum(real.sum(), 1).astype(jnp.float32)
+    penalty = jnp.array(REGULARIZATIONS)[:, None, None] * weights
+    return jnp.einsum("brc,bd->rcd", errors * weight[:, None, None], features, precision="highest") + penalty
+
+
+def _logits(weights: Array | np.ndarray, features: Array) -> Array:
+    return jnp.einsum("rcd,bd->brc", weights, features, precision="highest")
 
 
 # Tasks
@@ -158,8 +323,6 @@ def read_examples(*paths: Path, labels: Mapping[str, int], form: Form | None) ->
         else:
             expected = f"one of {', '.join(labels)} as label"
             rows += parse_rows(numbered_lines(path, form.encoding), form, labels.__contains__, expected, path)
-    if not rows:
-        raise DataError(f"{', '.join(map(str, paths))}: no sentences")
     examples = [Example(sentences, labels[label]) for label, sentences in rows]
     return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
 
@@ -192,8 +355,8 @@ def _task(
     form: Form | None,
     procedure: Callable[[Features, Recipe], Scores],
 ) -> Task:
-    read = partial(read_examples, labels=labels, form=form)
-    return Task(name, splits, read, partial(score_examples, labels=labels, procedure=procedure))
+    read = functools.partial(read_examples, labels=labels, form=form)
+    return Task(name, splits, read, functools.partial(score_examples, labels=labels, procedure=procedure))
 
 
 def _binary(name: str, positive: str, negative: str) -> Task:

@@ -1,18 +1,22 @@
-"""SentEval's data: where it is, and how its files are read.
+"""SentEval's data: where it is, how its files are read, and whether they are the official ones.
 
 It is a folder on disk, or the archive that SimCSE put on the Hugging Face hub.
 """
 
 import os
 import tarfile
-from collections.abc import Callable, Iterable
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import cache_folder, expand_path, hub_file, replace_dir, why_unreadable
 
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of SentEval's data
+OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
+    Path(__file__).with_name("official.toml").read_text(encoding="utf-8")
+)
 PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
 
 
@@ -118,9 +122,29 @@ def parse_rows(
             raise DataError(f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in {line[:60]!r}")
         else:
             raise DataError(f"{source}, line {number}: expected {labels}, found {fields[form.label][:60]!r}")
+    if not rows:
+        raise DataError(f"{source}: no sentences")
     return rows
 
 
 def single_spaced(text: str) -> str:
     """Return the text with runs of white space replaced by one space, as in SentEval."""
     return " ".join(text.split())
+
+
+# Their size
+
+
+def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
+    """Say which splits differ in size from the official data, or return an empty string."""
+    official = OFFICIAL_SIZES.get(task, {})
+    counts = {subset: found["n"] for subset, found in scores.get("subsets", {}).items()}
+    if not counts:
+        counts = {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
+        counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
+        counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}
+    return ", ".join(
+        f"{split} has {count:,} instead of {official[split]:,} examples"
+        for split, count in counts.items()
+        if split in official and count != official[split]
+    )

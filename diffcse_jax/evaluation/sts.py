@@ -1,28 +1,31 @@
 """Semantic textual similarity (STS): how cosine similarities of embeddings correlate with human ratings.
 
-File formats and formulas are those of SimCSE's copy of SentEval. Nothing is trained.
+File formats and formulas are those of SimCSE's copy of SentEval. Nothing is trained. The geometry of the embeddings of
+STS-B follows SimCSE (section 5) and DiffCSE (section 5 and appendix).
 """
 
 import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32
 
-from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task
-from diffcse_jax.evaluation.senteval_data import Form, numbered_lines, parse_rows, read_lines
+from diffcse_jax.errors import DataError, UserError, require_extra
+from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups
+from diffcse_jax.evaluation.senteval_data import OFFICIAL_SIZES, Form, numbered_lines, parse_rows, read_lines
+from diffcse_jax.models.pooling import alignment, normalize, uniformity
 
-OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
-    Path(__file__).with_name("official.toml").read_text(encoding="utf-8")
-)
 RATINGS = (0.0, 5.0)  # the scale of the ratings in all STS data sets
 COEFFICIENTS = ("spearman", "pearson")
+POSITIVE_RATING = 4.0  # alignment is over pairs rated higher
+RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))  # without the lower bound, except for 0
+BINS = np.linspace(-1, 1, 41)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # float() also accepts 1_0 and nan
 
 
@@ -43,16 +46,6 @@ def similarities(
     """Return the cosine similarity of each pair by set. All sets are encoded in one call."""
     embeddings = iter(encode_groups(encoder, [side for p in sets.values() for side in (p.first, p.second)], batch_size))
     return {name: cosine(next(embeddings), next(embeddings)) for name in sets}
-
-
-def encode_groups(
-    encoder: Encoder, groups: Iterable[list[str]], batch_size: int = 64, prompt: str | None = None
-) -> list[Float32[np.ndarray, "_ dim"]]:
-    """Return the embeddings of each group of sentences, from one call of the encoder."""
-    groups = list(groups)
-    sentences = [sentence for group in groups for sentence in group]
-    embeddings = encoder.encode(sentences, batch_size=batch_size, prompt=prompt)
-    return np.split(embeddings, np.cumsum([len(group) for group in groups])[:-1])
 
 
 def cosine(u: Embeddings, v: Embeddings) -> Float32[np.ndarray, " sentences"]:
@@ -102,25 +95,8 @@ def _scored(lines: list[tuple[int, str]], form: Form, scale: tuple[float, float]
         return bool(_NUMBER.fullmatch(text)) and low <= float(text) <= high
 
     rows = parse_rows(lines, form, is_rating, f"a number from {low:g} to {high:g}", source)
-    if not rows:
-        raise DataError(f"{source}: no sentences")
     first, second = zip(*(sentences for _, sentences in rows), strict=True)
     return ScoredPairs([*first], [*second], [float(rating) for rating, _ in rows])
-
-
-def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
-    """Say which splits differ in size from the official data, or return an empty string."""
-    official = OFFICIAL_SIZES.get(task, {})
-    counts = {subset: found["n"] for subset, found in scores.get("subsets", {}).items()}
-    if not counts:
-        counts = {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
-        counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
-        counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}
-    return ", ".join(
-        f"{split} has {count:,} instead of {official[split]:,} examples"
-        for split, count in counts.items()
-        if split in official and count != official[split]
-    )
 
 
 # Tasks
@@ -172,3 +148,78 @@ SICKR = Task(
     partial(read_pairs, form=Form(3, (1, 2), header=True), scale=RATINGS),
     score_pairs,
 )
+STS_TASKS = (*YEARS, STSB, SICKR)
+
+
+# The geometry of embeddings on STS-B
+
+
+def score_geometry(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+    """Return alignment, uniformity, cosine similarities in five rating groups, and singular values over the largest.
+
+    Embeddings are normalised except for singular values.
+    """
+    (pairs,) = content.values()
+    gold = np.array(pairs.gold)
+    positive = gold > POSITIVE_RATING
+    texts = pairs.first + pairs.second
+    if not positive.any() or len({*texts}) == 1:
+        raise DataError(f"geometry needs pairs of STS-B rated above {POSITIVE_RATING:g}, and different sentences")
+    first, second = encode_groups(encoder, [pairs.first, pairs.second])
+    distinct = np.concatenate([first, second])[np.unique(texts, return_index=True)[1]]
+    cosines = (normalize(first) * normalize(second)).sum(axis=1)
+    spectrum = np.linalg.svd(distinct, compute_uv=False)
+    return {
+        "alignment": float(alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()),
+        "uniformity": float(uniformity(jnp.asarray(distinct))),
+        "n": len(pairs.gold),
+        "similarity_by_rating": similarity_by_rating(cosines, gold),
+        "singular_values": (spectrum / (spectrum[0] or 1)).tolist(),
+    }
+
+
+def similarity_by_rating(cosines: Float32[np.ndarray, " n"], gold: Float[np.ndarray, " n"]) -> list[dict[str, Any]]:
+    """Return number, mean, standard deviation and density (over `BINS`) of the cosines in each rating group."""
+    groups = []
+    for low, high in RATING_GROUPS:
+        group = cosines[(gold > low) & (gold <= high) | ((gold == 0) & (low == 0))]
+        inside = np.clip(group, BINS[0], BINS[-1])  # rounding can lift a cosine above 1
+        density = np.histogram(inside, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
+        mean, std = (float(group.mean()), float(group.std())) if len(group) else (None, None)
+        found = {"ratings": f"{low}-{high}", "n": len(group), "mean": mean, "std": std, "density": density.tolist()}
+        groups.append(found)
+    return groups
+
+
+def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Draw `similarity_by_rating.png` and `singular_values.png` for the results that have the task `geometry`."""
+    results = {model["model"]: model["tasks"]["geometry"] for model in models if "geometry" in model["tasks"]}
+    if not results:
+        return []
+    try:
+        require_extra("matplotlib", "report")
+    except UserError as error:
+        print(f"notice: no pictures of the geometry: {error}", file=sys.stderr)
+        return []
+    from matplotlib.figure import Figure
+
+    densities = Figure(figsize=(5 * len(results), 3.4), layout="constrained")
+    spectrum = Figure(figsize=(5, 3.4), layout="constrained")
+    panels = densities.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    values = spectrum.subplots()
+    for axes, (model, geometry) in zip(panels, results.items(), strict=True):
+        for group in geometry["similarity_by_rating"]:
+            axes.plot((BINS[:-1] + BINS[1:]) / 2, group["density"], label=f"{group['ratings']} ({group['n']} pairs)")
+        axes.set(xlabel="cosine similarity", ylabel="density", title=f"STS-B pairs by human rating\n{model}")
+        axes.legend(title="rating", fontsize="small")
+        values.semilogy(range(1, len(geometry["singular_values"]) + 1), geometry["singular_values"], label=model)
+    values.set(xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B embeddings")
+    values.legend(fontsize="small")
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {folder / "similarity_by_rating.png": densities, folder / "singular_values.png": spectrum}
+    for path, picture in pictures.items():
+        picture.savefig(path, dpi=120)
+    return [*pictures]
+
+
+GEOMETRY = Task("geometry", STSB.splits, STSB.read, score_geometry, one_split=True)

@@ -15,7 +15,8 @@ from diffcse_jax.apps.finetune.tasks import TaskData
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.evaluation import Encoder
-from diffcse_jax.evaluation.dev import DevEvaluation, Metric, paired_interval
+from diffcse_jax.evaluation.dev import DevEvaluation
+from diffcse_jax.evaluation.metrics import Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.io import expand_path, find_run, replace_dir, write_json, write_tensors
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name

@@ -8,16 +8,10 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError
-from diffcse_jax.evaluation import Encoder
-from diffcse_jax.evaluation.dev import (
-    STS_METRICS,
-    SYMMETRIC_METRICS,
-    RetrievalMetric,
-    build_dev_evaluation,
-    general_sentences,
-)
-from diffcse_jax.evaluation.geometry import best_hits
-from diffcse_jax.evaluation.retrieval import encode_pairs
+from diffcse_jax.evaluation import Encoder, encode_pairs
+from diffcse_jax.evaluation.dev import STS_METRICS, build_dev_evaluation
+from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric, general_sentences
+from diffcse_jax.evaluation.retrieval import best_hits
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.summary import Run

@@ -158,7 +158,7 @@ def train_and_score(run: Run) -> dict[str, Any]:
     scores = {name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())}
     if run.tasks:
         scored = runner.evaluate_model(model, settings)
-        results.write_results(scored, run.folder / EVALUATION)
+        runner.write_results(scored, run.folder / EVALUATION)
         scores |= results.scores_by_column(scored)
         notes += [f"{task}: no score: {reason}" for task, reason in scored["missing"].items()]
         notes += [f"{task}: not the official data: {how}" for task, how in scored["not_official"].items()]

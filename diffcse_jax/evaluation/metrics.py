@@ -1,0 +1,286 @@
+"""Dev metrics of an encoder, with intervals, and search systems that are compared on the queries of one.
+
+Before anyone trains, they try BM25, and then BM25 added to an encoder. A gain over the starting checkpoint alone says
+little if one of these is better.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from jaxtyping import Float, Float32, Int
+
+from diffcse_jax.evaluation import Encoder, encode_pairs
+from diffcse_jax.evaluation.retrieval import (
+    CHOOSES,
+    Collection,
+    competing,
+    measure,
+    rank_scores,
+    ranks_among,
+    search,
+    target_ranks,
+)
+from diffcse_jax.evaluation.sts import ScoredPairs, correlations, similarities
+from diffcse_jax.models.pooling import normalize, uniformity
+from diffcse_jax.run_folder.records import Measured, Outcomes
+from diffcse_jax.search.lexical import LexicalIndex, choose_weight, combine
+
+SYMMETRIC_METRICS = {"neighbours_retrieval", "halves_retrieval"}  # both texts are of one kind
+RESAMPLES = 1000
+BM25 = "BM25"
+HYBRID = "mrr with BM25"
+
+Scores = Float32[np.ndarray, "queries texts"]
+
+
+# Metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A dev metric."""
+
+    name: str
+    batch_size: int
+    units: ClassVar[Any] = ""  # what intervals are computed over, such as `1,000 queries of 300 documents`
+
+    def measure(self, encoder: Encoder) -> Measured:
+        """Return scores x 100 by name, and what the metric summarises: a value per query or pair, by data set."""
+        raise NotImplementedError
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        """Return a 95% interval of the metric's difference between two models."""
+        return paired_interval(before, after)
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalMetric(Metric):
+    """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts."""
+
+    queries: Sequence[str]
+    targets: Sequence[str]
+    passages: Sequence[int] | None = None  # of each query; see `retrieval.target_ranks`
+    document_of: Sequence[int] | None = None  # of each query; intervals resample documents
+
+    def measure(self, encoder: Encoder) -> Measured:
+        symmetric = self.name in SYMMETRIC_METRICS
+        first, second = encode_pairs(encoder, self.queries, self.targets, self.batch_size, symmetric=symmetric)
+        ranks = target_ranks(first, second, self.passages)
+        scores = {f"{self.name}_{name}": value for name, value in rank_scores(ranks).items()}
+        scores = {self.name: scores.pop(f"{self.name}_mrr")} | scores
+        scores["uniformity"] = float(uniformity(jnp.asarray(np.concatenate([first, second]))))
+        return Measured(scores, [(100 / ranks).tolist()])
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        return paired_interval(before, after, documents=self.document_of)
+
+    @property
+    def units(self) -> str:
+        documents = len(set(self.document_of or self.queries))
+        of = f" of {documents:,} documents" if self.document_of and documents < len(self.queries) else ""
+        return f"{len(self.queries):,} queries{of}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrelationMetric(Metric):
+    """Spearman's correlation of cosine similarities with human ratings: of one set of pairs, or the average of all."""
+
+    sets: Mapping[str, ScoredPairs]  # by the name of their score
+
+    def measure(self, encoder: Encoder) -> Measured:
+        systems = similarities(encoder, self.sets, self.batch_size)
+        scores = {name: correlations(systems[name], pairs.gold)["spearman"] for name, pairs in self.sets.items()}
+        scores = {self.name: sum(scores.values()) / len(scores)} | scores
+        return Measured(scores, [systems[name].tolist() for name in self.counted])
+
+    @property
+    def counted(self) -> Mapping[str, ScoredPairs]:
+        """The sets that the metric is computed on."""
+        return {self.name: self.sets[self.name]} if self.name in self.sets else self.sets
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        return paired_interval(before, after, [np.array(pairs.gold) for pairs in self.counted.values()])
+
+    @property
+    def units(self) -> str:
+        return f"{sum(len(pairs.gold) for pairs in self.counted.values()):,} pairs"
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectionMetric(Metric):
+    """nDCG@10 on a search collection."""
+
+    collection: Collection
+
+    def measure(self, encoder: Encoder) -> Measured:
+        by_query = measure(self.collection.judgements, search(encoder, self.collection, self.batch_size))
+        means = {f"{self.name}_{name}": float(np.mean([*each.values()])) for name, each in by_query.items()}
+        chosen = means.pop(f"{self.name}_{CHOOSES}")
+        return Measured({self.name: chosen} | means, [[*by_query[CHOOSES].values()]])
+
+    @property
+    def units(self) -> str:
+        return f"{len(self.collection.queries):,} queries"
+
+
+@dataclasses.dataclass(frozen=True)
+class AgreementMetric(Metric):
+    """Spearman's correlation of the cosine similarities of general sentences with those of another encoder."""
+
+    others: Float[np.ndarray, " pairs"]
+
+    def measure(self, encoder: Encoder) -> Measured:
+        agreement = scipy.stats.spearmanr(self.others, general_cosines(encoder, self.batch_size)).statistic
+        return Measured({self.name: 100 * float(agreement)}, [])
+
+
+def general_sentences() -> list[str]:
+    """Return plain English sentences on everyday subjects, shipped with the package."""
+    return Path(__file__).with_name("general_sentences.txt").read_text(encoding="utf-8").splitlines()
+
+
+def general_cosines(encoder: Encoder, batch_size: int) -> Float[np.ndarray, " pairs"]:
+    """Return the cosine similarity of each pair of `general_sentences`."""
+    sentences = general_sentences()
+    embeddings = normalize(encoder.encode(sentences, batch_size=batch_size, prompt=encoder.prompts.default))
+    return (embeddings @ embeddings.T)[np.triu_indices(len(sentences), k=1)]
+
+
+def paired_interval(
+    before: Sequence[Any],
+    after: Sequence[Any],
+    golds: Sequence[Float[np.ndarray, " _"] | None] = (None,),
+    *,
+    ranked: bool = True,
+    documents: Sequence[int] | None = None,
+) -> tuple[float, float]:
+    """Return a 95% interval of the difference between two models on the same data, by the paired bootstrap.
+
+    Each resample draws as many documents, queries or pairs of a data set as it has, with replacement, and computes the
+    metric of both models on the same draw (Efron and Tibshirani 1993, percentile method).
+
+    Args:
+        before, after: The scores of the models per item, by data set.
+        golds: For each data set, the ratings to correlate with. None: scores are averaged.
+        ranked: Correlate ranks (Spearman), not values (Pearson).
+        documents: The document of each item of averaged scores: a draw has all items of a document or none. None: each
+            item is drawn by itself.
+    """
+
+    def correlation(scores: np.ndarray, gold: np.ndarray) -> float:
+        values = [scipy.stats.rankdata(each) for each in (scores, gold)] if ranked else [scores, gold]
+        return 0.0 if min(map(np.ptp, values)) == 0 else 100 * float(np.corrcoef(values[0], values[1])[0, 1])
+
+    rng = np.random.default_rng(0)
+    differences = np.zeros(RESAMPLES)
+    for first, second, gold in zip(map(np.array, before), map(np.array, after), golds, strict=True):
+        if gold is None:
+            of = np.unique(np.arange(len(first)) if documents is None else documents, return_inverse=True)[1]
+            gains, sizes = np.bincount(of, second - first), np.bincount(of)
+            drawn = rng.integers(len(sizes), size=(RESAMPLES, len(sizes)))
+            differences += gains[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+            continue
+        for index, rows in enumerate(rng.integers(len(first), size=(RESAMPLES, len(first)))):
+            differences[index] += correlation(second[rows], gold[rows]) - correlation(first[rows], gold[rows])
+    low, high = np.percentile(differences / len(golds), (2.5, 97.5))
+    return float(low), float(high)
+
+
+# Search systems
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A way to search, and its mean reciprocal rank on held-out queries, x 100."""
+
+    name: str  # `BM25`, the name of an encoder, or `NAME + BM25`
+    mode: str  # `lexical`, `dense` or `hybrid`, as in `SentenceEncoder.build_index`
+    encoder: str  # the name of the encoder; empty for BM25
+    weight: float  # of BM25 in hybrid search, chosen on all queries
+    # 100 / rank of each query's target. In hybrid search the weight is chosen on the other half of the queries.
+    reciprocal_ranks: Float[np.ndarray, " queries"]
+    documents: Sequence[int] | None = None  # of each query, as intervals resample documents; None: queries
+
+    @property
+    def score(self) -> float:
+        """The mean reciprocal rank, x 100."""
+        return float(np.mean(self.reciprocal_ranks))
+
+    def summary(self) -> dict[str, Any]:
+        """Return everything but the single ranks, with the interval of the score."""
+        low, high = self.interval()
+        kept = {name: getattr(self, name) for name in ("name", "mode", "encoder", "weight", "score")}
+        return kept | {"low": low, "high": high}
+
+    def interval(self, other: "System | None" = None) -> tuple[float, float]:
+        """Return a 95% interval of the score, or of the difference from another system, by the paired bootstrap."""
+        before = other.reciprocal_ranks if other else np.zeros_like(self.reciprocal_ranks)
+        return paired_interval([before], [self.reciprocal_ranks], documents=self.documents)
+
+
+def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) -> list[System]:
+    """Search for the targets of a dev metric, by BM25, each encoder, and each encoder with BM25, in this order."""
+    index = LexicalIndex.build(metric.targets)
+    words, own = competing(np.stack([index.scores(query) for query in metric.queries]), metric.passages)
+    of = metric.document_of
+    systems = [System(BM25, "lexical", "", 1.0, 100 / ranks_among(words, own), of)]
+    for name, encoder in encoders.items():
+        queries, targets = map(normalize, encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size))
+        similarities, own = competing(queries @ targets.T, metric.passages)
+        systems.append(System(name, "dense", name, 0.0, 100 / ranks_among(similarities, own), of))
+        weight, ranks = _hybrid(similarities, words, own)
+        systems.append(System(f"{name} + {BM25}", "hybrid", name, weight, 100 / ranks, of))
+    return systems
+
+
+def _hybrid(
+    similarities: Scores, words: Scores, own: Int[np.ndarray, " queries"]
+) -> tuple[float, Float[np.ndarray, " queries"]]:
+    """Return the weight of BM25 for all queries, and their ranks with a weight from the other half of them."""
+
+    def chosen(half: slice) -> float:
+        return choose_weight(similarities[half], words[half], own[half, None].tolist())
+
+    even, odd = slice(0, None, 2), slice(1, None, 2)
+    ranks = np.zeros(len(words))
+    for half, other in ((even, odd), (odd, even)):
+        pairs, weight = zip(similarities[half], words[half], strict=True), chosen(other)
+        fused = np.stack([combine(one, found, weight, one, found) for one, found in pairs])
+        ranks[half] = ranks_among(fused, own[half])
+    return chosen(slice(None)), ranks
+
+
+def recommend(systems: Sequence[System]) -> System:
+    """Return the first system, in their order, that is not significantly worse than the best one.
+
+    The order is from simple to complex, so a system is recommended over simpler ones only if they are worse.
+    """
+    best = max(systems, key=lambda system: system.score)
+    return next(system for system in systems if system is best or best.interval(system)[0] <= 0)
+
+
+def describe(systems: Sequence[System]) -> list[str]:
+    """Return lines of a table: each system's score and its interval."""
+    width = max(len(system.name) for system in systems)
+    return [
+        f"  {system.name:<{width}}  {system.score:6.2f}  ({low:.2f} to {high:.2f})"
+        for system in systems
+        for low, high in [system.interval()]
+    ]
+
+
+def describe_recommendation(systems: Sequence[System], recommended: System) -> str:
+    """Return what to use, and why, as one or two sentences."""
+    best = max(systems, key=lambda system: system.score)
+    if recommended is best:
+        return f"Recommended for search: {recommended.name}."
+    low, high = best.interval(recommended)
+    return (
+        f"Recommended for search: {recommended.name}. {best.name} is {best.score - recommended.score:.2f} higher, but "
+        f"this may be chance (95% interval {low:+.2f} to {high:+.2f})."
+    )
