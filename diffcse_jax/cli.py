@@ -149,7 +149,7 @@ def finetune(add: Add) -> str:
       diffcse finetune --config finetune_multitask --config.init=runs/mine
     """
     _add_run_options(add, "configs", SHIPPED.glob("finetune*.py"))
-    return "diffcse_jax.apps.finetune.train:run_finetune"
+    return "diffcse_jax.apps.finetune:run_finetune"
 
 
 def study(add: Add) -> str:

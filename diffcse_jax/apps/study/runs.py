@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from diffcse_jax import api
-from diffcse_jax.apps.finetune.train import run_finetune
+from diffcse_jax.apps.finetune import run_finetune
 from diffcse_jax.apps.study import table
 from diffcse_jax.apps.study.plan import EVALUATION, FAILURE, LOCK, RESULTS, Run, make_plan, read_study
 from diffcse_jax.apps.study.table import SAFE

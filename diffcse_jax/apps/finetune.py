@@ -1,0 +1,482 @@
+"""Fine-tuning on labelled tasks: `diffcse finetune`. See docs/finetuning.md.
+
+From top to bottom: the rows of tasks, an encoder with a head for each task, and training: the heads alone on embeddings
+of the frozen encoder, then everything.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Float32, Int, Shaped
+from safetensors.numpy import load_file
+
+from diffcse_jax import hosts
+from diffcse_jax.api import export_with_curves, in_workdir
+from diffcse_jax.config import Config, flat
+from diffcse_jax.data import readers
+from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
+from diffcse_jax.data.pairs import is_in_share
+from diffcse_jax.data.readers import Corpus, Fault
+from diffcse_jax.data.tokens import build_or_open
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, counted
+from diffcse_jax.evaluation import CachedEncoder, Encoder
+from diffcse_jax.evaluation.dev import DevEvaluation
+from diffcse_jax.evaluation.metrics import Metric, paired_interval
+from diffcse_jax.evaluation.sts import correlations
+from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.io import (
+    CHECKPOINTS,
+    disk_errors,
+    expand_path,
+    find_run,
+    json_digest,
+    read_sealed,
+    write_json,
+    write_sealed,
+    write_tensors,
+)
+from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name, task_loss
+from diffcse_jax.models import layers
+from diffcse_jax.models.layers import Params
+from diffcse_jax.run_folder import HEADS, open_run
+from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters, saved_steps
+from diffcse_jax.run_folder.records import Measured, Outcomes, read_baseline
+from diffcse_jax.training import networks
+from diffcse_jax.training.loop import Run
+from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
+from diffcse_jax.training.step import make_optimizer
+from diffcse_jax.training.train import run_training
+
+# Rows
+
+
+class Row(NamedTuple):
+    """A row of a task."""
+
+    line: int  # the first one of the row, from 1
+    texts: tuple[str, ...]  # its sentence, or its two sentences
+    id: str
+    label: Any  # the number of its class, or its value; text before the classes are known; empty for a test row
+
+
+def labels_of(rows: Sequence[Row]) -> Shaped[np.ndarray, " rows"]:
+    """Return the number of each row's class (int32), or its value (float32)."""
+    labels = np.array([row.label for row in rows])
+    return labels.astype(np.int32 if labels.dtype.kind == "i" else np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """A task with known classes, and its rows."""
+
+    name: str
+    task: Task
+    file: Path  # of the training rows
+    train: list[Row]
+    dev: list[Row]
+    test: list[Row]  # without labels; empty if the task has no test_file
+
+
+def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData:
+    """Read and split the files of a task, which are relative to a folder."""
+    key = f"finetune.tasks.{name}"
+    if len(task.texts) not in (1, 2):
+        raise ConfigError(f"{key}.texts={task.texts}: give one column for single sentences, two for pairs")
+    if task.is_pair and not task.features:
+        raise ConfigError(f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')")
+    file, dev_file, test_file = (folder / expand_path(name) for name in (task.file, task.dev_file, task.test_file))
+    read = partial(_read, task, key, on_bad_line)
+
+    rows = read(file, "file")
+    if task.kind == "classification":
+        task = dataclasses.replace(task, labels=task.labels or _classes({row.label for row in rows}))
+        if len({*task.labels}) < max(2, len(task.labels)):
+            raise DataError(f"{file}: {key} has the classes {task.labels}. Give two or more different classes")
+    train = _numbered(task, key, file, rows)
+    if task.dev_file:
+        dev = _numbered(task, key, dev_file, read(dev_file, "dev_file"))
+    else:
+        sides: dict[bool, list[Row]] = {True: [], False: []}
+        for row in train:
+            text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))  # for pairs in any order
+            sides[is_in_share(text, task.dev_share)].append(row)
+        dev, train = sides[True], sides[False]
+    if not dev:
+        raise DataError(f"{file}: {key} has no dev rows. Give a dev_file, or change dev_share")
+    trained = {row.label for row in train}
+    if missing := [label for number, label in enumerate(task.labels) if number not in trained]:
+        raise DataError(
+            f"{file}: {key} has no training row of class {missing[0]!r}. Add rows of that class, give {key} a dev_file "
+            "or another dev_share, or remove the class"
+        )
+    test = read(test_file, "test_file") if task.test_file else []
+    splits = {"training row{s}": train, "dev row{s}": dev, "row{s} to predict": test}
+    sizes = ", ".join(counted(len(rows), what) for what, rows in splits.items() if rows)
+    log_line(f"task {name}: {sizes}" + (f"; classes {', '.join(task.labels)}" if task.labels else ""))
+    return TaskData(name, task, file, train, dev, test)
+
+
+def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> list[Row]:
+    """Return the rows of a file, with their labels as text."""
+    source = f"{file} ({key}.{option})"
+    if readers.extension(file) not in readers.TABLES:
+        kinds = ", ".join(readers.TABLES)
+        raise DataError(f"{source}: unknown extension. Known: {kinds}; each except .parquet also .gz, .xz")
+    label = "" if option == "test_file" else task.label
+    columns = [*dict.fromkeys(filter(None, (*task.texts, label, task.id)))]
+    table = readers.open_file(file, columns)
+    if missing := next((column for column in columns if column not in table.columns), None):
+        raise DataError(f"{source}: no column {missing!r}. It has: {readers.listed(table.columns)}")
+
+    def records() -> Iterator[tuple[int, readers.Row | Fault]]:
+        for line, entry in table.entries(columns):
+            if isinstance(entry, Fault):
+                yield line, entry
+            elif any(column not in entry for column in columns):
+                yield line, Fault.MISSING_KEY
+            elif any(not isinstance(entry[column], str | int | float) for column in columns):
+                yield line, Fault.NOT_STRING
+            else:
+                yield line, tuple(str(entry[column]) for column in columns)
+
+    corpus = Corpus(source, (), records, str, on_bad_line)
+    rows = []
+    for line, fields in corpus.numbered():
+        values = dict(zip(columns, fields, strict=True))
+        texts = tuple(values[column] for column in task.texts)
+        rows.append(Row(int(line), texts, values.get(task.id, str(line)), values.get(label, "")))
+    if skipped := corpus.skipped_summary():
+        log_line(f"{file}: {skipped}")
+    return rows
+
+
+def _classes(labels: set[str]) -> tuple[str, ...]:
+    """Return the labels in order. If all are numbers, they are ordered by value."""
+    with contextlib.suppress(ValueError):
+        return tuple(sorted(sorted(labels), key=float))
+    return tuple(sorted(labels))
+
+
+def _numbered(task: Task, key: str, file: Path, rows: Sequence[Row]) -> list[Row]:
+    """Return rows with the numbers of classes, or values, in place of labels as text."""
+    numbers = {label: number for number, label in enumerate(task.labels)}
+    expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
+    found = []
+    for row in rows:
+        try:
+            found.append(row._replace(label=numbers[row.label] if numbers else float(row.label)))
+            if not math.isfinite(found[-1].label):
+                raise ValueError(row.label)
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{file}, line {row.line}: {row.label!r} is not {expected}") from error
+    return found
+
+
+# The model
+
+
+@dataclasses.dataclass
+class TaskModel:
+    """An encoder with a head for each task."""
+
+    encoder: Encoder
+    tasks: Mapping[str, Task]  # by name; their classes are known
+    heads: Mapping[str, Params]  # by task, as NumPy arrays
+
+    @classmethod
+    def from_run(cls, path: str | Path) -> "TaskModel":
+        """Load the model that a fine-tuning has selected so far, or one of its checkpoints.
+
+        Raises a `CheckpointError` if the path is not a fine-tuning, or cannot be read.
+        """
+        path = expand_path(path)
+        saved = read_encoder(path)
+        tasks = saved.config.finetune.tasks
+        if not tasks:
+            raise CheckpointError(f"{path} is not a fine-tuning: its configuration has no finetune.tasks")
+        params, _ = read_parameters(find_run(path) or path, saved.step)
+        heads = {name: layers.subset(params, head_of(name)) for name in tasks}
+        return cls(SentenceEncoder.from_saved(saved), tasks, heads)
+
+    def predict(
+        self, name: str, texts: Sequence[str] | Sequence[tuple[str, ...]], batch_size: int = 64
+    ) -> list[str] | list[float]:
+        """Return the predicted class, or value, of each sentence or pair.
+
+        Raises a `ConfigError` if there is no such task, or if a row has the wrong number of sentences.
+        """
+        if name not in self.tasks:
+            raise ConfigError(f"there is no task {name!r}. Known: {', '.join(self.tasks)}")
+        task = self.tasks[name]
+        rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+        if wrong := next((row for row in rows if len(row) != len(task.texts)), None):
+            raise ConfigError(f"task {name} takes rows of {len(task.texts)}: {task.texts}; got {wrong!r}")
+        values = self.decide(name, rows, batch_size).tolist() if rows else []
+        return [task.labels[value] for value in values] if task.labels else values
+
+    def decide(self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int) -> Shaped[np.ndarray, " rows"]:
+        """Return the predicted class numbers, or the values, of a task's rows of one or two sentences."""
+        task, sides = self.tasks[name], embed(self.encoder, texts, batch_size)
+        outputs = np.asarray(_head_outputs(task, self.heads[name], sides))
+        if task.loss == "cross_entropy":
+            return outputs.argmax(axis=1)
+        return outputs[:, 0] if task.loss == "squared_error" else (outputs[:, 0] > 0).astype(np.int64)
+
+
+def embed(
+    encoder: Any, texts: Sequence[tuple[str, ...]], batch_size: int, **options: Any
+) -> Float32[np.ndarray, "sides rows hidden"]:
+    """Return the embeddings of the first sentences of rows and, if they are pairs, of the second ones."""
+    sentences = [text for row in texts for text in row]
+    embeddings = encoder.encode(sentences, batch_size, prompt=encoder.prompts.default, **options)
+    return np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0)
+
+
+@partial(jax.jit, static_argnames="task")
+def _head_outputs(
+    task: Task, head: Params, sides: Float32[jax.Array, "sides rows hidden"]
+) -> Float32[jax.Array, "rows outputs"]:
+    definition = layers.definition(build_head(task, sides.shape[-1]))
+    with jax.default_matmul_precision("highest"):
+        return layers.bind(definition, head)(features(task, tuple(sides)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TasksMetric(Metric):
+    """The average score of the tasks, which chooses the checkpoint."""
+
+    tasks: Sequence[TaskData]
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        golds = [labels_of(data.dev).astype(float) if data.task.kind == "regression" else None for data in self.tasks]
+        return paired_interval(before, after, golds, ranked=False)
+
+    @property
+    def units(self) -> str:
+        return counted(sum(len(data.dev) for data in self.tasks), "dev row{s}")
+
+    def measure(self, model: Any) -> Measured:
+        """Return the scores of a `TaskModel`, and the correctness of each dev row (0 or 100) or its value."""
+        scores, outcomes = {}, []
+        for data in self.tasks:
+            name, labels = score_name(data.name, data.task), labels_of(data.dev)
+            values = model.decide(data.name, [row.texts for row in data.dev], self.batch_size)
+            if data.task.kind == "classification":
+                values = 100.0 * (values == labels)
+                scores[name] = float(values.mean())
+            else:  # 0 if values are constant
+                scores[name] = correlations(values.astype(float), labels.astype(float))["pearson"]
+            outcomes.append(values.astype(float).tolist())
+        return Measured(scores | {AVERAGE: sum(scores.values()) / len(scores)}, outcomes)
+
+
+class TaskEvaluation(DevEvaluation):
+    """The dev evaluation of a fine-tuning, whose models are not encoders."""
+
+    def measure(self, model: TaskModel) -> Measured:
+        return self.chosen.measure(model)
+
+
+def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> None:
+    """Write the heads of a run to `tasks/TASK/`, and its predictions to `predictions/TASK-dev.csv` and `-test.csv`."""
+    model, predictions = TaskModel.from_run(workdir), workdir / "predictions"
+    predictions.mkdir(exist_ok=True)
+    for data in tasks:
+        folder = workdir / "tasks" / data.name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / "head.safetensors", model.heads[data.name])
+        write_json(folder / "task.json", dataclasses.asdict(data.task) | {"pooler": model.encoder.pooler})
+        for split, rows in {"dev": data.dev, "test": data.test}.items():
+            if not rows:
+                continue
+            values = model.predict(data.name, [row.texts for row in rows], batch_size)
+            texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
+            with (predictions / f"{data.name}-{split}.csv").open("w", encoding="utf-8", newline="") as file:
+                lines = zip([row.id for row in rows], texts, strict=True)
+                csv.writer(file, lineterminator="\n").writerows([("id", "prediction"), *lines])
+    log_line(f"wrote the heads to {workdir / 'tasks'} and the predictions to {predictions}")
+
+
+# Training
+
+
+def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEncoder) -> Params:
+    """Train the head of a task on embeddings of the frozen encoder. Return the head with the best dev score.
+
+    This takes `finetune.heads_steps` steps, or else `finetune.heads_epochs` passes, at most `train.steps`.
+    """
+    options, size, name, task, rows = config.finetune, config.train.batch_size, data.name, data.task, len(data.train)
+    passes = options.heads_epochs * rows // size
+    steps = options.heads_steps or min(passes, config.train.steps or passes)
+    log_line(f"task {name}: embedding {counted(rows, 'row{s}')}")
+    sides = embed(frozen, [row.texts for row in data.train], config.eval.batch_size, show_progress=True)
+    labels, definition = labels_of(data.train), layers.definition(build_head(task, sides.shape[-1]))
+    rate, decay = options.heads_learning_rate, options.heads_weight_decay
+    optimizer = make_optimizer(dataclasses.replace(config.optim, learning_rate=rate, weight_decay=decay), steps)
+    seed = [config.train.seed, zlib.crc32(name.encode())]
+    key, generator = jax.random.key(seed[0] ^ seed[1]), np.random.default_rng(seed)
+
+    def loss(
+        head: Params, sides: Float[Array, "sides rows hidden"], labels: Shaped[Array, " rows"], index: Int[Array, ""]
+    ) -> Float[Array, ""]:
+        network = layers.bind(definition, head)
+        return task_loss(task, network, tuple(sides), labels, jax.random.fold_in(key, index))
+
+    @jax.jit
+    def step(head: Params, state: optax.OptState, *batch: Array) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
+            value, gradients = jax.value_and_grad(loss)(head, *batch)
+        updates, state = optimizer.update(gradients, state, head)
+        return optax.apply_updates(head, updates), state, value
+
+    state, best, best_score = optimizer.init(head), head, -np.inf
+    metric, encoder = TasksMetric(AVERAGE, config.eval.batch_size, [data]), CachedEncoder(frozen)
+    order = np.concatenate([generator.permutation(rows) for _ in range(steps * size // rows + 1)])
+    with Progress(f"head of {name}", "steps", steps) as progress:
+        for index in range(steps):
+            chosen = order[index * size : (index + 1) * size]
+            head, state, value = step(head, state, sides[:, chosen], labels[chosen], np.int32(index))
+            progress.update(1, f"loss {float(value):.2f}" if index % 20 == 0 else "")
+            if index + 1 == steps or (config.eval.every > 0 and (index + 1) % config.eval.every == 0):
+                score = metric.measure(TaskModel(encoder, {name: task}, {name: head})).scores[AVERAGE]
+                best, best_score = (head, score) if score > best_score else (best, best_score)
+    if not all(np.isfinite(array).all() for array in head.values()):
+        raise ConfigError(
+            f"training the head of {name} diverged (it is NaN or infinite). Nothing was saved. Lower "
+            f"finetune.heads_learning_rate={rate:g}."
+        )
+    log_line(f"head of {name}: {counted(steps, 'step{s}')}, {score_name(name, task)} {best_score:.2f}")
+    return {name: np.asarray(array) for name, array in best.items()}
+
+
+def _train_heads(
+    config: Config, data: Sequence[TaskData], frozen: SentenceEncoder, params: Params, folder: Path, text: str
+) -> None:
+    """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
+    weights, record = folder / "heads.safetensors", folder / "heads.json"
+    if record.is_file() and read_sealed(record, f"Remove {folder} to train them again").get("text") == text:
+        return
+    log_line("stage 1 of 2: training the heads on embeddings of the frozen encoder")
+    heads = Params()
+    for each in data:
+        head = layers.subset(params, head_of(each.name))
+        heads |= layers.prefixed(train_head(config, each, head, frozen), head_of(each.name))
+    with disk_errors(folder, safe="The encoder and the texts are unchanged."):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(weights, heads)
+        write_sealed(record, {"text": text}, [weights])  # last: the heads are complete
+
+
+def _check(config: Config) -> None:
+    """Refuse settings that fine-tuning does not support."""
+    if "finetune" not in config.losses:
+        raise ConfigError("nothing to fine-tune: give finetune.tasks, with finetune.weight above 0")
+    if others := [f"{name}.weight" for name in config.losses if name != "finetune"]:
+        raise ConfigError(f"fine-tuning trains labelled tasks only. Set {' and '.join(others)} to 0")
+    if config.model.projector != "none" and not config.keeps_projector:
+        raise ConfigError("model.projector is dropped after training, but heads read the final embeddings. Use 'none'")
+    if config.data.augmentation != "none":
+        raise ConfigError("data.augmentation: fine-tuning reads labelled rows as they are. Use 'none'")
+    for key in ("keep_start", "interpolate", "hold", "beside", "guard", "max_drop"):
+        if getattr(config.eval, key):
+            raise ConfigError(f"eval.{key}: fine-tuning scores only the dev rows of its tasks. Leave it out")
+
+
+def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
+    """Train in one stage or two, and resume if stopped. Return the rows of the tasks, and the verdict."""
+    # 1. The encoder to start from, and the rows.
+    mesh = make_mesh(config)
+    config = resolved(config, mesh)
+    _check(config)
+    config, start, vocabulary = networks.open_start(config, mesh)
+    folder, bad, size = expand_path(config.finetune.data_dir), config.data.on_bad_line, config.train.batch_size
+    data = [read_task(name, task, folder, bad) for name, task in config.finetune.tasks.items()]
+    if few := next((each for each in data if len(each.train) < size), None):
+        rows = counted(len(few.train), "training row{s}")
+        raise DataError(
+            f"{few.file}: task {few.name} has {rows}, fewer than train.batch_size={size}. Set "
+            f"train.batch_size={len(few.train)} or less"
+        )
+    classes = {f"finetune.tasks.{each.name}.labels": each.task.labels for each in data}
+    config = Config.from_dict(flat(config.to_dict()) | classes)
+    tasks, train = config.finetune.tasks, config.train
+    splits = [rows for each in data for rows in (each.train, each.dev)]
+    text = json_digest([[(row.texts, row.label) for row in rows] for rows in splits])[:32]
+
+    # 2. The batches of all tasks.
+    steps = train.steps or train.epochs * (sum(len(each.train) for each in data) // size)
+    order = by_ratio([task.ratio for task in tasks.values()], steps, train.seed)
+    counts = np.bincount(order, minlength=len(data)).tolist()
+    sources = {each.name: _batches(config, each, start, mesh, count) for each, count in zip(data, counts, strict=True)}
+    source = Mixture(sources, order)
+
+    # 3. The networks. The heads may be trained first.
+    open_run(workdir, config, start.checkpoint, start.tokenizer, None)
+    built = networks.build(config, start.checkpoint, None, vocabulary, projector=start.recorded.head)
+    resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
+    if config.finetune.stages == "heads_first" and not resumes:
+        frozen = start.encoder(config, built.params)
+        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text))
+        built = built._replace(params=built.params | load_file(workdir / HEADS / "heads.safetensors"))
+        log_line("stage 2 of 2: training the encoder and the heads")
+
+    # 4. Training.
+    def model_of(params: Params) -> TaskModel:  # processes that share parameters must all call this
+        heads = {name: layers.subset(params, head_of(name)) for name in tasks}
+        heads = jax.device_put(heads, replicated(mesh))
+        return TaskModel(start.encoder(config, params), tasks, jax.tree.map(np.asarray, heads))
+
+    def sentences_of(step: int) -> list[str]:
+        return start.tokenizer.batch_decode(source[step - 1].rows.input_ids, skip_special_tokens=True)
+
+    optimizer = make_optimizer(config.optim, steps, rests=True)
+    evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, data), text)
+    parts = (mesh, start, built, optimizer, source, text, evaluation, sentences_of)
+    return data, run_training(Run(config, workdir, *parts, model_of=model_of))
+
+
+def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint, mesh: Mesh, steps: int) -> BatchSource:
+    """Return the batches of one task."""
+    columns, prompt = data.task.texts, start.prompts.default
+    rows = [(row.line, row.texts) for row in data.train]
+    corpus = Corpus(str(data.file), columns, lambda: rows, partial(json_digest, rows))
+    length, cache, prompts = config.data.max_length, config.data.cache_dir, [prompt] * len(columns)
+    return BatchSource(
+        build_or_open(corpus, start.tokenizer, length, cache, prompts=prompts),
+        batch_size=config.train.batch_size,
+        steps=steps,
+        seed=config.train.seed,
+        pad_token_id=start.checkpoint.config.pad_token_id,
+        shards=shards_of(mesh),
+        packing=packing_of(config, mesh, chunks=config.train.chunks),
+        prompt_tokens=[len(start.tokenizer.encode(prompt, add_special_tokens=False))] * len(columns),
+        pools_prompts=start.prompts.pooled,
+        labels={data.name: labels_of(data.train)},
+    )
+
+
+def run_finetune(config: Config, workdir: Path) -> str:
+    """Fine-tune, export and predict: the work of `diffcse finetune`. Return the verdict of the last stage."""
+
+    def finish() -> None:
+        export_with_curves(workdir)
+        with disk_errors(workdir, safe="The checkpoints are complete."):
+            write_outputs(workdir, data, config.eval.batch_size)
+        print(verdict)
+
+    with in_workdir(config, workdir):
+        data, verdict = tune(config, workdir)
+        hosts.decided_by_first(finish)  # the other processes wait, because their end would end the first one
+    return verdict
