@@ -16,7 +16,7 @@ from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import write_tensors
 from diffcse_jax.models import hf
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.search.records import checked_records, checked_sentences
+from diffcse_jax.search.records import records_of, checked_sentences
 
 SENTENCES = [
     "a dog runs in the park",
@@ -115,7 +115,7 @@ def test_what_is_not_text_is_refused(sentences, message):
 
 def test_a_row_that_is_not_a_record_is_named():
     with pytest.raises(DataError, match=r"row 1 is 'b', not a dict like row 0"):
-        checked_records([{"sentence": "a"}, "b"])  # which `build_index` calls
+        records_of([{"sentence": "a"}, "b"])  # which `build_index` calls
 
 
 def test_options_are_checked(tiny, tiny_dir):

@@ -22,16 +22,8 @@ from diffcse_jax.data.sampling import WINDOW
 from diffcse_jax.data.sentences import join, some_words, split_sentences, width, words
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import CachedEncoder, Encoder
-from diffcse_jax.evaluation.metrics import (
-    AgreementMetric,
-    CollectionMetric,
-    CorrelationMetric,
-    Metric,
-    RetrievalMetric,
-    general_cosines,
-)
-from diffcse_jax.evaluation.retrieval import COLLECTION, Collection, read_collection, read_retrieval_pairs
+from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval
+from diffcse_jax.evaluation.metrics import Metric, RetrievalMetric
 from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder, size_problem
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs
 from diffcse_jax.hosts import decided_by_first, log_line
@@ -141,8 +133,9 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
         return STSB.load(senteval_folder(options.data_dir), "dev")
 
     if stsb := decided_by_first(stsb_dev):
-        return CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: ScoredPairs(*stsb)})
-    return AgreementMetric(DRIFT_AGREEMENT, options.batch_size, general_cosines(start(), options.batch_size))
+        return metrics.CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: ScoredPairs(*stsb)})
+    cosines = metrics.general_cosines(start(), options.batch_size)
+    return metrics.AgreementMetric(DRIFT_AGREEMENT, options.batch_size, cosines)
 
 
 # The text of metrics
@@ -190,9 +183,9 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
             )
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
-        return texts | {"queries": read_retrieval_pairs(file or options.pairs_file)}
-    if kind == COLLECTION:
-        return texts | {"collection": read_collection(expand_path(file))}
+        return texts | {"queries": retrieval.read_retrieval_pairs(file or options.pairs_file)}
+    if kind == retrieval.COLLECTION:
+        return texts | {"collection": retrieval.read_collection(expand_path(file))}
     path = expand_path(options.pairs_file)
     own = read_pairs(path, Form(0, (1, 2)))
     if np.ptp(own.gold) == 0:
@@ -206,8 +199,8 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
     if "queries" in texts:
         return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
     if "collection" in texts:
-        return CollectionMetric(name, batch_size, Collection(*texts["collection"]))
-    return CorrelationMetric(name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()})
+        return metrics.CollectionMetric(name, batch_size, retrieval.Collection(*texts["collection"]))
+    return metrics.CorrelationMetric(name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()})
 
 
 def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:

@@ -14,17 +14,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32, Int
 
-from diffcse_jax.evaluation import Encoder, encode_pairs
-from diffcse_jax.evaluation.retrieval import (
-    CHOOSES,
-    Collection,
-    competing,
-    measure,
-    rank_scores,
-    ranks_among,
-    search,
-    target_ranks,
-)
+from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval
 from diffcse_jax.evaluation.sts import ScoredPairs, correlations, similarities
 from diffcse_jax.models.pooling import normalize, uniformity
 from diffcse_jax.run_folder.records import Measured, Outcomes
@@ -70,8 +60,8 @@ class RetrievalMetric(Metric):
     def measure(self, encoder: Encoder) -> Measured:
         symmetric = self.name in SYMMETRIC_METRICS
         first, second = encode_pairs(encoder, self.queries, self.targets, self.batch_size, symmetric=symmetric)
-        ranks = target_ranks(first, second, self.passages)
-        scores = {f"{self.name}_{name}": value for name, value in rank_scores(ranks).items()}
+        ranks = retrieval.target_ranks(first, second, self.passages)
+        scores = {f"{self.name}_{name}": value for name, value in retrieval.rank_scores(ranks).items()}
         scores = {self.name: scores.pop(f"{self.name}_mrr")} | scores
         scores["uniformity"] = float(uniformity(jnp.asarray(np.concatenate([first, second]))))
         return Measured(scores, [(100 / ranks).tolist()])
@@ -115,13 +105,14 @@ class CorrelationMetric(Metric):
 class CollectionMetric(Metric):
     """nDCG@10 on a search collection."""
 
-    collection: Collection
+    collection: retrieval.Collection
 
     def measure(self, encoder: Encoder) -> Measured:
-        by_query = measure(self.collection.judgements, search(encoder, self.collection, self.batch_size))
+        ranking = retrieval.search(encoder, self.collection, self.batch_size)
+        by_query = retrieval.measure(self.collection.judgements, ranking)
         means = {f"{self.name}_{name}": float(np.mean([*each.values()])) for name, each in by_query.items()}
-        chosen = means.pop(f"{self.name}_{CHOOSES}")
-        return Measured({self.name: chosen} | means, [[*by_query[CHOOSES].values()]])
+        chosen = means.pop(f"{self.name}_{retrieval.CHOOSES}")
+        return Measured({self.name: chosen} | means, [[*by_query[retrieval.CHOOSES].values()]])
 
     @property
     def units(self) -> str:
@@ -226,13 +217,13 @@ class System:
 def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) -> list[System]:
     """Search for the targets of a dev metric, by BM25, each encoder, and each encoder with BM25, in this order."""
     index = LexicalIndex.build(metric.targets)
-    words, own = competing(np.stack([index.scores(query) for query in metric.queries]), metric.passages)
+    words, own = retrieval.competing(np.stack([index.scores(query) for query in metric.queries]), metric.passages)
     of = metric.document_of
-    systems = [System(BM25, "lexical", "", 1.0, 100 / ranks_among(words, own), of)]
+    systems = [System(BM25, "lexical", "", 1.0, 100 / retrieval.ranks_among(words, own), of)]
     for name, encoder in encoders.items():
         queries, targets = map(normalize, encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size))
-        similarities, own = competing(queries @ targets.T, metric.passages)
-        systems.append(System(name, "dense", name, 0.0, 100 / ranks_among(similarities, own), of))
+        similarities, own = retrieval.competing(queries @ targets.T, metric.passages)
+        systems.append(System(name, "dense", name, 0.0, 100 / retrieval.ranks_among(similarities, own), of))
         weight, ranks = _hybrid(similarities, words, own)
         systems.append(System(f"{name} + {BM25}", "hybrid", name, weight, 100 / ranks, of))
     return systems
@@ -251,7 +242,7 @@ def _hybrid(
     for half, other in ((even, odd), (odd, even)):
         pairs, weight = zip(similarities[half], words[half], strict=True), chosen(other)
         fused = np.stack([combine(one, found, weight, one, found) for one, found in pairs])
-        ranks[half] = ranks_among(fused, own[half])
+        ranks[half] = retrieval.ranks_among(fused, own[half])
     return chosen(slice(None)), ranks
 
 

@@ -139,10 +139,9 @@ def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
     """Say which splits differ in size from the official data, or return an empty string."""
     official = OFFICIAL_SIZES.get(task, {})
     counts = {subset: found["n"] for subset, found in scores.get("subsets", {}).items()}
-    if not counts:
-        counts = {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
-        counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
-        counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}
+    counts |= {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
+    counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
+    counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}
     return ", ".join(
         f"{split} has {count:,} instead of {official[split]:,} examples"
         for split, count in counts.items()

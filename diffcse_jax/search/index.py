@@ -25,16 +25,12 @@ from diffcse_jax.run_folder.records import SEARCH, read_selection
 from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors
 from diffcse_jax.search.lexical import CANDIDATES, DEFAULT_WEIGHT, LexicalIndex, best_rows, combine, found_by_words
 from diffcse_jax.search.records import (
-    DOCUMENT,
-    FILE,
-    LINE,
-    START,
     TEXT,
     Record,
     Sentences,
-    checked_records,
     checked_sentences,
-    read_records,
+    documents_of,
+    records_of,
     searched_texts,
     table_of,
 )
@@ -218,12 +214,7 @@ class SentenceIndex:
 
     @functools.cached_property
     def _documents(self) -> Int[np.ndarray, " rows"]:
-        """The document of each row."""
-        if START not in self.texts.column_names:
-            return np.arange(len(self.texts))
-        numbers: dict[Any, int] = {}
-        places = (self.texts[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in self.texts.column_names)
-        return np.array([numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)])
+        return documents_of(self.texts)
 
     @functools.cached_property
     def _sample(self) -> Float32[np.ndarray, "sample dimension"]:
@@ -338,12 +329,7 @@ class Searcher:
                 by its best passage. If False, such texts are truncated, with a warning.
         """
         check_mode(mode)
-        if isinstance(sentences, str | Path):
-            records: Sequence[Record] = [*read_records(sentences, "build_index", titled=passages)]
-        elif isinstance(sentences, list) and sentences and isinstance(sentences[0], Mapping):
-            records = checked_records(sentences)
-        else:
-            records = [{TEXT: text} for text in checked_sentences(sentences)]
+        records = records_of(sentences, titled=passages)
         prompt = self.prompts.choose(None, prompt_name, self.prompts.document)
         table = table_of(self.split(records, prompt) if passages else records)
         vectors = record = None

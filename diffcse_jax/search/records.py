@@ -8,7 +8,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from jaxtyping import Int
 
 from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.sentences import END
@@ -46,13 +48,20 @@ def checked_sentences(sentences: Any) -> list[str]:
     return texts
 
 
-def checked_records(records: Sequence[Any]) -> Sequence[Record]:
-    """Return the records; raise `DataError` unless each is a dict with a string as its `sentence`."""
-    for number, record in enumerate(records):
+def records_of(sentences: Any, *, titled: bool = False) -> Sequence[Record]:
+    """Return the texts of a file or folder, a list of dicts or an iterable of strings as records.
+
+    Raises `DataError` unless each dict has a string as its `sentence`, and all else is a string.
+    """
+    if isinstance(sentences, str | Path):
+        return [*read_records(sentences, "build_index", titled=titled)]
+    if not (isinstance(sentences, list) and sentences and isinstance(sentences[0], Mapping)):
+        return [{TEXT: text} for text in checked_sentences(sentences)]
+    for number, record in enumerate(sentences):
         if not isinstance(record, Mapping):
             raise DataError(f"row {number} is {record!r:.60}, not a dict like row 0. Give strings only, or dicts only")
-    checked_sentences(record.get(TEXT) for record in records)
-    return records
+    checked_sentences(record.get(TEXT) for record in sentences)
+    return sentences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +192,15 @@ def as_passages(records: Sequence[Record], spans: Sequence[Sequence[Span]] = ())
         passages = spans[number] if spans else [(0, len(text))]
         found += [place | record | {START: start, TEXT: text[start:end]} for start, end in passages]
     return found
+
+
+def documents_of(table: pa.Table) -> Int[np.ndarray, " rows"]:
+    """Return the number of each row's document. Only passages share one."""
+    if START not in table.column_names:
+        return np.arange(len(table))
+    places = (table[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in table.column_names)
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)])
 
 
 def title_of(record: Record) -> str:
