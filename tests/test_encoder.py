@@ -16,7 +16,7 @@ from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import write_tensors
 from diffcse_jax.models import hf
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.search.records import records_of, checked_sentences
+from diffcse_jax.search.records import checked_sentences, records_of
 
 SENTENCES = [
     "a dog runs in the park",
