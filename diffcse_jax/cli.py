@@ -300,7 +300,7 @@ def report(add: Add) -> str:
     """
     add("--model", required=True, metavar="RUN", help="the folder of a run")
     add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html)")
-    return "diffcse_jax.apps.report.page:write_report"
+    return "diffcse_jax.apps.report:write_report"
 
 
 def demo(add: Add) -> str:

@@ -1,8 +1,4 @@
-"""Fine-tuning on labelled tasks: `diffcse finetune`. See docs/finetuning.md.
-
-From top to bottom: the rows of tasks, an encoder with a head for each task, and training: the heads alone on embeddings
-of the frozen encoder, then everything.
-"""
+"""Fine-tuning on labelled tasks: their rows, an encoder with a head for each, and training. See docs/finetuning.md."""
 
 import contextlib
 import csv

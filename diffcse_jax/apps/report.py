@@ -1,26 +1,57 @@
-"""Compares encoders, before and after training, by what they find for a few queries."""
+"""The report: an HTML page about a run, which works offline, with searches before and after training."""
 
+import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from diffcse_jax.config import Config
+from diffcse_jax import __version__
+from diffcse_jax.apps import render
+from diffcse_jax.config import Config, flat
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation import Encoder, encode_pairs
 from diffcse_jax.evaluation.dev import STS_METRICS, build_dev_evaluation
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric, general_sentences
+from diffcse_jax.evaluation.results import compared, task_title
 from diffcse_jax.evaluation.retrieval import best_hits
-from diffcse_jax.io import expand_path
+from diffcse_jax.export.card import command_of
+from diffcse_jax.hosts import keep_compiled, log_line
+from diffcse_jax.io import disk_errors, expand_path, write_text
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.run_folder.summary import Run
+from diffcse_jax.run_folder.summary import Run, curves, read_run, readable
 
+SECTIONS = {
+    "outcome": "Outcome",
+    "curves": "Training curves",
+    "searches": "Searches before and after",
+    "scores": "Test scores",
+    "configuration": "Configuration",
+}
 MOST_PAIRS = 200
 SEARCHES, HITS = 4, 3
 
 _Item = TypeVar("_Item")
 Loader = Callable[[], Encoder]
+
+
+def write_report(model: str, output: str = "") -> Path:
+    """Write the report of a run, finished or in progress, as one HTML page, and return its path.
+
+    Args:
+        model: The run's folder.
+        output: The page; empty for RUN/report/index.html.
+    """
+    run = read_run(model)
+    path = expand_path(output) if output else run.workdir / "report" / "index.html"
+    with disk_errors(path, safe="The run is unchanged.", instead="name another --output"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        keep_compiled()
+        log_line("searching a sample of text with the starting checkpoint and the run")
+        write_text(path, render_report(run, compare(encoders_of(run), sample_of(run.config))))
+    return path
 
 
 class Sample(NamedTuple):
@@ -47,10 +78,42 @@ class Comparison(NamedTuple):
     problems: Sequence[str]
 
 
+def render_report(run: Run, comparison: Comparison) -> str:
+    """Return the page on a run, with searches by its encoders."""
+    models = [results | {"model": str(run.workdir)} for results in run.results[:1]]
+    scores = []
+    for columns, rows in compared(models, with_published=True):
+        cells = [[row.label, *(row.cells.get(column, "\N{EN DASH}") for column in columns)] for row in rows]
+        scores.append((["model", *map(task_title, columns)], cells))
+    return render(
+        "report.html.j2",
+        sections=SECTIONS,
+        run=run,
+        readable=readable,
+        curves=curves(run),
+        comparison=comparison,
+        scores=scores,
+        command=command_of(run.config),
+        settings=flat(run.config.to_dict()),
+        now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        version=__version__,
+    )
+
+
 def sample_of(config: Config) -> Sample:
     """Return pairs of a run's dev metric, or general sentences if it has none or they are not on this machine."""
+
+    def training_sentences() -> Iterator[str]:
+        name = config.data.train_file
+        if name != "docstrings" and not expand_path(name).exists():  # a report downloads nothing
+            raise DataError(f"{name} does not exist here")
+        return (row[0] for row in open_corpus(config.data))
+
     try:
-        metric = _dev_metric(config)
+        is_labelled = config.needs("labels") or config.eval.metric in STS_METRICS
+        metric = None if is_labelled else build_dev_evaluation(config, training_sentences).chosen
+        if not isinstance(metric, RetrievalMetric):
+            raise DataError("the dev metric has no pairs of query and text")
     except UserError as error:
         sentences, reason = general_sentences(), str(error).splitlines()[0]
         about = f"{len(sentences)} general English sentences, because {reason}"
@@ -61,28 +124,13 @@ def sample_of(config: Config) -> Sample:
     return Sample(about, chosen, metric.name in SYMMETRIC_METRICS)
 
 
-def _dev_metric(config: Config) -> RetrievalMetric:
-    def training_sentences() -> Iterator[str]:
-        name = config.data.train_file
-        if name != "docstrings" and not expand_path(name).exists():  # a report downloads nothing
-            raise DataError(f"{name} does not exist here")
-        return (row[0] for row in open_corpus(config.data))
-
-    if not (config.needs("labels") or config.eval.metric in STS_METRICS):
-        metric = build_dev_evaluation(config, training_sentences).chosen
-        if isinstance(metric, RetrievalMetric):
-            return metric
-    raise DataError("the dev metric has no pairs of query and text")
-
-
 def encoders_of(run: Run) -> dict[str, Loader]:
     """Return a loader of the starting checkpoint and one of the run, by label."""
     name, pooler = run.config.model.name_or_path, run.baseline.pooler if run.baseline else None
     export = run.workdir / "export"
+    before = f"{name} ({pooler}) before training" if pooler else f"{name} before training"
     return {
-        f"{name}{f' ({pooler})' if pooler else ''} before training": partial(
-            SentenceEncoder.from_pretrained, name, pooler=pooler
-        ),
+        before: partial(SentenceEncoder.from_pretrained, name, pooler=pooler),
         run.label: partial(SentenceEncoder.from_pretrained, export if export.is_dir() else run.workdir),
     }
 

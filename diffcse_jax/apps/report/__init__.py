@@ -1,1 +1,0 @@
-"""The report: an HTML page about one or more runs, which works offline."""
