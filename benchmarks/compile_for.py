@@ -25,6 +25,11 @@ topologies.prepare_environment()
 
 import jax  # noqa: E402  after the environment
 import jax.numpy as jnp  # noqa: E402
+from diffcse_jax.step import (  # noqa: E402
+    abstract_state,
+    make_optimizer,
+    make_train_step,
+)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from benchmarks import workload  # noqa: E402
@@ -46,11 +51,6 @@ from diffcse_jax.training import networks  # noqa: E402
 from diffcse_jax.training.generator import make_head_training  # noqa: E402
 from diffcse_jax.training.networks import with_own_pooler  # noqa: E402
 from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resolved  # noqa: E402
-from diffcse_jax.training.step import (  # noqa: E402
-    abstract_state,
-    make_optimizer,
-    make_train_step,
-)
 
 WHAT = ("step", "chunked", "encode", "generator_head")
 CHUNK = 64  # sentences, for --what chunked if the configuration has no chunk size
@@ -123,8 +123,8 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
 
 def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     config = request.config
-    training = make_head_training(config, encoder.config, _vocabulary(encoder), mesh)
-    params, opt_state = jax.eval_shape(training.initial)
+    initial, _, step = make_head_training(config, encoder.config, _vocabulary(encoder), mesh)
+    params, opt_state = jax.eval_shape(initial)
     everywhere = replicated(mesh)
     params, opt_state, frozen, index = (
         jax.tree.map(lambda array: _abstract(array, everywhere), tree)
@@ -137,7 +137,7 @@ def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     )
     views = _views(request, mesh, 1)
     return Lowered(
-        lambda: training.step.lower(params, opt_state, frozen, views, index),
+        lambda: step.lower(params, opt_state, frozen, views, index),
         params,
         request.batch_size,
         config.data.max_length,

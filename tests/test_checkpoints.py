@@ -168,7 +168,7 @@ def test_using_checkpoints_leaves_logging_and_hooks_alone(two_checkpoints, monke
     monkeypatch.setattr(sys, "unraisablehook", before := lambda unraisable: None)
     with opened(two_checkpoints):
         assert logging.getLogger("absl").filters
-    read_arrays(two_checkpoints / "checkpoints" / "1", ["params"])
+    read_arrays(two_checkpoints / "checkpoints" / "1", "params")
     assert sys.unraisablehook is before
     assert not logging.getLogger("absl").filters
 

@@ -234,7 +234,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
         (tmp_path / HEADS / "heads.safetensors").write_bytes(b"damaged")  # the checkpoint has the heads
         tune(config, tmp_path)
     assert "stage 1" not in capsys.readouterr().err
-    expected, found = (read_parameters(folder, 2)[0] for folder in (workdir, tmp_path))
+    expected, found = (read_parameters(folder / "checkpoints/2")[0] for folder in (workdir, tmp_path))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 

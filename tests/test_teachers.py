@@ -43,7 +43,7 @@ def folders(tmp_path_factory, minilm_dir) -> Path:
     return folder
 
 
-def loaded(minilm_dir: Path, *names: Path, max_length: int = 32, **options) -> networks.Teachers:
+def loaded(minilm_dir: Path, *names: Path, max_length: int = 32, **options) -> tuple[dict, dict]:
     distillation = {"weight": 1.0, "teachers": tuple(map(str, names))} | options
     config = config_of({"distillation": distillation, "data": {"max_length": max_length}})
     return networks.load_teachers(config, load_tokenizer(minilm_dir))
@@ -51,7 +51,7 @@ def loaded(minilm_dir: Path, *names: Path, max_length: int = 32, **options) -> n
 
 def test_a_teacher_gives_the_vectors_of_its_sentence_encoder(folders, minilm_dir):
     names = [folders / name for name in ("recorded", "bare", "chain")]
-    teachers = loaded(minilm_dir, *names, poolers=("", "avg_first_last", "")).by_name
+    teachers, _ = loaded(minilm_dir, *names, poolers=("", "avg_first_last", ""))
     encoded = load_tokenizer(minilm_dir)(SENTENCES, padding=True)
     rows = TokenRows(*(jnp.array(encoded[name], jnp.int32) for name in ("input_ids", "attention_mask")))
     for name, pooler in zip(names, ("cls", "avg_first_last", "avg+max"), strict=True):
@@ -78,7 +78,7 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
     config = config_of({"distillation": {"weight": 1.0, "teachers": (name, "start")}})
 
     def start(**poolers) -> None:
-        digests = loaded(minilm_dir, name, **poolers).digests
+        _, digests = loaded(minilm_dir, name, **poolers)
         open_run(tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, digests)
 
     start()

@@ -202,7 +202,7 @@ class TaskModel:
         tasks = saved.config.finetune.tasks
         if not tasks:
             raise CheckpointError(f"{path} is not a fine-tuning: its configuration has no finetune.tasks")
-        params, _ = read_parameters(find_run(path) or path, saved.step)
+        params, _ = read_parameters(path)
         heads = {name: layers.subset(params, head_of(name)) for name in tasks}
         return cls(SentenceEncoder.from_saved(saved), tasks, heads)
 

@@ -141,13 +141,6 @@ def open_run(
             )
 
 
-def read_config(workdir: Path) -> Config:
-    """Return the resolved configuration of a run."""
-    if not (workdir / CHECKPOINTS).is_dir() or not (workdir / CONFIG).is_file():
-        raise CheckpointError(f"{workdir} is not the folder of a run: it needs {CONFIG} and {CHECKPOINTS}/")
-    return _read_config(workdir)
-
-
 def damaged_path(workdir: Path, name: str) -> Path:
     """Return a free path in `WORKDIR/damaged`, to which a damaged file or folder can be moved."""
     folder = workdir / "damaged"
@@ -156,7 +149,8 @@ def damaged_path(workdir: Path, name: str) -> Path:
     return next(path for each in names if not (path := folder / each).exists())
 
 
-def _read_config(workdir: Path) -> Config:
+def read_config(workdir: Path) -> Config:
+    """Return the resolved configuration of a run."""
     path = workdir / CONFIG
     try:
         content = read_json_object(path)
@@ -172,7 +166,7 @@ def _read_config(workdir: Path) -> Config:
 
 def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
     """Check that the run in the folder has this configuration and began from files with these digests."""
-    earlier, now = flat(_read_config(workdir).to_dict()), flat(config.to_dict())
+    earlier, now = flat(read_config(workdir).to_dict()), flat(config.to_dict())
     free = resume_keys()
     if config.needs("labels"):
         free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared

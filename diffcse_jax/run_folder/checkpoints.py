@@ -8,7 +8,6 @@ Training resumes from the newest intact checkpoint.
 import contextlib
 import dataclasses
 import hashlib
-import json
 import logging
 import math
 import shutil
@@ -24,18 +23,19 @@ import optax
 import orbax.checkpoint as ocp
 from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
+from safetensors.numpy import load_file
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import CHECKPOINTS, disk_errors, find_run, json_digest
+from diffcse_jax.io import CHECKPOINTS, CONFIG, disk_errors, find_run, json_digest
 from diffcse_jax.models import layers
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
 from diffcse_jax.run_folder import damaged_path, read_config, read_start
-from diffcse_jax.run_folder.records import METRICS, Measured, Record, read_baseline, read_selection, read_weights
+from diffcse_jax.run_folder.records import METRICS, WEIGHTS, Measured, Record, read_baseline, read_selection
 
 _ARRAYS = ("params", "opt_state")
 _UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged
@@ -99,13 +99,11 @@ class Checkpoints:
     def save(
         self, state: TrainState, data_state: Mapping[str, Any], measured: Measured, *, eligible: bool = True
     ) -> None:
-        """Start to save and return as soon as the arrays are copied. Skip a step that is saved already.
+        """Start to save and return as soon as the arrays are copied.
 
         `measured` is empty if there was no dev evaluation, and `eligible` says whether this may be the best checkpoint.
         """
         step = int(state.step)
-        if step in self._manager.all_steps():
-            return
         record = dataclasses.replace(
             self._record,
             step=step,
@@ -113,7 +111,7 @@ class Checkpoints:
             outcomes=measured.outcomes,
             eligible=eligible,
             bad_steps=int(state.bad_steps),
-            data=json.loads(json.dumps(data_state)),
+            data=data_state,
             metrics=self._metrics_digest(),
         )
         arrays = {item: getattr(state, item) for item in _ARRAYS}
@@ -141,12 +139,14 @@ class Checkpoints:
         checkpoint = self._folder / str(step)
         record = read_record(checkpoint)
         self._check_same_run(record)
-        numbers = {"step": np.asarray(step), "bad_steps": np.asarray(record.bad_steps)}
         with _damage_named(checkpoint):
-            state = _placed(numbers, like={name: getattr(like, name) for name in numbers})
+            state = like._replace(
+                step=_placed(np.asarray(step), like.step),
+                bad_steps=_placed(np.asarray(record.bad_steps), like.bad_steps),
+            )
             for item in _ARRAYS:  # one after the other, so that the host never holds all of them
-                state |= _placed(read_arrays(checkpoint, [item])[1], like={item: getattr(like, item)})
-        return TrainState(**state), dict(record.data)
+                state = state._replace(**{item: _placed(read_arrays(checkpoint, item)[1], getattr(like, item))})
+        return state, dict(record.data)
 
     def wait(self) -> None:
         """Wait until everything is on disk."""
@@ -160,7 +160,7 @@ class Checkpoints:
         for step in reversed(saved_steps(self._folder)):
             try:
                 for item in _ARRAYS:
-                    read_arrays(self._folder / str(step), [item])
+                    read_arrays(self._folder / str(step), item)
             except CheckpointError as error:
                 damaged[step] = error
                 continue
@@ -253,25 +253,23 @@ def read_record(checkpoint: Path) -> Record:
         return record
 
 
-def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[str, Any]]:
-    """Read the record and items of a checkpoint as NumPy arrays, whatever devices saved them."""
-    record, arrays = read_record(checkpoint), {}
+def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
+    """Read the record of a checkpoint, and an item as a tree of NumPy arrays, whatever devices saved it."""
+    record, folder = read_record(checkpoint), checkpoint.absolute() / item
     with _damage_named(checkpoint), _hidden_messages():
-        for item in items:
-            handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
-            folder = checkpoint.absolute() / item
-            like = jax.tree.map(
-                lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape),  # takes no memory
-                handler.metadata(folder).tree,
-            )
-            arrays[item] = handler.restore(folder, args=ocp.args.StandardRestore(like))
-            found = array_digests(arrays[item])
-            for name, digest in record.digests[item].items():
-                _require(found.get(name) == digest, f"{item}/{name}")
+        handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
+        like = jax.tree.map(
+            lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape),  # takes no memory
+            handler.metadata(folder).tree,
+        )
+        arrays = handler.restore(folder, args=ocp.args.StandardRestore(like))
+        found = array_digests(arrays)
+        for name, digest in record.digests[item].items():
+            _require(found.get(name) == digest, f"{item}/{name}")
     return record, arrays
 
 
-def _placed(arrays: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+def _placed(arrays: Any, like: Any) -> Any:
     """Return the arrays with the containers, types and shardings of the tree `like`."""
     by_path = _by_path(arrays)
 
@@ -282,7 +280,7 @@ def _placed(arrays: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any
             raise ValueError(f"{name} has shape {saved.shape}, not {array.shape}")
         return jax.make_array_from_callback(array.shape, array.sharding, saved.__getitem__)
 
-    return jax.tree_util.tree_map_with_path(placed, dict(like))
+    return jax.tree_util.tree_map_with_path(placed, like)
 
 
 def _require(is_intact: bool, what: str) -> None:
@@ -411,12 +409,14 @@ def read_encoder(path: Path) -> SavedEncoder:
         path: The run's folder, or `WORKDIR/checkpoints/STEP`.
     """
     workdir = find_run(path) or path
+    if not (workdir / CHECKPOINTS).is_dir() or not (workdir / CONFIG).is_file():
+        raise CheckpointError(f"{workdir} is not the folder of a run: it needs {CONFIG} and {CHECKPOINTS}/")
     config = read_config(workdir)
     selection = read_selection(workdir) if path == workdir else None
     if selection and selection.interpolation < 1:
-        params, record = read_weights(workdir), selection.record
+        params, record = load_file(workdir / WEIGHTS), selection.record
     else:
-        params, record = read_parameters(workdir, None if path == workdir else int(path.name))
+        params, record = read_parameters(path)
     start, prompts = read_start(workdir)
     checkpoint = dataclasses.replace(
         start,
@@ -424,28 +424,26 @@ def read_encoder(path: Path) -> SavedEncoder:
         pooler=layers.subset(params, "projector") if record.pooler == "cls" else start.pooler,
         sentence_head=start.sentence_head.of(record.pooler, params),
     )
+    selected = {name: value for name, value in vars(selection).items() if name != "record"} if selection else {}
     return SavedEncoder(
         **vars(record),
+        **selected,
         config=config,
         checkpoint=checkpoint,
         prompts=prompts,
-        interpolation=selection.interpolation if selection else 1.0,
-        verdict=selection.verdict if selection else "",
         baseline=read_baseline(workdir),
-        systems=selection.systems if selection else (),
-        search=selection.search if selection else {},
     )
 
 
-def read_parameters(workdir: Path, step: int | None) -> tuple[Params, Record]:
-    """Read the parameters and the record of a checkpoint; of the best one if no step is given."""
-    checkpoints = workdir / CHECKPOINTS
-    wanted = workdir if step is None else checkpoints / str(step)
-    step, steps = default_step(checkpoints) if step is None else step, saved_steps(checkpoints)
+def read_parameters(path: Path) -> tuple[Params, Record]:
+    """Read the parameters and the record of a checkpoint, or of the best one if the path is the run's folder."""
+    checkpoints = (find_run(path) or path) / CHECKPOINTS
+    steps = saved_steps(checkpoints)
+    step = int(path.name) if path.parent == checkpoints else default_step(checkpoints)
     if step not in steps:
-        raise CheckpointError(f"no complete checkpoint {wanted}. There are: {', '.join(map(str, steps)) or 'none'}")
-    record, items = read_arrays(checkpoints / str(step), ("params",))
-    return items["params"], record
+        raise CheckpointError(f"no complete checkpoint {path}. There are: {', '.join(map(str, steps)) or 'none'}")
+    record, params = read_arrays(checkpoints / str(step), "params")
+    return params, record
 
 
 def default_step(checkpoints: Path) -> int | None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from safetensors.numpy import load_file
 
 import diffcse_jax
 from diffcse_jax.config import Config
@@ -33,11 +32,11 @@ from diffcse_jax.run_folder import START, damaged_path
 
 METRICS = "metrics.jsonl"
 SELECTION = "selection.json"
+WEIGHTS = "selected.safetensors"  # of a selected model that is not a checkpoint, under the names of a checkpoint
 STARTS = "starts.jsonl"
 SEARCH = "search.json"  # in an export: how to search with the model, as in `Selection`
 
 _BASELINE = "start_scores.json"
-_WEIGHTS = "selected.safetensors"
 _SAFE = "The checkpoints are complete."
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "transformers", "tokenizers")
 
@@ -121,19 +120,13 @@ def read_baseline(workdir: Path) -> Record | None:
 
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
     """Write the selected model, and its weights, under the names of a checkpoint, if no checkpoint has them."""
-    clear_selection(workdir)
     with disk_errors(workdir / SELECTION, safe=_SAFE):
-        files = [workdir / _WEIGHTS] if selection.interpolation < 1 else []
+        for name in (SELECTION, WEIGHTS):  # of an earlier selection
+            (workdir / name).unlink(missing_ok=True)
+        files = [workdir / WEIGHTS] if selection.interpolation < 1 else []
         for path in files:
             write_tensors(path, weights)
         write_sealed(workdir / SELECTION, dataclasses.asdict(selection), files)  # last: it shows that they are complete
-
-
-def clear_selection(workdir: Path) -> None:
-    """Remove an earlier selection."""
-    with disk_errors(workdir, safe=_SAFE):
-        for name in (SELECTION, _WEIGHTS):
-            (workdir / name).unlink(missing_ok=True)
 
 
 def read_selection(workdir: Path) -> Selection | None:
@@ -143,11 +136,6 @@ def read_selection(workdir: Path) -> Selection | None:
         return None
     content = read_sealed(path, "Run the command that trained the run again: it repeats the selection")
     return Selection(**content | {"record": Record(**content["record"])})
-
-
-def read_weights(workdir: Path) -> Params:
-    """Return the weights of a selected model that is not a checkpoint, under the names of a checkpoint."""
-    return load_file(workdir / _WEIGHTS)
 
 
 # Metrics

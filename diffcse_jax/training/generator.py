@@ -5,10 +5,8 @@ plausible replacements, which the discriminator can learn from.
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +72,7 @@ def train_head(
         come next, and the number of steps.
     """
     options, root = config.generator, _root_key(config)
-    training = make_head_training(config, encoder.config, vocabulary, mesh)
+    initial, loss, step = make_head_training(config, encoder.config, vocabulary, mesh)
     source = BatchSource(
         store,
         batch_size=options.head_batch_size,
@@ -85,29 +83,26 @@ def train_head(
         packing=packing_of(config, mesh, anchors=True),
     )
     batches = (shard_batch(batch, mesh) for batch in make_batches(source))
-    head, opt_state = jax.jit(training.initial, out_shardings=replicated(mesh))()
+    head, opt_state = jax.jit(initial, out_shardings=replicated(mesh))()
     frozen = jax.device_put(layers.prefixed(encoder.transformer, "transformer"), replicated(mesh))
     with Progress("masked-LM head", "steps", options.head_steps) as progress:
         for index in range(options.head_steps):
-            head, opt_state, value = training.step(head, opt_state, frozen, next(batches), np.int32(index))
+            head, opt_state, value = step(head, opt_state, frozen, next(batches), np.int32(index))
             progress.update(1, f"loss {float(value):.2f}" if index % 20 == 0 else "")
-    loss, key = jax.jit(training.loss), fold_in_name(root, "held out")
-    held_out = [loss(head, frozen, batch, jax.random.fold_in(key, index)) for index, batch in enumerate(batches)]
+    measure, key = jax.jit(loss), fold_in_name(root, "held out")
+    held_out = [measure(head, frozen, batch, jax.random.fold_in(key, index)) for index, batch in enumerate(batches)]
     mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
     scores = {"accuracy": 100 * float(accuracy), "perplexity": float(np.exp(mean_loss)), "steps": options.head_steps}
     return {name: np.asarray(value) for name, value in layers.subset(head, "head").items()}, scores
 
 
-class HeadTraining(NamedTuple):
-    """Functions that train a masked-LM head."""
+def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh) -> tuple:
+    """Return three functions that train a masked-LM head on a frozen encoder of these sizes.
 
-    initial: Callable[[], tuple[Params, optax.OptState]]
-    loss: Callable[..., tuple[jax.Array, jax.Array]]  # (head, frozen, batch, key) -> mean loss and accuracy
-    step: Any  # compiled: (head, optimizer state, frozen, batch, index) -> (head, optimizer state, loss)
-
-
-def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh) -> HeadTraining:
-    """Return the functions that train a masked-LM head on a frozen encoder of these sizes."""
+    Returns:
+        `initial() -> (head, optimizer state)`, `loss(head, frozen, batch, key) -> (mean loss, accuracy)`, and compiled
+        `step(head, optimizer state, frozen, batch, index) -> (head, optimizer state, loss)`.
+    """
     options, root = config.generator, _root_key(config)
     build_head = partial(MaskedLMHead, sizes)
     modules: dict[str, layers.Build] = {"transformer": partial(Transformer, sizes), "head": build_head}
@@ -140,7 +135,7 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
         updates, opt_state = optimizer.update(grads, opt_state, head)
         return optax.apply_updates(head, updates), opt_state, value
 
-    return HeadTraining(initial, loss, step)
+    return initial, loss, step
 
 
 def _root_key(config: Config) -> PRNGKeyArray:

@@ -17,7 +17,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from diffcse_jax import hosts
-from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Batches
 from diffcse_jax.errors import Interrupted, UserError
@@ -26,7 +25,7 @@ from diffcse_jax.hosts import log_line, stop_requested
 from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
 from diffcse_jax.losses import Metrics
 from diffcse_jax.models.layers import Params
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, saved_steps
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
 from diffcse_jax.training.callbacks import (
     Callback,
@@ -124,8 +123,7 @@ def loop(
     """
     config, step, total_steps = run.config, int(state.step), len(run.source)
     log_every = config.train.log_every if total_steps > SHORT_RUN else 1
-    folder = run.workdir / CHECKPOINTS
-    reported = set(saved_steps(folder))
+    saving: list[Path] = []  # checkpoints that are not complete yet
     with (
         stop_requested() as stop,
         # The rows come first, because `Run.ends_at` reads them.
@@ -136,20 +134,22 @@ def loop(
     ):
 
         def report_saves() -> None:
-            for saved in sorted(set(saved_steps(folder)) - reported):
-                reported.add(saved)
-                observer.on_save(saved, folder / str(saved))
+            while saving and saving[0].is_dir():  # a checkpoint gets its name when it is complete
+                observer.on_save(int(saving[0].name), saving.pop(0))
 
         if step == 0:
             show_baseline(run, baseline, state, observer)
-        logger = MetricLogger(run, observer, state, checkpoints)
+        logger = MetricLogger(run, observer, state)
         metric = run.evaluation.metric
         before_training = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
         previous: Metrics = {}
         shapes: set[str] = set()
-        while step < total_steps:
+        ended = stops = False
+        while not (ended or stops):
             batch = shard_batch(next(batches), run.mesh)
-            if (shape := _describe_shape(batch)) not in shapes:
+            shape = f"{' x '.join(map(str, batch.input_ids.shape))} tokens"
+            shape += f", {batch.layout.positions.size} without padding" if batch.layout else ""
+            if shape not in shapes:
                 shapes.add(shape)
                 log_line(f"compiling the train step for batches of {shape}")  # which takes a while
             state, metrics = train_step(state, frozen, batch)
@@ -174,20 +174,13 @@ def loop(
                 log_line(f"step {step}: {format_scores(measured.scores)} ({before_training})")
                 eligible = config.eval.interpolate > 0 or run.keeps_quality(baseline.dev, measured.scores)
             checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
+            saving.append(run.workdir / CHECKPOINTS / str(step))
             logger.restart_clock()
-            if evaluates and run.ends_at(step, baseline):
-                break
-            if stops:
-                checkpoints.wait()
-                report_saves()
-                raise Interrupted(f"Stopped at step {step}. Everything is saved; run the same command again to resume.")
+            ended = evaluates and run.ends_at(step, baseline)
         checkpoints.wait()
         report_saves()
-
-
-def _describe_shape(batch: Batch) -> str:
-    packed = f", {batch.layout.positions.size} without padding" if batch.layout else ""
-    return f"{' x '.join(map(str, batch.input_ids.shape))} tokens{packed}"
+        if not ended:
+            raise Interrupted(f"Stopped at step {step}. Everything is saved; run the same command again to resume.")
 
 
 def show_baseline(run: Run, baseline: Record, state: TrainState, observer: Callback) -> None:
@@ -208,8 +201,8 @@ class MetricLogger:
     are written to `WORKDIR/report/bad_steps.jsonl`.
     """
 
-    def __init__(self, run: Run, observer: Callback, state: TrainState, checkpoints: Checkpoints):
-        self._run, self._observer, self._checkpoints = run, observer, checkpoints
+    def __init__(self, run: Run, observer: Callback, state: TrainState):
+        self._run, self._observer = run, observer
         self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
         self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(maxlen=RECENT_STEPS)
         self._is_row, self._warned, self._last_row = False, False, int(state.step)
@@ -278,9 +271,8 @@ class MetricLogger:
         if self._bad_steps > limit:
             raise UserError(
                 f"{message} That is more than train.max_bad_steps={limit}. At step {step} the loss is {row['loss']} "
-                f"and the gradient norm {row['grad_norm']}. The last checkpoint, of step "
-                f"{self._checkpoints.latest_step}, is kept in {workdir}. Try a lower optim.learning_rate, or "
-                "precision=float32."
+                f"and the gradient norm {row['grad_norm']}. The last checkpoint is kept in {workdir}. Try a lower "
+                "optim.learning_rate, or precision=float32."
             )
         log_line(f"warning: {message}")
 

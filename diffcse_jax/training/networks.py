@@ -258,16 +258,14 @@ def load_discriminator(config: Config, encoder: Pretrained, tokenizer: PreTraine
     return _fitting(config, key, discriminator, encoder, tokenizer)
 
 
-class Teachers(NamedTuple):
-    """The sentence encoders that losses name."""
+def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> tuple[dict[str, Network], dict[str, str]]:
+    """Load the sentence encoders that losses name.
 
-    by_name: dict[str, Network]
-    digests: dict[str, str]  # of their weights, by the configuration key that names them
-
-
-def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
-    """Load the sentence encoders that losses name."""
-    teachers = Teachers({}, {})
+    Returns:
+        The networks by name, and digests of their weights by the configuration key that names them.
+    """
+    teachers: dict[str, Network] = {}
+    digests: dict[str, str] = {}
     for loss_name, loss in config.losses.items():
         key, fingerprints = f"{loss_name}.teachers", []
         for name, pooler in loss.named_teachers.items():
@@ -277,13 +275,13 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
             _check_fits(config, f"{key}: {name!r}", encoder.config, encoder.tokenizer, tokenizer)
             params = {name: np.asarray(array) for name, array in encoder.params.items()}
-            build = partial(SentenceNetwork, encoder.config, encoder.pooler, encoder.truncate_dim)
-            build = partial(build, layers=encoder.sentence_head.layers)
-            teachers.by_name[name] = Network(build, params, frozen=True)
+            layers, cut = encoder.sentence_head.layers, encoder.truncate_dim
+            build = partial(SentenceNetwork, encoder.config, encoder.pooler, cut, layers=layers)
+            teachers[name] = Network(build, params, frozen=True)
             fingerprints.append(encoder.fingerprint())
         if fingerprints:
-            teachers.digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
-    return teachers
+            digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+    return teachers, digests
 
 
 def _fitting(

@@ -77,7 +77,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     check_interpolation(config, base)
     generator = networks.load_generator(config, encoder, tokenizer)
     discriminator = networks.load_discriminator(config, encoder, tokenizer)
-    teachers = networks.load_teachers(config, tokenizer)
+    teachers, digests = networks.load_teachers(config, tokenizer)
 
     # 3. Text to tokens, examples and batches.
     prompts, base = _choose_prompts(config, base, len(corpus.columns))
@@ -103,7 +103,6 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         prompt_tokens=[len(ids) for ids in prompt_ids] * (len(examples.columns) // len(prompts)),
         pools_prompts=base.prompts.pooled,
     )
-    digests = dict(teachers.digests)
     if discriminator:
         digests["difference.discriminator"] = discriminator.digest()
     if config.data.augmentation == "synonyms":
@@ -114,7 +113,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
         generator = own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
-    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, base.recorded.head, discriminator)
+    built = networks.build(config, encoder, generator, vocabulary, teachers, base.recorded.head, discriminator)
     optimizer = make_optimizer(config.optim, total_steps)
 
     # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.
