@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from test_checkpoints import HF_CONFIG
 from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
@@ -22,14 +23,14 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.run_folder import (
     BaseModel,
     describe_base_model,
-    encoder_folder,
     held,
     open_run,
     read_base_model,
     read_config,
+    read_start,
 )
 
-WITH_SIZES = dataclasses.replace(ENCODER, hf_config={"hidden_size": 16})
+WITH_SIZES = dataclasses.replace(ENCODER, hf_config=HF_CONFIG)
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -84,12 +85,12 @@ def test_a_run_does_not_resume_with_other_weights_or_sizes(changed, key, tmp_pat
 def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys):
     start(tmp_path, encoder=WITH_SIZES)
     path = tmp_path / "encoder/config.json"
-    path.write_text(path.read_text().replace("16", "17"))
+    path.write_text(path.read_text().replace('"hidden_size": 16', '"hidden_size": 17'))
     with pytest.raises(CheckpointError, match=r"encoder/config\.json differs from its checksum in start\.json"):
-        encoder_folder(tmp_path)
+        read_start(tmp_path)
     start(tmp_path, encoder=WITH_SIZES)
     assert f"warning: {path} was damaged. It has been rewritten" in capsys.readouterr().err
-    assert encoder_folder(tmp_path) == path.parent
+    assert read_start(tmp_path)[0].folder == path.parent
     assert read_base_model(path.parent).hub_id == "bert"
 
 

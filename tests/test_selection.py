@@ -92,7 +92,7 @@ def chosen(tmp_path, monkeypatch):
                 checkpoints.save(state, {}, MEASURED[step])
         run = mock.Mock(spec=Run, config=config, workdir=tmp_path, evaluation=Evaluation(), base=start)
         run.keeps_quality = partial(Run.keeps_quality, run)
-        verdict = select(run, BASELINE).verdict
+        verdict = select(run, BASELINE)
         assert read_selection(tmp_path).verdict == verdict
         return read_encoder(tmp_path), verdict
 

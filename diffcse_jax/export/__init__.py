@@ -15,23 +15,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from diffcse_jax import io
 from diffcse_jax.data.tokens import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
 from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
-from diffcse_jax.io import (
-    EXPORT_CHECK,
-    disk_errors,
-    expand_path,
-    find_run,
-    read_json_object,
-    replace_dir,
-    write_json,
-    write_sealed,
-    write_tensors,
-    write_text,
-)
 from diffcse_jax.models import hf, sentence_folder
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder import is_hub_id, read_base_model
@@ -87,7 +76,7 @@ def export(
         UserError: There is nothing to export, an option is invalid, `output` is a folder that is not an export, it
             cannot be written, or the embeddings differ. Nothing is left of a failed export.
     """
-    source, output = expand_path(model), expand_path(output).resolve()
+    source, output = io.expand_path(model), io.expand_path(output).resolve()
     for package in ONNX_PACKAGES if with_onnx else ():
         require_extra(package, "onnx")
     saved = read_encoder(source)
@@ -95,23 +84,27 @@ def export(
         raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
     sentence_folder.checked_truncation(truncate_dim, saved.embedding_size)
     results = recorded_results(source, saved, truncate_dim)
-    with disk_errors(
+    with io.disk_errors(
         output, safe="The checkpoints and any earlier export are complete.", instead="name another folder"
     ):
-        if output.exists() and not (output / EXPORT_CHECK).is_file() and (not output.is_dir() or any(output.iterdir())):
+        if (
+            output.exists()
+            and not (output / io.EXPORT_CHECK).is_file()
+            and (not output.is_dir() or any(output.iterdir()))
+        ):
             raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
-        with replace_dir(output) as folder:
+        with io.replace_dir(output) as folder:
             write_folder(saved, folder, truncate_dim)
             if saved.search:
-                write_json(folder / SEARCH, dict(saved.search))
+                io.write_json(folder / SEARCH, dict(saved.search))
             if with_onnx:
                 write_onnx(folder, truncate_dim)
             check = check_folder(saved, folder, truncate_dim)
-            write_sealed(folder / EXPORT_CHECK, check, folder.rglob("*"))
+            io.write_sealed(folder / io.EXPORT_CHECK, check, folder.rglob("*"))
             card = model_card(
                 saved,
                 read_base_model(saved.checkpoint.folder),
-                name=(find_run(source) or source).resolve().name,
+                name=(io.find_run(source) or source).resolve().name,
                 truncate_dim=truncate_dim,
                 hub_id=hub_id,
                 license=license,
@@ -120,7 +113,7 @@ def export(
                 check=_describe(check),
                 graph=GRAPH if with_onnx else "",
             )
-            write_text(folder / "README.md", card)
+            io.write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.interpolation, saved.step)}")
     print(_describe(check))
     if hf.FAMILIES[saved.checkpoint.config.family].pooler and not saved.checkpoint.pooler:
@@ -141,24 +134,24 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         hf_config.pop(key, None)
     if saved.pooler in sentence_folder.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
-    write_json(folder / "config.json", _without_paths(hf_config))
+    io.write_json(folder / "config.json", _without_paths(hf_config))
 
     tensors = hf.to_hf(trained.transformer, "transformer", sizes)
     if trained.pooler:
         tensors |= hf.to_hf(trained.pooler, "pooler", sizes)
-    write_tensors(folder / "model.safetensors", tensors)
+    io.write_tensors(folder / "model.safetensors", tensors)
 
     for name in _TOKENIZER_FILES:
         if (trained.folder / name).is_file():
             shutil.copyfile(trained.folder / name, folder / name)
     if (folder / _TOKENIZER_FILES[0]).is_file():
-        write_json(folder / _TOKENIZER_FILES[0], _without_paths(read_json_object(folder / _TOKENIZER_FILES[0])))
+        io.write_json(folder / _TOKENIZER_FILES[0], _without_paths(io.read_json_object(folder / _TOKENIZER_FILES[0])))
     unlimited_tokenizer(load_tokenizer(trained.folder)).save(str(folder / "tokenizer.json"))
 
     record = saved.recorded._replace(truncate_dim=truncate_dim)
     sentence_folder.write(folder, record, sizes.num_blocks, sizes.hidden_size)
     length = sentence_folder.max_length_of(trained.folder, sizes.max_length)
-    write_json(folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
+    io.write_json(folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
 
 
 def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:
@@ -280,7 +273,7 @@ def encode_onnx(folder: Path, sentences: Sequence[str], prompt: str = "") -> Flo
     from onnxruntime import InferenceSession
 
     session = InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
-    limit = read_json_object(folder / sentence_folder.TEXT_SETTINGS)["max_seq_length"]
+    limit = io.read_json_object(folder / sentence_folder.TEXT_SETTINGS)["max_seq_length"]
     options = {"padding": True, "truncation": True, "max_length": limit, "return_tensors": "np"}
     tokens = load_tokenizer(folder)([prompt + sentence for sentence in sentences], **options)
     inputs = {each.name: tokens[each.name].astype(np.int64) for each in session.get_inputs()}

@@ -35,22 +35,9 @@ from jax.experimental import multihost_utils
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax import hosts
+from diffcse_jax import hosts, io
 from diffcse_jax.config import Config, flat, resume_keys
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
-from diffcse_jax.io import (
-    CHECKPOINTS,
-    CONFIG,
-    disk_errors,
-    expand_path,
-    file_digests,
-    first_changed,
-    json_digest,
-    lock,
-    read_json_object,
-    write_json,
-    write_tensors,
-)
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import Pretrained
@@ -81,7 +68,7 @@ def held(workdir: Path) -> Iterator[None]:
 
         def hold() -> None:
             try:
-                stack.enter_context(lock(workdir / "lock"))
+                stack.enter_context(io.lock(workdir / "lock"))
             except InUseError as error:
                 raise InUseError(f"{error}. Wait until it ends, stop it, or give another --workdir") from error
 
@@ -104,12 +91,12 @@ def open_run(
     `generator.name_or_path`, and `others` are digests of other files that training reads, by the key of the file.
     """
 
-    @disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
+    @io.disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
     def begin_or_check() -> None:
-        digests = {"model.name_or_path": json_digest([encoder.digest(), dict(encoder.hf_config)]), **others}
+        digests = {"model.name_or_path": io.json_digest([encoder.digest(), dict(encoder.hf_config)]), **others}
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
-        if any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*")):  # even if config.json is lost
+        if any(path.name.isdecimal() for path in (workdir / io.CHECKPOINTS).glob("*")):  # even if config.json is lost
             _check_same(workdir, config, digests)
             if damaged := _damaged_file(workdir):
                 _write_encoder(workdir, config, encoder, tokenizer, prompts)
@@ -120,21 +107,21 @@ def open_run(
                     )
                 print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
             return
-        if (workdir / CONFIG).is_file():
+        if (workdir / io.CONFIG).is_file():
             try:
                 _check_same(workdir, config, digests)
             except UserError:
-                (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
+                (workdir / io.CONFIG).unlink()  # first: without it the folder is not a run's
                 for name in _BEFORE_CHECKPOINTS:
                     shutil.rmtree(workdir / name, ignore_errors=True)
         _write_encoder(workdir, config, encoder, tokenizer, prompts)
-        files = file_digests(workdir, (workdir / _ENCODER).iterdir())
-        write_json(workdir / START, {**digests, CONFIG: json_digest(config.to_dict()), _FILES: files})
-        write_json(workdir / CONFIG, config.to_dict())  # last: it shows that the other files are complete
+        files = io.file_digests(workdir, (workdir / _ENCODER).iterdir())
+        io.write_json(workdir / START, {**digests, io.CONFIG: io.json_digest(config.to_dict()), _FILES: files})
+        io.write_json(workdir / io.CONFIG, config.to_dict())  # last: it shows that the other files are complete
 
     hosts.decided_by_first(begin_or_check)
     if jax.process_count() > 1:
-        found = multihost_utils.process_allgather(np.int32((workdir / CONFIG).is_file()))
+        found = multihost_utils.process_allgather(np.int32((workdir / io.CONFIG).is_file()))
         if not found.all():
             raise CheckpointError(
                 f"{workdir} is not the same folder on all processes. Give a --workdir on a file system that they share"
@@ -151,15 +138,15 @@ def damaged_path(workdir: Path, name: str) -> Path:
 
 def read_config(workdir: Path) -> Config:
     """Return the resolved configuration of a run."""
-    path = workdir / CONFIG
+    path = workdir / io.CONFIG
     try:
-        content = read_json_object(path)
-        if read_json_object(workdir / START).get(CONFIG) != json_digest(content):
+        content = io.read_json_object(path)
+        if io.read_json_object(workdir / START).get(io.CONFIG) != io.json_digest(content):
             raise CheckpointError(f"{path} differs from its checksum in {START}")
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each line has {CONFIG} under "
-            f"`configuration` and {START} under `digests`. Or begin a new run in another --workdir"
+            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each line has {path.name} "
+            f"under `configuration` and {START} under `digests`. Or begin a new run in another --workdir"
         ) from error
     return Config.from_dict(content)
 
@@ -177,7 +164,7 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
             "schedule depends on the number of steps as well). To begin a new run, give another --workdir:\n  "
             + "\n  ".join(f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed)
         )
-    began = read_json_object(workdir / START)
+    began = io.read_json_object(workdir / START)
     if other := [f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest]:
         raise ConfigError(
             f"the files of {' and '.join(other)} have changed since the run in {workdir} began. Restore the earlier "
@@ -204,7 +191,7 @@ def is_local(name_or_path: str) -> bool:
         return False
     if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1 or "\\" in name_or_path:
         return True
-    return os.path.isdir(expand_path(name_or_path))
+    return os.path.isdir(io.expand_path(name_or_path))
 
 
 def is_hub_id(name: Any) -> bool:
@@ -225,7 +212,7 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
     languages = tuple(map(str, [language] if isinstance(language, str) else language))
     name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
     if is_local(name_or_path):
-        name, base = os.path.basename(os.path.realpath(expand_path(name_or_path))), card.get("base_model")
+        name, base = os.path.basename(os.path.realpath(io.expand_path(name_or_path))), card.get("base_model")
         origins = [*(base if isinstance(base, list) else [base]), hf_config.get("_name_or_path")]
         hub_id = next(filter(is_hub_id, origins), "")
     return BaseModel(name, hub_id, license if "license" in license else {}, languages)
@@ -233,27 +220,22 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
 
 def read_base_model(folder: Path) -> BaseModel:
     """Read the recorded starting checkpoint."""
-    values = read_json_object(folder / _BASE_MODEL)
+    values = io.read_json_object(folder / _BASE_MODEL)
     return BaseModel(**values | {"language": tuple(values["language"])})
 
 
 # The folder encoder/
 
 
-def encoder_folder(workdir: Path) -> Path:
-    """Return the folder with config.json and the tokenizer of the starting checkpoint."""
+def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
+    """Return the starting checkpoint of a run without the weights that are trained, and the run's prompts."""
     if name := _damaged_file(workdir):
         raise CheckpointError(
             f"{workdir / name} differs from its checksum in {START}. Run the command that trained the run again: it "
             "rewrites the file"
         )
-    return workdir / _ENCODER
-
-
-def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
-    """Return the starting checkpoint of a run without the weights that are trained, and the run's prompts."""
-    folder = encoder_folder(workdir)
-    hf_config, head = hf.read_hf_config(folder), read_json_object(folder / _HEAD)
+    folder = workdir / _ENCODER
+    hf_config, head = hf.read_hf_config(folder), io.read_json_object(folder / _HEAD)
     layers = tuple(HeadLayer(**layer) for layer in head["layers"])
     start = Pretrained(
         folder,
@@ -263,12 +245,12 @@ def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
         pooler=load_file(folder / _POOLER) if (folder / _POOLER).is_file() else None,
         sentence_head=RecordedHead(head["pooler"], layers, similarity=head["similarity"]),
     )
-    return start, read_prompts(folder, pooled=read_json_object(folder / SETTINGS)["include_prompt"])
+    return start, read_prompts(folder, pooled=io.read_json_object(folder / SETTINGS)["include_prompt"])
 
 
 def _damaged_file(workdir: Path) -> str:
     """Return the first file in encoder/ that is missing or has changed, or an empty string."""
-    return first_changed(workdir, read_json_object(workdir / START).get(_FILES, {}))
+    return io.first_changed(workdir, io.read_json_object(workdir / START).get(_FILES, {}))
 
 
 def _write_encoder(
@@ -276,15 +258,15 @@ def _write_encoder(
 ) -> None:
     folder = workdir / _ENCODER
     folder.mkdir(exist_ok=True, parents=True)
-    write_json(folder / "config.json", dict(encoder.hf_config))
+    io.write_json(folder / "config.json", dict(encoder.hf_config))
     tokenizer.save_pretrained(folder)
     base = describe_base_model(config.model.name_or_path, encoder.folder, encoder.hf_config)
-    write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
+    io.write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
     length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
-    write_json(folder / TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
-    write_json(folder / SETTINGS, prompts.settings() | {"include_prompt": prompts.pooled})
+    io.write_json(folder / TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
+    io.write_json(folder / SETTINGS, prompts.settings() | {"include_prompt": prompts.pooled})
     if encoder.pooler:
-        write_tensors(folder / _POOLER, encoder.pooler)
+        io.write_tensors(folder / _POOLER, encoder.pooler)
     head = encoder.sentence_head
     layers = [layer._asdict() for layer in head.layers]
-    write_json(folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers})
+    io.write_json(folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers})

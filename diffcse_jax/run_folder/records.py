@@ -16,17 +16,9 @@ from typing import Any, NamedTuple
 import jax
 
 import diffcse_jax
+from diffcse_jax import io
 from diffcse_jax.config import Config
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import (
-    append_line,
-    disk_errors,
-    read_json,
-    read_sealed,
-    write_sealed,
-    write_tensors,
-    write_text,
-)
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder import START, damaged_path
 
@@ -107,26 +99,27 @@ def origin(interpolation: float, step: int) -> str:
 
 def write_baseline(workdir: Path, record: Record) -> None:
     """Write the record of the starting checkpoint."""
-    with disk_errors(workdir / _BASELINE, safe=_SAFE):
-        write_sealed(workdir / _BASELINE, record.content())
+    with io.disk_errors(workdir / _BASELINE, safe=_SAFE):
+        io.write_sealed(workdir / _BASELINE, record.content())
 
 
 def read_baseline(workdir: Path) -> Record | None:
     """Return the record of the starting checkpoint, or None if it is not evaluated yet."""
     path = workdir / _BASELINE
     remedy = "Remove it and run the command again: it evaluates the starting checkpoint again"
-    return Record(**read_sealed(path, remedy)) if path.is_file() else None
+    return Record(**io.read_sealed(path, remedy)) if path.is_file() else None
 
 
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
     """Write the selected model, and its weights, under the names of a checkpoint, if no checkpoint has them."""
-    with disk_errors(workdir / SELECTION, safe=_SAFE):
+    with io.disk_errors(workdir / SELECTION, safe=_SAFE):
         for name in (SELECTION, WEIGHTS):  # of an earlier selection
             (workdir / name).unlink(missing_ok=True)
         files = [workdir / WEIGHTS] if selection.interpolation < 1 else []
         for path in files:
-            write_tensors(path, weights)
-        write_sealed(workdir / SELECTION, dataclasses.asdict(selection), files)  # last: it shows that they are complete
+            io.write_tensors(path, weights)
+        # Last: it shows that the weights are complete.
+        io.write_sealed(workdir / SELECTION, dataclasses.asdict(selection), files)
 
 
 def read_selection(workdir: Path) -> Selection | None:
@@ -134,7 +127,7 @@ def read_selection(workdir: Path) -> Selection | None:
     path = workdir / SELECTION
     if not path.is_file():
         return None
-    content = read_sealed(path, "Run the command that trained the run again: it repeats the selection")
+    content = io.read_sealed(path, "Run the command that trained the run again: it repeats the selection")
     return Selection(**content | {"record": Record(**content["record"])})
 
 
@@ -159,15 +152,15 @@ class MetricsWriter:
                 log_line(f"warning: {self._path}: {unreadable}. A copy of the file is kept in {copy}")
             kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= resumed_at) if resumed_at else ""
             if kept.encode() != before or not before:
-                write_text(self._path, kept)
+                io.write_text(self._path, kept)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row, `{"step": step, name: value}`."""
         with self._disk_errors():
-            append_line(self._path, json.dumps({"step": step, **values}))
+            io.append_line(self._path, json.dumps({"step": step, **values}))
 
     def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
-        return disk_errors(self._path.parent, safe="The earlier rows and the checkpoints are complete.")
+        return io.disk_errors(self._path.parent, safe="The earlier rows and the checkpoints are complete.")
 
 
 def read_metrics(workdir: Path) -> list[dict[str, float]]:
@@ -209,10 +202,10 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
         "git": commit(Path(diffcse_jax.__file__).parent),
         "step": step,
         "configuration": config.to_dict(),
-        "digests": {"text": text, **read_json(workdir / START)},
+        "digests": {"text": text, **io.read_json(workdir / START)},
     }
-    with disk_errors(workdir / STARTS, safe=_SAFE):
-        append_line(workdir / STARTS, json.dumps(now))
+    with io.disk_errors(workdir / STARTS, safe=_SAFE):
+        io.append_line(workdir / STARTS, json.dumps(now))
     changed = [
         f"{name} was {before[group][name]}, now {value}"
         for group in ("versions", "devices")

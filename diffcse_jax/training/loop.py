@@ -27,15 +27,8 @@ from diffcse_jax.losses import Metrics
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
-from diffcse_jax.training.callbacks import (
-    Callback,
-    MetricsFile,
-    Progress,
-    TensorBoard,
-    Training,
-    format_scores,
-    started,
-)
+from diffcse_jax.training import callbacks
+from diffcse_jax.training.callbacks import Callback, format_scores
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.sharding import shard_batch
 from diffcse_jax.training.step import TrainStep, learning_rate_schedule
@@ -127,9 +120,9 @@ def loop(
     with (
         stop_requested() as stop,
         # The rows come first, because `Run.ends_at` reads them.
-        started(
-            (MetricsFile(), TensorBoard(), Progress(), *run.callbacks),
-            Training(config, run.workdir, step, total_steps, baseline.dev, stop.make),
+        callbacks.started(
+            (callbacks.MetricsFile(), callbacks.TensorBoard(), callbacks.Progress(), *run.callbacks),
+            callbacks.Training(config, run.workdir, step, total_steps, baseline.dev, stop.make),
         ) as observer,
     ):
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
@@ -24,23 +23,12 @@ from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, expand_path, sha256
 from diffcse_jax.models import layers
-from diffcse_jax.models.heads import SENTENCE_HEAD
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
-from diffcse_jax.models.transformer import TransformerConfig
-from diffcse_jax.run_folder import open_run
+from diffcse_jax.models.heads import SENTENCE_HEAD
+from diffcse_jax.run_folder import open_run, records
 from diffcse_jax.run_folder.checkpoints import Checkpoints, SavedEncoder, default_step, read_encoder
-from diffcse_jax.run_folder.records import (
-    FEWEST,
-    Measured,
-    Record,
-    Selection,
-    origin,
-    read_baseline,
-    record_start,
-    write_baseline,
-    write_selection,
-)
+from diffcse_jax.run_folder.records import FEWEST, Record, Selection
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback, format_scores
 from diffcse_jax.training.generator import own_generator
@@ -86,8 +74,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     store = build_or_open(corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts)
-    sizes = networks.sizes_for_run(encoder.config, config)
-    examples = _open_examples(config, store, sizes, prompt_ids, tokenizer)
+    examples = _open_examples(config, store, base, prompt_ids)
     config = with_fitting_batch(config, len(examples), mesh)
     total_steps = config.train.steps or config.train.epochs * (len(examples) // config.train.batch_size)
     source = BatchSource(
@@ -140,11 +127,11 @@ def run_training(run: Run) -> str:
         step = int(state.step)
         baseline = _measure_baseline(run, resumed=step > 0)
         if jax.process_index() == 0:
-            record_start(run.workdir, config, text=run.text, step=step)
+            records.record_start(run.workdir, config, text=run.text, step=step)
         if not run.ends_at(step, baseline):
             train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
             loop(run, baseline, checkpoints, train_step, state, frozen, batches)
-    return hosts.decided_by_first(lambda: select(run, baseline).verdict)
+    return hosts.decided_by_first(lambda: select(run, baseline))
 
 
 def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
@@ -173,14 +160,14 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
     """Return the dev scores of the starting checkpoint: recorded when the run began, or measured now."""
 
     def measure() -> dict[str, Any]:
-        record = read_baseline(run.workdir) if resumed else None
+        record = records.read_baseline(run.workdir) if resumed else None
         if record is None:
             log_line(f"scoring {run.base.name} before training")
             model = run.model_of(run.built.params) if run.model_of else run.base.encoder(run.config)
             scores, outcomes = run.evaluation.measure(model)
             pooler, metric = run.base.pooler(run.config), run.evaluation.metric
             record = Record(0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text)
-            write_baseline(run.workdir, record)
+            records.write_baseline(run.workdir, record)
         return dataclasses.asdict(record)
 
     baseline = Record(**hosts.decided_by_first(measure))
@@ -212,15 +199,11 @@ def _choose_prompts(
 
 
 def _open_examples(
-    config: Config,
-    store: TokenStore,
-    sizes: TransformerConfig,
-    prompts: Sequence[Sequence[int]],
-    tokenizer: PreTrainedTokenizerFast,
+    config: Config, store: TokenStore, base: StartingCheckpoint, prompts: Sequence[Sequence[int]]
 ) -> Examples:
     """Return the examples of which batches are made. Raise an error if a loss or the augmentation cannot use them."""
     with_next = config.needs("next_sentence")
-    begins = begins_word(unlimited_tokenizer(tokenizer)) if config.data.cloze else None
+    begins = begins_word(unlimited_tokenizer(base.tokenizer)) if config.data.cloze else None
     examples = examples_of(store, config.data, next_sentence=with_next, prompts=prompts, begins_word=begins)
     columns = len(examples.columns) - with_next
     for loss in config.losses.values():
@@ -230,6 +213,7 @@ def _open_examples(
             f"data.augmentation={config.data.augmentation!r} changes second views of single sentences, but the text "
             f"has {columns} columns. Use data.augmentation='none', or name one column in data.columns."
         )
+    sizes = networks.sizes_for_run(base.checkpoint.config, config)
     if columns == 1 and (description := networks.describe_equal_views(sizes, config)):
         log_line(f"warning: {description}")
     return examples
@@ -247,8 +231,8 @@ def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
         )
 
 
-def select(run: Run, baseline: Record) -> Selection:
-    """Choose the model of a run and store the choice, once all checkpoints are written.
+def select(run: Run, baseline: Record) -> str:
+    """Choose the model of a run and store the choice, once all checkpoints are written. Return the verdict.
 
     Candidates are the best checkpoint and, with `eval.interpolate`, weights between the start and that checkpoint.
     Models that keep `eval.max_drop` come first, then models without a regression in `eval.hold`, then the best score;
@@ -263,11 +247,11 @@ def select(run: Run, baseline: Record) -> Selection:
     def encoder(weight: float) -> SentenceEncoder:
         return SentenceEncoder.from_saved(interpolate(base, best, weight))
 
-    measured = {1.0: Measured(best.dev, best.outcomes)} if best.outcomes else {}
+    measured = {1.0: records.Measured(best.dev, best.outcomes)} if best.outcomes else {}
     for weight in [step / options.interpolate for step in range(1, options.interpolate + 1)] or [1.0]:
         if weight not in measured:
             measured[weight] = evaluation.measure(encoder(weight))
-            log_line(f"{origin(weight, best.step)}: {format_scores(measured[weight].scores)}")
+            log_line(f"{records.origin(weight, best.step)}: {format_scores(measured[weight].scores)}")
     keeping = [each for each in measured if run.keeps_quality(baseline.dev, measured[each].scores)]
     ranked = sorted(keeping or measured, key=lambda weight: (-measured[weight].scores[metric], weight))
     higher = [weight for weight in ranked if measured[weight].scores[metric] > baseline.dev[metric]]
@@ -299,7 +283,7 @@ def select(run: Run, baseline: Record) -> Selection:
     chance = f"; {doubt}, so this may be chance" if doubt else ""
     better = "Not better" if after <= before else "Not clearly better" if keeps_start else "Better"
     opening = f"{better} than {base.name}"
-    trained, gains = origin(weight, best.step), bool(higher and keeping)
+    trained, gains = records.origin(weight, best.step), bool(higher and keeping)
     if keeps_start:
         exported = f"{base.name} unchanged" + (f" (eval.keep_start=False would export {trained})" if gains else "")
     else:
@@ -313,10 +297,9 @@ def select(run: Run, baseline: Record) -> Selection:
 
     if keeps_start:
         weight, record = 0.0, dataclasses.replace(baseline, outcomes=[])
-        model, head = base.checkpoint, base.pooler_head
+        model = dataclasses.replace(base.checkpoint, pooler=base.pooler_head)
     else:
         model = interpolate(base, best, weight).checkpoint
-        head = model.pooler
         record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text, dev_text=evaluation.text)
     of_exported = [system for system in compared if system.encoder == (base.name if keeps_start else THIS_MODEL)]
     how = systems.recommend(of_exported) if of_exported else None
@@ -329,10 +312,10 @@ def select(run: Run, baseline: Record) -> Selection:
     )
     weights = layers.prefixed(model.transformer, "encoder")
     if record.pooler == "cls":
-        weights |= layers.prefixed(head or {}, "projector")
+        weights |= layers.prefixed(model.pooler or {}, "projector")
     weights |= layers.prefixed(model.sentence_head.of(record.pooler).params, SENTENCE_HEAD)
-    write_selection(run.workdir, selection, weights)
-    return selection
+    records.write_selection(run.workdir, selection, weights)
+    return verdict
 
 
 def _compare_systems(run: Run, trained: Callable[[], SentenceEncoder]) -> list[systems.System]:
