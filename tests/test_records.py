@@ -60,7 +60,7 @@ def test_unreadable_metrics_are_named_and_kept_aside(tmp_path, capsys):
 def test_intact_metrics_are_only_appended_to(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_bytes(lines(row(1), row(2), row(3)))
     MetricsWriter(tmp_path, resumed_at=2)  # row 3 follows the checkpoint
-    monkeypatch.setattr(records, "write_text", None)  # not called again
+    monkeypatch.setattr(records.io, "write_text", None)  # not called again
     MetricsWriter(tmp_path, resumed_at=2).write(3, {"loss": 4.0})
     assert read_metrics(tmp_path) == [row(1), row(2), {"step": 3, "loss": 4.0}]
 

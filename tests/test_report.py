@@ -23,7 +23,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import json_digest
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection, write_baseline, write_selection
-from diffcse_jax.run_folder.summary import BASELINE, curves, read_run
+from diffcse_jax.run_folder.summary import curves, read_run
 
 HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
 PAIRS = Sample("pairs of a file", [(f"query {n} {HOSTILE}", f"answer {n}") for n in range(10)], symmetric=False)
@@ -96,7 +96,7 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
     assert {"dev metric stsb spearman", "contrast loss", "replaced-token detection"} <= titles
     assert {"new measure", "alignment", "sentences per second", "learning rate"} <= titles
     (dev,) = curves(run)["dev"]
-    assert [(level.y, level.colour) for level in dev.levels] == [(60.0, BASELINE)]
+    assert [*dev.levels.values()] == [60.0]
     assert SECTIONS.keys() <= {*shown.values("id")}
 
 
@@ -115,7 +115,7 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
     found = curves(read_run(tmp_path))
     drawn = {chart.title: chart for chart in (*found["dev"], *found["losses"])}
     assert list(drawn) == ["dev metric mrr", "uniformity", "our-dev/mrr", "contrast loss"]
-    assert [level.y for level in drawn["our-dev/mrr"].levels] == [30.0]
+    assert [*drawn["our-dev/mrr"].levels.values()] == [30.0]
     checked(render_report(read_run(tmp_path), compared()))  # the two charts of uniformity have different names
     figure = Figure(layout="constrained")
     dev, _, _, loss = panels = figure.subplots(1, 4)
@@ -134,7 +134,7 @@ def test_a_run_in_progress_has_a_page(tmp_path):
     assert "in progress or stopped at step 3 of 6" in text
     assert "The best checkpoint so far is step 2: stsb spearman 60.00 (before training: 60.00)." in text
     drawn = {chart.title: chart.lines for chart in curves(going)["losses"]}
-    assert [len(line.points) for line in drawn["replaced-token detection"]] == [3, 3, 3]
+    assert [len(points) for points in drawn["replaced-token detection"].values()] == [3, 3, 3]
     begin_run(tmp_path / "new", Config())
     text = checked(render_report(read_run(tmp_path / "new"), compared())).text
     assert all(shown in text for shown in ("started, nothing measured", "diffcse evaluate --model"))

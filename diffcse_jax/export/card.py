@@ -30,7 +30,7 @@ BIBTEX: dict[str, str] = {
 
 _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
 _TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "transformers", "diffcse", "jax")
-_LANGUAGES = {"wiki1m": "en", "docstrings": "en"}  # of texts with a name
+_LANGUAGES = {"wiki1m": ("en",), "docstrings": ("en",)}  # of texts with a name
 _DATASETS = {"wiki1m": HUB_REPOSITORY}
 
 
@@ -54,9 +54,10 @@ def model_card(
     agree with the trained model.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.checkpoint.config
-    is_cut = truncate_dim not in (None, saved.embedding_size)
-    text = training_text(config)
-    codes = language or languages(saved, base)
+    described = "; ".join(filter(None, (loss.data_description for loss in config.losses.values())))
+    text = described or portable(config)["data"]["train_file"]
+    known = base.language if saved.interpolation == 0 else config.data.language or _LANGUAGES.get(text, ())
+    codes = language or known  # of the starting checkpoint only if it is exported unchanged
     licenses: dict[str, Any] = {"license": license} if license else {**base.license}
 
     def shown(scores: Mapping[str, Mapping[str, float]]) -> str:
@@ -88,7 +89,7 @@ def model_card(
         text=text,
         whole=saved.embedding_size,
         cut=truncate_dim,
-        is_cut=is_cut,
+        is_cut=truncate_dim not in (None, saved.embedding_size),
         origin=origin(saved.interpolation, saved.step),
         dev_table=shown({start: baseline.dev if baseline else {}, ours: saved.dev}) if saved.dev else "",
         verdict=saved.verdict.replace(config.model.name_or_path, base.name).rstrip("."),
@@ -109,20 +110,9 @@ def model_card(
     return f"{card.content.rstrip()}\n"
 
 
-def languages(saved: SavedEncoder, base: BaseModel) -> Sequence[str]:
-    """Return the languages that the card states: those of the training text, empty if they are unknown.
-
-    The starting checkpoint's count only if it is exported unchanged.
-    """
-    if saved.interpolation == 0:
-        return base.language
-    text = training_text(saved.config)
-    return saved.config.data.language or ([_LANGUAGES[text]] if text in _LANGUAGES else [])
-
-
 def papers_of(config: Config) -> list[str]:
     """Return the keys of `BIBTEX` for the methods that a run uses; those of its losses come first."""
-    papers = [paper for objective in config.losses.values() for paper in objective.papers]
+    papers = [paper for loss in config.losses.values() for paper in loss.papers]
     papers += ["matryoshka"] * bool(config.matryoshka.sizes)
     papers += ["contriever"] * (config.data.pairs == "crops")
     papers += ["wise_ft"] * bool(config.eval.interpolate)
@@ -148,15 +138,9 @@ def command_of(config: Config) -> str:
     return " \\\n    ".join([f"diffcse {command} --config {nearest}", *overrides])
 
 
-def training_text(config: Config) -> str:
-    """Return the name of the training data."""
-    own = "; ".join(filter(None, (objective.data_description for objective in config.losses.values())))
-    return own or portable(config)["data"]["train_file"]
-
-
 def portable(config: Config) -> dict[str, Any]:
     """Return the configuration as nested dicts, with the last part of each local path in place of the path."""
-    return {key: _without_folder(key, value) for key, value in config.to_dict().items()}
+    return _without_folder("", config.to_dict())
 
 
 def _without_folder(key: str, value: Any) -> Any:

@@ -2,14 +2,13 @@
 
 import contextlib
 import dataclasses
-import functools
 import io
 import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, counted, require_extra
@@ -161,6 +160,7 @@ def readable(metric: str) -> str:
 
 BASELINE = "#7d868f"  # the colour of starting checkpoints
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")  # readable on white and on black
+MARKERS = "osv^Dp"
 INK = "#010203"  # stands for the colour of the page's text
 STYLE = {
     "svg.fonttype": "none",  # text stays text, so that it can be read aloud and searched
@@ -190,32 +190,16 @@ MOST_MARKERS = 40  # points of a line that each get a marker
 SIMILARITIES = ("similarity_positive", "similarity_negative")
 
 
-class Line(NamedTuple):
-    """A line through points (x, y). Its label is empty if the chart has one line."""
-
-    label: str
-    points: Sequence[tuple[float, float]]
-    colour: str
-
-
-class Level(NamedTuple):
-    """A dashed horizontal line, such as the score of the starting checkpoint."""
-
-    label: str
-    y: float
-    colour: str = BASELINE
-
-
 @dataclasses.dataclass(frozen=True)
 class Chart:
     """One or more metrics of a run over its steps."""
 
     title: str
-    lines: Sequence[Line]
-    levels: Sequence[Level] = ()
-    log: bool = False  # a logarithmic vertical axis
+    lines: Mapping[str, Sequence[tuple[float, float]]]  # (step, value) pairs by metric
+    levels: Mapping[str, float]  # values of the starting checkpoint, which are dashed lines
+    log: bool  # a logarithmic vertical axis
 
-    @functools.cached_property
+    @property
     def svg(self) -> Any:
         """The chart as markup that takes the page's text colour and names itself for screen readers."""
         from markupsafe import Markup, escape
@@ -230,19 +214,21 @@ class Chart:
 
     def draw(self, axes: Any) -> None:
         """Draw the chart, without its title, into axes of matplotlib."""
-        for index, line in enumerate(self.lines):
-            xs, ys = zip(*line.points, strict=True)
+        several = len(self.lines) > 1
+        for (name, points), colour, marker in zip(self.lines.items(), COLOURS, MARKERS, strict=False):
+            xs, ys = zip(*points, strict=True)
             every = 1 if len(xs) <= MOST_MARKERS else [len(xs) - 1]
-            marker = "osv^Dp"[index % 6]
-            axes.plot(xs, ys, marker=marker, markevery=every, color=line.colour, label=line.label or None)
-        for level in self.levels:
-            axes.axhline(level.y, linestyle="--", linewidth=1.4, color=level.colour, label=level.label)
+            label = readable(name) if several else ""
+            axes.plot(xs, ys, marker=marker, markevery=every, color=colour, label=label or None)
+            if name in self.levels:
+                colour, label = (colour if several else BASELINE), f"{label} before training".strip()
+                axes.axhline(self.levels[name], linestyle="--", linewidth=1.4, color=colour, label=label)
         if self.log:
             axes.set_yscale("log")
         axes.set(xlabel="step", ylabel=self.title)
         ticker = require_extra("matplotlib.ticker", "report")
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-        if any(line.label for line in self.lines) or self.levels:
+        if several or self.levels:
             axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
@@ -295,18 +281,9 @@ def _charts(panels: Mapping[str, Sequence[str]], run: Run, *, may_be_log: bool =
     """Return a chart for each title and its metrics, if there are values."""
     charts = []
     for title, names in panels.items():
-        lines, levels = [], []
-        for index, name in enumerate(names):
-            label, colour = (readable(name) if len(names) > 1 else ""), COLOURS[index % len(COLOURS)]
-            if points := run.points(name):
-                lines.append(Line(label, points, colour))
-            if name.startswith("dev/"):
-                start = run.points("start/" + name.removeprefix("dev/"))[:1]
-                levels += [
-                    Level(f"{label} before training".strip(), y, colour if label else BASELINE) for _, y in start
-                ]
-        if lines:
-            ys = [y for line in lines for _, y in line.points]
+        if lines := {name: points for name in names if (points := run.points(name))}:
+            starts = {name: run.points(f"start/{name.removeprefix('dev/')}") for name in lines}
+            ys = [y for points in lines.values() for _, y in points]
             log = may_be_log and min(ys) > 0 and max(ys) / min(ys) > WIDEST_LINEAR
-            charts.append(Chart(title, lines, levels, log))
+            charts.append(Chart(title, lines, {name: points[0][1] for name, points in starts.items() if points}, log))
     return charts
