@@ -23,9 +23,9 @@ from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, expand_path, sha256
 from diffcse_jax.models import layers
+from diffcse_jax.models.heads import SENTENCE_HEAD
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
-from diffcse_jax.models.heads import SENTENCE_HEAD
 from diffcse_jax.run_folder import open_run, records
 from diffcse_jax.run_folder.checkpoints import Checkpoints, SavedEncoder, default_step, read_encoder
 from diffcse_jax.run_folder.records import FEWEST, Record, Selection
