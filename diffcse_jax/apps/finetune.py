@@ -36,7 +36,6 @@ from diffcse_jax.io import (
     CHECKPOINTS,
     disk_errors,
     expand_path,
-    find_run,
     json_digest,
     read_sealed,
     write_json,
