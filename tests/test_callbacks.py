@@ -1,8 +1,11 @@
-"""What users see of a run: progress, rows, and what their callbacks get."""
+"""What users see of a run: progress, rows, what their callbacks get, and how signals and errors end it."""
 
 import io
+import signal
 import sys
+import time
 import types
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -10,24 +13,26 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from diffcse_jax import Callback, Config, WandB, hosts
+from diffcse_jax.errors import reported_to_user
+from diffcse_jax.hosts import stop_requested, terminated_like_interrupted
 from diffcse_jax.training import callbacks
-from diffcse_jax.training.callbacks import Progress, TensorBoard, Training, started
+from diffcse_jax.training.callbacks import TensorBoard, Training, started
 
 ROW = {"loss": 0.12345, "sentences_per_second": 578.2}
 
 
-def training(workdir: Path, step: int = 0, total: int = 15625) -> Training:
-    return Training(Config(), workdir, step, total, {"score": 50.0}, lambda: None)
+def training(workdir: Path, step: int = 0) -> Training:
+    return Training(Config(), workdir, step, 15625, {"score": 50.0}, lambda: None)
 
 
-def test_a_pipe_gets_a_line_every_30_seconds_at_most(tmp_path, monkeypatch):
+def test_a_pipe_gets_a_line_every_30_seconds_at_most(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(hosts.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with started([Progress()], training(tmp_path, step=10, total=110)) as observer:
+    with hosts.Progress("training", "steps", 110, done_before=10) as progress:
         for step in range(11, 62):
             now[0] += 10
-            observer.on_step(step, ROW if step % 10 == 0 else {})
+            progress.update(1, "loss 0.1235" if step % 10 == 0 else "")
     lines = sys.stderr.getvalue().splitlines()
     assert lines[0] == "training:  12% 13/110 [00:30<16:10, 10.00s/ steps]"  # not the loss of another step
     assert lines[5] == "training:  25% 28/110 [03:00<13:40, 10.00s/ steps]"
@@ -94,3 +99,40 @@ def test_tensorboard_reads_the_rows(tmp_path):
         values = [value for event in events for value in event.summary.value]
         assert {value.tag: value.simple_value for value in values} == {"loss": 5.0, "dev/stsb": 81.0}
         file.unlink()
+
+
+def test_signals_make_a_request_and_a_second_one_ends_at_once(capsys):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with stop_requested() as request:
+        assert not request.made
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert request.made
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert "stopping after the steps already started; saving first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_python_drops_comes_again(number):
+    class Garbage:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    def work():
+        Garbage()
+        time.sleep(20)
+
+    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+        work()
+    if number == signal.SIGINT:  # in commands that do not train
+        with pytest.raises(SystemExit), reported_to_user():
+            work()
+
+
+def test_warnings_of_a_command_are_lines_printed_once():
+    warning = (UserWarning("1 of 9 sentences was cut"), UserWarning, "encoder.py", 3)
+    with reported_to_user():
+        assert [warnings.formatwarning(*warning) for _ in range(2)] == ["warning: 1 of 9 sentences was cut\n", ""]
+    assert warnings.formatwarning(*warning).startswith("encoder.py:3: UserWarning: ")

@@ -4,13 +4,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import tokenizers
-import transformers
-from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of
+from tiny_model import write_smallest_model
+from tiny_networks import ENCODER, SIZES, config_of
 
+from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import build_or_open
+from diffcse_jax.data.tokens import build_or_open, load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import layers
 from diffcse_jax.models.heads import MaskedLMHead
@@ -18,23 +18,17 @@ from diffcse_jax.training import generator
 from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.sharding import make_mesh
 
-WORDS = [f"w{index}" for index in range(10)]
+VOCABULARY = Vocabulary(size=60, mask_id=4, special_ids=(0, 1, 2, 3, 4))  # of `write_smallest_model`
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Sentences that repeat one word, which a head can learn to read off the neighbours."""
+    """Sentences that repeat one word, which a head can learn to read off the neighbours. All have one length."""
     folder = tmp_path_factory.mktemp("corpus")
-    vocabulary = {token: index for index, token in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
-    rng = np.random.default_rng(0)
-    lines = [" ".join([WORDS[rng.integers(10)]] * rng.integers(4, 9)) for _ in range(400)]
-    (folder / "text.txt").write_text("\n".join(lines))
+    words = [f"w{index}" for index in range(10)]
+    tokenizer = load_tokenizer(write_smallest_model(folder, words))
+    chosen = np.random.default_rng(0).choice(words, 400)
+    (folder / "text.txt").write_text("\n".join(" ".join([word] * 6) for word in chosen))
     return build_or_open(open_corpus(DataConfig(train_file=str(folder / "text.txt"))), tokenizer, 10, folder / "cache")
 
 

@@ -60,7 +60,7 @@ def start(monkeypatch, tmp_path):
 
         evaluated = {"every": 0} | (options or {})
         config = config_of({"train": {"steps": len(losses), **train}, "mesh": {"data": 1}, "eval": evaluated})
-        checkpoints = mock.Mock(spec=Checkpoints, latest_step=None)
+        checkpoints = mock.Mock(spec=Checkpoints)
         checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
         source = mock.MagicMock(spec=BatchSource)
         source.__len__.return_value = len(losses)

@@ -1,14 +1,23 @@
-"""The train step, and the messages while it is compiled."""
+"""The train step and the optimizer."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, views_of
 
+from diffcse_jax.config import OptimConfig
 from diffcse_jax.training import networks
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import _first_bad, initial_state, make_optimizer, make_train_step
+from diffcse_jax.training.step import (
+    _first_bad,
+    decays,
+    initial_state,
+    learning_rate_schedule,
+    make_optimizer,
+    make_train_step,
+)
 
 CONFIG = config_of({"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}})
 
@@ -76,3 +85,49 @@ def test_the_first_gradient_that_is_not_finite_is_named():
     grads = {"b": jnp.ones(3), "a": jnp.ones((2, 2)), "c": jnp.array([1.0, jnp.inf]), "d": jnp.array([jnp.nan])}
     assert _first_bad(grads) == 3
     assert _first_bad({name: jnp.ones(2) for name in grads}) == 0
+
+
+# The optimizer
+
+
+@pytest.mark.parametrize(("scale", "weight_decay"), [(1.0, 0.1), (1e-7, 0.0)])  # the second is near epsilon
+def test_updates_are_those_of_the_originals_adamw(scale, weight_decay):
+    """transformers 4.2.1, optimization.py:AdamW, in float64."""
+    rng, shapes = np.random.default_rng(0), {"encoder.output.kernel": (3, 4), "encoder.output.bias": (4,)}
+    config = OptimConfig(learning_rate=0.01, schedule="constant", clip_norm=0.0, weight_decay=weight_decay)
+    optimizer = make_optimizer(config, total_steps=10)
+    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    state, expected = optimizer.init(params), {name: np.float64(value) for name, value in params.items()}
+    mean, square = dict.fromkeys(params, 0.0), dict.fromkeys(params, 0.0)
+    for t in range(1, 8):
+        grads = {name: rng.normal(0, scale, shape).astype(np.float32) for name, shape in shapes.items()}
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        for name, grad in grads.items():
+            grad = np.float64(grad)
+            mean[name] = 0.9 * mean[name] + 0.1 * grad
+            square[name] = 0.999 * square[name] + 0.001 * grad**2
+            step_size = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+            step = step_size * mean[name] / (np.sqrt(square[name]) + 1e-8)
+            decay = weight_decay * 0.01 if name.endswith("kernel") else 0.0
+            expected[name] = (expected[name] - step) - decay * expected[name]
+            # Ours decays before Adam's step; the difference is of second order in the learning rate.
+            atol = 1e-6 + 2e-5 * t * (weight_decay > 0)
+            np.testing.assert_allclose(params[name], expected[name], atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "schedule", "expected"),
+    [(0, "linear", [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]), (2, "constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0])],
+)
+def test_learning_rates(warmup_steps, schedule, expected):
+    config = OptimConfig(learning_rate=0.5, warmup_steps=warmup_steps, schedule=schedule)
+    rate = learning_rate_schedule(config, total_steps=5)
+    np.testing.assert_allclose([rate(jnp.int32(step)) for step in range(6)], 0.5 * np.array(expected), atol=1e-7)
+
+
+def test_decay_spares_biases_and_norms():
+    decayed = ["embeddings.word.embedding", "blocks.11.attention.query.kernel", "mlm_head.decoder"]
+    spared = ["embeddings.norm.scale", "embeddings.norm.bias", "blocks.11.attention.query.bias", "mlm_head.bias"]
+    spared += ["blocks.11.attention_norm.scale", "projector.expand_norm.scale"]
+    assert decays(dict.fromkeys([*decayed, *spared])) == dict.fromkeys(decayed, True) | dict.fromkeys(spared, False)

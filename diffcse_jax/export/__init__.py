@@ -84,14 +84,10 @@ def export(
         raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
     sentence_folder.checked_truncation(truncate_dim, saved.embedding_size)
     results = recorded_results(source, saved, truncate_dim)
-    with io.disk_errors(
-        output, safe="The checkpoints and any earlier export are complete.", instead="name another folder"
-    ):
-        if (
-            output.exists()
-            and not (output / io.EXPORT_CHECK).is_file()
-            and (not output.is_dir() or any(output.iterdir()))
-        ):
+    safe = "The checkpoints and any earlier export are complete."
+    with io.disk_errors(output, safe=safe, instead="name another folder"):
+        is_empty = output.is_dir() and not any(output.iterdir())
+        if output.exists() and not is_empty and not (output / io.EXPORT_CHECK).is_file():
             raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
         with io.replace_dir(output) as folder:
             write_folder(saved, folder, truncate_dim)

@@ -91,11 +91,6 @@ class Checkpoints:
             if kind is None:  # otherwise a consequence of the error that is reported already
                 raise
 
-    @property
-    def latest_step(self) -> int | None:
-        """The step of the newest complete checkpoint, or None."""
-        return self._manager.latest_step()
-
     def save(
         self, state: TrainState, data_state: Mapping[str, Any], measured: Measured, *, eligible: bool = True
     ) -> None:
@@ -127,13 +122,16 @@ class Checkpoints:
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest intact checkpoint and its position in the data. Move newer, damaged ones to `damaged/`.
 
-        The arrays get the containers and shardings of the state `like`.
+        The arrays get the containers and shardings of the state `like`. If there is no checkpoint, that state is
+        returned, with an empty position.
 
         Raises:
             CheckpointError: All checkpoints are damaged, the damaged ones cannot be moved, or names or shapes of arrays
                 are not those of `like`.
             ConfigError: The text, the dev metric or its data has changed.
         """
+        if self._manager.latest_step() is None:
+            return like, {}
         step = hosts.decided_by_first(self._newest_intact)
         self._manager.reload()
         checkpoint = self._folder / str(step)

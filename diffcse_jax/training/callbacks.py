@@ -1,4 +1,4 @@
-"""What observes a run: metrics.jsonl, TensorBoard, Weights & Biases, progress, and the user's own callbacks.
+"""What observes a run: metrics.jsonl, TensorBoard, Weights & Biases, and the user's own callbacks.
 
 All callbacks are called on the first process only, in the thread that trains.
 """
@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 
-from diffcse_jax import hosts
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import UserError, require_extra
 from diffcse_jax.hosts import log_line
@@ -180,16 +179,3 @@ class WandB(Rows):
 
     def on_end(self) -> None:
         self._run.finish()
-
-
-class Progress(Callback):
-    """Show progress on standard error."""
-
-    def on_start(self, training: Training) -> None:
-        self._shown = hosts.Progress("training", "steps", training.total_steps, done_before=training.step)
-
-    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._shown.update(1, f"loss {metrics['loss']:.4f}" if "loss" in metrics else "")
-
-    def on_end(self) -> None:
-        self._shown.close()

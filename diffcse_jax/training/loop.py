@@ -121,9 +121,10 @@ def loop(
         stop_requested() as stop,
         # The rows come first, because `Run.ends_at` reads them.
         callbacks.started(
-            (callbacks.MetricsFile(), callbacks.TensorBoard(), callbacks.Progress(), *run.callbacks),
+            (callbacks.MetricsFile(), callbacks.TensorBoard(), *run.callbacks),
             callbacks.Training(config, run.workdir, step, total_steps, baseline.dev, stop.make),
         ) as observer,
+        hosts.Progress("training", "steps", total_steps, done_before=step) as progress,
     ):
 
         def report_saves() -> None:
@@ -132,7 +133,7 @@ def loop(
 
         if step == 0:
             show_baseline(run, baseline, state, observer)
-        logger = MetricLogger(run, observer, state)
+        logger = MetricLogger(run, observer, progress, state)
         metric = run.evaluation.metric
         before_training = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
         previous: Metrics = {}
@@ -194,8 +195,8 @@ class MetricLogger:
     are written to `WORKDIR/report/bad_steps.jsonl`.
     """
 
-    def __init__(self, run: Run, observer: Callback, state: TrainState):
-        self._run, self._observer = run, observer
+    def __init__(self, run: Run, observer: Callback, progress: hosts.Progress, state: TrainState):
+        self._run, self._observer, self._progress = run, observer, progress
         self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
         self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(maxlen=RECENT_STEPS)
         self._is_row, self._warned, self._last_row = False, False, int(state.step)
@@ -214,6 +215,7 @@ class MetricLogger:
                 value.copy_to_host_async()
         else:
             self._observer.on_step(step, {})
+            self._progress.update(1)
 
     def flush(self) -> None:
         """Write the row of the step that was added last, if it is logged and not written yet.
@@ -238,6 +240,7 @@ class MetricLogger:
         if self._time is not None:
             row["sentences_per_second"] = (step - self._last_row) * config.train.batch_size / (now - self._time)
         self._observer.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
+        self._progress.update(1, f"loss {row['loss']:.4f}")
         self._is_row, self._last_row, self._time = False, step, now
         self._recent.clear()
 

@@ -120,11 +120,11 @@ def run_training(run: Run) -> str:
     batches = make_batches(run.source)
     record = Record(0, config.encoding_pooler, {}, evaluation.metric, run.text, dev_text=evaluation.text)
     with Checkpoints(run.workdir, record) as checkpoints:
-        if checkpoints.latest_step is not None:
-            state, position = checkpoints.restore(state)
-            batches.set_state(position)
-            log_line(f"resumed at step {int(state.step)} of {len(run.source)} from {run.workdir}")
+        state, position = checkpoints.restore(state)
         step = int(state.step)
+        if step:
+            batches.set_state(position)
+            log_line(f"resumed at step {step} of {len(run.source)} from {run.workdir}")
         baseline = _measure_baseline(run, resumed=step > 0)
         if jax.process_index() == 0:
             records.record_start(run.workdir, config, text=run.text, step=step)
