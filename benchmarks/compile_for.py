@@ -48,7 +48,6 @@ from diffcse_jax.models.hf import Pretrained  # noqa: E402
 from diffcse_jax.models.layers import Network, Params  # noqa: E402
 from diffcse_jax.models.sentence_folder import RecordedPooler  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402
-from diffcse_jax.training.generator import make_head_training  # noqa: E402
 from diffcse_jax.training.networks import with_own_pooler  # noqa: E402
 from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resolved  # noqa: E402
 
@@ -123,7 +122,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
 
 def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     config = request.config
-    initial, _, step = make_head_training(config, encoder.config, _vocabulary(encoder), mesh)
+    initial, _, step = networks.make_head_training(config, encoder.config, _vocabulary(encoder), mesh)
     params, opt_state = jax.eval_shape(initial)
     everywhere = replicated(mesh)
     params, opt_state, frozen, index = (

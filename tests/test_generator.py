@@ -14,8 +14,8 @@ from diffcse_jax.data.tokens import build_or_open, load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import layers
 from diffcse_jax.models.heads import MaskedLMHead
-from diffcse_jax.training import generator
-from diffcse_jax.training.generator import own_generator
+from diffcse_jax.training import networks
+from diffcse_jax.training.networks import own_generator
 from diffcse_jax.training.sharding import make_mesh
 
 VOCABULARY = Vocabulary(size=60, mask_id=4, special_ids=(0, 1, 2, 3, 4))  # of `write_smallest_model`
@@ -47,7 +47,7 @@ def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, m
     assert f"perplexity {scores['perplexity']:.0f}, 60 steps" in capfd.readouterr().err
     expected = layers.shapes(lambda rngs: MaskedLMHead(SIZES, rngs=rngs))
     assert jax.tree.map(np.shape, first.mlm_head) == jax.tree.map(lambda each: each.shape, dict(expected))
-    monkeypatch.setattr(generator, "train_head", None)  # not called again
+    monkeypatch.setattr(networks, "train_head", None)  # not called again
     second = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
     jax.tree.map(np.testing.assert_array_equal, first.mlm_head, second.mlm_head)
     assert first.transformer is ENCODER.transformer
@@ -64,7 +64,7 @@ def own(store, tmp_path, monkeypatch):
             trained.append(bias)
             return {"bias": np.array([1.0, bias], np.float32)}, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}
 
-        monkeypatch.setattr(generator, "train_head", train_head)
+        monkeypatch.setattr(networks, "train_head", train_head)
         own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
         return trained
 
