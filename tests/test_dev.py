@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import scipy.stats
+from test_retrieval import letters
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
@@ -18,7 +19,8 @@ from diffcse_jax.evaluation.dev import (
     halve,
     held_out_queries,
 )
-from diffcse_jax.evaluation.metrics import general_sentences, paired_interval
+from diffcse_jax.evaluation.metrics import HYBRID, RetrievalMetric, System, general_sentences, paired_interval
+from diffcse_jax.evaluation.runner import find_task
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
 
@@ -32,16 +34,12 @@ def build(sentences=TRAINING, data=DataConfig(), **options):  # noqa: B008
     return build_dev_evaluation(dataclasses.replace(Config(), data=data, eval=EvalConfig(**options)), lambda: sentences)
 
 
-def stsb_rows(*rows):
-    return [f"-\t-\t-\t-\t{score}\t{a}\t{b}\n" for score, a, b in rows]
-
-
 def angles(**names):
     return TableEncoder({name: [np.cos(angle), np.sin(angle)] for name, angle in names.items()})
 
 
 def test_spearman_of_stsb_or_of_all_tasks(tmp_path):
-    write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
+    write_stsb(tmp_path, "dev", [(5, "a", "b"), (1, "a", "c"), (3, "a", "d")])
     (tmp_path / "SICK").mkdir()
     sick = ["id\ta\tb\tscore", "1\ta\tb\t1", "2\ta\tc\t5", "3\ta\td\t3"]
     (tmp_path / "SICK/SICK_trial.txt").write_text("\n".join(sick))
@@ -193,7 +191,7 @@ def test_the_drift_check_compares_similarities_or_uses_stsb(monkeypatch, tmp_pat
     near, far = (score(encoder_of(vectors + rng.normal(0, noise, vectors.shape))) for noise in (0.1, 1.0))
     assert 99 > near > far > 20
 
-    write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
+    write_stsb(tmp_path, "dev", [(5, "a", "b"), (1, "a", "c"), (3, "a", "d")])
     check = build_drift_check(EvalConfig(data_dir=str(tmp_path)), lambda: pytest.fail("not needed"))
     assert check.name == DRIFT_STSB
     assert score(angles(a=0.0, b=0.1, c=1.0, d=0.5)) == pytest.approx(100)
@@ -212,3 +210,56 @@ def test_search_collections_choose_and_are_reported(tmp_path):
     assert measured.scores[name] == pytest.approx(np.mean(measured.outcomes)) == pytest.approx(50 + 50 / np.log2(3))
     assert measured.scores[f"{name}_mrr@10"] == pytest.approx(75)
     assert evaluation.chosen.units == "2 queries"
+
+
+# Search systems
+
+# The letter gives the direction of a text, and the other words are for BM25.
+WORDS = ["one", "two", "six", "ten", "cat", "dog", "sun", "sea", "red", "tea"]
+TARGETS = [f"{letter} {word} text" for letter, word in zip("adgjmpsvyb", WORDS, strict=True)]
+
+
+def system(name, ranks):
+    return System(name, "dense", name, 0.0, 100 / np.array(ranks))
+
+
+def metric_of(queries):
+    return RetrievalMetric("lead_retrieval", 64, queries, TARGETS)
+
+
+def test_each_half_finds_what_it_can():
+    by_letter = [f"{text[0]} nothing" for text in TARGETS]
+    bm25, dense, hybrid = metrics.compare_systems(
+        {"angles": letters()}, RetrievalMetric("lead_retrieval", 64, by_letter, TARGETS)
+    )
+    assert [each.name for each in (bm25, dense, hybrid)] == ["BM25", "angles", "angles + BM25"]
+    assert (bm25.mode, dense.mode, hybrid.mode) == ("lexical", "dense", "hybrid")
+    assert dense.score == 100
+    assert bm25.reciprocal_ranks == pytest.approx(100 / 5.5)  # no word in common, so all texts tie
+    assert hybrid.score == 100
+    by_word = [f"k {text.split()[1]}" for text in TARGETS]
+    bm25, dense, hybrid = metrics.compare_systems({"angles": letters()}, metric_of(by_word))
+    assert bm25.score == 100
+    assert dense.score < 50 < hybrid.score
+
+
+def test_simple_systems_are_recommended_unless_they_are_worse():
+    start, adapted = system("start", [2] * 40), system("adapted", [1] * 40)
+    assert metrics.recommend([start, adapted]) is adapted
+    assert metrics.describe_recommendation([start, adapted], adapted) == "Recommended for search: adapted."
+    hardly = system("hardly", [1] + [2] * 39)
+    assert metrics.recommend([start, hardly]) is start
+    assert "hardly is 1.25 higher, but this may be chance" in metrics.describe_recommendation([start, hardly], start)
+    assert metrics.recommend([adapted, start]) is adapted
+    low, high = hardly.interval()
+    assert low < hardly.score < high
+    assert start.interval(system("same", [2] * 40)) == (0, 0)
+
+
+def test_documents_are_compared_without_labels(tmp_path):
+    for number, (letter, word) in enumerate(zip("adgjmpsvyb", WORDS, strict=True)):
+        (tmp_path / f"{number}.txt").write_text(f"{letter} {word} " * 20)
+    scores = find_task(f"documents:{tmp_path}").run(letters(), tmp_path)
+    assert [each["mode"] for each in scores["systems"]] == ["lexical", "dense", "hybrid"]
+    assert scores["n"] >= 20
+    assert min(scores["mrr"], scores["BM25"], scores[HYBRID]) > 50

@@ -1,14 +1,17 @@
+import json
+
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from test_sts import TableEncoder
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import dev, retrieval
-from diffcse_jax.evaluation.results import task_title
+from diffcse_jax.evaluation import Settings, dev, retrieval
+from diffcse_jax.evaluation.results import details, task_title
+from diffcse_jax.evaluation.retrieval import compare, measure, read_collection, read_run, search, write_run
 from diffcse_jax.evaluation.runner import expand_groups, find_task
-from diffcse_jax.models.sentence_folder import NO_PROMPTS
 
 
 def test_scores_of_known_ranks():
@@ -46,14 +49,10 @@ def test_texts_of_one_passage_do_not_compete():
     assert len(dev.choose_pairs([("a", "p", 0), ("b", "p", 0), ("c", "q", 1), ("d", "q", 2)], 4, hash)) == 2
 
 
-class Angles:
-    """Words on a circle: the first letter decides on the direction."""
-
-    pooler, truncate_dim, prompts = "avg", None, NO_PROMPTS
-
-    def encode(self, sentences, batch_size=64, *, prompt=None):
-        angles = np.array([ord(sentence[0]) - ord("a") for sentence in sentences], np.float32) / 20
-        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+def letters() -> TableEncoder:
+    """Texts on a circle: the first letter decides on the direction."""
+    angles = {letter: number / 20 for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
+    return TableEncoder(lambda text: [np.cos(angles[text[0]]), np.sin(angles[text[0]])])
 
 
 def test_tasks_on_own_files(tmp_path):
@@ -63,7 +62,7 @@ def test_tasks_on_own_files(tmp_path):
     name = f"pairs_retrieval:{pairs}"
     assert expand_groups([name, name], "test") == [name]
     assert [task_title(each) for each in (name, "STS12")] == ["pairs_retrieval a/test", "STS12"]
-    scores = find_task(name).run(Angles(), tmp_path)
+    scores = find_task(name).run(letters(), tmp_path)
     assert scores == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3})
 
 
@@ -77,4 +76,109 @@ def test_tasks_on_own_files(tmp_path):
 def test_invalid_files_are_named(content, message, tmp_path):
     (tmp_path / "pairs.tsv").write_text(content)
     with pytest.raises(DataError, match=message):
-        find_task(f"pairs_retrieval:{tmp_path}/pairs.tsv").run(Angles(), tmp_path)
+        find_task(f"pairs_retrieval:{tmp_path}/pairs.tsv").run(letters(), tmp_path)
+
+
+# Search collections
+
+CORPUS = [{"_id": "d1", "title": "a", "text": "wing"}, {"_id": "d2", "text": "c"}, {"_id": 3, "title": "", "text": "f"}]
+QUERIES = [{"_id": "q1", "text": "b"}, {"_id": "q2", "text": "f"}, {"_id": "of another split", "text": "k"}]
+JUDGEMENTS = "query-id\tcorpus-id\tscore\nq1\td2\t2\nq1\td1\t1\nq2\t3\t1\nq2\td1\t0\n"
+
+
+@pytest.fixture
+def beir(tmp_path):
+    folder = tmp_path / "tiny"
+    (folder / "qrels").mkdir(parents=True)
+    for name, rows in (("corpus", CORPUS), ("queries", QUERIES)):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "qrels/test.tsv").write_text(JUDGEMENTS)
+    return folder
+
+
+def test_both_forms_are_read_alike(beir, tmp_path):
+    trec = tmp_path / "trec"
+    trec.mkdir()
+    (trec / "collection.tsv").write_text("d1\ta wing\nd2\tc\n3\tf\n")
+    (trec / "topics.tsv").write_text("q1\tb\nq2\tf\nq9\tk\n")
+    (trec / "qrels.txt").write_text("q1 0 d2 2\nq1 0 d1 1\nq2 0 3 1\nq2 0 d1 0\n")
+    collection = read_collection(beir)
+    assert collection == read_collection(trec)
+    assert collection.documents == {"d1": "a wing", "d2": "c", "3": "f"}
+    assert collection.judgements == {"q1": {"d2": 2, "d1": 1}, "q2": {"3": 1, "d1": 0}}
+
+
+def test_measures_by_hand(beir):
+    judgements = read_collection(beir).judgements
+    scores = measure(judgements, {"q1": {"d1": 3.0, "3": 2.0, "d2": 1.0}})  # nothing is found for q2
+    ideal = 2 + 1 / np.log2(3)
+    assert scores["ndcg@10"] == pytest.approx({"q1": 100 * (1 + 2 / np.log2(4)) / ideal, "q2": 0})
+    assert scores["mrr@10"] == {"q1": 100, "q2": 0}
+    assert scores["map"] == pytest.approx({"q1": 100 * (1 + 2 / 3) / 2, "q2": 0})
+    assert scores["recall@100"] == {"q1": 100, "q2": 0}
+
+
+def test_an_encoder_ranks_and_its_run_is_read_back(beir, tmp_path):
+    collection = read_collection(beir)
+    ranking = search(letters(), collection)
+    assert {query: [*scores] for query, scores in ranking.items()} == {"q1": ["d1", "d2", "3"], "q2": ["3", "d2", "d1"]}
+    write_run(tmp_path / "runs/one.trec", ranking, "angles")
+    again = read_run(tmp_path / "runs/one.trec", collection)
+    assert {query: pytest.approx(scores, abs=1e-6) for query, scores in again.items()} == ranking
+
+
+def test_comparisons_by_hand():
+    first = np.array([10.0, 20, 30, 40, 50, 60])
+    assert compare(first, first) == {"difference": 0, "low": 0, "high": 0, "p": 1}
+    p = pytest.approx(2 / 2**6)  # only all signs alike give as large a mean
+    assert compare(first, first + 6) == {"difference": 6, "low": 6, "high": 6, "p": p}
+
+
+def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
+    task = find_task(f"retrieval:{beir}")
+    first = task.run(letters(), tmp_path, Settings(runs=tmp_path / "runs", model="angles"))
+    assert first["n"] == 2
+    run = tmp_path / "runs/angles.tiny.trec"
+    second = task.run(letters(), tmp_path, Settings(against=run))
+    found = {"model": "it", "pooler": "avg", "tasks": {task.name: second}, "not_official": {}, "missing": {}}
+    assert "95% interval +0.00 to +0.00, p = 1.0000 (randomisation test)" in details(found)
+    assert second.pop("against")["difference"] == 0
+    assert second == first
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("corpus.jsonl", '{"text": "a"}', r"corpus.jsonl, line 1: expected an object with `_id` and `text`"),
+        ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}', "line 2: the id 'd1' occurs twice"),
+        ("queries.jsonl", "[", "queries.jsonl, line 1: expected an object with"),
+        ("qrels/test.tsv", "q1\td1\t1\nq1\tother\t1", "line 2: the document 'other' is not in the collection"),
+        ("qrels/test.tsv", "q1\td1\t1\nq7\td1\t1", "line 2: the query 'q7' is not in the collection"),
+        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\t0", "line 2: the query 'q2' has no relevant document"),
+        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\tmuch", "line 2: expected a query, a document and a grade"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
+    ],
+)
+def test_invalid_collections_are_refused_with_file_and_line(beir, file, content, problem):
+    (beir / file).write_text(content)
+    with pytest.raises(DataError, match=problem):
+        read_collection(beir)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("q1 Q0 d1 1 0.5", "line 2: expected `query Q0 document rank score name`"),
+        ("q1 Q0 d9 1 0.5 x", "line 2: the document 'd9' is not in the collection"),
+        ("q1 Q0 d1 1 nan x", "line 2: the score 'nan' is not a finite number"),
+    ],
+)
+def test_invalid_runs_are_refused_with_file_and_line(beir, tmp_path, line, problem):
+    (tmp_path / "run.trec").write_text(f"q2 Q0 d1 1 0.5 x\n{line}\n")
+    with pytest.raises(DataError, match=problem):
+        read_run(tmp_path / "run.trec", read_collection(beir))
+
+
+def test_a_folder_that_is_no_collection_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"it has no corpus.jsonl or collection.tsv"):
+        find_task(f"retrieval:{tmp_path}").run(letters(), tmp_path)

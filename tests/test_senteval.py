@@ -1,3 +1,5 @@
+"""SentEval's tasks and its classifier, against PyTorch and scikit-learn."""
+
 import warnings
 import zlib
 
@@ -7,21 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 from sklearn.model_selection import StratifiedKFold
+from test_sts import TableEncoder
 
 from benchmarks import torch_senteval
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Settings, senteval
 from diffcse_jax.evaluation.runner import TASKS
-from diffcse_jax.evaluation.senteval import ADAM, RMSPROP, Example, Recipe
-from diffcse_jax.models.sentence_folder import NO_PROMPTS
+from diffcse_jax.evaluation.senteval import ADAM, REGULARIZATIONS, RMSPROP, Example, Features, Fit, Recipe
 
 DIMENSION = 16
 DEV = Settings(mode="dev")
-TORCH = {"quick": ("rmsprop", 32, 1, 1), "patient": ("adam", 32, 2, 3)}
-RECIPES = {
-    "quick": Recipe(RMSPROP, batch_size=32, tenacity=1, passes_per_block=1, folds=3),
-    "patient": Recipe(ADAM, batch_size=32, tenacity=2, passes_per_block=3, folds=3),
-}
+OPTIMIZERS = {"adam": ADAM, "rmsprop": RMSPROP}
+QUICK, PATIENT = ("rmsprop", 32, 1, 1), ("adam", 32, 2, 3)  # optimizer, batch size, tenacity, passes
 
 
 @pytest.fixture(autouse=True)
@@ -32,24 +31,19 @@ def _one_torch_thread():
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Replaces the recipe of all modes; gives the reference's classifiers for classes and a dimension."""
+    """Replaces the recipe of all modes; gives the reference's classifiers of two classes."""
 
-    def trained(name, classes, dimension):
-        monkeypatch.setattr(senteval, "SETTINGS", dict.fromkeys(("test", "fasttest", "dev"), RECIPES[name]))
-        return lambda regularization: torch_senteval.Classifier(dimension, classes, regularization, *TORCH[name])
+    def trained(optimizer, *recipe, dimension=DIMENSION):
+        ours = Recipe(OPTIMIZERS[optimizer], *recipe, folds=3)
+        monkeypatch.setattr(senteval, "SETTINGS", dict.fromkeys(senteval.SETTINGS, ours))
+        return lambda regularization: torch_senteval.Classifier(dimension, 2, regularization, optimizer, *recipe)
 
     return trained
 
 
-class BagOfWords:
+def bag_of_words() -> TableEncoder:
     """Sums a random vector for each word."""
-
-    pooler = "avg"
-    truncate_dim = None
-    prompts = NO_PROMPTS
-
-    def encode(self, sentences, batch_size=64, *, prompt=None):
-        return np.stack([sum((word_vector(word) for word in text.split()), word_vector("")) for text in sentences])
+    return TableEncoder(lambda text: sum((word_vector(word) for word in text.split()), word_vector("")))
 
 
 def word_vector(word):
@@ -77,9 +71,31 @@ def write(folder, file, lines):
 def vectors_and_labels(examples):
     """In SentEval's order, which is sorted by words and label."""
     examples = sorted(examples, key=lambda example: (*(len(text.split()) for text in example[0]), example[1]))
-    first, *second = (BagOfWords().encode(column) for column in zip(*(texts for texts, _ in examples), strict=True))
+    first, *second = (bag_of_words().encode(column) for column in zip(*(texts for texts, _ in examples), strict=True))
     vectors = np.c_[np.abs(first - second[0]), first * second[0]] if second else first
     return vectors, np.array([label for _, label in examples])
+
+
+@pytest.mark.parametrize(("recipe", "classes"), [(("adam", 64, 2, 2), 2), (("rmsprop", 7, 0, 1), 6)])
+def test_every_fit_is_that_of_torch(recipe, classes, monkeypatch):
+    monkeypatch.setattr(senteval, "FITS_AT_ONCE", 3)  # of 4: the last group is filled up
+    rng = np.random.default_rng(0)
+    labels, centers = rng.integers(0, classes, 261), 0.4 * rng.normal(size=(classes, 20))
+    features = (centers[labels] + rng.normal(size=(261, 20))).astype(np.float32)  # overlapping clusters
+    order = rng.permutation(261)
+    fits = [*(Fit(order[start:], order[:start]) for start in (40, 77)), Fit(order[:-40], order[-40:])]
+    fits.append(senteval.hold_out(order[7:]))  # draws its dev rows
+    optimizer = OPTIMIZERS[recipe[0]]
+    ours = senteval.train_classifiers(Features(features, labels, classes, {}), fits, Recipe(optimizer, *recipe[1:]))
+    for column, regularization in enumerate(REGULARIZATIONS):
+        for row, fit in enumerate(fits):
+            theirs = torch_senteval.Classifier(20, classes, regularization, *recipe)
+            rows, dev = (order[7:], None) if fit.permuted else (fit.train, (features[fit.dev], labels[fit.dev]))
+            assert ours.dev_accuracy[row, column] == theirs.fit(features[rows], labels[rows], dev=dev)
+            weights = ours.weights[row, column]
+            np.testing.assert_allclose(weights[:, :-1], theirs.model[0].weight.detach(), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(weights[:, -1], theirs.model[0].bias.detach(), rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(senteval.predict(weights, features), theirs.predict(features))
 
 
 def test_nested_cross_validation_is_sentevals(trained, tmp_path):
@@ -88,11 +104,11 @@ def test_nested_cross_validation_is_sentevals(trained, tmp_path):
     write(tmp_path, "MR/rt-polarity.pos", sentences[1])
     write(tmp_path, "MR/rt-polarity.neg", sentences[0])
     x, y = vectors_and_labels([((text,), label) for label, texts in sentences.items() for text in texts])
-    devacc, acc, *_ = torch_senteval.nested_cross_validation(x, y, 3, trained("quick", 2, DIMENSION))
+    devacc, acc, *_ = torch_senteval.nested_cross_validation(x, y, 3, trained(*QUICK))
     assert 60 < acc < 99.5
     expected = {"acc": acc, "devacc": devacc, "ndev": 201, "ntest": 201}
-    assert TASKS["MR"].run(BagOfWords(), tmp_path) == expected
-    assert TASKS["MR"].run(BagOfWords(), tmp_path, DEV) == expected
+    assert TASKS["MR"].run(bag_of_words(), tmp_path) == expected
+    assert TASKS["MR"].run(bag_of_words(), tmp_path, DEV) == expected
 
 
 def test_pairs_and_f1_are_sentevals(trained, tmp_path):
@@ -107,12 +123,12 @@ def test_pairs_and_f1_are_sentevals(trained, tmp_path):
         lines = ["header", *(f"{label}\t-\t-\t{first}\t{second}" for (first, second), label in splits[split])]
         write(tmp_path, f"MRPC/msr_paraphrase_{split}.txt", lines)
     train, test = vectors_and_labels(splits["train"]), vectors_and_labels(splits["test"])
-    devacc, acc, predicted = torch_senteval.cross_validation(*train, *test, 3, trained("quick", 2, 2 * DIMENSION))
-    scores = TASKS["MRPC"].run(BagOfWords(), tmp_path)
+    devacc, acc, predicted = torch_senteval.cross_validation(*train, *test, 3, trained(*QUICK, dimension=2 * DIMENSION))
+    scores = TASKS["MRPC"].run(bag_of_words(), tmp_path)
     f1 = round(100 * float(f1_score(test[1], predicted)), 2)
     assert scores == {"acc": acc, "devacc": devacc, "f1": f1, "ndev": 180, "ntest": 70}
     assert f1 != acc
-    assert TASKS["MRPC"].run(BagOfWords(), tmp_path, DEV) == {"devacc": devacc, "ndev": 180}
+    assert TASKS["MRPC"].run(bag_of_words(), tmp_path, DEV) == {"devacc": devacc, "ndev": 180}
 
 
 def test_fixed_splits_are_sentevals(trained, tmp_path):
@@ -122,10 +138,10 @@ def test_fixed_splits_are_sentevals(trained, tmp_path):
         splits[split] = [((sentence(generator, label),), label) for label in generator.integers(0, 2, rows)]
         write(tmp_path, f"SST/binary/sentiment-{split}", [f"{text}\t{label}" for (text,), label in splits[split]])
     train, dev, test = (vectors_and_labels(examples) for examples in splits.values())
-    devacc, acc = torch_senteval.fixed_splits(*train, dev, test, trained("patient", 2, DIMENSION))
-    scores = TASKS["SST2"].run(BagOfWords(), tmp_path)
+    devacc, acc = torch_senteval.fixed_splits(*train, dev, test, trained(*PATIENT))
+    scores = TASKS["SST2"].run(bag_of_words(), tmp_path)
     assert scores == {"acc": acc, "devacc": devacc, "ntrain": 250, "ndev": 60, "ntest": 90}  # and no F1
-    assert TASKS["SST2"].run(BagOfWords(), tmp_path, DEV) == {"devacc": devacc, "ntrain": 250, "ndev": 60}
+    assert TASKS["SST2"].run(bag_of_words(), tmp_path, DEV) == {"devacc": devacc, "ntrain": 250, "ndev": 60}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +160,7 @@ def test_too_few_examples_are_refused(tmp_path):
     write(tmp_path, "MR/rt-polarity.pos", ["good"] * 20)
     write(tmp_path, "MR/rt-polarity.neg", ["bad"] * 19)
     with pytest.raises(DataError, match=r"rt-polarity\.neg: there are 19 training examples of class 0; every class"):
-        TASKS["MR"].run(BagOfWords(), tmp_path)
+        TASKS["MR"].run(bag_of_words(), tmp_path)
 
 
 @given(st.lists(st.integers(0, 5), min_size=60, max_size=200), st.sampled_from([2, 5, 10]))
