@@ -22,9 +22,9 @@ from diffcse_jax.data.batches import (
     choose_lengths,
     choose_shapes,
 )
-from diffcse_jax.data.sampling import Augmentation, Crops, Neighbours, begins_word, examples_of
+from diffcse_jax.data.sampling import Augmentation, Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open, unlimited_tokenizer
+from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open
 from diffcse_jax.errors import DataError
 
 EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32
@@ -255,9 +255,8 @@ def cloze_of(folder: Path, model: Path, documents: list[dict], share: float = 1.
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     data = DataConfig(str(folder / "a.jsonl"), pairs="lead", cloze=share, max_length=64)
     store = build_or_open(open_corpus(data), tokenizer, 64, folder / "cache", prompts=PROMPTS)
-    ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in PROMPTS]
-    begins = begins_word(unlimited_tokenizer(tokenizer))
-    return examples_of(store, data, next_sentence=False, prompts=ids, begins_word=begins), tokenizer
+    sizes = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in PROMPTS]
+    return examples_of(store, data, tokenizer, next_sentence=False, prompt_tokens=sizes), tokenizer
 
 
 def test_a_window_is_taken_out_of_text_without_a_lead(tmp_path, minilm_dir):
@@ -296,15 +295,16 @@ def test_texts_with_leads_are_the_same_with_cloze_pairs(tmp_path, minilm_dir):
 # Options
 
 
-def test_texts_that_cannot_give_examples_are_refused(tmp_path):
+def test_texts_that_cannot_give_examples_are_refused(tmp_path, minilm_dir):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
     with pytest.raises(DataError, match="no document of 3 has two sentences"):
         Neighbours(with_documents(tmp_path, [1, 1, 1]))
     data, store = DataConfig("a.txt", pairs="dropout"), with_documents(tmp_path, [2, 2])
-    assert examples_of(store, data, next_sentence=False) is store
-    assert isinstance(examples_of(store, data, next_sentence=True), Neighbours)
+    assert examples_of(store, data, tokenizer, next_sentence=False) is store
+    assert isinstance(examples_of(store, data, tokenizer, next_sentence=True), Neighbours)
     for pairs, next_sentence in ("dropout", True), ("neighbours", False), ("passages", False):
         with pytest.raises(DataError, match="wiki1m has shuffled sentences"):
-            examples_of(store, DataConfig("wiki1m", pairs=pairs), next_sentence=next_sentence)
+            examples_of(store, DataConfig("wiki1m", pairs=pairs), tokenizer, next_sentence=next_sentence)
     store.offsets = np.array([0, 17])  # with [CLS] and [SEP]
     with pytest.raises(DataError, match="no document has the 16 tokens that two crops need"):
         Crops(store, 32)

@@ -278,11 +278,11 @@ def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
     sentences = [[lead] * (not has_titles) + text for lead, (_, text) in zip(leads, DOCUMENTS, strict=True)]
     assert [*map(" ".join, found)] == [*map(" ".join, sentences)]
     assert found[:2] == sentences[:2]  # the third has a word, which is not a sentence
-    searched = list(open_text(name).numbered())
+    places, _, searched = zip(*open_text(name).in_documents(), strict=True)
     if has_titles:
-        assert [text for _, (text,) in searched] == [" ".join(text) for _, text in DOCUMENTS]
+        assert [text for (text,) in searched] == [" ".join(text) for _, text in DOCUMENTS]
     if form == "mixed":
-        assert [place for place, _ in searched] == ["0.html", "_1.rst", "more/2.jsonl, line 1"]
+        assert places == ("0.html", "_1.rst", "more/2.jsonl, line 1")
 
 
 def test_pdf_and_unreadable_files(tmp_path):

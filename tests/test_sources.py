@@ -209,11 +209,9 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
         (folder / link).symlink_to(folder / "more/a.jsonl")
     assert list(opened(folder / "_meta.json")) == [("not this",)]
     corpus = opened(f"{folder}{name}", columns=("text",))
-    assert [row for _, (row,) in corpus.numbered()] == ["one", "two", "three", "five"]
-    assert [place.rpartition("/")[2] for place, _ in corpus.numbered()][1:3] == [
-        "a.jsonl.gz, line 3",
-        "a.jsonl, line 1",
-    ]
+    places, _, rows = zip(*corpus.in_documents(), strict=True)
+    assert [row for (row,) in rows] == ["one", "two", "three", "five"]
+    assert [place.rpartition("/")[2] for place in places[1:3]] == ["a.jsonl.gz, line 3", "a.jsonl, line 1"]
     note = "" if name else "; skipped files: 1 without extension, 1 named _*"
     assert corpus.summary() == f"skipped 2 lines: 1 empty, 1 value not a string{note}"
     with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 2: empty"):

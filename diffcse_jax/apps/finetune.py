@@ -148,7 +148,7 @@ def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> li
 
     corpus = Corpus(source, (), records, str, on_bad_line)
     rows = []
-    for line, fields in corpus.numbered():
+    for line, _, fields in corpus.in_documents():
         values = dict(zip(columns, fields, strict=True))
         texts = tuple(values[column] for column in task.texts)
         rows.append(Row(int(line), texts, values.get(task.id, str(line)), values.get(label, "")))

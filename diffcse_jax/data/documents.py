@@ -30,7 +30,6 @@ LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines sepa
 class Section(NamedTuple):
     """A part of a document."""
 
-    place: Place  # the line on which it begins or, in a folder, its file
     title: str  # may be empty
     lines: Sequence[str]
     sentence_a_line: bool = False
@@ -42,7 +41,7 @@ class Section(NamedTuple):
 
 
 Document = Sequence[Section]
-Placed = tuple[Place, Document | Fault]
+Placed = tuple[Place, Document | Fault]  # with the line on which it begins or, in a folder, its file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ def in_text_file(path: Path) -> Iterator[Placed]:
     separated, numbered = has_blank_lines(path), enumerate(lines(path), 1)
     for _, group in itertools.groupby(numbered, lambda line: bool(line[1].strip()) if separated else line[0]):
         numbers, text = zip(*group, strict=True)
-        yield numbers[0], (Section(numbers[0], "", text),) if text[0].strip() else Fault.EMPTY
+        yield numbers[0], (Section("", text),) if text[0].strip() else Fault.EMPTY
 
 
 def has_blank_lines(path: Path) -> bool:
@@ -73,7 +72,7 @@ def has_blank_lines(path: Path) -> bool:
     return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line.strip()))) > 1
 
 
-def of_row(place: Place, entry: Entry, columns: Sequence[str]) -> Document | Fault:
+def of_row(entry: Entry, columns: Sequence[str]) -> Document | Fault:
     """Return the document of a row of a table, whose columns are title and text, or text."""
     if isinstance(entry, Fault):
         return entry
@@ -82,10 +81,10 @@ def of_row(place: Place, entry: Entry, columns: Sequence[str]) -> Document | Fau
     title, text = (entry.get(columns[0]) or "") if len(columns) > 1 else "", entry[columns[-1]]
     if not (isinstance(title, str) and isinstance(text, str)):
         return Fault.NOT_STRING
-    return (Section(place, " ".join(title.split()), text.split("\n")),)
+    return (Section(" ".join(title.split()), text.split("\n")),)
 
 
-def of_file(place: str, path: Path) -> Document | Fault:
+def of_file(path: Path) -> Document | Fault:
     """Return a file, which has one of the extensions of `READERS`, as a document."""
     with opened(path) as file:
         content = file.read()
@@ -95,7 +94,7 @@ def of_file(place: str, path: Path) -> Document | Fault:
         raise
     except (Exception, SystemExit):  # for damaged and encrypted files, libraries raise many types
         return Fault.UNREADABLE
-    return tuple(Section(place, title, text) for title, text in found) or Fault.EMPTY
+    return tuple(Section(title, text) for title, text in found) or Fault.EMPTY
 
 
 # Files: titled sections of plain paragraphs, without code, tables, pictures or markup
@@ -123,29 +122,6 @@ NOT_TEXT_IN_HTML = ["script", "style", "template", "noscript", "svg", "nav", "he
 ROLE = re.compile(r":(?!math:)[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`")  # Sphinx's :role:`name <target>`
 
 
-class Heading(NamedTuple):
-    """A heading and its level; level 1 is the title of the document."""
-
-    level: int
-    text: str
-
-
-def titled_sections(blocks: Iterable[Heading | str], title: str = "") -> Sections:
-    """Group paragraphs into sections, and name each by the path of its headings, or of the document's title."""
-    path = [Heading(1, title)] if title else []
-    paragraphs: list[str] = []
-    for block in [*blocks, Heading(0, "")]:
-        if isinstance(block, str):
-            paragraphs += [block, ""]
-            continue
-        if any(paragraphs):
-            yield ": ".join(heading.text for heading in path), paragraphs
-        # Keep the document's title and the headings above, without empty and repeated ones.
-        path, paragraphs = [*path[:1], *(other for other in path[1:] if other.level < block.level)], []
-        if block.text and block.text not in (other.text for other in path):
-            path.append(block)
-
-
 def markdown_sections(content: bytes) -> Sections:
     """Read CommonMark with tables. A title in front matter (YAML or TOML) counts if no heading has level 1."""
     markdown_it = require_extra("markdown_it", EXTRA)
@@ -162,40 +138,37 @@ def html_sections(content: bytes | str, title: str = "") -> Sections:
     """Read the text of an html page, without navigation, forms, tables and code."""
     page = require_extra("bs4", EXTRA).BeautifulSoup(content, "html.parser")
     title = "" if page.h1 else " ".join(page.title.get_text().split()) if page.title else title
-    for element in [each for each in page.descendants if each.name in NOT_TEXT_IN_HTML]:
+    for element in [*page.find_all(NOT_TEXT_IN_HTML), *page.find_all(class_="admonition-title")]:
         element.decompose()
 
-    def blocks() -> Iterator[Heading | str]:
-        parents = ((next(each for each in text.parents if each.name in HTML_BLOCKS), text) for text in page.strings)
-        for _, group in itertools.groupby(parents, lambda pair: id(pair[0])):
-            (parent, *_), texts = zip(*group, strict=True)
-            if text := " ".join("".join(texts).split()):
-                yield Heading(HEADINGS.index(parent.name), text) if parent.name in HEADINGS else text
-
-    return titled_sections(blocks(), title)
+    parents = ((next(each for each in text.parents if each.name in HTML_BLOCKS), text) for text in page.strings)
+    path, paragraphs = {title: 1} if title else {}, []  # the path has headings and their levels
+    for _, group in itertools.groupby(parents, lambda pair: id(pair[0])):
+        (parent, *_), texts = zip(*group, strict=True)
+        text = " ".join("".join(texts).split())
+        if text and parent.name not in HEADINGS:
+            paragraphs += [text, ""]
+        elif text:
+            if paragraphs:
+                yield ": ".join(path), paragraphs
+            # Keep the document's title and the headings above. A repeated heading is named once.
+            first, level = next(iter(path), ""), HEADINGS.index(parent.name)
+            path = {heading: above for heading, above in path.items() if heading == first or above < level}
+            path.setdefault(text, level)
+            paragraphs = []
+    if paragraphs:
+        yield ": ".join(path), paragraphs
 
 
 def rst_sections(content: bytes) -> Sections:
-    """Read reStructuredText. Sphinx's own directives, included files and raw text are left out."""
-    core, nodes = require_extra("docutils.core", EXTRA), require_extra("docutils.nodes", EXTRA)
+    """Read reStructuredText as html. Sphinx's own directives, included files and raw text are left out."""
+    core, html = require_extra("docutils.core", EXTRA), require_extra("docutils.writers.html4css1", EXTRA)
     text = ROLE.sub(r"\1", content.decode("utf-8-sig", errors="replace"))
     settings = {
         "file_insertion_enabled": False, "raw_enabled": False, "_disable_config": True, "report_level": 5,
-        "halt_level": 5, "warning_stream": io.StringIO(), "doctitle_xform": False,
+        "halt_level": 5, "warning_stream": io.StringIO(), "doctitle_xform": False, "initial_header_level": 1,
     }  # fmt: skip
-    document = core.publish_doctree(text, settings_overrides=settings)
-
-    def blocks() -> Iterator[Heading | str]:
-        for node in document.findall(lambda node: isinstance(node, nodes.title | nodes.paragraph)):
-            parents, text = [node.parent], " ".join(node.astext().split())
-            while parent := parents[-1].parent:
-                parents.append(parent)
-            if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section):
-                yield Heading(sum(isinstance(parent, nodes.section) for parent in parents), text)
-            elif isinstance(node, nodes.paragraph) and not {nodes.table, nodes.system_message} & {*map(type, parents)}:
-                yield text
-
-    return titled_sections(blocks())
+    return html_sections(core.publish_parts(text, writer=html.Writer(), settings_overrides=settings)["body"])
 
 
 def pdf_sections(content: bytes) -> Sections:
@@ -290,7 +263,7 @@ def docstring_documents() -> Documents:
     def read() -> Iterator[Placed]:
         # Each text once, with the name of the last object that has it.
         texts = {item.sentences: item.name for item in _docstrings()[0] if item.has_summary}
-        return ((name, (Section(name, "", text, sentence_a_line=True),)) for text, name in texts.items())
+        return ((name, (Section("", text, sentence_a_line=True),)) for text, name in texts.items())
 
     return Documents("docstrings", read, docstring_fingerprint)
 
@@ -309,12 +282,10 @@ def _docstrings() -> tuple[list[Docstring], list[Docstring]]:
         for item, is_function in _docstrings_of(module, file):
             (held_out if is_function and _hash(item.name) % HELD_OUT_SHARE == 0 else training).append(item)
     kept_out = {sentence for item in held_out for sentence in item.sentences}
-
-    def for_training(item: Docstring) -> Docstring:
-        has_summary = item.has_summary and item.sentences[0] not in kept_out
-        return Docstring(item.name, tuple(each for each in item.sentences if each not in kept_out), has_summary)
-
-    return [*map(for_training, training)], held_out
+    for number, (name, sentences, has_summary) in enumerate(training):
+        kept = tuple(sentence for sentence in sentences if sentence not in kept_out)
+        training[number] = Docstring(name, kept, has_summary and sentences[0] not in kept_out)
+    return training, held_out
 
 
 def spans_of(docstring: str) -> list[str]:

@@ -36,9 +36,8 @@ REPEATED = "repeated text{s} left out (boilerplate)"
 SHARED = "text{s} left out that held-out documents also contain"
 
 Counts = collections.Counter[str]
-Record = tuple[Place, Row | Fault]
 Drops = Callable[[str], bool]
-Rows = Callable[[Document, Drops, Counts, DataConfig], Iterator[Record]]
+Rows = Callable[[Document, Drops, Counts, DataConfig], Iterator[Row | Fault]]
 
 
 def stored_length(data: DataConfig) -> int:
@@ -49,9 +48,9 @@ def stored_length(data: DataConfig) -> int:
 def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
     """Return the rows of the documents that are not held out, without texts of held-out documents."""
     counted: Counts = collections.Counter()
-    columns, rows = _FORMS.get(data.pairs, (("sentence",), _sentences))
+    columns, rows = _FORMS[data.pairs]
 
-    def records() -> Iterator[Record]:
+    def records() -> Iterator[tuple[Place, Row | Fault]]:
         counted.update({DOCUMENTS: 0, HELD_OUT: 0})  # reported in this order
         holdout = Holdout(documents, data.held_out)
 
@@ -68,7 +67,7 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
             if holdout.has(document):
                 counted[HELD_OUT] += 1
             else:
-                yield from rows(document, drops, counted, data)
+                yield from ((place, row) for row in rows(document, drops, counted, data))
                 yield place, Fault.EMPTY  # ends the document
 
     how = ("documents", RULES, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
@@ -139,7 +138,7 @@ class Holdout:
             for section in document:
                 title = "" if digest(section.title) in self._boilerplate else section.title
                 texts = [text for text in section.sentences() if digest(text) not in self._boilerplate]
-                sections.append(Section(section.place, title, texts, sentence_a_line=True))
+                sections.append(Section(title, texts, sentence_a_line=True))
             yield tuple(sections)
 
 
@@ -162,15 +161,7 @@ def lead_and_rest(texts: Sequence[str]) -> tuple[str, str] | None:
     return (lead, rest) if width(rest) >= FEWEST_CHARACTERS else None
 
 
-def _sentences(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
-    """Yield the sentences in order. A text that is left out ends a document."""
-    for section in document:
-        for sentence in section.sentences():
-            yield section.place, Fault.EMPTY if drops(sentence) else (sentence,)
-        yield section.place, Fault.EMPTY
-
-
-def _leads(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
+def _leads(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Row | Fault]:
     """Yield the lead and the rest of each section.
 
     For half of the titles, chosen by a hash, the first sentence is the lead instead: a model that learns from titles
@@ -183,31 +174,36 @@ def _leads(document: Document, drops: Drops, counted: Counts, data: DataConfig) 
         if own[:1] == [section.title] and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2:
             pair = lead_and_rest(own[1:])
         if pair := pair or lead_and_rest(own):
-            yield section.place, (pair[0], pair[1][: MOST_CHARACTERS_PER_TOKEN * data.max_length])
+            yield pair[0], pair[1][: MOST_CHARACTERS_PER_TOKEN * data.max_length]
             continue
         passages = short_passages(own, data.max_length) if data.cloze else []
-        yield from ((section.place, (text, text)) for text in passages)
+        yield from ((text, text) for text in passages)
         counted["passage{s} without a title or first sentence"] += len(passages)
         counted["section{s} too short for a pair left out"] += not passages
 
 
-def _passages(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
+def _long_passages(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Row | Fault]:
     """Yield a document as passages of about equal length."""
     own = [sentence for section in document for sentence in section.sentences() if not drops(sentence)]
     passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if width(text) >= FEWEST_PASSAGE_CHARACTERS]
-    yield from ((document[0].place, (text,)) for text in passages)
+    yield from ((text,) for text in passages)
     counted["document{s} too short for a passage left out"] += not passages
 
 
-def _passages_in_order(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
-    """Yield the passages of each section; for search, below a line with its title. A dropped text ends a document."""
+def _in_order(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Row | Fault]:
+    """Yield the sentences or passages of each section; for search, below a line with its title.
+
+    The end of a section ends a document, and so does a text that is left out.
+    """
     for section in document:
         title = f"{' '.join(section.title.split())}\n" if section.title and data.pairs == "titled" else ""
-        for dropped, sentences in itertools.groupby(section.sentences(), drops):
+        for dropped, group in itertools.groupby(section.sentences(), drops):
             if not dropped:
-                passages = passages_of(list(sentences), CHARACTERS_PER_TOKEN * data.max_length)
-                yield from ((section.place, (title + text,)) for text in passages)
-                yield section.place, Fault.EMPTY
+                texts = list(group)
+                if data.pairs in ("passages", "titled"):
+                    texts = passages_of(texts, CHARACTERS_PER_TOKEN * data.max_length)
+                yield from ((title + text,) for text in texts)
+                yield Fault.EMPTY
 
 
 def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
@@ -240,9 +236,11 @@ def _halved(sentences: Sequence[str], characters: int) -> list[str]:
     return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)
 
 
-_FORMS: dict[str, tuple[tuple[str, ...], Rows]] = {  # by `data.pairs`; others are made of sentences
+_FORMS: dict[str, tuple[tuple[str, ...], Rows]] = {  # by `data.pairs`
+    "dropout": (("sentence",), _in_order),
+    "neighbours": (("sentence",), _in_order),
     "lead": (("lead", "rest"), _leads),
-    "passages": (("passage",), _passages_in_order),
-    "crops": (("passage",), _passages),
-    "titled": (("titled passage",), _passages_in_order),  # for search, not for training
+    "passages": (("passage",), _in_order),
+    "crops": (("passage",), _long_passages),
+    "titled": (("titled passage",), _in_order),  # for search, not for training
 }

@@ -68,10 +68,6 @@ class Corpus:
         """Yield the usable rows; see `in_documents`."""
         return (row for _, _, row in self.in_documents())
 
-    def numbered(self) -> Iterator[tuple[Place, Row]]:
-        """Yield places and usable rows; see `in_documents`."""
-        return ((place, row) for place, _, row in self.in_documents())
-
     def in_documents(self) -> Iterator[tuple[Place, int, Row]]:
         """Yield the place, the document's increasing number and the row without surrounding white space.
 
@@ -214,25 +210,23 @@ def _open_table(path: Path) -> RowFile:
     first = next(lines(path), "")
     delimiter = "\t" if extension(path) == ".tsv" or ("\t" in first and "," not in first) else ","
 
-    def rows() -> Iterator[tuple[int, list[str] | Fault]]:
+    header: tuple[str, ...] = ()
+    with contextlib.suppress(StopIteration, csv.Error):
+        header = tuple(name.strip() for name in next(csv.reader(lines(path), delimiter=delimiter)))
+
+    def entries(_: Sequence[str]) -> Entries:
         reader = csv.reader(lines(path), delimiter=delimiter)
+        next(reader)
         while True:
             line = reader.line_num + 1  # quoted fields may contain line feeds
             try:
-                yield line, next(reader)
+                fields = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
                 yield line, Fault.TOO_LONG if "field limit" in str(error) else Fault.INVALID_CSV
-
-    _, fields = next(rows(), (1, Fault.EMPTY))
-    header = () if isinstance(fields, Fault) else tuple(name.strip() for name in fields)
-
-    def entries(_: Sequence[str]) -> Entries:
-        for line, fields in itertools.islice(rows(), 1, None):
-            if isinstance(fields, Fault):
-                yield line, fields
-            elif len(fields) == len(header):
+                continue
+            if len(fields) == len(header):
                 yield line, dict(zip(header, fields, strict=True))
             else:
                 yield line, Fault.WRONG_WIDTH if fields else Fault.EMPTY

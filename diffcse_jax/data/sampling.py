@@ -34,25 +34,24 @@ Synonyms = Mapping[Word, Sequence[Word]]  # a replacement may be several words
 def examples_of(
     store: TokenStore,
     data: DataConfig,
+    tokenizer: transformers.PreTrainedTokenizerFast,
     *,
     next_sentence: bool,
-    prompts: Sequence[Sequence[int]] = ((), ()),
-    begins_word: Bool[np.ndarray, " vocabulary"] | None = None,
+    prompt_tokens: Sequence[int] = (0, 0),
 ) -> Examples:
     """Return the examples that `data.pairs` makes of a text, or raise an error if the text cannot give them.
 
     Args:
         store: The text.
         data: The options.
+        tokenizer: The tokenizer of the text.
         next_sentence: Add the next sentence as a further column.
-        prompts: The tokens of each column's prompt, which are a part of the text.
-        begins_word: Whether each token begins a word, for cloze pairs.
+        prompt_tokens: The length of each column's prompt, which is a part of the text.
     """
     if data.pairs == "crops":
-        return Crops(store, data.max_length, len(prompts[0]))
+        return Crops(store, data.max_length, prompt_tokens[0])
     if data.pairs == "lead" and data.cloze:
-        assert begins_word is not None
-        cloze = Cloze(store, data.cloze, begins_word, [len(prompt) for prompt in prompts])
+        cloze = Cloze(store, data.cloze, begins_word(tokenizer.backend_tokenizer), prompt_tokens)
         return cloze if cloze.passages else store
     if not (next_sentence or data.pairs in ("neighbours", "passages")):
         return store
@@ -72,6 +71,7 @@ class _Drawn(Examples):
         return len(self._kept)
 
     def text_rows(self, rows: Rows) -> Rows:
+        """Return the row of each example in the text, counting from 0."""
         return self._kept[rows % len(self._kept)]
 
 

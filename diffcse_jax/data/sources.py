@@ -203,10 +203,9 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
 
     def read() -> Iterator[Placed]:
         for path in prose:
-            file = path.relative_to(root).as_posix()
-            yield file, documents.of_file(file, path)
+            yield path.relative_to(root).as_posix(), documents.of_file(path)
         for place, entry in readers.placed_entries(tables, columns, root if len(tables) > 1 or prose else None):
-            yield place, documents.of_row(place, entry, columns)
+            yield place, documents.of_row(entry, columns)
 
     def fingerprint() -> str:
         return _fingerprint([*prose, *(table.path for table in tables)], columns)
@@ -225,7 +224,20 @@ def _fingerprint(files: Iterable[Path], columns: Sequence[str] = ()) -> str:
 
 def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) -> Corpus:
     """Open rows. Errors about columns end with the advice."""
-    name, files = source.name, _row_files(source, wanted)
+    name, kinds = source.name, collections.Counter(map(extension, source.of_kinds(readers.EXTENSIONS)))
+    if len(kinds) > 1:
+        raise DataError(
+            f"{name}: files of several kinds ({_counts(kinds.elements())}). Name the files of one kind with a pattern, "
+            f"such as '{source.root}/**/*{next(iter(kinds))}'"
+        )
+    if name == "docstrings":
+        files = [readers.single_column(Path(name), documents.docstring_sentences)]
+    elif source.is_prepared:
+        files = [readers.open_prepared(source.root)]
+    elif not kinds:
+        raise DataError(f"{name}: these files contain documents. Set data.pairs, for example to 'lead'")
+    else:
+        files = source.tables(wanted, readers.EXTENSIONS)
     if not files:
         raise NoSentencesError(f"{name}: no JSON object found. A line has one object; json may also be a list")
     columns = tuple(wanted) or _known_columns(files[0].columns)
@@ -246,23 +258,6 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
         return _fingerprint(shards or source.of_kinds(readers.EXTENSIONS))
 
     return Corpus(name, columns, records, fingerprint, on_bad_line, note=source.note)
-
-
-def _row_files(source: Source, wanted: Sequence[str]) -> list[RowFile]:
-    """Open the rows of a source, without empty files."""
-    if source.name == "docstrings":
-        return [readers.single_column(Path(source.name), documents.docstring_sentences)]
-    if source.is_prepared:
-        return [readers.open_prepared(source.root)]
-    kinds = collections.Counter(map(extension, source.of_kinds(readers.EXTENSIONS)))
-    if not kinds:
-        raise DataError(f"{source.name}: these files contain documents. Set data.pairs, for example to 'lead'")
-    if len(kinds) > 1:
-        raise DataError(
-            f"{source.name}: files of several kinds ({_counts(kinds.elements())}). Name the files of one kind with a "
-            f"pattern, such as '{source.root}/**/*{next(iter(kinds))}'"
-        )
-    return source.tables(wanted, readers.EXTENSIONS)
 
 
 def _known_columns(available: Sequence[str]) -> tuple[str, ...]:
@@ -342,7 +337,7 @@ def _write(lines: Iterable[str], suffix: str) -> Path:
 def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
     """Yield the texts as dicts of their columns."""
     width = 0
-    for number, text in enumerate(as_texts(texts), 1):
+    for number, text in enumerate(texts, 1):
         if isinstance(text, str):
             row: dict[str, object] = {"text": text}
         elif isinstance(text, Mapping):

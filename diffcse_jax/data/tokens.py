@@ -125,10 +125,6 @@ class Examples:
         """Return the examples in random order, each with a random choice."""
         return generator.permutation(len(self))
 
-    def text_rows(self, rows: Rows) -> Rows:
-        """Return the row of each example in the text, counting from 0."""
-        return rows
-
     def sentences(self, rows: Rows) -> OfSentences:
         """Return the numbers of the examples' sentences, in the order of the text."""
         return rows[:, None] * len(self.columns) + np.arange(len(self.columns))

@@ -73,8 +73,8 @@ class Records:
     has_id: bool = False
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield the texts in order, and those of one row in the order of the columns; raises like `Corpus.numbered`."""
-        for number, row in self.corpus.numbered():
+        """Yield the texts in order, and those of one row in the order of the columns; raises like `Corpus`."""
+        for number, _, row in self.corpus.in_documents():
             place: dict[str, Any] = {FILE if isinstance(number, str) else LINE: number}
             if self.has_id:
                 place[ID] = row[0]

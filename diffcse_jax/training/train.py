@@ -12,9 +12,9 @@ from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.pairs import stored_length
-from diffcse_jax.data.sampling import Crops, begins_word, examples_of, open_augmentation
+from diffcse_jax.data.sampling import Crops, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open, unlimited_tokenizer
+from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError, counted
 from diffcse_jax.evaluation import metrics as systems
@@ -71,9 +71,9 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     # These read files that may be missing, so they come before the text is tokenised.
     evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
     augmentation = open_augmentation(config.data, tokenizer)
-    prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    prompt_tokens = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
     store = build_or_open(corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts)
-    examples = _open_examples(config, store, base, prompt_ids)
+    examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
     total_steps = config.train.steps or config.train.epochs * (len(examples) // config.train.batch_size)
     source = BatchSource(
@@ -86,7 +86,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         packing=packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
-        prompt_tokens=[len(ids) for ids in prompt_ids] * (len(examples.columns) // len(prompts)),
+        prompt_tokens=prompt_tokens * (len(examples.columns) // len(prompts)),
         pools_prompts=base.prompts.pooled,
     )
     if discriminator:
@@ -198,12 +198,11 @@ def _choose_prompts(
 
 
 def _open_examples(
-    config: Config, store: TokenStore, base: StartingCheckpoint, prompts: Sequence[Sequence[int]]
+    config: Config, store: TokenStore, base: StartingCheckpoint, prompt_tokens: Sequence[int]
 ) -> Examples:
     """Return the examples of which batches are made. Raise an error if a loss or the augmentation cannot use them."""
     with_next = config.needs("next_sentence")
-    begins = begins_word(unlimited_tokenizer(base.tokenizer)) if config.data.cloze else None
-    examples = examples_of(store, config.data, next_sentence=with_next, prompts=prompts, begins_word=begins)
+    examples = examples_of(store, config.data, base.tokenizer, next_sentence=with_next, prompt_tokens=prompt_tokens)
     columns = len(examples.columns) - with_next
     for loss in config.losses.values():
         loss.check_columns(columns)
