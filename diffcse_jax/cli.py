@@ -166,7 +166,7 @@ def study(add: Add) -> str:
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
     add("--report", action="store_true", help="train nothing; write and print the table of the finished runs")
-    return "diffcse_jax.apps.study.runs:run_study"
+    return "diffcse_jax.apps.study:run_study"
 
 
 # Models

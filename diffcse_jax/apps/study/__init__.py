@@ -1,5 +1,457 @@
-"""Studies: variants of a configuration, each trained with several seeds, in one table. See docs/scaling.md."""
+"""Studies: variants of a configuration, each trained with several seeds, in one table. See docs/scaling.md.
 
-from diffcse_jax.apps.study.plan import Settings, Study, settings_of
+From top to bottom: what a study file returns, the runs that follow from it, the command that does them, and a summary.
+"""
 
-__all__ = ["Settings", "Study", "settings_of"]
+import contextlib
+import dataclasses
+import itertools
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from diffcse_jax import api, evaluation
+from diffcse_jax.apps.finetune import run_finetune
+from diffcse_jax.apps.study import table
+from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError, counted
+from diffcse_jax.evaluation import results, runner
+from diffcse_jax.evaluation.backends import load_encoder
+from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.hosts import keep_compiled, log_line, terminated_like_interrupted
+from diffcse_jax.io import CONFIG, disk_errors, expand_path, lock, read_sealed, write_sealed, write_text
+from diffcse_jax.losses.finetune import score_name
+from diffcse_jax.run_folder.records import origin, read_selection
+from diffcse_jax.training.networks import open_start
+from diffcse_jax.training.sharding import make_mesh
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+SHIPPED_STUDIES = SHIPPED / "studies"
+FINETUNING = "finetune_multitask"  # the configuration that fine-tunings change
+NOT_STARTED = "not started"
+SAFE = "What the runs have saved is not affected."
+# In the folder of a run:
+RESULTS = "results.json"  # the configuration and the scores by column; the run is done
+EVALUATION = "evaluation.json"  # the scores in detail
+FAILURE = "failure.txt"  # why the last attempt failed
+LOCK = "study.lock"  # held while a study works on the run
+
+Settings = Mapping[str, Any]  # values by dotted key, such as {"optim.learning_rate": 3e-5}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """What to train and score. A study file returns it from `get_study()`.
+
+    Attributes:
+        base: The configuration that all variants change: a name in `configs/`, or a ConfigDict of values that differ
+            from the defaults.
+        variants: What each variant changes in the base, by name. The table compares the others with the first.
+        seeds: The seeds of each variant.
+        seeds_of: The seeds of variants that need other ones.
+        tasks: Tasks and groups of tasks, as `--tasks` of `diffcse evaluate` takes them. They are scored on their test
+            splits. Without tasks, only the dev metric of training is reported.
+        start: Poolers to score the starting checkpoint with. `own` is the pooler that the checkpoint records.
+        finetunings: What each fine-tuning changes in `finetune_multitask`, by name. Each starts from the encoder of
+            every row with the row's seeds, and is a row of its own, `ROW, NAME`.
+        published: Published scores by row and column. Columns are `STS-B dev`, names of tasks, `average sts` and
+            `average transfer`; for fine-tunings `TASK_accuracy`, `TASK_pearson` and `average`.
+        source: Where the scores are published.
+    """
+
+    base: "str | ConfigDict"
+    variants: Mapping[str, Settings]
+    seeds: Sequence[int] = (1, 2, 3)
+    seeds_of: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    tasks: Sequence[str] = ("sts",)
+    start: Sequence[str] = ()
+    finetunings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
+    published: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    source: str = ""
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Return all values of `configs/NAME.py` by key, for a variant that takes nothing from the base."""
+    settings = flat(configuration(name, {})[1].to_dict())
+    return {key: value for key, value in settings.items() if key != "train.seed" and value != {}}
+
+
+def read_study(file: str) -> tuple[str, Study]:
+    """Return the name and the study of a file, or of a file in `configs/studies/` by its name."""
+    shipped = SHIPPED_STUDIES / f"{file}.py"
+    path = shipped if shipped.is_file() else expand_path(file)
+    if not path.is_file():
+        names = ", ".join(sorted(each.stem for each in SHIPPED_STUDIES.glob("*.py")))
+        raise ConfigError(f"--config: {file!r} is neither a file nor the name of a study. Known names: {names}")
+    try:
+        study = runpy.run_path(str(path)).get("get_study", lambda: None)()
+    except Exception as error:  # whatever the file's own code raises
+        message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path}: {message}") from error
+    if not isinstance(study, Study):
+        raise ConfigError(f"{path}: define a function get_study() that returns a Study, got {study!r}")
+    return path.stem, study
+
+
+# The runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training or fine-tuning with its scores, or the scores of the starting checkpoint. It owns one folder."""
+
+    row: str  # of the table
+    seed: int | None  # None for the starting checkpoint
+    config: Config  # with the seed
+    folder: Path
+    tasks: tuple[str, ...] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
+    pooler: str | None = None  # of the starting checkpoint
+    start: "Run | None" = None  # whose encoder a fine-tuning starts from
+
+    @property
+    def label(self) -> str:
+        """The run's name in messages."""
+        return self.row if self.seed is None else f"{self.row}, seed {self.seed}"
+
+    @property
+    def is_trained(self) -> bool:
+        """Return whether the run's encoder is there. Training ends with the export."""
+        return self.seed is None or (self.folder / "export").is_dir()
+
+    def look(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the results of a run that is done with the study's tasks, or None, and the run's state in words."""
+        try:
+            if (self.folder / RESULTS).is_file():
+                found = self._read_results()
+                if found["asked"] == list(self.tasks):
+                    return found, "done"
+            if (self.folder / LOCK).is_file():
+                lock(self.folder / LOCK).close()
+        except InUseError as error:
+            return None, f"in progress: {error}"
+        except CheckpointError as error:
+            return None, str(error)
+        if (self.folder / FAILURE).is_file():
+            reason = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
+            return None, f"failed: {reason}"
+        return None, "started" if (self.folder / CONFIG).is_file() else NOT_STARTED
+
+    def require_same(self) -> None:
+        """Refuse a folder with results of another configuration. A run without results does not resume with another."""
+        if not (self.folder / RESULTS).is_file():
+            return
+        then = flat(Config.from_dict(self._read_results()["config"]).to_dict())
+        now = flat(self.config.to_dict())
+        ignored = {*machine_keys(), *["model.name_or_path"] * bool(self.start)}  # a folder, which may be moved
+        if changed := [key for key in now if then.get(key) != now[key] and key not in ignored]:
+            values = "\n  ".join(f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed)
+            raise ConfigError(
+                f"{self.folder} holds {self.label} with another configuration. Give another --workdir, or the same "
+                f"overrides:\n  {values}"
+            )
+
+    def _read_results(self) -> dict[str, Any]:
+        return read_sealed(self.folder / RESULTS, "Run the study without --report to score the run again")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All runs of a study, in the order of the table."""
+
+    name: str
+    study: Study
+    runs: list[Run]
+
+    @property
+    def rows(self) -> dict[str, list[Run]]:
+        """The runs of each row of the table."""
+        rows: dict[str, list[Run]] = {}
+        for run in self.runs:
+            rows.setdefault(run.row, []).append(run)
+        return rows
+
+    def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+        """Return the runs of these variants and seeds (without any: of all), in the order of seeds."""
+        known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
+        for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
+            for value in wanted:
+                if value not in known:
+                    raise ConfigError(f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}")
+        return [
+            run
+            for run in sorted(self.runs, key=lambda run: run.seed or 0)
+            if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
+        ]
+
+
+def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) -> Plan:
+    """Build the configuration of every run.
+
+    Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the `--finetune.KEY=VALUE`.
+    """
+    of_tunings = [argument for argument in overrides if argument.lstrip("-").startswith("finetune.")]
+    if of_tunings and not study.finetunings:
+        raise ConfigError(f"{of_tunings[0]}: {name} has no fine-tunings")
+    values = read_overrides(argument for argument in overrides if argument not in of_tunings)
+    tuning_values = read_overrides(of_tunings, "finetune")
+    runs: list[Run] = []
+
+    def add(row: str, seed: int | None, config: Config, **others: Any) -> None:
+        folder = workdir / re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
+        if seed is not None:
+            folder /= f"seed-{seed}"
+            config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+        runs.append(Run(row, seed, config, folder, **others))
+
+    with _named(name):
+        if not study.variants:
+            raise ConfigError("a study needs variants")
+        tasks = tuple(study.tasks)
+        for pooler in study.start:
+            row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
+            add(row, None, _changed(study.base, values), tasks=tasks, pooler=pooler)
+        for row, settings in study.variants.items():
+            with _named(f"variant {row!r}"):
+                config = _changed(study.base, {**settings, **values})
+            for seed in study.seeds_of.get(row, study.seeds):
+                add(row, seed, config, tasks=tasks)
+        encoders = [*runs]
+        for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
+            start: dict[str, Any] = {"model.name_or_path": str(encoder.folder.absolute())}
+            if encoder.pooler:
+                start["model.name_or_path"] = encoder.config.model.name_or_path
+                start |= {} if encoder.pooler == OWN_POOLER else {"model.pooler": encoder.pooler}
+            with _named(f"fine-tuning {tuning!r}"):
+                config = _changed(FINETUNING, {**settings, **tuning_values, **start})
+            for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
+                add(f"{encoder.row}, {tuning}", seed, config, start=encoder)
+
+        known = {"seeds_of": [run.row for run in encoders], "published": [run.row for run in runs]}
+        for field, rows in known.items():
+            if unknown := getattr(study, field).keys() - {*rows}:
+                has = ", ".join(dict.fromkeys(rows))
+                raise ConfigError(f"{field} names {min(unknown)!r}. The study has: {has}")
+        folders: dict[str, Run] = {}
+        for run in runs:
+            if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
+                raise ConfigError(f"{other.label!r} and {run.label!r} would share a folder. Rename one")
+    return Plan(name, study, runs)
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Put a place before the message of a `ConfigError`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
+
+
+def _changed(base: "str | ConfigDict", settings: Settings) -> Config:
+    if "train.seed" in settings:
+        raise ConfigError("train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them")
+    config = configuration(base, settings)[1]
+    if config.distributed:
+        raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
+    return config
+
+
+# The command
+
+
+def run_study(
+    config: str,
+    workdir: str | None = None,
+    *,
+    variants: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    tasks: str | None = None,
+    report: bool = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Do the runs of a study that are not done, write its tables and print one: the command, with its options.
+
+    Returns:
+        The exit code: 0; 1 if a run failed; 3 if runs are not done for another reason; 130 if the study was stopped.
+    """
+    name, study = read_study(config)
+    if tasks is not None:
+        study = dataclasses.replace(study, tasks=tuple(filter(None, tasks.split(","))))
+    folder = expand_path(workdir or Path("runs") / "studies" / name)
+    plan = make_plan(name, study, overrides, folder)
+    chosen = plan.selected(variants, seeds)
+    was_stopped = False
+    if not report:
+        for run in plan.runs:
+            with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
+                run.require_same()
+        try:
+            # Standard output is for the table.
+            with terminated_like_interrupted(), contextlib.redirect_stdout(sys.stderr):
+                do_runs(chosen)
+        except KeyboardInterrupt as stopped:
+            log_line(str(stopped) or "interrupted")
+            was_stopped = True
+    # Several hosts may finish at the same time. The last one to write has read everything.
+    with disk_errors(folder, safe=SAFE), lock(folder / "table.lock", wait=True):
+        summary = summarize(plan)
+        table.write(summary, folder)
+    print(table.show(summary, "text"), end="")
+    states = [summary["open"][run.label] for run in chosen if run.label in summary["open"]]
+    if was_stopped:
+        return 130
+    if any(state.startswith("failed: ") for state in states):
+        return 1
+    return 3 if states else 0
+
+
+def do_runs(runs: Sequence[Run]) -> None:
+    """Do all runs that are not done, in this order. A failed run does not stop the others.
+
+    Runs that another process works on are left to it, and looked at once more at the end.
+    """
+    rest = [run for run in runs if not run.look()[0]]
+    if len(rest) < len(runs):
+        log_line(f"done already: {len(runs) - len(rest)} of {counted(len(runs), 'run{s}')}")
+    keep_compiled()
+    for _ in range(2):
+        held: list[Run] = []  # by another process, and the fine-tunings that wait for it
+        for run in rest:
+            name = f"run {runs.index(run) + 1} of {len(runs)}: {run.label}"
+            if run.start and not run.start.is_trained:
+                log_line(f"{name}: skipped: {run.start.label} is not trained")
+                held += [run] * (run.start in held)
+                continue
+            try:
+                with lock(run.folder / LOCK), disk_errors(run.folder, safe=SAFE):
+                    if run.look()[0]:
+                        log_line(f"{name}: done by another process")
+                        continue
+                    log_line(f"{name}: started in {run.folder}")
+                    failure = _attempt(run)
+                    log_line(f"{name}: {f'failed: {failure}' if failure else 'done'}")
+            except InUseError as error:
+                log_line(f"{name}: skipped: {error}")
+                held.append(run)
+        rest = held
+
+
+def _attempt(run: Run) -> str:
+    """Do one run. Return why it failed, or an empty string."""
+    (run.folder / FAILURE).unlink(missing_ok=True)
+    try:
+        write_sealed(run.folder / RESULTS, train_and_score(run))
+    except Exception as error:
+        reason, details = str(error), ""
+        if not isinstance(error, UserError):
+            reason, details = f"{type(error).__name__}: {error}", traceback.format_exc()
+            print(details, end="", file=sys.stderr)
+        write_text(run.folder / FAILURE, f"{reason}\n{details}")
+        return reason
+    finally:
+        jax.clear_caches()  # the next run compiles programs of its own
+    return ""
+
+
+def train_and_score(run: Run) -> dict[str, Any]:
+    """Train a run, score it and write its `evaluation.json`.
+
+    Returns:
+        What tables need: `asked` (the tasks), `config`, `metric` (the dev metric), `dev` (its score), `dev_text`
+        (identifies the text of the dev metric), `scores` by column, and `notes`. The metric of a fine-tuning is the
+        average over its labelled tasks, and the scores are those of the tasks.
+    """
+    settings = evaluation.Settings(tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler)
+    notes = []
+    if run.pooler:
+        model = run.config.model.name_or_path
+        if run.pooler == OWN_POOLER:  # the one that the checkpoint records, or else the one of its training
+            config, start, _ = open_start(run.config, make_mesh(run.config))
+            settings = dataclasses.replace(settings, pooler=start.pooler(config))
+        corpus = open_corpus(run.config.data)
+        measured = build_dev_evaluation(run.config, lambda: (row[0] for row in corpus))
+        dev = measured.measure(load_encoder(model, settings)).scores
+        metric, dev_text = measured.metric, measured.text
+        notes.append(f"{run.row}: {model} before training, pooler {settings.pooler}")
+    else:
+        model = str(run.folder)
+        # A run with results is trained, and its text may be gone. A fine-tuning writes predictions after the export.
+        if run.start or not (run.is_trained and (run.folder / RESULTS).is_file()):
+            (run_finetune if run.start else api.run)(run.config, run.folder)
+        selection = read_selection(run.folder)
+        assert selection, "training ends with the selection"
+        dev, metric, dev_text = selection.record.dev, selection.record.dev_metric, selection.record.dev_text
+        if run.start:
+            notes.append(f"{run.row}: fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks")
+        if selection.interpolation < 1:
+            notes.append(f"{run.label}: {origin(selection.interpolation, selection.record.step)}")
+    scores = {name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())}
+    if run.tasks:
+        scored = runner.evaluate_model(model, settings)
+        runner.write_results(scored, run.folder / EVALUATION)
+        scores |= results.scores_by_column(scored)
+        notes += [f"{task}: no score: {reason}" for task, reason in scored["missing"].items()]
+        notes += [f"{task}: not the official data: {how}" for task, how in scored["not_official"].items()]
+    found = {"asked": run.tasks, "config": run.config.to_dict(), "metric": metric, "dev": dev[metric]}
+    return found | {"dev_text": dev_text, "scores": scores, "notes": notes}
+
+
+def summarize(plan: Plan) -> table.Summary:
+    """Return the scores of all runs that are done, and the states of the others: the content of `study.json`."""
+    groups: dict[str, list[dict[str, Any]]] = {"encoders": [], "finetunings": []}
+    states: dict[str, str] = {}  # of the runs that are not done
+    notes = ["n: seeds; mean ± standard deviation (of a sample) over several seeds"]
+    titles: dict[tuple[str, str], str] = {}  # the columns of dev metrics by metric and text
+    for row, runs in plan.rows.items():
+        scores: dict[str, dict[str, float]] = {}
+        for run in runs:
+            found, state = run.look()
+            if found:
+                scores["-" if run.seed is None else str(run.seed)] = _columns(run, found, titles)
+                notes += found["notes"]
+            else:
+                states[run.label] = state
+        group = groups["finetunings" if runs[0].start else "encoders"]
+        first: table.Seeds = next((each["scores"] for each in group if not each["is_start"]), {})
+        columns = results.by_column([*scores.values()])
+        differences = {column: table.difference(first, scores, column) for column in columns}
+        group.append(
+            {
+                "row": row,
+                "is_start": runs[0].seed is None,
+                "n": len(scores),
+                "scores": scores,
+                "difference": {column: each for column, each in differences.items() if each},
+                "published": plan.study.published.get(row, {}),
+            }
+        )
+    if plan.study.published:
+        notes.append(f"published: {plan.study.source}, with its own checkpoints, text and number of steps")
+    notes += [f"{label}: {state}" for label, state in states.items() if state != NOT_STARTED]
+    if waiting := [label for label, state in states.items() if state == NOT_STARTED]:
+        notes.append(f"{NOT_STARTED}: {'; '.join(waiting)}")
+    about = {"study": plan.name, "source": plan.study.source, "dev_columns": [*titles.values()]}
+    return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
+
+
+def _columns(run: Run, found: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
+    """Return the scores by column: the dev metric first, but the average of a fine-tuning last.
+
+    Rows that measure a dev metric on different text get different columns. New columns are added to `titles`.
+    """
+    metric, dev = found["metric"], found["dev"]
+    if run.start:
+        return found["scores"] | {metric: dev}
+    title = "STS-B dev" if metric == "stsb_spearman" else f"dev {metric}"
+    is_first = all(known != metric for known, _ in titles)
+    column = titles.setdefault((metric, found["dev_text"]), title if is_first else f"{title}, text of {run.row}")
+    return {column: dev} | found["scores"]
