@@ -319,7 +319,7 @@ def demo(add: Add) -> str:
     _add_passages(add)
     add("--host", default="127.0.0.1", help="the address to listen on")
     add("--port", type=int, default=8000, help="the port; 0: any free one")
-    return "diffcse_jax.apps.demo:serve"
+    return "diffcse_jax.apps.search:serve"
 
 
 COMMANDS = (train, evaluate, encode, embed, search, export, finetune, study, report, demo)

@@ -1,4 +1,4 @@
-"""The search page: served, searched, refused."""
+"""The search page of `diffcse demo`: served, searched, refused."""
 
 import http.client
 import threading
@@ -8,8 +8,7 @@ from contextlib import closing, contextmanager
 import pytest
 from html_pages import checked
 
-from diffcse_jax.apps import demo
-from diffcse_jax.apps.demo import SearchServer
+from diffcse_jax.apps.search import SearchServer, read_texts, serve
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.search.index import Hit
 
@@ -106,15 +105,15 @@ def test_a_port_in_use_and_invalid_options():
     with pytest.raises(ConfigError, match="--host no such host --port 0"):
         SearchServer("t", SENTENCES, {}, 3, "no such host", 0)
     with pytest.raises(ConfigError, match="--against a is the same as --model"):
-        demo.serve("a", "text.txt", against="a", top_k=1, host="127.0.0.1", port=0)
+        serve("a", "text.txt", against="a", top_k=1, host="127.0.0.1", port=0)
 
 
 def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
     file = tmp_path / "text.txt"
     file.write_bytes(b"One.\nTwo.\nOne.\n\xff\n")
-    assert demo.read_texts(str(file)) == [{"line": 1, "sentence": "One."}, {"line": 2, "sentence": "Two."}]
+    assert read_texts(str(file)) == [{"line": 1, "sentence": "One."}, {"line": 2, "sentence": "Two."}]
     assert "1 " in capsys.readouterr().err  # the line that is not UTF-8 is reported
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents/a.md").write_text("# Title\n\nThe first paragraph.\n")
-    texts = demo.read_texts(str(tmp_path / "documents"))
+    texts = read_texts(str(tmp_path / "documents"))
     assert "The first paragraph." in " ".join(each["sentence"] for each in texts)
