@@ -23,7 +23,7 @@ from flax import nnx
 from benchmarks import measure, workload
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.losses.diffcse import TOKENS_AT_ONCE, choose_token
+from diffcse_jax.losses.diffcse import TOKENS_AT_ONCE
 from diffcse_jax.models import layers, transformer
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import transformer_config
@@ -136,7 +136,7 @@ def vocabulary(size: str, tokens: int) -> Variants:
     states, words = _normal(tokens, config.hidden_size), _normal(config.vocab_size, config.hidden_size)
 
     def at_once(count: int) -> Callable[[], Any]:
-        choose = lambda state, words: choose_token(head(state, words), None)  # noqa: E731
+        choose = lambda state, words: jnp.argmax(head(state, words))  # noqa: E731
         return partial(
             jax.jit(lambda states, words: jax.lax.map(partial(choose, words=words), states, batch_size=count)),
             states,

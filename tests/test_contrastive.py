@@ -25,7 +25,7 @@ from tiny_networks import (
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.contrastive import equal_texts, info_nce, near_duplicates, separate_info_nce
-from diffcse_jax.losses.decorrelation import decorrelation, dimension_contrast, with_artificial_rows
+from diffcse_jax.losses.decorrelation import decorrelation, dimension_contrast
 from diffcse_jax.models.forward import Computation, fold_in_name, row_keys
 from diffcse_jax.training import networks
 
@@ -42,8 +42,8 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)[None]
 
 
-def contrast_of(**options):
-    return config_of({"contrast": options, "difference": {"weight": 0.0}}).losses["contrast"]
+def loss_of(name, **options):
+    return config_of({"difference": {"weight": 0.0}, name: options}).losses[name]
 
 
 def paper_off_dropout(z1, z2, z0):
@@ -102,16 +102,15 @@ def test_symmetric_contrast_is_the_mean_of_both_directions():
     rows = np.where(left_out, 0.0, np.concatenate([logits, *hard], axis=1)).sum(axis=1)
     of_columns = np.where(left_out[:, :7], 0.0, logits).sum(axis=0)
     expected = np.log(rows * of_columns).mean() / 2 - np.log(np.diag(logits)).mean()
-    loss, _ = contrast_of(temperature=0.2, symmetric=True).loss(
-        forward_of(*views), (jnp.array(left_out), jnp.array(left_out[:, :7].T)), jax.random.key(0)
-    )
+    masks = jnp.array(left_out), jnp.array(left_out[:, :7].T)
+    loss, _ = loss_of("contrast", temperature=0.2, symmetric=True).loss(forward_of(*views), masks, KEY)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("positives", "negatives"), [("noise", "dropout"), ("dropout", "noise")])
 def test_noise_is_added_only_where_asked(positives, negatives):
     views = random_vectors(2, rows=300, dim=20)
-    contrast = contrast_of(positives=positives, negatives=negatives, noise_variance=0.3)
+    contrast = loss_of("contrast", positives=positives, negatives=negatives, noise_variance=0.3)
     pairs = contrast._pairs(forward_of(*views), jax.random.key(0))
     for kind, pair in zip((positives, negatives), pairs, strict=True):
         noise = np.stack([noised - view for noised, view in zip(pair, views, strict=True)])
@@ -120,15 +119,11 @@ def test_noise_is_added_only_where_asked(positives, negatives):
             assert abs(np.corrcoef(noise.reshape(2, -1))[0, 1]) < 0.05
 
 
-@given(finite, finite, st.floats(0.5, 100))
-def test_info_nce_ignores_norms_and_stays_finite(z1, z2, factor):
-    losses = info_nce(jnp.array(z1), jnp.array(z2), temperature=0.05)
-    grad = jax.grad(lambda z: info_nce(z, jnp.array(z2), temperature=0.05).sum())(jnp.array(z1))
-    assert np.isfinite(losses).all()
+@given(finite, finite)
+def test_info_nce_stays_finite(z1, z2):
+    value, grad = jax.value_and_grad(lambda z: info_nce(z, jnp.array(z2), temperature=0.05).sum())(jnp.array(z1))
+    assert np.isfinite(value)
     assert np.isfinite(grad).all()
-    if (np.linalg.norm(z1, axis=1) > 1e-3).all():
-        scaled = info_nce(jnp.array(z1 * np.float32(factor)), jnp.array(z2), temperature=0.05)
-        np.testing.assert_allclose(scaled, losses, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("views", [2, 4])
@@ -176,11 +171,8 @@ def test_the_starting_checkpoint_finds_near_duplicates():
     assert (np.asarray(masks[1]) != np.asarray(masks[0]).T).any()
 
 
-ON = {"dropout_contrast": {"weight": 1.0, "temperature": 0.2}}
-
-
 def test_dropout_contrast():
-    config = config_of(SIMCSE, ON)
+    config = config_of(SIMCSE, {"dropout_contrast": {"weight": 1.0, "temperature": 0.2}})
     built = networks.build(config, ENCODER, None, VOCABULARY)
     batch = random_batch(size=6, columns=2)
     for values in batch.values():
@@ -248,13 +240,9 @@ def test_decorrelation_agrees_with_numpy():
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-def test_artificial_rows_lift_the_rank_and_let_the_loss_vanish():
-    z1, z2 = jax.random.normal(jax.random.key(0), (2, 4, 16))
-
-    losses = []
+def test_artificial_rows_let_the_loss_of_few_rows_vanish():
+    forward, losses = forward_of(*random_vectors(2, rows=4, dim=16)), []
     for count in (0, 10, 20_000):
-        rows = with_artificial_rows(z1, z2, count, jax.random.key(1))
-        correlation = jnp.corrcoef(*rows, rowvar=False)[:16, 16:]
-        assert np.linalg.matrix_rank(correlation, tol=1e-4) == min(4 + count - 1, 16)  # one is lost to the mean
-        losses.append(float(decorrelation(*rows, off_diagonal_weight=1.0).sum()))
+        loss = loss_of("barlow_twins", weight=1.0, off_diagonal_weight=1.0, artificial_rows=count)
+        losses.append(float(loss.loss(forward, None, KEY)[0]))
     assert losses[0] > losses[1] > 0.05 > losses[2]

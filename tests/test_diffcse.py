@@ -14,13 +14,7 @@ from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of, random_batch, v
 from tiny_networks import VOCABULARY as TINY_VOCABULARY
 
 from diffcse_jax.batch import TokenRows, Vocabulary
-from diffcse_jax.losses.diffcse import (
-    choose_token,
-    filled_positions,
-    label,
-    mask_tokens,
-    replaced_token_detection,
-)
+from diffcse_jax.losses.diffcse import label, mask_tokens, replaced_token_detection
 from diffcse_jax.losses.diffcse_variants import EditOptions, change_lengths, generated_second_views
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.training import networks
@@ -76,28 +70,33 @@ def test_share_of_masked_tokens_and_what_becomes_of_them():
         assert_share(drawn[token], count, same_by_chance)
 
 
-@given(ids_of_any_kind, ids_of_any_kind, selections, lengths, st.sampled_from(["all", "masked"]))
-def test_the_generators_tokens_and_labels_spare_position_0_and_padding(ids, tokens, selected, lengths, positions):
+@given(ids_of_any_kind, ids_of_any_kind, selections, lengths)
+def test_tokens_that_differ_are_labelled(ids, tokens, filled, lengths):
     real = np.arange(SHAPE[1]) < lengths[:, None]
     rows = TokenRows(jnp.array(ids), jnp.array(real, jnp.int32))
-    edited = label(
-        jnp.array(tokens), rows, filled_positions(jnp.array(selected), rows.attention_mask, positions=positions)
-    )
-    may = real & (selected | (positions == "all"))
-    may[:, 0] = False
-    expected = np.where(real, np.where(may, tokens, ids), PAD)  # also [SEP] is replaced, as in the authors' code
+    edited = label(jnp.array(tokens), rows, jnp.array(filled))
+    expected = np.where(real, np.where(filled, tokens, ids), PAD)
     np.testing.assert_array_equal(edited.rows.input_ids, expected)
     np.testing.assert_array_equal(edited.replaced, (expected != ids) & real)
 
 
+def edited_by(logits: np.ndarray, rows: TokenRows, generator: dict, **difference):
+    """The edits with a generator that has these logits at every position."""
+    zeros = {name: np.zeros_like(array) for name, array in GENERATOR.mlm_head.items()}
+    checkpoint = dataclasses.replace(GENERATOR, mlm_head=zeros | {"bias": np.float32(logits)})
+    config = config_of({"difference": difference, "generator": generator})
+    built = networks.build(config, ENCODER, checkpoint, TINY_VOCABULARY)
+    frozen = Computation(built.networks, jax.device_put(built.frozen))
+    return jax.jit(lambda rows: config.losses["difference"].edited(frozen, rows, KEY, config.run_info))(rows)
+
+
 def test_tokens_are_sampled_by_their_probabilities():
-    trials, logits = 4000, np.array([0.0, 1.0, -1.0, 0.3], np.float32)
-    assert choose_token(jnp.array(logits), None) == 1
-    keys = jax.random.split(jax.random.key(3), trials)
-    tokens = jax.vmap(lambda key: choose_token(jnp.array(logits), key))(keys)
-    probabilities = np.exp(logits) / np.exp(logits).sum()
-    for token, probability in enumerate(probabilities):
-        assert_share(int((tokens == token).sum()), trials, probability)
+    shape, logits = (300, 16), np.full(TINY_VOCABULARY.size, -1e9)
+    logits[20:24] = [0.0, 1.0, -1.0, 0.3]
+    rows = TokenRows(jnp.full(shape, 10), jnp.ones(shape, jnp.int32))
+    tokens = np.asarray(edited_by(logits, rows, {"decode": "sample"}).rows.input_ids)[:, 1:]
+    for token, probability in enumerate(np.exp(logits[20:24]) / np.exp(logits[20:24]).sum(), start=20):
+        assert_share(int((tokens == token).sum()), tokens.size, probability)
 
 
 LONG = 24  # positions that hold every edit of a sentence of `SHAPE`
@@ -112,20 +111,19 @@ def changed_lengths(
     ids[:, 0] = CLS
     ids[np.arange(len(ids)), sentence_lengths - 1] = SEP
     rows = TokenRows(jnp.array(ids, jnp.int32), jnp.array(real, jnp.int32))
-    changed = change_lengths(
-        jax.random.key(seed), rows, EditOptions(**options), vocabulary=VOCABULARY, max_length=max_length
+    changed, inserted, labels = change_lengths(
+        jax.random.key(seed), rows, EditOptions(**options), VOCABULARY, max_length
     )
-    assert changed.rows.layout is None
-    mask = np.asarray(changed.rows.attention_mask) > 0
+    assert changed.layout is None
+    mask = np.asarray(changed.attention_mask) > 0
     assert (np.diff(mask.astype(int), axis=1) <= 0).all()  # padding comes last
-    assert not np.asarray(changed.rows.input_ids)[~mask].any()
-    assert not np.asarray(changed.labels)[~mask].any()
-    np.testing.assert_array_equal(changed.inserted, changed.rows.input_ids == MASK)
-    original, edited, labels = (
+    assert not np.asarray(changed.input_ids)[~mask].any()
+    assert not np.asarray(labels)[~mask].any()
+    np.testing.assert_array_equal(inserted, changed.input_ids == MASK)
+    return tuple(
         [values[there].tolist() for values, there in zip(np.asarray(array), where, strict=True)]
-        for array, where in ((ids, real), (changed.rows.input_ids, mask), (changed.labels, mask))
+        for array, where in ((ids, real), (changed.input_ids, mask), (labels, mask))
     )
-    return original, edited, labels
 
 
 sentences_of_two_or_more = arrays.arrays(np.int64, SHAPE[:1], elements=st.integers(2, SHAPE[1]))
@@ -179,21 +177,19 @@ def test_lengths_change_in_the_shares_that_were_asked_for():
 @pytest.mark.parametrize(
     ("edit", "positions", "expected"),
     [
-        ("insert", "all", [CLS, 20, 10, 20, 11, 20, SEP]),
-        ("mixed", "masked", [CLS, 20, 10, 20, 11, 20, SEP]),
-        ("mixed", "all", [CLS, 20, 20, 20, 20, 20, 20]),
+        ("replace", "masked", [CLS, 20, 20, SEP, PAD]),
+        ("replace", "all", [CLS, 20, 20, 20, PAD]),  # also [SEP], as in the authors' code
+        ("insert", "all", [CLS, 20, 10, 20, 11, 20, SEP, PAD, PAD, PAD]),
+        ("mixed", "masked", [CLS, 20, 10, 20, 11, 20, SEP, PAD, PAD, PAD]),
+        ("mixed", "all", [CLS, 20, 20, 20, 20, 20, 20, PAD, PAD, PAD]),
     ],
 )
-def test_the_generator_fills_what_was_inserted(edit, positions, expected):
-    always_20 = np.where(np.arange(TINY_VOCABULARY.size) == 20, np.float32(1e4), np.float32(0))
-    generator = dataclasses.replace(GENERATOR, mlm_head=GENERATOR.mlm_head | {"bias": always_20})
-    options = {"edit": edit, "insert_ratio": 1.0, "delete_ratio": 0.0, "mask_ratio": 0.0}
-    config = config_of({"difference": options, "generator": {"positions": positions}})
-    built = networks.build(config, ENCODER, generator, TINY_VOCABULARY)
-    frozen = Computation(built.networks, jax.device_put(built.frozen))
-    rows = TokenRows(jnp.array([[CLS, 10, 11, SEP]], jnp.int32), jnp.ones((1, 4), jnp.int32))
-    edited = config.losses["difference"].edited(frozen, rows, KEY, config.run_info)
-    np.testing.assert_array_equal(edited.rows.input_ids, [[*expected, PAD]])
+def test_the_generator_spares_position_0_and_padding(edit, positions, expected):
+    always_20 = np.arange(TINY_VOCABULARY.size) == 20
+    options = {"edit": edit, "insert_ratio": 1.0, "delete_ratio": 0.0, "mask_ratio": float(edit == "replace")}
+    rows = TokenRows(jnp.array([[CLS, 10, 11, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 0]]))
+    edited = edited_by(always_20, rows, {"positions": positions}, **options)
+    np.testing.assert_array_equal(edited.rows.input_ids, [expected])
     np.testing.assert_array_equal(edited.replaced, edited.rows.input_ids == 20)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 from tiny_model import random_params
-from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, forward_of, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
-from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net, ranking_consistency
+from diffcse_jax.losses.ranking import RankingConsistency, divergence, jensen_shannon, list_mle, list_net
 from diffcse_jax.models.forward import Computation, SentenceNetwork, start_as_teacher
 from diffcse_jax.models.layers import Network, bind, definition
 from diffcse_jax.training import networks
@@ -48,8 +48,9 @@ def test_consistency_compares_rows_with_columns():
     z1, z2 = jnp.array(RNG.normal(size=(2, 6, 8)), jnp.float32)
     similarity = cosines(z1, z2) / 0.3
     expected = jensenshannon(softmax(similarity), softmax(similarity.T), axis=1) ** 2
-    np.testing.assert_allclose(ranking_consistency(z1, z2, temperature=0.3), expected, rtol=1e-4)
-    np.testing.assert_allclose(ranking_consistency(z1, z1, temperature=0.05), 0.0, atol=1e-6)
+    for second, value in ((z2, expected.mean()), (z1, 0.0)):
+        loss, _ = RankingConsistency(temperature=0.3).loss(forward_of(z1, second), None, jax.random.key(0))
+        np.testing.assert_allclose(loss, value, rtol=1e-4, atol=1e-6)
 
 
 def test_the_orders_of_a_list_are_a_distribution():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import transformers
 from jaxtyping import Float32
 
 from diffcse_jax import io
@@ -124,7 +125,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     """Write configuration, weights, tokenizer and modules into an existing folder."""
     trained = saved.checkpoint
     sizes = trained.config
-    architecture = hf.FAMILIES[sizes.family].architecture
+    architecture = transformers.CONFIG_MAPPING[sizes.family].__name__.replace("Config", "Model")
     hf_config = dict(trained.hf_config) | {"architectures": [architecture], "dtype": "float32"}
     for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
         hf_config.pop(key, None)

@@ -23,16 +23,17 @@ from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
 
 SIMILARITIES = {"cosine": cosine_similarity, "dot": dot_product}
-Pair = tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]]
+View = Float[Array, "batch dim"]  # embeddings
+Pair = tuple[View, View]
 
 
 def info_nce(
-    anchors: Float[Array, "batch dim"],
-    positives: Float[Array, "batch dim"],
+    anchors: View,
+    positives: View,
     *,
     temperature: float,
     similarity: str = "cosine",
-    hard_negatives: Sequence[Float[Array, "batch dim"]] = (),
+    hard_negatives: Sequence[View] = (),
     hard_negative_weight: float = 1.0,
     left_out: Bool[Array, "batch negatives"] | None = None,
 ) -> Float[Array, " batch"]:
@@ -121,7 +122,7 @@ def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "bat
     return _without_own_positives(blocks)
 
 
-def near_duplicates(views: Sequence[Float[Array, "batch dim"]], *, threshold: float) -> Bool[Array, "batch negatives"]:
+def near_duplicates(views: Sequence[View], *, threshold: float) -> Bool[Array, "batch negatives"]:
     """Find negatives that are more similar to the anchor than a bound, by the embeddings of another encoder.
 
     Args:
@@ -145,9 +146,7 @@ class Contrast(Loss):
     """Contrast of the two views: SimCSE, supervised SimCSE and the variants of SimCSE++."""
 
     weight: float = option(1.0, "weight of the InfoNCE loss (SimCSE Eq. 4)", low=0.0)
-    similarity: str = option(
-        "cosine", "`cosine`, or the `dot` product (SimCSE Table D.1, at temperature 1)", choices=tuple(SIMILARITIES)
-    )
+    similarity: str = option("cosine", "`dot`: SimCSE Table D.1, at temperature 1", choices=tuple(SIMILARITIES))
     temperature: float = option(0.05, "temperature that divides the similarities, also dot products", low=1e-6)
     positives: str = option(
         "dropout",
@@ -168,9 +167,7 @@ class Contrast(Loss):
         "for negatives half of K, because their mean is over both views",
         low=1,
     )
-    negative_ratio: float = option(
-        1.0, "m of SimCSE++; ignored if positives and negatives are both `dropout`", low=1e-6
-    )
+    negative_ratio: float = option(1.0, "m of SimCSE++; unused if positives and negatives are both `dropout`", low=1e-6)
     negative_ratio_form: str = option(
         "code",
         "m multiplies the positive logit (`code`, published) or the negatives (`paper`, Eq. 3)",

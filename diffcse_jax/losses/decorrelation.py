@@ -10,6 +10,8 @@ from diffcse_jax.losses import Loss, Metrics, option
 from diffcse_jax.models.forward import SharedForward
 from diffcse_jax.models.pooling import dot_product, standardize
 
+View = Float[Array, "rows dim"]  # embeddings
+
 
 @dataclasses.dataclass(frozen=True)
 class DimensionContrast(Loss):
@@ -17,9 +19,7 @@ class DimensionContrast(Loss):
 
     weight: float = option(0.0, "weight of dimension-wise contrast (SimCSE++ Eq. 5; published: 0.1)", low=0.0)
     temperature: float = option(5.0, "temperature of the correlations between dimensions", low=1e-6)
-    form: str = option(
-        "code", "`code`: C / batch size, mean over dimensions; `paper`: C, sum (Eq. 5)", choices=("code", "paper")
-    )
+    form: str = option("code", "`code`: C / batch size, a mean; `paper`: C, a sum (Eq. 5)", choices=("code", "paper"))
     compares_embeddings = True
     papers = ("simcsepp",)
 
@@ -29,9 +29,7 @@ class DimensionContrast(Loss):
         return (per_dimension.mean() if self.form == "code" else per_dimension.sum()), {}
 
 
-def dimension_contrast(
-    z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"], *, temperature: float, form: str
-) -> Float[Array, " dim"]:
+def dimension_contrast(z1: View, z2: View, *, temperature: float, form: str) -> Float[Array, " dim"]:
     """Compute DCL, one value per dimension (SimCSE++ Eq. 5).
 
     l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z1^T z2, with the columns of both views standardised.
@@ -48,13 +46,16 @@ def dimension_contrast(
 
 @dataclasses.dataclass(frozen=True)
 class BarlowTwins(Loss):
-    """Barlow Twins of the first two views (Zbontar et al. 2021; SimCSE++ Eq. 4 and Table 2)."""
+    """Barlow Twins of the first two views (Zbontar et al. 2021; SimCSE++ Eq. 4 and Table 2).
+
+    The rank of the cross-correlation is at most the number of rows. If it is below the dimension, the identity matrix,
+    where the loss is 0, cannot be reached. Artificial rows lift the rank. Both views get the same ones: independent
+    rows would pull the diagonal to 0.
+    """
 
     weight: float = option(0.0, "weight of the Barlow Twins loss, a sum over dimensions (SimCSE++ Eq. 4)", low=0.0)
     off_diagonal_weight: float = option(0.013, "weight of correlations between dimensions (lambda)", low=0.0)
-    artificial_rows: int = option(
-        0, "random rows from N(0, I) that are appended to both views (SimCSE++ Table 2: 100, 300, 704)", low=0
-    )
+    artificial_rows: int = option(0, "rows of N(0, I) appended to both views (SimCSE++ Table 2: 100, 300, 704)", low=0)
     compares_embeddings = True
 
     @property
@@ -64,13 +65,12 @@ class BarlowTwins(Loss):
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
         if self.artificial_rows:
-            z1, z2 = with_artificial_rows(z1, z2, self.artificial_rows, key)
+            rows = jax.random.normal(key, (self.artificial_rows, z1.shape[1]))
+            z1, z2 = jnp.concatenate([z1, rows]), jnp.concatenate([z2, rows])
         return decorrelation(z1, z2, off_diagonal_weight=self.off_diagonal_weight).sum(), {}
 
 
-def decorrelation(
-    z1: Float[Array, "rows dim"], z2: Float[Array, "rows dim"], *, off_diagonal_weight: float
-) -> Float[Array, " dim"]:
+def decorrelation(z1: View, z2: View, *, off_diagonal_weight: float) -> Float[Array, " dim"]:
     """Compute the Barlow Twins loss, one value per dimension (Zbontar et al. 2021, Eq. 1). The loss is their sum.
 
     l_c = (1 - C_cc)^2 + lambda sum_{d != c} C_cd^2, C = z1^T z2 / rows, with columns standardised over the rows (biased
@@ -80,15 +80,3 @@ def decorrelation(
     correlation = dot_product(z1.T, z2.T) / len(z1)
     off_diagonal = jnp.where(jnp.eye(len(correlation), dtype=bool), 0.0, correlation)
     return (1 - jnp.diagonal(correlation)) ** 2 + off_diagonal_weight * jnp.sum(off_diagonal**2, axis=1)
-
-
-def with_artificial_rows(
-    z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"], count: int, key: PRNGKeyArray
-) -> tuple[Float[Array, "rows dim"], Float[Array, "rows dim"]]:
-    """Append the same rows from N(0, I) to both views (SimCSE++ Table 2).
-
-    The rank of the cross-correlation is at most the number of rows. If it is below the dimension, the identity matrix,
-    where the loss is 0, cannot be reached. Both views get the same rows: independent rows would pull the diagonal to 0.
-    """
-    rows = jax.random.normal(key, (count, z1.shape[1]))
-    return jnp.concatenate([z1, rows]), jnp.concatenate([z2, rows])

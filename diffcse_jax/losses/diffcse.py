@@ -58,9 +58,7 @@ class Edited(NamedTuple):
 class MaskOptions:
     """How the tokens of a sentence are masked before the generator fills them."""
 
-    mask_ratio: float = option(
-        0.30, "share of tokens masked before the generator fills them; for `replace` and `mixed`", low=0.0, high=1.0
-    )
+    mask_ratio: float = option(0.30, "share of tokens to mask; for `replace` and `mixed`", low=0.0, high=1.0)
     mask_style: str = option(
         "bert",
         "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] (paper)",
@@ -173,14 +171,16 @@ def generate(
 ) -> Edited:
     """Let the generator fill masked sentences, and label the tokens that it changed.
 
-    The key is for the generator's dropout and for sampling.
+    It chooses the most probable token or a random one (`options.decode`), at all positions or at the selected ones
+    (`options.positions`), but never at position 0 and never at padding. The key is for its dropout and for sampling.
     """
     generator, head = frozen.network("generator"), frozen.network("generator_head")
     word_embeddings = frozen.params["generator.embeddings.word.embedding"]
 
     def choose_one(token: tuple[jax.Array, jax.Array | None]) -> jax.Array:
         state, key = token
-        return choose_token(head(state, word_embeddings), key)
+        logits = head(state, word_embeddings)
+        return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits)
 
     def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
         return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
@@ -194,25 +194,10 @@ def generate(
     keys = None
     if options.decode == "sample":
         keys = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
-    filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
+    filled = (rows.attention_mask > 0).at[:, 0].set(False)  # with `all`, also [SEP], as in the authors' code
+    if options.positions == "masked":
+        filled &= masked.selected
     return label(frozen.map_chunks(fill, masked.rows, filled, dropout_keys, keys), rows, filled)
-
-
-def filled_positions(
-    selected: Bool[Array, "rows length"], attention_mask: Int[Array, "rows length"], *, positions: str
-) -> Bool[Array, "rows length"]:
-    """Return the positions that take the generator's token: never position 0, never padding.
-
-    With `all`, these are all real tokens (also [SEP], as in the authors' code), and with `masked` only those `selected`
-    for masking.
-    """
-    real = (attention_mask > 0).at[:, 0].set(False)
-    return real & selected if positions == "masked" else real
-
-
-def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None) -> Int[Array, ""]:
-    """Choose a token by the generator's logits at one position: at random, or the most probable one without a key."""
-    return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits)
 
 
 # x'', x -> y: label.

@@ -6,7 +6,7 @@
 import dataclasses
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,7 @@ class EditOptions(MaskOptions):
         "drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
         choices=("replace", "insert", "delete", "mixed"),
     )
-    insert_ratio: float = option(
-        0.15, "share of the gaps between tokens that get a new token; for `insert` and `mixed`", low=0.0, high=1.0
-    )
+    insert_ratio: float = option(0.15, "share of gaps that get a token; for `insert` and `mixed`", low=0.0, high=1.0)
     delete_ratio: float = option(0.15, "share of tokens that are dropped; for `delete` and `mixed`", low=0.0, high=1.0)
 
     @property
@@ -51,48 +49,40 @@ class EditOptions(MaskOptions):
         dropped.
         """
         vocabulary, lengths_key = frozen.networks.vocabulary, fold_in_name(key, "lengths")
-        changed = change_lengths(lengths_key, rows, self, vocabulary=vocabulary, max_length=run.max_length)
+        rows, inserted, labels = change_lengths(lengths_key, rows, self, vocabulary, run.max_length)
         if self.edit == "delete":
-            return Edited(changed.rows, changed.labels)
+            return Edited(rows, labels)
         ratio, options = self.mask_ratio, run.generator
         if self.edit == "insert":
             ratio, options = 0.0, dataclasses.replace(options, positions="masked")
-        masked = MaskOptions(ratio, self.mask_style).masked(frozen, changed.rows, key)
-        masked = Masked(masked.rows, masked.selected | changed.inserted)
-        edited = generate(frozen, changed.rows, masked, options, fold_in_name(key, "generator"))
-        return Edited(edited.rows, edited.replaced | changed.labels)
-
-
-class ChangedLengths(NamedTuple):
-    """Sentences after tokens were inserted and dropped."""
-
-    rows: TokenRows  # an inserted token is [MASK]
-    inserted: Bool[Array, "rows length"]
-    labels: Bool[Array, "rows length"]  # inserted tokens, and tokens whose predecessor was dropped
+        masked = MaskOptions(ratio, self.mask_style).masked(frozen, rows, key)
+        masked = Masked(masked.rows, masked.selected | inserted)
+        edited = generate(frozen, rows, masked, options, fold_in_name(key, "generator"))
+        return Edited(edited.rows, edited.replaced | labels)
 
 
 def change_lengths(
-    key: PRNGKeyArray, rows: TokenRows, options: EditOptions, *, vocabulary: Vocabulary, max_length: int
-) -> ChangedLengths:
+    key: PRNGKeyArray, rows: TokenRows, options: EditOptions, vocabulary: Vocabulary, max_length: int
+) -> tuple[TokenRows, Bool[Array, "rows length"], Bool[Array, "rows length"]]:
     """Drop and insert random tokens.
 
     Each ordinary token is dropped with probability `delete_ratio`; [CLS] and [SEP] stay. Each gap between two tokens of
-    the original gets a new token with probability `insert_ratio`. A sentence that is longer than `max_length`
+    the original gets a [MASK] with probability `insert_ratio`. A sentence that is longer than `max_length`
     afterwards loses its last tokens but keeps [SEP]. The token after a dropped one has label 1, even if it is [SEP], or
     if a token was inserted between them.
 
     Returns:
-        The sentences, padded with 0. If the edit inserts tokens, they have up to twice as many positions, at most
-        `max_length`. They have no layout, because their layout was made for other lengths. If the edit keeps the
-        lengths, the rows are returned unchanged. The edit of a row depends on the key, the row's number and the
-        position, not on the padding.
+        The sentences, padded with 0, which tokens were inserted, and the labels: 1 on inserted tokens and after dropped
+        ones. If the edit inserts tokens, there are up to twice as many positions, at most `max_length`. The sentences
+        have no layout, because theirs was made for other lengths. If the edit keeps the lengths, the rows are returned
+        unchanged. The edit of a row depends on the key, the row's number and the position, not on the padding.
     """
     insert = options.insert_ratio if options.edit in ("insert", "mixed") else 0.0
     delete = options.delete_ratio if options.edit in ("delete", "mixed") else 0.0
     ids, length = rows.input_ids, rows.input_ids.shape[1]
     nothing = jnp.zeros(ids.shape, bool)
     if not (insert or delete):
-        return ChangedLengths(rows, nothing, nothing)
+        return rows, nothing, nothing
     delete_keys, insert_keys = jax.vmap(jax.random.split, out_axes=1)(row_keys(key, len(ids)))
 
     def drawn(keys: jax.Array, share: float) -> jax.Array:
@@ -124,7 +114,7 @@ def change_lengths(
     new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
     attention_mask = place(exists.astype(rows.attention_mask.dtype))
     labels = place(interleave(after_dropped, ~nothing))
-    return ChangedLengths(TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels)
+    return TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels
 
 
 def generated_second_views(

@@ -27,9 +27,7 @@ class Task:
 
     file: str = option("", "training rows: csv, tsv or jsonl (also .gz, .xz) with named columns")
     dev_file: str = option("", "dev rows; empty: the share dev_share of `file`")
-    dev_share: float = option(
-        0.1, "share of `file` used as dev rows, chosen by a hash of their text", low=0.0, high=0.5
-    )
+    dev_share: float = option(0.1, "share of `file` used as dev rows, chosen by a hash of the text", low=0.0, high=0.5)
     test_file: str = option("", "rows without labels, for predictions; empty: no predictions")
     texts: tuple[str, ...] = option(("sentence",), "column of the sentence, or the two columns of a sentence pair")
     label: str = option("label", "column of the label or value")

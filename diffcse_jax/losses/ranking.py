@@ -17,10 +17,15 @@ from diffcse_jax.models.forward import START, Computation, SharedForward, start_
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import POOLERS, cosine_similarity, is_pooler, similarity_lists
 
+Lists = Float[Array, "rows candidates"]  # similarities of each sentence to the candidates, or logits
+
 
 @dataclasses.dataclass(frozen=True)
 class RankingConsistency(Loss):
-    """Both views of a sentence should rank the batch alike. Hard negatives are not ranked."""
+    """Both views of a sentence should rank the batch alike. Hard negatives are not ranked.
+
+    l_i = JS(softmax_j(cos(z1_i, z2_j) / tau), softmax_j(cos(z2_i, z1_j) / tau)), with JS the Jensen-Shannon divergence.
+    """
 
     weight: float = option(0.0, "weight of ranking consistency (beta of RankCSE)", low=0.0)
     temperature: float = option(0.05, "temperature of the two rankings (tau1 of RankCSE)", low=1e-6)
@@ -29,21 +34,12 @@ class RankingConsistency(Loss):
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
-        return ranking_consistency(z1, z2, temperature=self.temperature).mean(), {}
+        # The second matrix is computed, not transposed: a transpose would move it between devices that split the rows.
+        rankings = (cosine_similarity(*pair) / self.temperature for pair in ((z1, z2), (z2, z1)))
+        return jensen_shannon(*rankings).mean(), {}
 
 
-def ranking_consistency(
-    z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"], *, temperature: float
-) -> Float[Array, " batch"]:
-    """Compute the divergence between the rankings by the two views of each sentence.
-
-    l_i = JS(softmax_j(cos(z1_i, z2_j) / tau), softmax_j(cos(z2_i, z1_j) / tau)), with JS the Jensen-Shannon divergence.
-    """
-    # The second matrix is computed, not transposed: a transpose would move it between devices that split the rows.
-    return jensen_shannon(cosine_similarity(z1, z2) / temperature, cosine_similarity(z2, z1) / temperature)
-
-
-def jensen_shannon(p: Float[Array, "rows columns"], q: Float[Array, "rows columns"]) -> Float[Array, " rows"]:
+def jensen_shannon(p: Lists, q: Lists) -> Float[Array, " rows"]:
     """Compute (KL(P | M) + KL(Q | M)) / 2, M = (P + Q) / 2, in nats, from 0 to log 2. P and Q are given as logits."""
     log_p, log_q = jax.nn.log_softmax(p, axis=1), jax.nn.log_softmax(q, axis=1)
     log_mixture = jnp.logaddexp(log_p, log_q) - jnp.log(2.0)
@@ -68,27 +64,21 @@ class RankingDistillation(Loss):
         also=is_pooler,
         aliases={"mean": "avg"},
     )
-    shares: tuple[float, ...] = option(
-        (), "weight of each teacher's similarities, scaled to sum 1; empty: equal weights", low=0.0
-    )
+    shares: tuple[float, ...] = option((), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0)
     form: str = option(
         "listmle",
         "likelihood of the teachers' order, or cross-entropy with their distribution",
         choices=("listmle", "listnet"),
     )
     temperature: float = option(0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6)
-    teacher_temperature: float = option(
-        0.025, "temperature of the teachers' similarities (tau3 of RankCSE); for `listnet`", low=1e-6
-    )
+    teacher_temperature: float = option(0.025, "that of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6)
     compares_embeddings = True
     papers = ("rankcse",)
 
     def check(self, run: RunInfo) -> None:
         count = len(self.teachers)
         if not count:
-            raise ConfigError(
-                "distillation.weight > 0 needs teachers. Name encoders, or `start`, in distillation.teachers"
-            )
+            raise ConfigError("distillation.weight > 0 needs teachers. Name some, or `start`, in distillation.teachers")
         if len(set(self.teachers)) < count:
             raise ConfigError(f"distillation.teachers names a teacher twice: {self.teachers}")
         for key, values in (("poolers", self.poolers), ("shares", self.shares)):
@@ -128,13 +118,11 @@ class RankingDistillation(Loss):
         return list_net(scores, inputs / self.teacher_temperature).mean(), {}
 
 
-def _lists_of(frozen: Computation, teacher: str, batch: Batch) -> Float[Array, "batch candidates"]:
+def _lists_of(frozen: Computation, teacher: str, batch: Batch) -> Lists:
     return similarity_lists(batch.by_view(frozen.map_chunks(frozen.network(teacher), batch.rows)))
 
 
-def list_net(
-    scores: Float[Array, "rows candidates"], teacher: Float[Array, "rows candidates"]
-) -> Float[Array, " rows"]:
+def list_net(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
     """Compute ListNet: the cross-entropy of the candidates' distribution under the teacher's (Cao et al. 2007, top 1).
 
     Both arguments are logits.
@@ -142,9 +130,7 @@ def list_net(
     return -(jax.nn.softmax(teacher, axis=1) * jax.nn.log_softmax(scores, axis=1)).sum(axis=1)
 
 
-def list_mle(
-    scores: Float[Array, "rows candidates"], teacher: Float[Array, "rows candidates"]
-) -> Float[Array, " rows"]:
+def list_mle(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
     """Compute ListMLE: the negative log-likelihood of the teacher's order of candidates (Xia et al. 2008).
 
     l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best first. Of equal
@@ -176,7 +162,7 @@ class Anchor(Loss):
         return divergence(inputs / self.temperature, scores / self.temperature).mean(), {}
 
 
-def divergence(start: Float[Array, "rows candidates"], now: Float[Array, "rows candidates"]) -> Float[Array, " rows"]:
+def divergence(start: Lists, now: Lists) -> Float[Array, " rows"]:
     """Compute KL(K | Q) of the neighbourhoods K = softmax(start) and Q = softmax(now), one distribution per row."""
     log_k, log_q = jax.nn.log_softmax(start, axis=1), jax.nn.log_softmax(now, axis=1)
     return (jnp.exp(log_k) * (log_k - log_q)).sum(axis=1)

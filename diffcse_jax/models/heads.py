@@ -181,9 +181,7 @@ class TaskHead(nnx.Module):
         self.activation = activation
         self.rate = rate
 
-    def __call__(
-        self, features: Float[Array, "rows features"], *, keys: RowKeys = None
-    ) -> Float[Array, "rows outputs"]:
+    def __call__(self, features: Float[Array, "rows inputs"], *, keys: RowKeys = None) -> Float[Array, "rows outputs"]:
         """Return float32 outputs."""
         states = features
         for number, layer in enumerate(self.layers):

@@ -38,7 +38,7 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 FAMILIES: dict[str, Family] = {  # by the `model_type` in a checkpoint's `config.json`
     "bert": bert.BERT,
-    "camembert": roberta.CAMEMBERT,
+    "camembert": roberta.ROBERTA,
     "distilbert": distilbert.DISTILBERT,
     "electra": electra.ELECTRA,
     "gte": gte.GTE,
@@ -46,7 +46,7 @@ FAMILIES: dict[str, Family] = {  # by the `model_type` in a checkpoint's `config
     "mpnet": mpnet.MPNET,
     "nomic_bert": nomic_bert.NOMIC_BERT,
     "roberta": roberta.ROBERTA,
-    "xlm-roberta": roberta.XLM_ROBERTA,
+    "xlm-roberta": roberta.ROBERTA,
 }
 # What turns a configuration of other code into that of transformers, by its `model_type`.
 CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte, "nomic_bert": nomic_bert.as_nomic_bert}
@@ -233,16 +233,14 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
         if model_type not in transformers.CONFIG_MAPPING:
             raise ValueError(f"transformers {transformers.__version__} has no {model_type}. Install a newer release")
         for key, supported in family.supported.items():
-            if hf_config.get(key) not in (supported, None):
-                raise ValueError(f"{key} must be {supported!r}, not {hf_config[key]!r:.60}")
+            _expect(hf_config.get(key) in (supported, None), key, repr(supported), hf_config.get(key))
         for key in ("num_hidden_layers", "n_layers"):  # transformers makes a list of them
             value = hf_config.get(key, 1)
-            if type(value) is not int or not 1 <= value <= MOST_BLOCKS:
-                raise ValueError(f"{key} must be a whole number from 1 to {MOST_BLOCKS}, not {value!r:.60}")
+            is_count = type(value) is int and 1 <= value <= MOST_BLOCKS
+            _expect(is_count, key, f"a whole number from 1 to {MOST_BLOCKS}", value)
         with quiet_transformers():
             parsed = transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(hf_config)))
-        if type(parsed.pad_token_id) is not int:
-            raise ValueError(f"pad_token_id must be a whole number, not {parsed.pad_token_id!r:.60}")
+        _expect(type(parsed.pad_token_id) is int, "pad_token_id", "a whole number", parsed.pad_token_id)
         config = family.sizes(parsed)
         _check(config, family)
     except Exception as error:  # transformers raises errors of many types
@@ -253,31 +251,31 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
 
 def _check(config: TransformerConfig, family: Family) -> None:
     for name in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_positions", "word_size"):
-        if not 1 <= getattr(config, name) <= LARGEST_SIZE:
-            raise ValueError(f"{name} must be from 1 to {LARGEST_SIZE:,}, not {getattr(config, name)}")
+        value = getattr(config, name)
+        _expect(1 <= value <= LARGEST_SIZE, name, f"from 1 to {LARGEST_SIZE:,}", value)
     has_types = "embeddings.token_type" in family.modules.values()
     fewest_types = 1 if has_types and not family.may_lack_token_types else 0
-    if config.type_vocab_size < fewest_types:
-        raise ValueError(f"type_vocab_size must be at least {fewest_types}, not {config.type_vocab_size}")
-    if not config.norm_epsilon > 0:
-        raise ValueError(f"layer_norm_eps or norm_eps must be above 0, not {config.norm_epsilon}")
+    types = config.type_vocab_size
+    _expect(types >= fewest_types, "type_vocab_size", f"at least {fewest_types}", types)
+    _expect(config.norm_epsilon > 0, "layer_norm_eps or norm_eps", "above 0", config.norm_epsilon)
     for base in config.rotary_bases:
-        if not base > 0:
-            raise ValueError(f"rope_theta must be above 0, not {base}")
-    if not config.rotary_factor > 0:
-        raise ValueError(f"the factor of rope_parameters must be above 0, not {config.rotary_factor}")
+        _expect(base > 0, "rope_theta", "above 0", base)
+    _expect(config.rotary_factor > 0, "the factor of rope_parameters", "above 0", config.rotary_factor)
     for rate in (config.embedding_dropout, *config.hidden_dropout, *config.attention_dropout):
-        if not 0 <= rate < 1:
-            raise ValueError(f"dropout rates must be from 0 to below 1, not {rate}")
+        _expect(0 <= rate < 1, "dropout rates", "from 0 to below 1", rate)
     if config.hidden_size % config.num_heads:
         raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
     if config.rotary_bases and config.hidden_size // config.num_heads % 2:
         raise ValueError(f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions")
-    if not 0 <= config.pad_token_id < config.vocab_size:
-        raise ValueError(f"pad_token_id {config.pad_token_id} is not among {config.vocab_size} tokens")
+    last = config.vocab_size - 1
+    _expect(0 <= config.pad_token_id <= last, "pad_token_id", f"a token id up to {last}", config.pad_token_id)
     for activation in (config.activation, config.mlm_activation or config.activation):
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+        _expect(activation in ACTIVATIONS, "activation", f"one of {', '.join(ACTIVATIONS)}", activation)
+
+
+def _expect(is_valid: bool, key: str, expected: str, value: Any) -> None:
+    if not is_valid:
+        raise ValueError(f"{key} must be {expected}, not {value!r:.60}")
 
 
 def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str:
@@ -336,7 +334,7 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
                 first, *others = shape[::-1] if leaf == "kernel" else shape
                 tensor = _Tensor(names, (first * len(names), *others), transposed=leaf == "kernel")
                 tensors[f"{theirs}.{'bias' if leaf == 'bias' else 'weight'}"] = tensor
-    assert not table or not shapes, f"{family.architecture}: the tables have no names for {', '.join(shapes)}"
+    assert not table or not shapes, f"{config.family}: the tables have no names for {', '.join(shapes)}"
     return tensors
 
 

@@ -21,7 +21,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.io import read_json, read_json_object, write_json, write_tensors
 from diffcse_jax.models.heads import HEAD_SETTINGS, NO_HEAD, TORCH_ACTIVATIONS, HeadLayer, RecordedHead, SentenceHead
 from diffcse_jax.models.hf import FLOATS, Pretrained, read_tensors
-from diffcse_jax.models.layers import Params, shapes, subset
+from diffcse_jax.models.layers import Params, prefixed, shapes, subset
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, check_pooler
 
 SETTINGS = "config_sentence_transformers.json"
@@ -190,7 +190,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
     layers, params = record.sentence_head.layers, record.sentence_head.params
     if pooler == "cls":
         assert record.head is not None
-        layers, params = (_tanh_layer(hidden_size),), _renamed(record.head, "dense", "layers.0.linear")
+        layers, params = (_tanh_layer(hidden_size),), prefixed(subset(record.head, "dense"), "layers.0.linear")
     for index, layer in enumerate(layers):
         config = {key: getattr(layer, key) for key in HEAD_SETTINGS[layer.kind]}
         arrays = subset(params, f"layers.{index}")
@@ -219,10 +219,6 @@ def _pooling_config(pooler: str, prompts: Prompts) -> dict[str, Any]:
 
 def _tanh_layer(size: int) -> HeadLayer:
     return HeadLayer("Dense", size, size, activation_function=_TANH)
-
-
-def _renamed(params: Params, ours: str, theirs: str) -> Params:
-    return {name.replace(ours, theirs): array for name, array in params.items()}
 
 
 def _theirs(ours: str) -> str:
@@ -285,7 +281,7 @@ def read(folder: Path) -> RecordedPooler:
         pooler = _layer_pooler(modules[1][1])
     layers, params = _read_head(modules[place + 1 :])
     if pooler == "cls_before_pooler" and layers and layers == (_tanh_layer(layers[0].in_features),):
-        head = _renamed(params, "layers.0.linear", "dense")
+        head = prefixed(subset(params, "layers.0.linear"), "dense")
         return RecordedPooler("cls", head, size, RecordedHead("cls", similarity=similarity), prompts)
     return RecordedPooler(pooler, None, size, RecordedHead(pooler, layers, params, similarity), prompts)
 
@@ -359,15 +355,11 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
     if kind == "Dense" and not layer.activation_function:
         layer = layer._replace(activation_function=_TANH)
     for key in HEAD_SETTINGS[kind] if kind != "Dropout" else ():  # which is not applied
-        value, default = getattr(layer, key), HeadLayer._field_defaults[key]
-        is_valid = _is_number(value) if type(default) is int else isinstance(value, type(default))
-        _expect(
-            is_valid,
-            path,
-            key,
-            value,
-            "a whole number from 1" if type(default) is int else f"a {type(default).__name__}",
-        )
+        value, kind_of_value = getattr(layer, key), type(HeadLayer._field_defaults[key])
+        if kind_of_value is int:
+            _expect(_is_number(value), path, key, value, "a whole number from 1")
+        else:
+            _expect(isinstance(value, kind_of_value), path, key, value, f"a {kind_of_value.__name__}")
     sentence = "sentence_embedding"
     for key, only in (("module_input_name", sentence), ("module_output_name", sentence), ("use_residual", False)):
         _expect(config.get(key) in (None, only), path, key, config.get(key), f"only {only}")

@@ -22,7 +22,8 @@ from jaxtyping import Array, Float, Int, Key
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_keys, unpack
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
-LogitBias = Float[Array, "rows #heads #length length"]
+LogitBias = Float[Array, "rows #heads _queries _length"]  # one for all queries, or one for each
+Grouped = Float[Array, "rows groups _length features"]  # queries, keys or values of heads, or of groups of heads
 HIDDEN = np.finfo(np.float32).min / 2  # bias on logits of tokens that are not seen; a sum of two is finite
 # The dropout schedules of a report on adjusting dropout (docs/papers.md), for encoders of 12 blocks. Each one gives the
 # rates of the first blocks. The other blocks keep the usual rate.
@@ -332,17 +333,13 @@ class SelfAttention(nnx.Module):
         return self.output(attended if positions else pack(attended, rows))
 
     def _attend(
-        self,
-        query: Float[Array, "rows groups queries features"],
-        key: Float[Array, "rows groups length features"],
-        value: Float[Array, "rows groups length features"],
-        bias: Float[Array, "rows #heads #queries length"],
-        keys: RowKeys,
-        first: int = 0,
-    ) -> Float[Array, "rows groups queries features"]:
+        self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys, first: int = 0
+    ) -> Grouped:
         """Return the weighted means of the values. `first` is the position of the first query among the keys."""
         if self.window:
-            bias += window_bias(self.window, query.shape[2], key.shape[2], first)
+            positions = jnp.arange(first, first + query.shape[2])
+            distance = jnp.abs(positions[:, None] - jnp.arange(key.shape[2])[None])
+            bias += jnp.where(distance <= self.window, 0.0, HIDDEN)[None, None]
         # The softmax is float32. It is divided by its sum after the product with the values, which are fewer, and
         # masked by a bias, which XLA fuses. Both halve the time of the forward pass on a CPU.
         query = self._own_features(query[:, :, None])
@@ -359,14 +356,7 @@ class SelfAttention(nnx.Module):
             attended = jnp.where(largest.reshape(*by_group[:-1], 1) > HIDDEN / 2, attended, 0.0)
         return self._own_features(attended).sum(axis=2).astype(value.dtype)
 
-    def _attend_in_parts(
-        self,
-        query: Float[Array, "rows groups queries features"],
-        key: Float[Array, "rows groups length features"],
-        value: Float[Array, "rows groups length features"],
-        bias: Float[Array, "rows #heads 1 length"],
-        keys: RowKeys,
-    ) -> Float[Array, "rows groups queries features"]:
+    def _attend_in_parts(self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys) -> Grouped:
         """Return what `_attend` returns, with other dropout masks: for one part of the queries after the other.
 
         The backward pass computes each part again, so memory grows with the length and not with its square. With a
@@ -393,7 +383,7 @@ class SelfAttention(nnx.Module):
         attended = jax.lax.map(lambda each: attend(*each), (jnp.arange(parts), by_part))
         return attended.transpose(1, 2, 0, 3, 4).reshape(query.shape)[:, :, :count]
 
-    def _groups(self, states: Float[Array, "rows length hidden"]) -> Float[Array, "rows groups length features"]:
+    def _groups(self, states: Float[Array, "rows length hidden"]) -> Grouped:
         features = self.heads_of_group * self.head_size
         return states.reshape(*states.shape[:2], -1, features).transpose(0, 2, 1, 3)
 
@@ -414,12 +404,7 @@ def has_fused_attention(device: jax.Device) -> bool:
     return device.platform == "gpu" and capability.isdigit() and int(capability) >= 8
 
 
-def fused_attention(
-    query: Float[Array, "rows heads queries features"],
-    key: Float[Array, "rows heads length features"],
-    value: Float[Array, "rows heads length features"],
-    lengths: Int[Array, " rows"],
-) -> Float[Array, "rows heads queries features"]:
+def fused_attention(query: Grouped, key: Grouped, value: Grouped, lengths: Int[Array, " rows"]) -> Grouped:
     """Return the weighted means of the first `lengths` values, by cuDNN's kernel, which keeps no logits."""
     lengths = jnp.maximum(lengths, 1)  # a row without tokens would be a mean of nothing
     by_token = (states.swapaxes(1, 2) for states in (query, key, value))
@@ -433,15 +418,7 @@ def logit_bias(attention_mask: Int[Array, "rows length"], of_positions: nnx.Modu
     return bias if of_positions is None else bias + of_positions(attention_mask.shape[1])
 
 
-def window_bias(window: int, queries: int, keys: int, first: int) -> Float[Array, "1 1 queries keys"]:
-    """Return the bias that hides tokens at a distance above `window`. `first` is the first query's position."""
-    distance = jnp.abs(jnp.arange(first, first + queries)[:, None] - jnp.arange(keys)[None])
-    return jnp.where(distance <= window, 0.0, HIDDEN)[None, None]
-
-
-def rotate(
-    states: Float[Array, "rows groups length features"], base: float, head_size: int, factor: float = 1.0
-) -> Float[Array, "rows groups length features"]:
+def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) -> Grouped:
     """Add rotary positions to queries or keys of one or several heads (RoPE, Su et al. 2021, Section 3.4.2).
 
     The features i and i + head_size / 2 of a head are a point in a plane. At position p, it is turned by the angle

@@ -19,7 +19,6 @@ Modules = Mapping[str, str]  # ours by the checkpoint's names; several of ours, 
 class Family:
     """The particulars of a family. Each table maps the checkpoint's name of a module to ours."""
 
-    architecture: str  # the class of the encoder in transformers
     sizes: Callable[[PreTrainedConfig], TransformerConfig]  # raises ValueError, with a message for users
     prefix: str  # before the encoder's names inside a model with a head
     modules: Modules  # outside the blocks

@@ -42,7 +42,6 @@ def sizes(config: PreTrainedConfig, **names: str) -> TransformerConfig:
 
 
 BERT = Family(
-    architecture="BertModel",
     sizes=sizes,
     supported={"is_decoder": False, "position_embedding_type": "absolute"},
     prefix="bert.",

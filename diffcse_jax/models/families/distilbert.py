@@ -22,7 +22,6 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
 
 
 DISTILBERT = Family(
-    architecture="DistilBertModel",
     sizes=sizes,
     prefix="distilbert.",
     modules=bert.EMBEDDINGS,

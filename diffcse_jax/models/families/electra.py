@@ -40,7 +40,6 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
 
 ELECTRA = dataclasses.replace(
     bert.BERT,
-    architecture="ElectraModel",
     sizes=sizes,
     prefix="electra.",
     modules=bert.EMBEDDINGS | bert.TOKEN_TYPES | {"embeddings_project": "embeddings.project"},

@@ -43,7 +43,6 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
 
 
 GTE = Family(
-    architecture="GteModel",
     sizes=sizes,
     supported={
         "is_decoder": False,

@@ -69,7 +69,6 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
 
 
 MODERNBERT = Family(
-    architecture="ModernBertModel",
     sizes=sizes,
     supported=dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
     | {"is_decoder": False, "decoder_bias": True},

@@ -47,7 +47,6 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
 
 MPNET = dataclasses.replace(
     roberta.ROBERTA,
-    architecture="MPNetModel",
     sizes=sizes,
     supported=bert.BERT.supported | {"relative_attention_num_buckets": BUCKETS, "pad_token_id": 1},
     prefix="mpnet.",

@@ -40,7 +40,6 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
 
 
 NOMIC_BERT = Family(
-    architecture="NomicBertModel",
     sizes=sizes,
     supported={
         "is_decoder": False,

@@ -37,12 +37,9 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
 
 ROBERTA = dataclasses.replace(
     bert.BERT,
-    architecture="RobertaModel",
     sizes=sizes,
     prefix="roberta.",
     mlm_head={"lm_head.dense": "transform", "lm_head.layer_norm": "norm", "lm_head": ""},
     decoder="lm_head.decoder.weight",
     ignored=r"embeddings\.position_ids|lm_head\.decoder\..*",
 )
-CAMEMBERT = dataclasses.replace(ROBERTA, architecture="CamembertModel")
-XLM_ROBERTA = dataclasses.replace(ROBERTA, architecture="XLMRobertaModel")
