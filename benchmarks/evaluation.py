@@ -55,8 +55,8 @@ def ours(task: Task, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple
         scores = watch("encoding", task.run, encoder, folder, Settings(mode=mode))
         return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
     splits = {split: task.load(folder, split) for split in task.splits}
-    labels, procedure = (task.score.keywords[name] for name in ("labels", "procedure"))
-    features = watch("encoding", senteval.encode_examples, encoder, splits, len(labels))
+    classes, procedure = (task.score.keywords[name] for name in ("classes", "procedure"))
+    features = watch("encoding", senteval.encode_examples, encoder, splits, classes)
     scores = watch("classifiers", procedure, features, senteval.SETTINGS[mode])
     return {name: scores[name] for name in ("acc", "devacc", "f1") if name in scores}, watch.seconds
 

@@ -32,21 +32,22 @@ def test_ranks_in_blocks_match_scipy(monkeypatch):
 
 
 @given(st.lists(st.tuples(*[st.sampled_from("abcdefghijkl")] * 2)), st.integers(1, 4), st.randoms())
-def test_chosen_pairs_depend_on_no_order_and_share_no_text(pairs, limit, random):
+def test_chosen_queries_depend_on_no_order_and_share_no_text(pairs, limit, random):
     order = {text: rank for rank, text in enumerate(f"{a} {b}" for a in "fedcbalkjihg" for b in "abcdefghijkl")}
-    chosen = dev.choose_pairs(pairs, limit, order.__getitem__)
-    candidates = sorted(set(pairs), key=lambda pair: order[" ".join(pair)])[: 2 * limit]
-    texts = [text for pair in candidates for text in pair]
-    assert chosen == [pair for pair in candidates if texts.count(pair[0]) == texts.count(pair[1]) == 1][:limit]
-    random.shuffle(pairs)
-    assert dev.choose_pairs(iter(pairs), limit, order.__getitem__) == chosen
+    queries = [(*pair, *2 * [order[" ".join(pair)]]) for pair in pairs]  # each in a passage and document of its own
+    chosen = dev.choose_queries(queries, limit, order.__getitem__)
+    candidates = sorted(set(queries), key=lambda query: query[2])[: 2 * limit]
+    texts = [text for query in candidates for text in query[:2]]
+    assert chosen == [query for query in candidates if texts.count(query[0]) == texts.count(query[1]) == 1][:limit]
+    random.shuffle(queries)
+    assert dev.choose_queries(iter(queries), limit, order.__getitem__) == chosen
 
 
 def test_texts_of_one_passage_do_not_compete():
     queries, targets = np.eye(4, dtype=np.float32)[[0, 0, 1]], np.eye(4, dtype=np.float32)[[1, 0, 0]]
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets), [3, 1.5, 2.5])
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets, [7, 7, 2]), [2, 1.5, 2])
-    assert len(dev.choose_pairs([("a", "p", 0), ("b", "p", 0), ("c", "q", 1), ("d", "q", 2)], 4, hash)) == 2
+    assert len(dev.choose_queries([("a", "p", 0, 0), ("b", "p", 0, 0), ("c", "q", 1, 0), ("d", "q", 2, 0)], 4)) == 2
 
 
 def letters() -> TableEncoder:

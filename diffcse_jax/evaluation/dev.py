@@ -10,7 +10,7 @@ import heapq
 import itertools
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -43,17 +43,8 @@ KEYWORDS = 5
 
 Training = Callable[[], Iterable[str]]
 Texts = dict[str, Any]  # a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs
-Pair = TypeVar("Pair", bound=tuple[Any, ...])
-Pairs = list[tuple[str, str]]
-
-
-class Query(NamedTuple):
-    """A query and the text that it should find. Only texts of other passages compete with that text."""
-
-    query: str
-    target: str
-    passage: int
-    document: int
+Pairs = list[tuple[str, str]]  # queries, and the texts that they should find
+Query = tuple[str, str, int, int]  # a pair, and the numbers of its passage and document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +178,7 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
     if kind == retrieval.COLLECTION:
         return texts | {"collection": retrieval.read_collection(expand_path(file))}
     path = expand_path(options.pairs_file)
-    own = read_pairs(path, Form(0, (1, 2)))
+    own = read_pairs(path, Form(0, (1, 2), labels=(-1e9, 1e9)))
     if np.ptp(own.gold) == 0:
         raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
     return texts | {"sets": {metric: own}}
@@ -244,9 +235,9 @@ def held_out_queries(data: DataConfig, metric: str, most: int) -> list[Query]:
             for section in document:
                 for pairs in HELD_OUT_PAIRS[metric](section, data.max_length):
                     passage = next(passages)
-                    yield from (Query(*pair, passage, number) for pair in pairs if not isinstance(checked(pair), Fault))
+                    yield from ((*pair, passage, number) for pair in pairs if not isinstance(checked(pair), Fault))
 
-    chosen = choose_pairs(usable(), most, digest)
+    chosen = choose_queries(usable(), most)
     if len(chosen) < 2:
         left = f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves"
         raise DataError(
@@ -256,22 +247,21 @@ def held_out_queries(data: DataConfig, metric: str, most: int) -> list[Query]:
     return chosen
 
 
-def choose_pairs(pairs: Iterable[Pair], limit: int, order: Callable[[str], int]) -> list[Pair]:
-    """Choose pairs that share no text: those with the lowest `order`, a hash, in whatever order they come.
+def choose_queries(queries: Iterable[Query], limit: int, order: Callable[[str], int] = digest) -> list[Query]:
+    """Choose queries with the lowest `order`, a hash, whatever order they come in.
 
-    Further items of a pair say where it is from, such as its passage. Pairs that are equal in them may share a text.
-    Memory holds at most four times the limit.
+    They share texts only with others of their passage. Memory holds at most four times the limit.
     """
-    lowest: dict[int, Pair] = {}
-    for pair in pairs:
-        lowest[order(" ".join(pair[:2]))] = pair
+    lowest: dict[int, Query] = {}
+    for query in queries:
+        lowest[order(" ".join(query[:2]))] = query
         if len(lowest) > 4 * limit:
             lowest = dict(heapq.nsmallest(2 * limit, lowest.items()))
-    candidates = [pair for _, pair in sorted(lowest.items())[: 2 * limit]]
-    places = {(text, pair[2:] or pair) for pair in candidates for text in pair[:2]}
+    candidates = [query for _, query in sorted(lowest.items())[: 2 * limit]]
+    places = {(text, passage) for *texts, passage, _ in candidates for text in texts}
     occurrences = collections.Counter(text for text, _ in places)
     shared = {text for text, count in occurrences.items() if count > 1}
-    return [pair for pair in candidates if pair[0] != pair[1] and shared.isdisjoint(pair[:2])][:limit]
+    return [query for query in candidates if query[0] != query[1] and shared.isdisjoint(query[:2])][:limit]
 
 
 def training_halves(training: Callable[[], Iterable[str]], most: int) -> Pairs:

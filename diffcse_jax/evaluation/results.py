@@ -19,14 +19,9 @@ GROUPS = {"sts": tuple(task.name for task in STS_TASKS), "transfer": tuple(task.
 
 # A task's column shows the first that it has.
 SCORES = ("spearman", "acc", "devacc", CHOOSES, "mrr")
-PROBES = {name: ("geometry", name) for name in ("alignment", "uniformity")} | {
-    f"recall@{k}": ("retrieval", f"recall@{k}") for k in CUTOFFS
-}
-SHORT_NAMES = {
-    "STSBenchmark": "STS-B",
-    "SICKRelatedness": "SICK-R",
-    "average sts": "average",
-    "average transfer": "average",
+PROBES = {"geometry": ("alignment", "uniformity"), "retrieval": tuple(f"recall@{k}" for k in CUTOFFS)}
+SHORT_NAMES = {"STSBenchmark": "STS-B", "SICKRelatedness": "SICK-R"} | {
+    f"average {group}": "average" for group in GROUPS
 }
 _DECIMALS = {"alignment": 3, "uniformity": 3, "n": 0, "ntrain": 0, "ndev": 0, "ntest": 0}
 
@@ -63,7 +58,7 @@ def scores_by_column(results: Results) -> dict[str, float]:
     columns |= {f"average {group}": mean for group, mean in results["averages"].items() if mean is not None}
     for name in (name for name, scores in tasks.items() if HYBRID in scores):
         columns |= {f"{name} + BM25": tasks[name][HYBRID], f"{name} BM25": tasks[name]["BM25"]}
-    return columns | {column: tasks[task][key] for column, (task, key) in PROBES.items() if task in tasks}
+    return columns | {key: tasks[task][key] for task, keys in PROBES.items() if task in tasks for key in keys}
 
 
 def sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:

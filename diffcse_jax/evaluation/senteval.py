@@ -307,23 +307,21 @@ def _logits(weights: Array | np.ndarray, features: Array) -> Array:
 # Tasks
 
 
-def read_examples(*paths: Path, labels: Mapping[str, int], form: Form | None) -> list[Example]:
-    """Return the examples of files, sorted by word counts and label: SentEval numbers and splits them so.
+def read_examples(path: Path, form: Form) -> list[Example]:
+    """Read a file whose rows name their class."""
+    return _sorted(parse_rows(numbered_lines(path, form.encoding), form, path))
 
-    Args:
-        paths: The files of a split.
-        labels: Classes by their name in the files.
-        form: None: one file per class, in Latin-1, with a sentence on each line.
-    """
-    rows: list[tuple[str, tuple[str, ...]]] = []
-    for path in paths:
-        if form is None:  # 0x85 ends a line, too; empty lines are empty sentences
-            lines = [part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines()]
-            rows += [(path.name, (single_spaced(line),)) for line in lines]
-        else:
-            expected = f"one of {', '.join(labels)} as label"
-            rows += parse_rows(numbered_lines(path, form.encoding), form, labels.__contains__, expected, path)
-    examples = [Example(sentences, labels[label]) for label, sentences in rows]
+
+def read_two_classes(positive: Path, negative: Path) -> list[Example]:
+    """Read a file for each of two classes, in Latin-1, with a sentence on each line."""
+    lines = [(label, line) for label, path in ((1, positive), (0, negative)) for line in read_lines(path, "latin-1")]
+    # 0x85 ends a line, too; empty lines are empty sentences.
+    return _sorted([(label, (single_spaced(part),)) for label, line in lines for part in f"{line}\n".splitlines()])
+
+
+def _sorted(rows: Sequence[tuple[int, tuple[str, ...]]]) -> list[Example]:
+    """Sort examples by word counts and label: SentEval numbers and splits them so."""
+    examples = [Example(sentences, label) for label, sentences in rows]
     return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
 
 
@@ -332,7 +330,7 @@ def score_examples(
     content: Mapping[str, list[Example]],
     settings: Settings,
     *,
-    labels: Mapping[str, int],
+    classes: int,
     procedure: Callable[[Features, Recipe], Scores],
 ) -> Scores:
     """Return accuracies, x 100, rounded as SentEval rounds them.
@@ -341,40 +339,43 @@ def score_examples(
     examples.
     """
     found = [example.label for example in content["train"]]
-    fewest = min(labels.values(), key=found.count)
+    fewest = min(range(classes), key=found.count)
     if (count := found.count(fewest)) < FEWEST_PER_CLASS:
         counts = counted(count, "training example{s}")
         raise DataError(f"there are {counts} of class {fewest}; every class needs {FEWEST_PER_CLASS}")
-    return procedure(encode_examples(encoder, content, len(labels)), SETTINGS[settings.mode])
+    return procedure(encode_examples(encoder, content, classes), SETTINGS[settings.mode])
 
 
 def _task(
     name: str,
     splits: Mapping[str, tuple[str, ...]],
-    labels: Mapping[str, int],
-    form: Form | None,
+    read: Callable[..., list[Example]],
     procedure: Callable[[Features, Recipe], Scores],
+    classes: int = 2,
 ) -> Task:
-    read = functools.partial(read_examples, labels=labels, form=form)
-    return Task(name, splits, read, functools.partial(score_examples, labels=labels, procedure=procedure))
+    return Task(name, splits, read, functools.partial(score_examples, classes=classes, procedure=procedure))
 
 
-def _binary(name: str, positive: str, negative: str) -> Task:
-    splits = {"train": (f"{name}/{positive}", f"{name}/{negative}")}
-    return _task(name, splits, {positive: 1, negative: 0}, None, nested_cross_validation)
-
-
-_SST2 = {split: (f"SST/binary/sentiment-{split}",) for split in ("train", "dev", "test")}
-_TREC = {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}
-_MRPC = {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}
+TWO_FILES = {
+    "MR": ("rt-polarity.pos", "rt-polarity.neg"),
+    "CR": ("custrev.pos", "custrev.neg"),
+    "SUBJ": ("subj.objective", "subj.subjective"),
+    "MPQA": ("mpqa.pos", "mpqa.neg"),
+}
+_SST2 = functools.partial(read_examples, form=Form(1, (0,), BINARY))
+_TREC = functools.partial(read_examples, form=Form(0, (2,), QUESTIONS, "latin-1", separators=": "))
+_MRPC = functools.partial(read_examples, form=Form(0, (3, 4), BINARY, header=True))
 
 TRANSFER_TASKS = (
-    _binary("MR", "rt-polarity.pos", "rt-polarity.neg"),
-    _binary("CR", "custrev.pos", "custrev.neg"),
-    _binary("SUBJ", "subj.objective", "subj.subjective"),
-    _binary("MPQA", "mpqa.pos", "mpqa.neg"),
-    _task("SST2", _SST2, BINARY, Form(label=1, sentences=(0,)), fixed_splits),
-    # A line is LABEL:finer_label question.
-    _task("TREC", _TREC, QUESTIONS, Form(0, (2,), encoding="latin-1", separators=": "), cross_validation),
-    _task("MRPC", _MRPC, BINARY, Form(0, (3, 4), header=True), cross_validation),
+    *(
+        _task(name, {"train": tuple(f"{name}/{file}" for file in files)}, read_two_classes, nested_cross_validation)
+        for name, files in TWO_FILES.items()
+    ),
+    _task(
+        "SST2", {split: (f"SST/binary/sentiment-{split}",) for split in ("train", "dev", "test")}, _SST2, fixed_splits
+    ),
+    _task("TREC", {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}, _TREC, cross_validation, 6),
+    _task(
+        "MRPC", {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}, _MRPC, cross_validation
+    ),
 )

@@ -4,9 +4,10 @@ It is a folder on disk, or the archive that SimCSE put on the Hugging Face hub.
 """
 
 import os
+import re
 import tarfile
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
     Path(__file__).with_name("official.toml").read_text(encoding="utf-8")
 )
 PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
-
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # float() also accepts 1_0 and nan
 
 # The folder
 
@@ -76,9 +77,24 @@ class Form(NamedTuple):
 
     label: int  # the column of the label, from 0
     sentences: tuple[int, ...]  # the columns of the sentences
+    labels: Mapping[str, int] | tuple[float, float]  # classes by their names, or the scale of ratings
     encoding: str = "utf-8-sig"  # a byte-order mark is allowed
     separators: str = ""  # of the first columns, instead of tabs, each where it occurs first in a line
     header: bool = False
+
+    def value(self, text: str) -> float | None:
+        """Return the class or rating that a text names, or None if it is invalid."""
+        if isinstance(self.labels, Mapping):
+            return self.labels.get(text)
+        low, high = self.labels
+        return float(text) if _NUMBER.fullmatch(text) and low <= float(text) <= high else None
+
+    @property
+    def expected(self) -> str:
+        """What `value` accepts, in words."""
+        if isinstance(self.labels, Mapping):
+            return f"one of {', '.join(self.labels)} as label"
+        return "a number from {:g} to {:g}".format(*self.labels)
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
@@ -97,31 +113,30 @@ def numbered_lines(path: Path, encoding: str = "utf-8-sig") -> list[tuple[int, s
     return [(number, line) for number, line in enumerate(read_lines(path, encoding), 1) if line.strip()]
 
 
-def parse_rows(
-    lines: Iterable[tuple[int, str]], form: Form, is_label: Callable[[str], bool], labels: str, source: Path | str
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the label and the sentences of numbered lines. Quotes are text.
+def parse_rows(lines: Iterable[tuple[int, str]], form: Form, source: Path | str) -> list[tuple[Any, tuple[str, ...]]]:
+    """Return the class or rating and the sentences of numbered lines. Quotes are text.
 
-    A header is skipped, and refused if `is_label` accepts it. Errors name the source and what labels are expected.
+    A header is skipped, and refused if it is a valid row. Errors name the source.
     """
     least = 1 + max(form.label, *form.sentences)
-    kind = f"columns separated by {' and '.join(map(repr, form.separators))}" if form.separators else "columns"
     rows = []
     for position, (number, line) in enumerate(lines):
         columns = line.strip()
         for separator in form.separators:
             columns = columns.replace(separator, "\t", 1)
         fields = columns.split("\t")
-        is_row = len(fields) >= least and is_label(fields[form.label])
+        value = form.value(fields[form.label]) if len(fields) >= least else None
         if form.header and position == 0:
-            if is_row:
+            if value is not None:
                 raise DataError(f"{source}, line {number}: expected a header, found data")
-        elif is_row:
-            rows.append((fields[form.label], tuple(single_spaced(fields[column]) for column in form.sentences)))
+        elif value is not None:
+            rows.append((value, tuple(single_spaced(fields[column]) for column in form.sentences)))
         elif len(fields) < least:
+            kind = f"columns separated by {' and '.join(map(repr, form.separators))}" if form.separators else "columns"
             raise DataError(f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in {line[:60]!r}")
         else:
-            raise DataError(f"{source}, line {number}: expected {labels}, found {fields[form.label][:60]!r}")
+            found = fields[form.label][:60]
+            raise DataError(f"{source}, line {number}: expected {form.expected}, found {found!r}")
     if not rows:
         raise DataError(f"{source}: no sentences")
     return rows

@@ -4,7 +4,6 @@ File formats and formulas are those of SimCSE's copy of SentEval. Nothing is tra
 STS-B follows SimCSE (section 5) and DiffCSE (section 5 and appendix).
 """
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -26,7 +25,6 @@ COEFFICIENTS = ("spearman", "pearson")
 POSITIVE_RATING = 4.0  # alignment is over pairs rated higher
 RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))  # without the lower bound, except for 0
 BINS = np.linspace(-1, 1, 41)
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # float() also accepts 1_0 and nan
 
 
 class ScoredPairs(NamedTuple):
@@ -69,9 +67,9 @@ def correlations(system: Float[np.ndarray, " n"], gold: Sequence[float] | Float[
 # Files
 
 
-def read_pairs(path: Path, form: Form, scale: tuple[float, float] = (-1e9, 1e9)) -> ScoredPairs:
-    """Read sentence pairs whose ratings are on a scale, from the lowest to the highest."""
-    return _scored(numbered_lines(path, form.encoding), form, scale, path)
+def read_pairs(path: Path, form: Form) -> ScoredPairs:
+    """Read sentence pairs with ratings."""
+    return _scored(parse_rows(numbered_lines(path), form, path))
 
 
 def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
@@ -85,18 +83,12 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
             if (found := len(pair.strip().split("\t"))) != 2:
                 raise DataError(f"{sentences}, line {number}: expected 2 sentences separated by a tab, found {found}")
             rated.append((number, f"{rating}\t{pair}"))
-    return _scored(rated, Form(0, (1, 2)), RATINGS, f"{ratings} with {sentences.name}")
+    return _scored(parse_rows(rated, Form(0, (1, 2), RATINGS), f"{ratings} with {sentences.name}"))
 
 
-def _scored(lines: list[tuple[int, str]], form: Form, scale: tuple[float, float], source: Path | str) -> ScoredPairs:
-    low, high = scale
-
-    def is_rating(text: str) -> bool:
-        return bool(_NUMBER.fullmatch(text)) and low <= float(text) <= high
-
-    rows = parse_rows(lines, form, is_rating, f"a number from {low:g} to {high:g}", source)
+def _scored(rows: Sequence[tuple[float, tuple[str, ...]]]) -> ScoredPairs:
     first, second = zip(*(sentences for _, sentences in rows), strict=True)
-    return ScoredPairs([*first], [*second], [float(rating) for rating, _ in rows])
+    return ScoredPairs([*first], [*second], [rating for rating, _ in rows])
 
 
 # Tasks
@@ -139,13 +131,13 @@ YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
 STSB = Task(
     "STSBenchmark",
     {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("dev", "test")},
-    partial(read_pairs, form=Form(4, (5, 6)), scale=RATINGS),
+    partial(read_pairs, form=Form(4, (5, 6), RATINGS)),
     score_pairs,
 )
 SICKR = Task(
     "SICKRelatedness",
     {"dev": ("SICK/SICK_trial.txt",), "test": ("SICK/SICK_test_annotated.txt",)},
-    partial(read_pairs, form=Form(3, (1, 2), header=True), scale=RATINGS),
+    partial(read_pairs, form=Form(3, (1, 2), RATINGS, header=True)),
     score_pairs,
 )
 STS_TASKS = (*YEARS, STSB, SICKR)

@@ -171,14 +171,9 @@ class SentenceIndex:
     ) -> list[list[Hit]]:
         """Find the best texts for each query, best first; equally good ones in the order of the index.
 
-        Of the passages of a document, only the best is a hit.
-
-        Args:
-            queries: Embeddings of length 1; not needed if mode is `lexical`.
-            top_k: The largest number of hits for a query.
-            threshold: The least score of a hit; None for any.
-            texts: The queries themselves; not needed if mode is `dense`.
-            mode: `dense` for cosine similarities, `lexical` for BM25, or `hybrid`. By default that of the index.
+        Of the passages of a document, only the best is a hit. `queries` are embeddings of length 1, not needed if mode
+        is `lexical`; `texts` are the queries themselves, not needed if mode is `dense`. Other arguments are those of
+        `Searcher.search_hits`.
         """
         mode, top_k = self.checked_mode(mode), min(check_count("top_k", top_k), len(self.texts))
         if threshold is not None and math.isnan(threshold):
