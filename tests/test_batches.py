@@ -1,7 +1,8 @@
-"""Batches of a token store, of neighbours and of crops: what they hold, their order and their shapes."""
+"""Batches: what they hold, their order and their shapes, and what each epoch draws again."""
 
 import collections
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tokenizers
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import batches
-from diffcse_jax.data.batches import (
-    BatchShape,
-    BatchSource,
-    Packing,
-    Shards,
-    choose_lengths,
-    choose_shapes,
-)
-from diffcse_jax.data.sampling import Augmentation, Crops, Neighbours, examples_of
+from diffcse_jax.data.batches import BatchShape, BatchSource, Packing, Shards, choose_lengths, choose_shapes
+from diffcse_jax.data.sampling import Augmentation, Crops, Neighbours, begins_word, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open
 from diffcse_jax.errors import DataError
@@ -43,12 +40,8 @@ def store_of(folder: Path, lengths: np.ndarray, documents: list[int] | None = No
     np.save(folder / "offsets.npy", np.concatenate([[0], lengths.ravel().cumsum()]))
     if documents:
         np.save(folder / "document_starts.npy", np.cumsum([0, *documents[:-1]]))
-    meta = {
-        "columns": ["sentence", "positive"][: lengths.shape[1]],
-        "max_length": LONGEST,
-        "note": "",
-        "dtype": "uint16",
-    }
+    columns = ["sentence", "positive"][: lengths.shape[1]]
+    meta = {"columns": columns, "max_length": LONGEST, "note": "", "dtype": "uint16"}
     (folder / "meta.json").write_text(json.dumps(meta))
     return TokenStore(folder)
 
@@ -308,3 +301,95 @@ def test_texts_that_cannot_give_examples_are_refused(tmp_path, minilm_dir):
     store.offsets = np.array([0, 17])  # with [CLS] and [SEP]
     with pytest.raises(DataError, match="no document has the 16 tokens that two crops need"):
         Crops(store, 32)
+
+
+# Augmented views (SimCSE Table 1)
+
+CLS, SEP, UNK = 1, 2, 3
+NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "run", "##ning", "##s", "fast", "quick", "##ly", "very", "dog", "."]
+BEGINS = np.array([not name.startswith("##") for name in NAMES])
+SYNONYMS = {(7,): ((8,), (10, 8, 9)), (4, 5): ((7, 9),)}  # fast: quick, very quickly; running: fastly
+sentences = st.lists(st.integers(UNK + 1, len(NAMES) - 1), max_size=LONGEST - 2).map(lambda ids: [CLS, *ids, SEP])
+texts = st.lists(sentences, min_size=1, max_size=5)
+seeds = st.integers(0, 1000)
+
+
+def word_piece() -> transformers.PreTrainedTokenizerFast:
+    model = tokenizers.models.WordPiece({name: index for index, name in enumerate(NAMES)}, unk_token="[UNK]")
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")
+
+
+def words_of(ids: list[int]) -> list[tuple[int, ...]]:
+    """Return the words between the first and the last token."""
+    starts = [i for i in range(1, len(ids) - 1) if i == 1 or BEGINS[ids[i]]]
+    return [tuple(ids[start:end]) for start, end in itertools.pairwise([*starts, len(ids) - 1])]
+
+
+def augmented(texts: list[list[int]], seed: int, kind: str, ratio: float = 0.3, synonyms=None) -> list[list[int]]:
+    lengths = np.array([len(ids) for ids in texts])
+    input_ids = np.array([ids + [0] * (LONGEST - len(ids)) for ids in texts], np.int32)
+    augmentation = Augmentation(kind, ratio, BEGINS, synonyms or {})
+    new_ids, new_lengths = augmentation(input_ids, lengths, np.random.default_rng(seed))
+    found = [ids[:length].tolist() for ids, length in zip(new_ids, new_lengths, strict=True)]
+    assert all((ids[0], ids[-1]) == (CLS, SEP) for ids in found)
+    return found
+
+
+@given(texts, seeds, st.sampled_from(["crop", "word_deletion", "delete_one_word"]), st.sampled_from([0, 0.1, 0.5, 1]))
+def test_whole_words_are_removed_and_at_least_one_is_kept(texts, seed, kind, ratio):
+    for before, after in zip(texts, augmented(texts, seed, kind, ratio), strict=True):
+        words, kept = words_of(before), words_of(after)
+        count = len(words)
+        removed = {
+            "crop": count - max(np.rint((1 - ratio) * count), 1),
+            "word_deletion": min(np.rint(ratio * count), count - 1),
+            "delete_one_word": min(1, count - 1),
+        }[kind]
+        assert len(kept) == count - max(removed, 0)
+        rest = iter(words)
+        assert all(word in rest for word in kept)  # in their order
+        if kind == "crop":
+            assert any(words[i : i + len(kept)] == kept for i in range(count + 1))
+
+
+@given(texts, seeds)
+def test_one_word_of_the_table_is_replaced(texts, seed):
+    for before, after in zip(texts, augmented(texts, seed, "synonyms", synonyms=SYNONYMS), strict=True):
+        words = words_of(before)
+        possible = [
+            [token for word in [*words[:i], synonym, *words[i + 1 :]] for token in word][: LONGEST - 2]
+            for i, word in enumerate(words)
+            for synonym in SYNONYMS.get(word, ())
+        ]
+        assert after[1:-1] in (possible or [before[1:-1]])
+
+
+def test_where_words_begin():
+    np.testing.assert_array_equal(begins_word(word_piece().backend_tokenizer), BEGINS)
+    byte_level = {"<s>": 0, "Ġthe": 1, "##": 2, "re": 3}  # of two-character tokens that no WordPiece made
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_level, []))
+    assert begins_word(backend).tolist() == [False, True, False, False]
+    word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "##re": 1}, "the"))
+    assert begins_word(word_level).tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fast\tquick\nrun\n", r"synonyms\.tsv, line 2: expected a word and its synonyms, separated by tabs"),
+        ("fast\tqu\0ick\n", r"synonyms\.tsv, line 1: .* \(NUL byte"),
+        ("quick\tswift\n", "does not contain a word and a synonym of the vocabulary"),
+        (None, r"cannot read .*synonyms\.tsv"),
+    ],
+)
+def test_a_table_of_synonyms_is_read_in_tokens_or_refused(tmp_path, text, message):
+    path = tmp_path / "synonyms.tsv"
+    if text is not None:
+        path.write_text(text)
+    data = DataConfig(augmentation="synonyms", synonyms_file=str(path))
+    with pytest.raises(DataError, match=message):
+        open_augmentation(data, word_piece())
+    path.write_text("fast\tquick\tvery quickly\n\nrunning\tfastly\nquick\tswift\nswift\tquick\n")
+    assert open_augmentation(data, word_piece()).synonyms == SYNONYMS

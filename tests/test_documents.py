@@ -1,12 +1,9 @@
-"""Documents in each format, those that are held out, and the rows that are made of the others."""
+"""Sentences, documents in each format, those that are held out, and the rows that are made of the others."""
 
-import io
 import itertools
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -110,8 +107,6 @@ It does `it` fast, with [a link of its own][1].
 
 ## Installation ##
 
-![a picture](a.png)
-
 - Get **the package**.
 - [x] Run it,
   with care.
@@ -123,10 +118,6 @@ code is not text
 | a | table |
 |---|---|
 
-### Requirements
-
-Python.
-
 Heading by a line
 -----------------
 Text of it.
@@ -136,7 +127,7 @@ sees this -->
 HTML_PAGE = b"""<html><head><title>Not this</title><style>p {}</style></head><body><nav>Home</nav>
 <h1>The <em>tool</em></h1><p>It does <a href="x">one thing</a> well. It does <code>it</code> fast,
 with a link of its own.</p><h2>Installation</h2><ul><li>Get <b>the package</b>.<li>Run it, with care.</ul>
-<pre>code is not text</pre><table><tr><td>a</td></tr></table><h3>Requirements</h3>Python.
+<pre>code is not text</pre><table><tr><td>a</td></tr></table>
 <h2>Heading by a line</h2><div>Text of it.<script>x()</script></div><!-- nobody sees this --></body></html>"""
 RST_PAGE = b"""
 The *tool*
@@ -159,11 +150,6 @@ Installation
 
     code is not text
 
-Requirements
-~~~~~~~~~~~~
-
-Python.
-
 .. unknown:: x
 
 Heading by a line
@@ -182,7 +168,6 @@ def test_a_page_becomes_titled_sections(content, extension):
     assert read(content, extension) == [
         ("The tool", ["It does one thing well. It does it fast, with a link of its own."]),
         ("The tool: Installation", ["Get the package.", "Run it, with care."]),
-        ("The tool: Installation: Requirements", ["Python."]),
         ("The tool: Heading by a line", ["Text of it."]),
     ]
 
@@ -233,55 +218,41 @@ def test_markdown_becomes_text_without_markup(text, expected):
 def write(folder: Path, form: str) -> str:
     """Write `DOCUMENTS` in one of the forms that documents can have."""
     texts = [[f"{title} is what this is about.", *sentences] for title, sentences in DOCUMENTS]
-    rows = [{"title": title, "text": " ".join(text), "n": 1} for title, text in DOCUMENTS]
-    jsonl = [json.dumps(row) for row in rows]
-    table = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), table)
-    files: dict[str, dict[str, str | bytes]] = {
+    clock, boat, word = (" ".join(sentences) for _, sentences in DOCUMENTS)
+    files: dict[str, dict[str, str]] = {
         "blank lines": {"a.txt": "\n\n".join(map("\n".join, texts))},
         "lines": {"a.txt": "\n".join(map(" ".join, texts)) + "\n\n"},
-        "csv": {"a.csv": "title,text\n" + "".join(f'{row["title"]},"{row["text"]}"\n' for row in rows)},
-        "parquet": {"a.parquet": table.getvalue()},
-        "shards": {f"docs/{number}.jsonl": row for number, row in enumerate(jsonl)} | {"docs/_state.json": "{}"},
         "mixed": {
-            "docs/0.html": f"<h1>A clock</h1><p>{rows[0]['text']}</p>", "docs/more/2.jsonl": jsonl[2],
-            "docs/.git/a.txt": "Never read.",
-            "docs/_1.rst": f"A boat\n======\n\n{rows[1]['text']}\n", "docs/a.png": "",
+            "docs/0.html": f"<h1>A clock</h1><p>{clock}</p>", "docs/.git/a.txt": "Never read.",
+            "docs/_1.rst": f"A boat\n======\n\n{boat}\n", "docs/a.png": "",
+            "docs/more/2.jsonl": json.dumps({"title": "A word", "text": word, "n": 1}),
             "docs/_category_.json": '{"label": "Pages"}', "docs/settings.json": '{"label": "Pages"}',
         },
     }  # fmt: skip
     for name, content in files[form].items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    (path,) = [each for each in folder.iterdir() if each.name == "docs" or each.stem[0] == "a"]
-    return str(path)
+        (folder / name).write_text(content)
+    return str(folder / ("docs" if form == "mixed" else "a.txt"))
 
 
-TITLED = ["csv", "shards", "parquet", "mixed"]
-
-
-@pytest.mark.parametrize("form", ["blank lines", "lines", *TITLED])
+@pytest.mark.parametrize("form", ["blank lines", "lines", "mixed"])
 def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
-    name, has_titles = write(tmp_path, form), form in TITLED
+    name, has_titles = write(tmp_path, form), form == "mixed"
     leads = [title if has_titles else f"{title} is what this is about." for title, _ in DOCUMENTS]
     corpus = opened(name, "lead")
     expected = [(lead, " ".join(text)) for lead, (_, text) in zip(leads, DOCUMENTS, strict=True)]
     assert list(corpus) == expected[:2]
     assert corpus.columns == ("lead", "rest")
-    skipped = {
-        "mixed": "; skipped files: 1 named _*, 1 .png; skipped 1 table without texts",
-        "shards": "; skipped files: 1 named _*",
-    }.get(form, "")
+    skipped = "; skipped files: 1 named _*, 1 .png; skipped 1 table without texts" if has_titles else ""
     assert corpus.summary() == f"3 documents, 1 section too short for a pair left out{skipped}"
     rows = list(opened(name, "dropout").in_documents())
     found = [[text for _, _, (text,) in group] for _, group in itertools.groupby(rows, lambda row: row[1])]
     sentences = [[lead] * (not has_titles) + text for lead, (_, text) in zip(leads, DOCUMENTS, strict=True)]
     assert [*map(" ".join, found)] == [*map(" ".join, sentences)]
     assert found[:2] == sentences[:2]  # the third has a word, which is not a sentence
-    places, _, searched = zip(*open_text(name).in_documents(), strict=True)
     if has_titles:
+        places, _, searched = zip(*open_text(name).in_documents(), strict=True)
         assert [text for (text,) in searched] == [" ".join(text) for _, text in DOCUMENTS]
-    if form == "mixed":
         assert places == ("0.html", "_1.rst", "more/2.jsonl, line 1")
 
 
@@ -360,6 +331,12 @@ def test_tables_without_title_or_text(tmp_path):
             r"a\.md has no columns\. Leave data\.columns empty",
         ),
         ("folder/a.md", "# One\n", {}, r"folder: these files contain documents\. Set data\.pairs"),
+        (
+            "a.md",
+            "# A\n\nOne text.",
+            {"pairs": "lead", "held_out": 0.1},
+            r"a single document, and data\.held_out=0\.1 keeps",
+        ),
     ],
 )
 def test_sources_without_documents_are_refused(tmp_path, name, content, options, reason):
@@ -412,7 +389,6 @@ def test_no_text_is_on_both_sides_whatever_the_order(tmp_path, contents, random)
 
 
 def test_boilerplate_is_left_out_of_both_sides(tmp_path):
-    """Before, each text of a licence that a held-out document contains was left out of training only."""
     licence = " ".join(f"Licence sentence {i} is the same everywhere." for i in range(10))
     rows = [{"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"} for i in range(580)]
     twins = [{"title": f"Twin {i % 20}", "text": f"These are twins, {i % 20}. Only {i} has this."} for i in range(40)]
@@ -428,8 +404,98 @@ def test_boilerplate_is_left_out_of_both_sides(tmp_path):
     assert not held & {text for row in trained for text in row}
 
 
-def test_a_single_document_cannot_be_divided(tmp_path):
-    (tmp_path / "a.md").write_text("# A title\n\nThis is one text. It has two sentences.\n")
-    with pytest.raises(DataError, match=r"is a single document, and data\.held_out=0\.1 keeps whole documents"):
-        list(opened(tmp_path / "a.md", "lead", held_out=0.1))
-    assert list(opened(tmp_path / "a.md", "lead"))
+# Docstrings
+
+NUMPY_STYLE = """
+    Compute the ``median`` along the specified *axis*.  The result of `numpy.median` is exact.
+
+    Returns the median of the array elements, see :func:`mean <numpy.mean>`. It is robust, e.g. against outliers.
+
+    Parameters
+    ----------
+    a : array_like
+        Input array or object that can be converted to an array.
+
+    Notes
+    -----
+    Given a vector of values, the median is its middle value [1]_. The method is described in [2]_.
+    It is the value :math:`m` for which half of the values are larger.
+
+    .. versionadded:: 1.0
+       This paragraph is part of a directive and does not count.
+
+    Consider the following example of an array::
+
+        This is code and not a sentence.
+
+    - This is an item of a list.
+
+    Examples
+    --------
+    This introduces the example of a median.
+
+    >>> median([1, 2])
+"""
+
+GOOGLE_STYLE = """Opens the file at the path.
+
+    Files are opened for reading in binary mode
+    unless told otherwise by the caller.
+
+    Args:
+      path: The path of the file to open.
+
+    set_mode(path) is called when x_y = 3 for now.
+    """
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        (NUMPY_STYLE, ["Compute the median along the specified axis.",
+                       "Returns the median of the array elements, see mean.", "It is robust, e.g. against outliers.",
+                       "Given a vector of values, the median is its middle value."]),
+        (GOOGLE_STYLE, ["Opens the file at the path.",
+                        "Files are opened for reading in binary mode unless told otherwise by the caller."]),
+        ("Too short a one.", []),
+        ("This has no end of a sentence", []),
+        (" ".join(["Word"] * 60) + ".", [" ".join(["Word"] * 60) + "."]),
+        (" ".join(["Word"] * 61) + ".", []),
+        ("Is this a short question? Yes, it is one, indeed!", ["Is this a short question?", "Yes, it is one, indeed!"]),
+    ],
+)  # fmt: skip
+def test_sentences_are_prose_without_markup(docstring, expected):
+    assert [*filter(documents.is_english, documents.spans_of(docstring))] == expected
+
+
+FUNCTION = '''
+def function_{0}():
+    """Compute the value of function {0}.
+
+    The value of number {0} is large for most of the arguments. This sentence occurs in all docstrings here.
+    """
+    raise RuntimeError("this must not run")
+'''
+
+
+def test_functions_are_either_in_the_corpus_or_held_out(tmp_path, monkeypatch):
+    """200 functions stand for the installed packages."""
+    (tmp_path / "module.py").write_text("".join(map(FUNCTION.format, range(200))) + "\n1 / 0\n")
+    (tmp_path / "broken.py").write_text("def (")
+    files = [("package.broken", tmp_path / "broken.py"), ("package.module", tmp_path / "module.py")]
+    monkeypatch.setattr(documents, "_source_files", lambda: iter(files))
+    documents._docstrings.cache_clear()
+    pairs = documents.docstring_pairs()
+    corpus = [sentence for (sentence,) in open_corpus(DataConfig(train_file="docstrings"))]
+    leads = list(open_corpus(DataConfig(train_file="docstrings", pairs="lead")))
+    assert documents.docstring_pairs(3) == pairs[:3]
+    documents._docstrings.cache_clear()
+    assert 5 <= len(pairs) <= 40  # 20 expected, standard deviation 4
+    summaries = [f"Compute the value of function {number}." for number in range(200)]
+    values = [f"The value of number {number} is large for most of the arguments." for number in range(200)]
+    repeated = "This sentence occurs in all docstrings here."
+    held_out = {summaries.index(summary) for summary, _ in pairs}
+    assert dict(pairs) == {summaries[number]: f"{values[number]} {repeated}" for number in held_out}
+    trained = [number for number in range(200) if number not in held_out]
+    assert {*corpus} == {text for number in trained for text in (summaries[number], values[number])}
+    assert sorted(leads) == sorted((summaries[number], values[number]) for number in trained)

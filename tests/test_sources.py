@@ -133,33 +133,32 @@ def test_errors_name_the_users_option_and_the_fix(tmp_path, name, message):
     assert "data." not in str(raised.value)
 
 
+HARD_NEGATIVES = ("hard_negative", "hard_negative_2")
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
 @pytest.mark.parametrize(
     ("header", "wanted", "columns"),
     [
-        ("anything", "", "anything"),
-        ("hard_negative_2,hard_negative,positive,sentence", "", "sentence,positive,hard_negative,hard_negative_2"),
-        ("hard_neg,sent1,sent0,hard_neg_2", "", "sent0,sent1,hard_neg,hard_neg_2"),
-        ("x,label,y", "y,x", "y,x"),
-        ("x,label,y", "x,z", r"a\.\w+: no column 'z'\. It has: x, label, y\. Name the columns in data\.columns"),
-        ("sentence,label", "", r"it has 2 columns: sentence, label\. Name the columns in data\.columns"),
-        ("sent0,positive", "", r"it has 2 columns: sent0, positive\. Name the columns in data\.columns"),
+        ("anything", (), ("anything",)),
+        ("What is said?", ("What is said?",), ("What is said?",)),
+        ("hard_negative_2,hard_negative,positive,sentence", (), ("sentence", "positive", *HARD_NEGATIVES)),
+        ("hard_neg,sent1,sent0,hard_neg_2", (), ("sent0", "sent1", "hard_neg", "hard_neg_2")),
+        ("x,label,y", ("y", "x"), ("y", "x")),
+        ("x,label,y", ("x", "z"), r"a\.\w+: no column 'z'\. It has: x, label, y\. Name the columns in data\.columns"),
+        ("sentence,label", (), r"it has 2 columns: sentence, label\. Name the columns in data\.columns"),
+        ("sent0,positive", (), r"it has 2 columns: sent0, positive\. Name the columns in data\.columns"),
     ],
 )
 def test_columns_are_known_by_their_names_or_chosen_and_never_guessed(tmp_path, name, header, wanted, columns):
     rows = {"a.csv": f"{header}\n{header}\n", "a.jsonl": json.dumps({each: each for each in header.split(",")})}
-    wanted = tuple(filter(None, wanted.split(",")))
-    if " " not in columns:
-        assert list(corpus_of(tmp_path / name, rows[name].encode(), columns=wanted)) == [tuple(columns.split(","))]
+    if isinstance(columns, tuple):
+        assert list(corpus_of(tmp_path / name, rows[name].encode(), columns=wanted)) == [columns]
         return
     with pytest.raises(DataError, match=columns):
         corpus_of(tmp_path / name, rows[name].encode(), columns=wanted)
     with pytest.raises(DataError, match="Give a file with one column"):
         open_text(tmp_path / name, "--post", columns=wanted)
-
-
-def test_a_column_that_is_named_may_look_like_a_sentence(tmp_path):
-    assert list(corpus_of(tmp_path / "a.csv", b"What is said?\none\n", columns=("What is said?",))) == [("one",)]
 
 
 def test_json_is_a_list_or_has_an_object_per_line(tmp_path):

@@ -20,14 +20,13 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import TokenStore, build_or_open, tokenise, unlimited_tokenizer
 from diffcse_jax.errors import DataError, DiskError
 
-WORDS = ("one", "two", "three", "four", "five", "six")
-CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4
+CLS, SEP, FIRST_WORD = 1, 2, 4
 
 
-def word_tokenizer(largest_id: int = FIRST_WORD + len(WORDS)) -> transformers.PreTrainedTokenizerFast:
+def word_tokenizer(largest_id: int = 10) -> transformers.PreTrainedTokenizerFast:
     """Return a tokenizer with one token per word; `largest_id` sets how wide ids must be."""
-    vocabulary = {"[PAD]": 0, "[CLS]": CLS, "[SEP]": SEP, "[UNK]": UNK, "rare": largest_id}
-    vocabulary |= {word: FIRST_WORD + index for index, word in enumerate(WORDS)}
+    vocabulary = {"[PAD]": 0, "[CLS]": CLS, "[SEP]": SEP, "[UNK]": 3, "rare": largest_id}
+    vocabulary |= {word: FIRST_WORD + index for index, word in enumerate(("one", "two", "three"))}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     backend.post_processor = tokenizers.processors.TemplateProcessing(
@@ -42,13 +41,6 @@ def corpus_of(path: Path, rows: list[tuple[str, ...]], **options) -> Corpus:
     return open_corpus(DataConfig(train_file=str(path), **options))
 
 
-def ids_of(sentence: str, max_length: int) -> list[int]:
-    """Return the word tokenizer's ids, computed by hand."""
-    words = sentence.split()[: max_length - 2]
-    return [CLS, *(FIRST_WORD + WORDS.index(word) if word in WORDS else UNK for word in words), SEP]
-
-
-sentences = st.lists(st.sampled_from((*WORDS, "other")), min_size=1, max_size=9).map(" ".join)
 texts = st.lists(st.sampled_from(["one", "two ", " ", "x" * 40, "x" * 3000]), max_size=40).map(" ".join)
 
 
@@ -165,7 +157,7 @@ def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, damage):
     capsys.readouterr()
     store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert f"Building {folder} again" in capsys.readouterr().err
-    assert store.token_ids.tolist() == ids_of("one two", 8) + ids_of("three", 8)
+    assert store.token_ids.tolist() == [CLS, FIRST_WORD, FIRST_WORD + 1, SEP, CLS, FIRST_WORD + 2, SEP]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert "warning" not in capsys.readouterr().err
@@ -207,7 +199,7 @@ def test_several_processes_of_a_host_build_a_store_once(tmp_path, monkeypatch):
         thread.join()
     assert built == [1]
     (folder,) = cache.iterdir()
-    assert TokenStore(folder).token_ids.tolist() == ids_of("one", 8) + ids_of("two three", 8)
+    assert len(TokenStore(folder)) == 2
 
 
 def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path):
