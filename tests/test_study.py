@@ -4,7 +4,6 @@ import ast
 import contextlib
 import json
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from diffcse_jax.apps import study as studies
 from diffcse_jax.apps.study import FAILURE, LOCK, RESULTS, Study, make_plan, summarize, table
 from diffcse_jax.config import read_overrides
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import ConfigError, handled
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.hosts import StopRequest
 from diffcse_jax.io import lock, read_sealed, write_sealed
 from diffcse_jax.training import loop as loop_module
@@ -195,13 +194,6 @@ def test_a_fine_tuning_waits_for_its_encoder_and_the_study_may_be_moved(tmp_path
         other.rows["start, together"][0].require_same()
 
 
-def test_sigterm_ends_a_study_like_an_interruption(study, monkeypatch):
-    monkeypatch.setattr("diffcse_jax.apps.study.open_corpus", lambda data: signal.raise_signal(signal.SIGTERM))
-    with handled([signal.SIGTERM], lambda *_: pytest.fail("not handled by the study")):
-        code, printed = study("Study(base='simcse_base', start=('cls',), variants={'plain': {}}, seeds=(1,))")
-    assert (code, "interrupted\n" in printed.err) == (130, True)
-
-
 def test_a_damaged_record_is_named_and_scored_again(tmp_path, do):
     made = plan_of(tmp_path)
     for run in made.runs:
@@ -215,28 +207,23 @@ def test_a_damaged_record_is_named_and_scored_again(tmp_path, do):
 
 # The tables
 
-DEV = {"plain": (80.0, 81.0, 82.5), "with DCL": (81.0, 81.5)}  # a seed is not done
 
-
-@pytest.fixture
-def summary(tmp_path):
-    """Three seeds of two variants, of which one is not done, and the starting checkpoint."""
-    published = {"plain": {"STS-B dev": 82.5, "STS12": 68.4}}
-    made = plan_of(tmp_path / "runs", seeds=(1, 2, 3), start=("own",), published=published, source="Paper")
+def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path):
+    fields = {"start": ("own",), "published": {"plain": {"STS-B dev": 82.5, "STS12": 68.4}}, "source": "Paper"}
+    made = plan_of(tmp_path / "runs", seeds=(1, 2, 3), **fields)
     finish(made.rows["start"][0], 70.25, notes=["start: bert-base-uncased before training, pooler avg"], STS12=60.0)
-    for row, dev in DEV.items():
+    scores = {"plain": (80.0, 81.0, 82.5), "with DCL": (81.0, 81.5)}
+    for row, dev in scores.items():
         for run, best in zip(made.rows[row], dev, strict=False):
             finish(run, best, STS12=best - 10, STSBenchmark=75.0)
     begun = made.rows["with DCL"][2].folder
     begun.mkdir()
     (begun / "config.json").touch()
-    return summarize(made)
-
-
-def test_the_table_shows_what_is_measured_published_and_missing(summary):
-    means = {row: f"{np.mean(dev):.2f} ± {np.std(dev, ddof=1):.2f}" for row, dev in DEV.items()}
-    p = scipy.stats.ttest_rel(DEV["plain"][:2], DEV["with DCL"]).pvalue
-    assert table.show(summary, "text").splitlines() == [
+    means = {row: f"{np.mean(dev):.2f} ± {np.std(dev, ddof=1):.2f}" for row, dev in scores.items()}
+    p = scipy.stats.ttest_rel(scores["plain"][:2], scores["with DCL"]).pvalue
+    call = f"Study(base='simcse_base', variants={TWO}, **{fields})"
+    code, printed = study(call, "--report")
+    assert printed.out.splitlines() == [
         "mine (Paper)",
         "",
         "model              n     STS-B dev         STS12         STS-B",
@@ -255,8 +242,13 @@ def test_the_table_shows_what_is_measured_published_and_missing(summary):
         "published: Paper, with its own checkpoints, text and number of steps",
         "with DCL, seed 3: started",
     ]
-    assert "| plain (published) | - |" in table.show(summary, "markdown")
-    assert table.show(summary, "latex").count(r"\toprule") == 2
+    assert printed.out == (tmp_path / "runs/study.txt").read_text()
+    assert "| plain (published) | - |" in (tmp_path / "runs/study.md").read_text()
+    assert (tmp_path / "runs/study.tex").read_text().count(r"\toprule") == 2
+    assert json.loads((tmp_path / "runs/study.json").read_text())["encoders"][1]["n"] == 3
+    assert (code, study(call, "--report", "--seeds", "1", "2")[0]) == (3, 0)
+    (begun / FAILURE).write_text("error: no\n")
+    assert study(call, "--report")[0] == 1
 
 
 def test_dev_scores_on_different_text_are_not_compared(tmp_path):
@@ -291,17 +283,6 @@ def test_fine_tunings_have_their_own_table(tmp_path):
     ]
     assert "not started: plain, seed 2" in lines
     assert {path.name for path in tmp_path.glob("*.png")} == {"study.png", "finetuning.png"}
-
-
-def test_the_report_is_written_and_printed_without_running(study, summary, tmp_path):
-    fields = f"Study(base='simcse_base', variants={TWO}, start=('own',))"
-    code, printed = study(fields, "--report")
-    assert code == 3
-    assert printed.out == (tmp_path / "runs/study.txt").read_text()
-    assert json.loads((tmp_path / "runs/study.json").read_text())["encoders"][1]["n"] == 3
-    assert study(fields, "--report", "--seeds", "1", "2")[0] == 0
-    (tmp_path / "runs/with-DCL/seed-3" / FAILURE).write_text("error: no\n")
-    assert study(fields, "--report")[0] == 1
 
 
 @pytest.mark.slow
