@@ -109,11 +109,11 @@ def test_a_port_in_use_and_invalid_options():
 
 
 def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
-    file = tmp_path / "text.txt"
-    file.write_bytes(b"One.\nTwo.\nOne.\n\xff\n")
-    assert read_texts(str(file)) == [{"line": 1, "sentence": "One."}, {"line": 2, "sentence": "Two."}]
-    assert "1 " in capsys.readouterr().err  # the line that is not UTF-8 is reported
+    (tmp_path / "text.txt").write_bytes(b"One.\nTwo.\nOne.\n\xff\n")
+    texts = read_texts(f"{tmp_path}/text.txt")
+    assert texts == [{"line": 1, "sentence": "One."}, {"line": 2, "sentence": "Two."}]
+    assert "1 not UTF-8" in capsys.readouterr().err
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents/a.md").write_text("# Title\n\nThe first paragraph.\n")
-    texts = read_texts(str(tmp_path / "documents"))
+    texts = read_texts(f"{tmp_path}/documents")
     assert "The first paragraph." in " ".join(each["sentence"] for each in texts)

