@@ -21,32 +21,13 @@ from test_checkpoints import HF_CONFIG
 from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax import run_folder
 from diffcse_jax.api import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.io import append_line
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.run_folder import (
-    BaseModel,
-    describe_base_model,
-    held,
-    open_run,
-    read_base_model,
-    read_config,
-    read_start,
-    records,
-)
-from diffcse_jax.run_folder.records import (
-    MetricsWriter,
-    Record,
-    Selection,
-    read_baseline,
-    read_metrics,
-    read_selection,
-    read_starts,
-    record_start,
-    write_baseline,
-    write_selection,
-)
+from diffcse_jax.run_folder import BaseModel, held, records
+from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection
 
 WITH_SIZES = dataclasses.replace(ENCODER, hf_config=HF_CONFIG)
 HOLDER = """
@@ -59,17 +40,11 @@ with lock(Path(sys.argv[1]) / "lock"):
 """
 
 
-def start(
-    workdir: Path,
-    *parts: Mapping[str, Mapping],
-    precision: str = "float32",
-    encoder: Pretrained = ENCODER,
-    generator: Pretrained = GENERATOR,
-) -> None:
+def start(workdir: Path, *parts: Mapping, precision="float32", encoder=ENCODER, generator=GENERATOR) -> None:
     """Open a run, and leave a checkpoint in its folder."""
     config = config_of({"model": {"name_or_path": "bert"}, "generator": {"name_or_path": "distilbert"}}, *parts)
     config = dataclasses.replace(config, precision=precision)
-    open_run(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
+    run_folder.open_run(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
     (workdir / "checkpoints" / "1").mkdir(exist_ok=True, parents=True)
 
 
@@ -105,11 +80,11 @@ def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys
     path = tmp_path / "encoder/config.json"
     path.write_text(path.read_text().replace('"hidden_size": 16', '"hidden_size": 17'))
     with pytest.raises(CheckpointError, match=r"encoder/config\.json differs from its checksum in start\.json"):
-        read_start(tmp_path)
+        run_folder.read_start(tmp_path)
     start(tmp_path, encoder=WITH_SIZES)
     assert f"warning: {path} was damaged. It has been rewritten" in capsys.readouterr().err
-    assert read_start(tmp_path)[0].folder == path.parent
-    assert read_base_model(path.parent).hub_id == "bert"
+    assert run_folder.read_start(tmp_path)[0].folder == path.parent
+    assert run_folder.read_base_model(path.parent).hub_id == "bert"
 
 
 @pytest.mark.parametrize("content", [None, '{"model":', "a changed key"])
@@ -125,7 +100,7 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json.*\. Restore it from a copy, or from starts\.jsonl "):
         start(tmp_path, {"train": {"seed": 1}})
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        read_config(tmp_path)
+        run_folder.read_config(tmp_path)
     assert (path.read_text() if path.exists() else None) == content
 
 
@@ -142,7 +117,7 @@ def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
         (tmp_path / "config.json").unlink()  # it is written last: a start that was interrupted
     (tmp_path / "checkpoints/1").rmdir()
     start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
-    assert read_config(tmp_path).train.seed == 1
+    assert run_folder.read_config(tmp_path).train.seed == 1
     assert not head.exists()
 
 
@@ -222,12 +197,14 @@ def test_the_true_name_of_a_base_model(tmp_path):
         folder = tmp_path / "mine"
         folder.mkdir(exist_ok=True)
         (folder / "README.md").write_text(card)
-        return describe_base_model(str(folder), folder, recorded)
+        return run_folder.describe_base_model(str(folder), folder, recorded)
 
     packaged = "sentence-transformers/all-MiniLM-L6-v2"
-    assert describe_base_model("minilm", tmp_path, {"_name_or_path": "parent"}) == BaseModel(packaged, packaged)
+    assert run_folder.describe_base_model("minilm", tmp_path, {"_name_or_path": "parent"}) == BaseModel(
+        packaged, packaged
+    )
     for name in ("org/name", "org/name@v1.0"):
-        assert describe_base_model(name, tmp_path, {}) == BaseModel("org/name", "org/name")
+        assert run_folder.describe_base_model(name, tmp_path, {}) == BaseModel("org/name", "org/name")
     assert local(_name_or_path="org/parent") == BaseModel("mine", "org/parent")
     for path in ("/home/ada/x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
         assert local(_name_or_path=path) == BaseModel("mine")
@@ -256,7 +233,7 @@ def test_unreadable_metrics_are_named_and_kept_aside(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     before = lines(row(1)) + b"\n".join(BAD_LINES) + b"\n\n" + lines(row(3))
     path.write_bytes(before)
-    assert read_metrics(tmp_path) == [row(1), row(3)]
+    assert records.read_metrics(tmp_path) == [row(1), row(3)]
     assert f"{path}: skipped 8 unreadable lines, the first is line 2" in capsys.readouterr().err
     MetricsWriter(tmp_path, resumed_at=3)
     assert f"A copy of the file is kept in {tmp_path}/damaged/metrics.jsonl" in capsys.readouterr().err
@@ -271,7 +248,7 @@ def test_intact_metrics_are_only_appended_to(tmp_path, monkeypatch):
     MetricsWriter(tmp_path, resumed_at=2)  # row 3 follows the checkpoint
     monkeypatch.setattr(records.io, "write_text", None)  # not called again
     MetricsWriter(tmp_path, resumed_at=2).write(3, {"loss": 4.0})
-    assert read_metrics(tmp_path) == [row(1), row(2), {"step": 3, "loss": 4.0}]
+    assert records.read_metrics(tmp_path) == [row(1), row(2), {"step": 3, "loss": 4.0}]
 
 
 def test_a_row_that_does_not_fit_on_the_disk_is_removed(tmp_path, monkeypatch):
@@ -291,7 +268,7 @@ def test_a_row_that_does_not_fit_on_the_disk_is_removed(tmp_path, monkeypatch):
         with pytest.raises(DiskError, match=r"No space left on device.* The earlier rows and the checkpoints"):
             writer.write(2, {"loss": 2.0})
     writer.write(2, {"loss": 2.0})
-    assert read_metrics(tmp_path) == [row(1), row(2)]
+    assert records.read_metrics(tmp_path) == [row(1), row(2)]
 
 
 def test_a_line_is_never_joined_to_a_truncated_one(tmp_path):
@@ -304,12 +281,12 @@ def test_a_line_is_never_joined_to_a_truncated_one(tmp_path):
 
 def test_a_damaged_record_is_named_with_the_remedy(tmp_path):
     """The damage is one digit of a score, the last byte of the weights, or everything after 9 bytes."""
-    assert read_baseline(tmp_path) is read_selection(tmp_path) is None
-    write_baseline(tmp_path, BASELINE)
-    write_selection(tmp_path, MIXED, WEIGHTS)
+    assert records.read_baseline(tmp_path) is records.read_selection(tmp_path) is None
+    records.write_baseline(tmp_path, BASELINE)
+    records.write_selection(tmp_path, MIXED, WEIGHTS)
     np.testing.assert_array_equal(load_file(tmp_path / "selected.safetensors")["encoder.bias"], WEIGHTS["encoder.bias"])
     for name in ("selection.json", "selected.safetensors", "start_scores.json"):
-        read = read_baseline if name == "start_scores.json" else read_selection
+        read = records.read_baseline if name == "start_scores.json" else records.read_selection
         path = tmp_path / name
         content = path.read_bytes()
         for damaged in (content.replace(b"60.0", b"60.5"), content[:-1] + b"\xff", content[:9]):
@@ -318,25 +295,25 @@ def test_a_damaged_record_is_named_with_the_remedy(tmp_path):
                 with pytest.raises(CheckpointError, match=rf"{name} .*\. .*run.* again: it"):
                     read(tmp_path)
         path.write_bytes(content)
-        assert read(tmp_path) == (BASELINE if read is read_baseline else MIXED)
+        assert read(tmp_path) == (BASELINE if read is records.read_baseline else MIXED)
 
 
 def test_a_selection_that_cannot_be_removed_is_reported(tmp_path, monkeypatch):
-    write_selection(tmp_path, MIXED, WEIGHTS)
+    records.write_selection(tmp_path, MIXED, WEIGHTS)
     monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(DiskError, match=r"selection\.json: Read-only file system\. The checkpoints"):
-        write_selection(tmp_path, MIXED, WEIGHTS)
+        records.write_selection(tmp_path, MIXED, WEIGHTS)
 
 
 def test_every_start_is_recorded_and_changed_versions_are_reported(tmp_path, monkeypatch, capsys):
     (tmp_path / "start.json").write_text('{"model.name_or_path": "0123"}')
     config = config_of(SIMCSE)
-    record_start(tmp_path, config, text="4567", step=0)
+    records.record_start(tmp_path, config, text="4567", step=0)
     with (tmp_path / "starts.jsonl").open("a") as file:
         file.write('{"time": "202')  # truncated
-    record_start(tmp_path, config, text="4567", step=20)
+    records.record_start(tmp_path, config, text="4567", step=20)
     assert not capsys.readouterr().err
-    first, second = read_starts(tmp_path)
+    first, second = records.read_starts(tmp_path)
     assert (first["step"], second["step"]) == (0, 20)
     assert first["digests"] == {"text": "4567", "model.name_or_path": "0123"}
     assert first["configuration"]["train"]["seed"] == 42
@@ -345,5 +322,5 @@ def test_every_start_is_recorded_and_changed_versions_are_reported(tmp_path, mon
     assert set(first) == {"time", "host", "versions", "devices", "git", "step", "configuration", "digests"}
     version = records.importlib.metadata.version
     monkeypatch.setattr(records.importlib.metadata, "version", lambda name: "9.9" if name == "jax" else version(name))
-    record_start(tmp_path, config, text="4567", step=30)
+    records.record_start(tmp_path, config, text="4567", step=30)
     assert f"in their last digits from here on: jax was {jax.__version__}, now 9.9\n" in capsys.readouterr().err
