@@ -45,7 +45,6 @@ def start(monkeypatch, tmp_path):
     """A function that runs as many steps as there are losses. It returns the run and its events in order."""
     events = []
     monkeypatch.setattr(loop_module, "SHORT_RUN", 0)  # short runs log as long ones do
-    monkeypatch.setattr(loop_module, "show_baseline", lambda *_: None)
     monkeypatch.setattr(loop_module, "shard_batch", lambda batch, mesh: batch)
     write, ready = MetricsWriter.write, jax.block_until_ready
     monkeypatch.setattr(MetricsWriter, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
@@ -111,8 +110,8 @@ def test_a_row_is_read_while_the_next_step_runs(start, tmp_path):
     """At most two steps are in flight: before a third one starts, the first one has ended."""
     _, events = start([5.0, 4.0, 3.0, 2.0, 1.0], log_every=2)
     expected = (
-        "step 1, step 2, waited for 1, row 1, step 3, waited for 2, row 2, step 4, waited for 3, step 5, waited for 4, "
-        "row 4, row 5, evaluated 5, row 5, saved 5!"
+        "row 0, step 1, step 2, waited for 1, row 1, step 3, waited for 2, row 2, step 4, waited for 3, step 5, "
+        "waited for 4, row 4, row 5, evaluated 5, row 5, saved 5!"
     )
     assert events == expected.split(", ")
     rows = rows_of(tmp_path)
@@ -152,7 +151,7 @@ def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_save
     )
     with pytest.raises(UserError, match=message):
         start([5.0] + [float("nan")] * 4, log_every=log_every, max_bad_steps=2)
-    assert [row["step"] for row in read_metrics(tmp_path) if "dev/score" in row] == []
+    assert [row["step"] for row in read_metrics(tmp_path) if "dev/score" in row] == [0]
 
 
 def test_skipped_steps_are_reported_and_their_sentences_written(start, tmp_path, capsys):

@@ -30,7 +30,6 @@ from diffcse_jax.run_folder.records import SEARCH, origin
 
 TOLERANCE = 1e-4  # relative to the largest number in the embeddings
 GRAPH = "onnx/model.onnx"
-ONNX_PACKAGES = ("torch", "sentence_transformers", "onnx", "onnxruntime")  # to write and to check that file
 
 SAMPLES = (
     "A man is playing a guitar on stage.",
@@ -78,7 +77,7 @@ def export(
             cannot be written, or the embeddings differ. Nothing is left of a failed export.
     """
     source, output = io.expand_path(model), io.expand_path(output).resolve()
-    for package in ONNX_PACKAGES if with_onnx else ():
+    for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if with_onnx else ():
         require_extra(package, "onnx")
     saved = read_encoder(source)
     if with_onnx and not saved.prompts.pooled:

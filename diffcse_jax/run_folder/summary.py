@@ -97,8 +97,7 @@ class Run:
         """The prompts of the trained model, or an empty string."""
         with contextlib.suppress(CheckpointError):
             _, prompts = read_start(self.workdir)
-            by_name = prompts.by_name
-            return ", ".join(f"{name} {prompt!r}" for name, prompt in by_name.items() if prompt)
+            return ", ".join(f"{name} {prompt!r}" for name, prompt in prompts.by_name.items() if prompt)
         return ""
 
     @property

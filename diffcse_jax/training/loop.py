@@ -132,7 +132,13 @@ def loop(
                 observer.on_save(int(saving[0].name), saving.pop(0))
 
         if step == 0:
-            show_baseline(run, baseline, state, observer)
+            scores = baseline.dev
+            log_line(f"{run.base.name} before training, with the pooler {baseline.pooler}: {format_scores(scores)}")
+            if run.model_of is None and not run.base.is_trained_embedding(config):
+                scores = run.measure(state.params).scores
+                pooler = config.encoding_pooler
+                log_line(f"step 0, with the pooler that is trained, {pooler}: {format_scores(scores)}")
+            observer.on_evaluation(0, scores)
         logger = MetricLogger(run, observer, progress, state)
         metric = run.evaluation.metric
         before_training = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
@@ -175,16 +181,6 @@ def loop(
         report_saves()
         if not ended:
             raise Interrupted(f"Stopped at step {step}. Everything is saved; run the same command again to resume.")
-
-
-def show_baseline(run: Run, baseline: Record, state: TrainState, observer: Callback) -> None:
-    """Log the dev scores of the starting checkpoint and, if it differs, of the embedding that will be trained."""
-    scores = baseline.dev
-    log_line(f"{run.base.name} before training, with the pooler {baseline.pooler}: {format_scores(scores)}")
-    if run.model_of is None and not run.base.is_trained_embedding(run.config):
-        scores = run.measure(state.params).scores
-        log_line(f"step 0, with the pooler that is trained, {run.config.encoding_pooler}: {format_scores(scores)}")
-    observer.on_evaluation(0, scores)
 
 
 class MetricLogger:

@@ -48,10 +48,7 @@ def _initialize(optimizer: optax.GradientTransformation, params: Params) -> Trai
 
 
 def make_train_step(
-    networks: Networks,
-    config: Config,
-    optimizer: optax.GradientTransformationExtraArgs,
-    mesh: Mesh,
+    networks: Networks, config: Config, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
 ) -> TrainStep:
     """Return the train step, which `jax.jit` compiles for each shape of batches. It reuses the old state's memory.
 

@@ -147,11 +147,10 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     chunk = train.batch_size // train.chunks
     unit = chunk if train.chunks > 1 and examples >= chunk else devices
     size = examples // unit * unit
+    given = f"{config.data.train_file} gives {counted(examples, 'training example{s}')}"
     if size < 2:
-        few = f"too few for a batch on {counted(devices, 'device{s}')}. Give more text."
-        raise DataError(f"{config.data.train_file} gives {counted(examples, 'training example{s}')}, {few}")
-    few = f"{counted(examples, 'training example{s}')}, fewer than train.batch_size={train.batch_size}"
-    log_line(f"notice: the text gives {few}. Training with batches of {size}.")
+        raise DataError(f"{given}, too few for a batch on {counted(devices, 'device{s}')}. Give more text.")
+    log_line(f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches of {size}.")
     return dataclasses.replace(config, train=dataclasses.replace(train, batch_size=size))
 
 
@@ -280,13 +279,12 @@ def select(run: Run, baseline: Record) -> str:
     gain = f"{after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f} over {evaluation.chosen.units}"
     chance = f"; {doubt}, so this may be chance" if doubt else ""
     better = "Not better" if after <= before else "Not clearly better" if keeps_start else "Better"
-    opening = f"{better} than {base.name}"
     trained, gains = records.origin(weight, best.step), bool(higher and keeping)
     if keeps_start:
         exported = f"{base.name} unchanged" + (f" (eval.keep_start=False would export {trained})" if gains else "")
     else:
         exported = trained + ("" if gains else " anyway")
-    verdict = f"{opening}: {metric} {after:.2f}, was {before:.2f} ({gain}{chance})."
+    verdict = f"{better} than {base.name}: {metric} {after:.2f}, was {before:.2f} ({gain}{chance})."
     compared = _compare_systems(run, lambda: encoder(weight))
     advice = [systems.describe_recommendation(compared, systems.recommend(compared))] if compared else []
     verdict = " ".join([verdict, *objections, f"Exported {exported}.", *advice])
