@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-import resource
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_networks import ENCODER, SIMCSE, config_of
+from tiny_run import full_disk
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
@@ -218,16 +218,10 @@ def test_no_encoder_is_read_from_a_damaged_checkpoint(damage, two_checkpoints, t
 
 
 def test_a_full_disk_costs_no_checkpoint(two_checkpoints, tmp_path, capfd):
-    """A limit on the size of files stands for the disk: tensorstore writes in its own code."""
     workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     noise = state_of(3)._replace(opt_state={"mu": {"encoder.bias": jax.random.normal(jax.random.key(0), (30_000,))}})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
-    try:
-        with pytest.raises(DiskError) as full, opened(workdir) as checkpoints:
-            checkpoints.save(noise, {}, Measured({"stsb": 81.0}, []))  # fails in the background, seen at the end
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    with full_disk(50_000), pytest.raises(DiskError) as full, opened(workdir) as checkpoints:
+        checkpoints.save(noise, {}, Measured({"stsb": 81.0}, []))  # fails in the background, seen at the end
     assert str(full.value) == (
         f"cannot write {workdir}/checkpoints: File too large. Its checkpoints of steps 1, 2 are complete. Please make "
         "room on that disk; then run the same command again to resume"

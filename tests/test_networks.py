@@ -31,6 +31,11 @@ OWN = {"model": {"pooler": "own", "projector": "none"}, "difference": {"weight":
 RECORDED = {"avg": RecordedPooler("avg"), "cls": RecordedPooler("cls", HEAD), None: RecordedPooler()}
 
 
+def assert_starts_from(arrays: dict, params: dict, network: str) -> None:
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(params[f"{network}.{name}"], array)
+
+
 def start_of(recorded: str | None, **parts) -> StartingCheckpoint:
     tokenizer = mock.MagicMock(spec=PreTrainedTokenizerFast)
     return StartingCheckpoint("tiny", dataclasses.replace(ENCODER, **parts), tokenizer, RECORDED[recorded])
@@ -49,8 +54,7 @@ def test_the_own_pooler_is_the_recorded_one(recorded, pooler):
 def test_a_recorded_head_is_trained_on():
     config = with_own_pooler(config_of(OWN), RECORDED["cls"])
     params = networks.build(config, ENCODER, None, VOCABULARY, projector=HEAD).params
-    for name, array in HEAD.items():
-        np.testing.assert_array_equal(params[f"projector.{name}"], array)
+    assert_starts_from(HEAD, params, "projector")
     with pytest.raises(ConfigError, match="records a dense \\+ tanh head"):
         with_own_pooler(config_of(OWN, {"model": {"projector": "batchnorm"}}), RECORDED["cls"])
     kept = config_of({"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}})
@@ -79,13 +83,11 @@ def test_a_network_that_nothing_needs_does_not_exist(parts, trained, frozen):
 
 def test_where_networks_start_from():
     _, params, frozen = built({"mlm": {"weight": 0.1}})
-    for name, array in ENCODER.transformer.items():
-        np.testing.assert_array_equal(params[f"encoder.{name}"], array)
-        np.testing.assert_array_equal(params[f"discriminator.{name}"], array)
+    assert_starts_from(ENCODER.transformer, params, "encoder")
+    assert_starts_from(ENCODER.transformer, params, "discriminator")
     np.testing.assert_array_equal(params["mlm_head.decoder"], ENCODER.transformer["embeddings.word.embedding"])
-    for part, name in (("transformer", "generator"), ("mlm_head", "generator_head")):
-        for key, array in getattr(GENERATOR, part).items():
-            np.testing.assert_array_equal(frozen[f"{name}.{key}"], array)
+    assert_starts_from(GENERATOR.transformer, frozen, "generator")
+    assert_starts_from(GENERATOR.mlm_head, frozen, "generator_head")
     # PyTorch's default, unlike BERT's N(0, 0.02), which stays below 0.1.
     kernel = params["token_classifier.kernel"]
     assert 0.2 < np.abs(kernel).max() <= SIZES.hidden_size**-0.5
@@ -126,10 +128,8 @@ def test_an_electra_discriminator_starts_with_its_head(monkeypatch, minilm_dir, 
         return networks.load_discriminator(of, ENCODER, load_tokenizer(minilm_dir))
 
     _, params, _ = networks.build(config, ENCODER, GENERATOR, VOCABULARY, discriminator=load())
-    for name, array in electra.discriminator_head.items():
-        np.testing.assert_array_equal(params[f"token_classifier.{name}"], array)
-    for name, array in electra.transformer.items():
-        np.testing.assert_array_equal(params[f"discriminator.{name}"], array)
+    assert_starts_from(electra.discriminator_head, params, "token_classifier")
+    assert_starts_from(electra.transformer, params, "discriminator")
     assert load(config_of(SIMCSE, {"difference": {"discriminator": "electra"}})) is None  # nothing needs it
     for parts, message in (
         ({"discriminator_head": None}, "has no head for replaced tokens"),

@@ -1,7 +1,6 @@
 """Token stores: their content, when they are made again, damage, and several processes."""
 
 import json
-import resource
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_run import full_disk
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import tokens
@@ -203,15 +203,9 @@ def test_several_processes_of_a_host_build_a_store_once(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path):
-    """A limit on the size of files stands for the disk."""
     corpus = corpus_of(tmp_path / "a.jsonl", [("one two three",)] * 9000)
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
-    try:
-        with pytest.raises(DiskError) as full:
-            build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    with full_disk(50_000), pytest.raises(DiskError) as full:
+        build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert str(full.value).startswith(f"cannot write {tmp_path}/cache/")
     assert "make room on that disk, or set data.cache_dir to another folder; then run the same" in str(full.value)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]

@@ -1,7 +1,9 @@
 """A run of the training command on a small model and a small text, for tests that start processes."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,17 @@ def run_settings(folder: Path, tokenizer_from: Path, **groups: Mapping[str, Any]
         "eval.metric": "halves_retrieval",
     }  # fmt: skip
     return settings | {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
+
+
+@contextlib.contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """A limit on the bytes of a file stands for the disk: libraries write in their own code."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, unlimited[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
 
 def overrides(settings: Mapping[str, Any]) -> list[str]:
