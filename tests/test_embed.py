@@ -120,9 +120,9 @@ def read(output: Path) -> dict[str, list[dict]]:
 def check(output: Path, shards: dict[str, list[str]]) -> None:
     """Every sentence is there once, under its line, with its embedding."""
     rows = read(output)
-    assert {name: [row["sentence"] for row in found] for name, found in rows.items()} == shards
+    numbered = {name: [*enumerate(sentences, 1)] for name, sentences in shards.items()}
+    assert {name: [(row["line"], row["sentence"]) for row in found] for name, found in rows.items()} == numbered
     for name, sentences in shards.items():
-        assert [row["line"] for row in rows[name]] == list(range(1, len(sentences) + 1))
         vectors = np.array([row["embedding"] for row in rows[name]], np.float32)
         np.testing.assert_array_equal(vectors, HashEncoder().encode(sentences))
 
@@ -200,7 +200,6 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     assert "dimensions, weights hash avg), and missing cannot be loaded" in message
     assert "are for building an index" in error(index, "--weight", "0.1", "x")
     assert "--storage bits is for building" in error(index, "--storage", "bits", "x")
-    assert "index was built with mode='dense', so mode='hybrid' cannot" in error(index, "--mode", "hybrid", "x")
     assert "Name the encoder with --model" in error(text, "x")
     assert "--top_k: expected at least 1" in error(text, *model, "--top_k", "-1", "x")
     assert "QUERY: the text is empty" in error(text, *model, " ")
@@ -309,15 +308,12 @@ def test_what_has_changed_since_the_folder_was_begun_is_refused(tmp_path, shards
     file = tmp_path / "shards/shard-1.txt"
     text = file.read_text()
     file.write_text(text.replace("sentence 7", "sentence 8"))  # of the same size
-    message = error_of(capsys, *arguments(tmp_path))
-    assert "shard-1.txt is not the text that" in message
-    assert "its SHA-256 has changed. Give another --output, or remove" in message
+    assert "shard-1.txt is not the text that was embedded into" in error_of(capsys, *arguments(tmp_path))
     file.write_text(text)
     state = tmp_path / "out.state/shard-1.txt.json"
     state.write_text("{")
     message = error_of(capsys, *arguments(tmp_path))
-    assert "shard-1.txt.json is not valid JSON" in message
-    assert "Remove that file and run the same command again" in message
+    assert all(part in message for part in ("shard-1.txt.json is not valid JSON", "Remove that file and run the same"))
     for damaged in ("{", '{"parts": 5}'):
         state.write_text(damaged)
         with pytest.warns(UserWarning, match=r"has not finished 1 of its inputs, for example shard-1\.txt"):
@@ -362,9 +358,7 @@ def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
 
 
 def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):
-    write = pq.write_table
-
-    def write_table(table, path, **options):
+    def write_table(table, path, *, write=pq.write_table, **options):
         if "shard-3" in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(table, path, **options)

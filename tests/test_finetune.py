@@ -16,18 +16,17 @@ import pytest
 import safetensors.numpy
 import scipy.stats
 from tiny_model import write_tiny_model
+from tiny_run import stop_first_run
 
 from diffcse_jax.apps import finetune
 from diffcse_jax.apps.finetune import TaskData, TaskModel, TasksMetric, labels_of, read_task, tune, write_outputs
 from diffcse_jax.config import Config, OptimConfig, flat
 from diffcse_jax.data.batches import by_ratio
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
-from diffcse_jax.hosts import StopRequest
 from diffcse_jax.losses.finetune import Task, features
 from diffcse_jax.run_folder import HEADS
 from diffcse_jax.run_folder.checkpoints import read_parameters
 from diffcse_jax.run_folder.records import read_metrics
-from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.step import make_optimizer, make_train_step
 
@@ -220,12 +219,7 @@ def test_the_heads_come_first(tuned):
 @pytest.mark.slow
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_path, monkeypatch, capsys):
     workdir, _ = tuned
-    answers = iter([True])
-
-    class Asked(StopRequest):
-        made = property(lambda self: next(answers, False), lambda self, made: None)
-
-    monkeypatch.setattr(loop_module, "stop_requested", lambda: contextlib.nullcontext(Asked()))
+    stop_first_run(monkeypatch)
     monkeypatch.setattr(train_module, "make_train_step", shared_step)
     with jax.debug_nans(False):
         with pytest.raises(Interrupted, match="Stopped at step 1"):

@@ -1,7 +1,6 @@
 """Studies: study files, which runs are done, progress, damaged records, and the tables."""
 
 import ast
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import scipy.stats
 from ml_collections import ConfigDict
 from test_sts import write_stsb
-from tiny_run import overrides, run_settings
+from tiny_run import overrides, run_settings, stop_first_run
 
 from diffcse_jax import cli
 from diffcse_jax.apps import study as studies
@@ -19,9 +18,7 @@ from diffcse_jax.apps.study import FAILURE, LOCK, RESULTS, Study, make_plan, sum
 from diffcse_jax.config import read_overrides
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.hosts import StopRequest
 from diffcse_jax.io import lock, read_sealed, write_sealed
-from diffcse_jax.training import loop as loop_module
 
 SHIPPED = sorted(file.stem for file in studies.SHIPPED_STUDIES.glob("*.py"))
 TWO = {"plain": {}, "with DCL": {"dcl.weight": 0.1}}
@@ -45,16 +42,14 @@ def finish(run, dev=80.0, dev_text: str = "", notes=(), **scores) -> None:
 
 @pytest.fixture
 def study(tmp_path, capsys):
-    """Call the command with a study's name or the arguments of `Study`. Return the exit code and the output."""
+    """Call the command with a study, given as Python. Return the exit code and the output."""
 
-    def call(config: str, *arguments: str):
-        if "(" in config:
-            text = f"from diffcse_jax.apps.study import Study\ndef get_study():\n    return {config}\n"
-            (tmp_path / "mine.py").write_text(text)
-            config = str(tmp_path / "mine.py")
+    def call(study: str, *arguments: str):
+        text = f"from diffcse_jax.apps.study import Study\ndef get_study():\n    return {study}\n"
+        (tmp_path / "mine.py").write_text(text)
         workdir = ["--workdir", str(tmp_path / "runs")]
         try:
-            code = cli.main(["study", "--config", config, *workdir, *arguments])
+            code = cli.main(["study", "--config", str(tmp_path / "mine.py"), *workdir, *arguments])
         except SystemExit as stopped:
             code = stopped.code
         return code, capsys.readouterr()
@@ -200,8 +195,8 @@ def test_a_damaged_record_is_named_and_scored_again(tmp_path, do):
         finish(run, STS12=70.0)
     path = made.rows["with DCL"][0].folder / RESULTS
     path.write_text(path.read_text().replace("0", "1", 1))
-    shown = table.show(summarize(made), "text")
-    assert f"with DCL, seed 1: {path} differs from its checksum. Run the study without --report" in shown
+    (state,) = summarize(made)["open"].values()
+    assert state == f"{path} differs from its checksum. Run the study without --report to score the run again"
     assert do(made) == ["with DCL, seed 1"]
 
 
@@ -296,12 +291,8 @@ def test_a_study_that_is_stopped_continues_and_trains_nothing_twice(tmp_path, mi
     settings = overrides(run_settings(tmp_path, minilm_dir, train=train, eval=evaluation, mesh={"data": 1}))
     row = "with DCL + 1"
     variants = f"variants={{'{row}': {{'dcl.weight': 0.1}}}}, seeds=(1,), tasks=('STSBenchmark',), start=('own',)"
-    answers, workdir = iter([True]), tmp_path / "runs"
-
-    class Asked(StopRequest):
-        made = property(lambda self: next(answers, False), lambda self, made: None)
-
-    monkeypatch.setattr(loop_module, "stop_requested", lambda: contextlib.nullcontext(Asked()))
+    workdir = tmp_path / "runs"
+    stop_first_run(monkeypatch)
     code, printed = study(f"Study(base='simcse_base', {variants})", *settings)
     assert (code, "Stopped at step 1" in printed.err) == (130, True), printed.err
     (done,) = workdir.rglob("results.json")

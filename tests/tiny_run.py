@@ -10,6 +10,7 @@ from typing import Any
 from tiny_model import write_tiny_model
 
 from diffcse_jax.config import known_keys
+from diffcse_jax.hosts import StopRequest
 
 SENTENCES = 60
 WITHOUT_TORCH = str(Path(__file__).with_name("without_torch"))
@@ -43,6 +44,14 @@ def overrides(settings: Mapping[str, Any]) -> list[str]:
     """The settings as arguments of the command."""
     assert settings.keys() <= known_keys().keys()
     return [f"--config.{key}={value}" for key, value in settings.items()]
+
+
+def stop_first_run(monkeypatch) -> None:
+    """Let the next training loop stop after a step, as a signal does, and later ones go on."""
+    asked = StopRequest()
+    asked.make()
+    requests = (contextlib.nullcontext(request) for request in (asked, *[StopRequest()] * 9))
+    monkeypatch.setattr("diffcse_jax.training.loop.stop_requested", lambda: next(requests))
 
 
 def environment(compiled: Path | str, **others: str) -> dict[str, str]:
