@@ -36,8 +36,6 @@ REPEATED = "repeated text{s} left out (boilerplate)"
 SHARED = "text{s} left out that held-out documents also contain"
 
 Counts = collections.Counter[str]
-Drops = Callable[[str], bool]
-Rows = Callable[[Document, Drops, Counts, DataConfig], Iterator[Row | Fault]]
 
 
 def stored_length(data: DataConfig) -> int:
@@ -52,13 +50,7 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
 
     def records() -> Iterator[tuple[Place, Row | Fault]]:
         counted.update({DOCUMENTS: 0, HELD_OUT: 0})  # reported in this order
-        holdout = Holdout(documents, data.held_out)
-
-        def drops(text: str) -> bool:
-            reason = holdout.reason(text)
-            counted[reason] += bool(reason)
-            return bool(reason)
-
+        holdout = Holdout(documents, data.held_out, counted)
         for place, document in documents.read():
             if isinstance(document, Fault):
                 yield place, document
@@ -67,7 +59,7 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
             if holdout.has(document):
                 counted[HELD_OUT] += 1
             else:
-                yield from ((place, row) for row in rows(document, drops, counted, data))
+                yield from ((place, row) for row in rows(document, holdout, data))
                 yield place, Fault.EMPTY  # ends the document
 
     how = ("documents", RULES, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
@@ -96,8 +88,9 @@ class Holdout:
     texts of held-out documents. The source is read once if the share is positive.
     """
 
-    def __init__(self, documents: Documents, share: float):
+    def __init__(self, documents: Documents, share: float, counted: Counts | None = None):
         self._documents, self._share = documents, share
+        self.counted: Counts = collections.Counter() if counted is None else counted
         self._held = set[int]()
         found: list[np.ndarray] = []
         seen: set[int] = set()
@@ -124,12 +117,15 @@ class Holdout:
         """Return whether a document is held out."""
         return bool(self._share) and is_in_share(_text_of(document), self._share)
 
-    def reason(self, text: str) -> str:
-        """Return why training leaves out a text, or an empty string."""
+    def drops(self, text: str) -> bool:
+        """Return whether training leaves out a text, and count why."""
         if not self._share:
-            return ""
+            return False
         number = digest(text)
-        return REPEATED if number in self._boilerplate else SHARED if number in self._held else ""
+        is_repeated, is_shared = number in self._boilerplate, number in self._held
+        if is_repeated or is_shared:
+            self.counted[REPEATED if is_repeated else SHARED] += 1
+        return is_repeated or is_shared
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents that are held out, without boilerplate."""
@@ -161,7 +157,7 @@ def lead_and_rest(texts: Sequence[str]) -> tuple[str, str] | None:
     return (lead, rest) if width(rest) >= FEWEST_CHARACTERS else None
 
 
-def _leads(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Row | Fault]:
+def _leads(document: Document, holdout: Holdout, data: DataConfig) -> Iterator[Row | Fault]:
     """Yield the lead and the rest of each section.
 
     For half of the titles, chosen by a hash, the first sentence is the lead instead: a model that learns from titles
@@ -169,7 +165,7 @@ def _leads(document: Document, drops: Drops, counted: Counts, data: DataConfig) 
     each a row of two equal texts (see `sampling.Cloze`).
     """
     for section in document:
-        own = [text for text in texts_of(section) if not drops(text)]
+        own = [text for text in texts_of(section) if not holdout.drops(text)]
         pair = None
         if own[:1] == [section.title] and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2:
             pair = lead_and_rest(own[1:])
@@ -178,26 +174,26 @@ def _leads(document: Document, drops: Drops, counted: Counts, data: DataConfig) 
             continue
         passages = short_passages(own, data.max_length) if data.cloze else []
         yield from ((text, text) for text in passages)
-        counted["passage{s} without a title or first sentence"] += len(passages)
-        counted["section{s} too short for a pair left out"] += not passages
+        holdout.counted["passage{s} without a title or first sentence"] += len(passages)
+        holdout.counted["section{s} too short for a pair left out"] += not passages
 
 
-def _long_passages(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Row | Fault]:
+def _long_passages(document: Document, holdout: Holdout, data: DataConfig) -> Iterator[Row | Fault]:
     """Yield a document as passages of about equal length."""
-    own = [sentence for section in document for sentence in section.sentences() if not drops(sentence)]
+    own = [sentence for section in document for sentence in section.sentences() if not holdout.drops(sentence)]
     passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if width(text) >= FEWEST_PASSAGE_CHARACTERS]
     yield from ((text,) for text in passages)
-    counted["document{s} too short for a passage left out"] += not passages
+    holdout.counted["document{s} too short for a passage left out"] += not passages
 
 
-def _in_order(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Row | Fault]:
+def _in_order(document: Document, holdout: Holdout, data: DataConfig) -> Iterator[Row | Fault]:
     """Yield the sentences or passages of each section; for search, below a line with its title.
 
     The end of a section ends a document, and so does a text that is left out.
     """
     for section in document:
         title = f"{' '.join(section.title.split())}\n" if section.title and data.pairs == "titled" else ""
-        for dropped, group in itertools.groupby(section.sentences(), drops):
+        for dropped, group in itertools.groupby(section.sentences(), holdout.drops):
             if not dropped:
                 texts = list(group)
                 if data.pairs in ("passages", "titled"):
@@ -236,6 +232,7 @@ def _halved(sentences: Sequence[str], characters: int) -> list[str]:
     return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)
 
 
+Rows = Callable[[Document, Holdout, DataConfig], Iterator[Row | Fault]]
 _FORMS: dict[str, tuple[tuple[str, ...], Rows]] = {  # by `data.pairs`
     "dropout": (("sentence",), _in_order),
     "neighbours": (("sentence",), _in_order),

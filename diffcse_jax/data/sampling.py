@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -298,14 +297,12 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
 def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"]:
     """Return whether each token begins a word."""
     vocabulary = backend.get_vocab()
-    model = json.loads(backend.to_str())["model"]
     begins = np.ones(max(vocabulary.values()) + 1, bool)
-    ids = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
-    if model.get("type") == "WordPiece":
-        prefix = model["continuing_subword_prefix"]
-        begins[ids] = [not token.startswith(prefix) for token in vocabulary]
+    if isinstance(backend.model, tokenizers.models.WordPiece):
+        prefix = backend.model.continuing_subword_prefix
+        begins[[number for token, number in vocabulary.items() if token.startswith(prefix)]] = False
     elif any(token.startswith(WORD_MARKS) for token in vocabulary):
-        begins[ids] = [token.startswith(WORD_MARKS) for token in vocabulary]
+        begins[[number for token, number in vocabulary.items() if not token.startswith(WORD_MARKS)]] = False
     return begins
 
 
