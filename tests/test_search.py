@@ -285,13 +285,6 @@ def test_scores_are_combined_after_standardising():
     assert combine(*2 * [np.zeros(0)], 0.5, *2 * [np.zeros(0)]).shape == (0,)
 
 
-def test_ndcg_of_grades():
-    ideal = 3 + 1 / math.log2(3)
-    assert lexical.ndcg(np.array([7, 5, 2]), {2: 3, 5: 1}) == pytest.approx((1 / math.log2(3) + 3 / 2) / ideal)
-    assert lexical.ndcg(np.array([2, 5]), {2: 3, 5: 1}) == pytest.approx(1)
-    assert lexical.ndcg(np.array([], int), {2: 3}) == 0
-
-
 def test_the_weight_is_chosen_on_held_out_queries():
     rng = np.random.default_rng(0)
     relevant = [[row] for row in range(60)]

@@ -86,13 +86,15 @@ def test_every_fit_is_that_of_torch(recipe, classes, monkeypatch):
     fits = [*(Fit(order[start:], order[:start]) for start in (40, 77)), Fit(order[:-40], order[-40:])]
     fits.append(senteval.hold_out(order[7:]))  # draws its dev rows
     optimizer = OPTIMIZERS[recipe[0]]
-    ours = senteval.train_classifiers(Features(features, labels, classes, {}), fits, Recipe(optimizer, *recipe[1:]))
+    accuracies, ours = senteval.train_classifiers(
+        Features(features, labels, classes, {}), fits, Recipe(optimizer, *recipe[1:])
+    )
     for column, regularization in enumerate(REGULARIZATIONS):
         for row, fit in enumerate(fits):
             theirs = torch_senteval.Classifier(20, classes, regularization, *recipe)
             rows, dev = (order[7:], None) if fit.permuted else (fit.train, (features[fit.dev], labels[fit.dev]))
-            assert ours.dev_accuracy[row, column] == theirs.fit(features[rows], labels[rows], dev=dev)
-            weights = ours.weights[row, column]
+            assert accuracies[row, column] == theirs.fit(features[rows], labels[rows], dev=dev)
+            weights = ours[row, column]
             np.testing.assert_allclose(weights[:, :-1], theirs.model[0].weight.detach(), rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(weights[:, -1], theirs.model[0].bias.detach(), rtol=1e-4, atol=1e-5)
             np.testing.assert_array_equal(senteval.predict(weights, features), theirs.predict(features))

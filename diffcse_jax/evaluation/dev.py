@@ -219,11 +219,11 @@ def _sts_pairs(options: EvalConfig) -> dict[str, ScoredPairs]:
 # Queries made of unlabelled text
 
 
-def queries_of_documents(file: str) -> RetrievalMetric:
+def queries_of_documents(file: str) -> Any:
     """Return the dev metric `mixed_retrieval` of all documents of a file, folder or collection."""
     data = DataConfig(train_file=file, held_out=1.0, max_length=MOST_TOKENS)
-    found = held_out_queries(data, "mixed_retrieval", MOST_PAIRS)
-    return RetrievalMetric("mixed_retrieval", 64, *map(list, zip(*found, strict=True)))
+    queries = held_out_queries(data, "mixed_retrieval", MOST_PAIRS)
+    return _metric_of({"name": "mixed_retrieval", "queries": queries}, batch_size=64)
 
 
 def held_out_queries(data: DataConfig, metric: str, most: int) -> list[Query]:

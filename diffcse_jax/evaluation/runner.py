@@ -33,9 +33,8 @@ def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str
     return found | {"systems": [system.summary() for system in systems]}
 
 
-TASKS: dict[str, Task] = {
-    task.name: task for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)
-}
+_TASKS = (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)
+TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
 # The tasks on the user's own files, which are named KIND:FILE.
 OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
     retrieval.COLLECTION: retrieval.score_collection,
@@ -44,12 +43,8 @@ OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
 }
 # Names of several tasks.
 NAMES = GROUPS | {"full": GROUPS["sts"] + GROUPS["transfer"]}
-ALIASES = {  # without case and punctuation
-    "stsb": "STSBenchmark",
-    "stsbench": "STSBenchmark",
-    "sickr": "SICKRelatedness",
-    "all": "full",
-}
+# Other names, without case and punctuation.
+ALIASES = {"stsb": "STSBenchmark", "stsbench": "STSBenchmark", "sickr": "SICKRelatedness", "all": "full"}
 
 
 def own_kind(name: str) -> str:

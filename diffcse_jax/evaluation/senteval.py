@@ -92,13 +92,6 @@ class Fit(NamedTuple):
     permuted: int = 0  # number of rows that a permutation split into `train` and `dev`; 0 if the split was given
 
 
-class Classifiers(NamedTuple):
-    """The best snapshot of each fit and regularization, and its fraction of correct dev rows."""
-
-    dev_accuracy: Float[np.ndarray, "fits regularizations"]
-    weights: Float32[np.ndarray, "fits regularizations classes dim_and_bias"]
-
-
 # Procedures
 
 
@@ -117,11 +110,11 @@ def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
     """Test each outer fold once; inner folds choose its regularization."""
     outer = stratified_folds(features.splits["train"], features.labels, recipe.folds)
     inner = [fit for fold in outer for fit in stratified_folds(fold.train, features.labels, recipe.folds)]
-    classifiers = train_classifiers(features, [*inner, *(hold_out(fold.train) for fold in outer)], recipe)
-    inner_accuracies = classifiers.dev_accuracy[: len(inner)].reshape(len(outer), recipe.folds, -1)
+    accuracies, weights = train_classifiers(features, [*inner, *(hold_out(fold.train) for fold in outer)], recipe)
+    by_fold = accuracies[: len(inner)].reshape(len(outer), recipe.folds, -1)
     dev, test = [], []
-    for accuracies, final, fold in zip(inner_accuracies, classifiers.weights[len(inner) :], outer, strict=True):
-        best, score = best_regularization(accuracies)
+    for of_fold, final, fold in zip(by_fold, weights[len(inner) :], outer, strict=True):
+        best, score = best_regularization(of_fold)
         dev.append(score)
         test.append(features.test(final[best], fold.dev)["acc"])
     # NumPy rounds differently from Python.
@@ -133,19 +126,19 @@ def cross_validation(features: Features, recipe: Recipe) -> Scores:
     """Choose the regularization by folds of the training split, fit once more, and test that classifier."""
     train = features.splits["train"]
     folds = stratified_folds(train, features.labels, recipe.folds)
-    classifiers = train_classifiers(features, [*folds, hold_out(train)], recipe)
-    best, score = best_regularization(classifiers.dev_accuracy[:-1])
+    accuracies, weights = train_classifiers(features, [*folds, hold_out(train)], recipe)
+    best, score = best_regularization(accuracies[:-1])
     with_f1 = features.classes == 2  # MRPC; SentEval has no F1 for other tasks
-    tested = features.test(classifiers.weights[-1, best], features.splits.get("test"), with_f1=with_f1)
+    tested = features.test(weights[-1, best], features.splits.get("test"), with_f1=with_f1)
     return {"devacc": score, "ndev": len(train)} | tested
 
 
 def fixed_splits(features: Features, recipe: Recipe) -> Scores:
     """Choose the regularization by the dev split, and test that same classifier."""
     train, dev = features.splits["train"], features.splits["dev"]
-    classifiers = train_classifiers(features, [Fit(train, dev)], recipe)
-    best, score = best_regularization(classifiers.dev_accuracy)
-    tested = features.test(classifiers.weights[0, best], features.splits.get("test"))
+    accuracies, weights = train_classifiers(features, [Fit(train, dev)], recipe)
+    best, score = best_regularization(accuracies)
+    tested = features.test(weights[0, best], features.splits.get("test"))
     return {"devacc": score, "ntrain": len(train), "ndev": len(dev)} | tested
 
 
@@ -189,8 +182,14 @@ def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
     return Fit(train=permuted[dev:], dev=permuted[:dev], permuted=len(rows))
 
 
-def train_classifiers(features: Features, fits: Sequence[Fit], recipe: Recipe) -> Classifiers:
-    """Train a classifier for each fit and each of `REGULARIZATIONS`. The fits refer to rows of `features`."""
+def train_classifiers(
+    features: Features, fits: Sequence[Fit], recipe: Recipe
+) -> tuple[Float[np.ndarray, "fits regularizations"], Float32[np.ndarray, "fits regularizations classes dim_and_bias"]]:
+    """Train a classifier for each fit and each of `REGULARIZATIONS`. The fits refer to rows of `features`.
+
+    Returns:
+        The fraction of correct dev rows of the best snapshot of each classifier, and its weights.
+    """
     data = jnp.asarray(with_bias(features.inputs)), jnp.asarray(features.labels, jnp.int32)
     dev_rows = _padded([fit.dev for fit in fits])
     initial = initial_weights(features.classes, features.inputs.shape[1])
@@ -213,7 +212,7 @@ def train_classifiers(features: Features, fits: Sequence[Fit], recipe: Recipe) -
             failures[group] += ~better
         if not running.size:
             break
-    return Classifiers(best / np.array([[len(fit.dev)] for fit in fits]), best_weights)
+    return best / np.array([[len(fit.dev)] for fit in fits]), best_weights
 
 
 def predict(weights: Weights, features: Inputs) -> Int[np.ndarray, " rows"]:
@@ -321,7 +320,7 @@ def read_two_classes(positive: Path, negative: Path) -> list[Example]:
 
 def _sorted(rows: Sequence[tuple[int, tuple[str, ...]]]) -> list[Example]:
     """Sort examples by word counts and label: SentEval numbers and splits them so."""
-    examples = [Example(sentences, label) for label, sentences in rows]
+    examples = (Example(sentences, label) for label, sentences in rows)
     return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
 
 
