@@ -10,15 +10,7 @@ from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
 from diffcse_jax.data import documents
-from diffcse_jax.evaluation import CachedEncoder, metrics, senteval_data
-from diffcse_jax.evaluation.dev import (
-    DRIFT_AGREEMENT,
-    DRIFT_STSB,
-    build_dev_evaluation,
-    build_drift_check,
-    halve,
-    held_out_queries,
-)
+from diffcse_jax.evaluation import CachedEncoder, dev, metrics, senteval_data
 from diffcse_jax.evaluation.metrics import HYBRID, RetrievalMetric, System, general_sentences, paired_interval
 from diffcse_jax.evaluation.runner import find_task
 
@@ -31,7 +23,8 @@ def no_data_elsewhere(monkeypatch):
 
 
 def build(sentences=TRAINING, data=DataConfig(), **options):  # noqa: B008
-    return build_dev_evaluation(dataclasses.replace(Config(), data=data, eval=EvalConfig(**options)), lambda: sentences)
+    config = dataclasses.replace(Config(), data=data, eval=EvalConfig(**options))
+    return dev.build_dev_evaluation(config, lambda: sentences)
 
 
 def angles(**names):
@@ -107,7 +100,7 @@ TWO = ["Another subject is what this is.", "Of the other there is more to say.",
     [
         ("lead_retrieval", [(text[0], " ".join(text[1:])) for text in (ONE, TWO)]),
         ("neighbours_retrieval", [tuple(text[:2]) for text in (ONE, TWO)]),
-        ("halves_retrieval", [halve(sentence) for sentence in ONE + TWO]),
+        ("halves_retrieval", [dev.halve(sentence) for sentence in ONE + TWO]),
     ],
 )
 def test_pairs_of_held_out_documents(tmp_path, metric, pairs):
@@ -139,7 +132,7 @@ def test_held_out_queries_have_several_forms_and_give_nothing_away(tmp_path):
     titled = [{"title": f"Title {i}", "text": f"{text.capitalize()}."} for i, text in enumerate(texts[:15])]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*titled, *({"text": text} for text in texts[15:])])))
     data = DataConfig(str(tmp_path / "a.jsonl"), pairs="lead", cloze=1.0, held_out=1.0, max_length=64)
-    found = held_out_queries(data, "mixed_retrieval", 1000)
+    found = dev.held_out_queries(data, "mixed_retrieval", 1000)
     lengths = [(len(query.split()), len(target.split())) for query, target, *_ in found]
     assert sum(query.startswith("Title ") for query, *_ in found) == 15
     assert lengths.count((5, 30)) >= 30  # keywords
@@ -185,15 +178,15 @@ def test_the_drift_check_compares_similarities_or_uses_stsb(monkeypatch, tmp_pat
     assert 100 <= len(general_sentences()) <= 400
     vectors = rng.normal(size=(len(general_sentences()), 8))
     rotation, _ = np.linalg.qr(rng.normal(size=(8, 8)))
-    check = build_drift_check(EvalConfig(), lambda: encoder_of(vectors))
-    assert check.name == DRIFT_AGREEMENT
+    check = dev.build_drift_check(EvalConfig(), lambda: encoder_of(vectors))
+    assert check.name == dev.DRIFT_AGREEMENT
     assert score(encoder_of(vectors @ rotation * 3)) == pytest.approx(100, abs=0.01)
     near, far = (score(encoder_of(vectors + rng.normal(0, noise, vectors.shape))) for noise in (0.1, 1.0))
     assert 99 > near > far > 20
 
     write_stsb(tmp_path, "dev", [(5, "a", "b"), (1, "a", "c"), (3, "a", "d")])
-    check = build_drift_check(EvalConfig(data_dir=str(tmp_path)), lambda: pytest.fail("not needed"))
-    assert check.name == DRIFT_STSB
+    check = dev.build_drift_check(EvalConfig(data_dir=str(tmp_path)), lambda: pytest.fail("not needed"))
+    assert check.name == dev.DRIFT_STSB
     assert score(angles(a=0.0, b=0.1, c=1.0, d=0.5)) == pytest.approx(100)
 
 
@@ -205,7 +198,7 @@ def test_search_collections_choose_and_are_reported(tmp_path):
     (folder / "qrels.txt").write_text("q1 0 d1 1\nq2 0 d1 1\n")
     name = f"retrieval:{folder}"
     evaluation = build(metric=name, beside=("halves_retrieval",))
-    encoder = angles(a=0, c=80, b=10, d=70, **{word: 0 for sentence in TRAINING for word in halve(sentence)})
+    encoder = angles(a=0, c=80, b=10, d=70, **{word: 0 for sentence in TRAINING for word in dev.halve(sentence)})
     measured = evaluation.measure(encoder)
     assert measured.scores[name] == pytest.approx(np.mean(measured.outcomes)) == pytest.approx(50 + 50 / np.log2(3))
     assert measured.scores[f"{name}_mrr@10"] == pytest.approx(75)
