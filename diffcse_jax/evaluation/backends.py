@@ -1,9 +1,8 @@
 """Encoders to evaluate: this package's, PyTorch's as an independent computation, and post-processed ones."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,19 +35,17 @@ def load_encoder(model: str, settings: Settings) -> Encoder:
     PyTorch reads the export of a run.
     """
     path = expand_path(model)
-    options: dict[str, Any] = {"pooler": settings.pooler, "truncate_dim": settings.truncate_dim}
-    encoder: Encoder
-    if settings.backend == "jax":
-        encoder = SentenceEncoder.from_pretrained(model, **options)
-    elif find_run(path) is None:
-        encoder = TorchEncoder(model, **options)
-    elif (path / "export").is_dir():
-        encoder = TorchEncoder(str(path / "export"), **options)
-    else:
-        raise CheckpointError(
-            f"the torch backend reads exported models, and {path} has no export. Run "
-            f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
-        )
+    load: Callable[..., Encoder] = SentenceEncoder.from_pretrained
+    if settings.backend == "torch":
+        load = TorchEncoder
+        if find_run(path) is not None:
+            model = str(path / "export")
+            if not (path / "export").is_dir():
+                raise CheckpointError(
+                    f"the torch backend reads exported models, and {path} has no export. Run "
+                    f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
+                )
+    encoder = load(model, pooler=settings.pooler, truncate_dim=settings.truncate_dim)
     return encoder if settings.post is None else post_process(encoder, settings.post)
 
 

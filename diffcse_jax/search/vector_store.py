@@ -171,7 +171,7 @@ def _check_complete(folder: Path, names: set[str]) -> None:
 def _encoder_of(part: Path) -> EncoderRecord:
     schema, encoder = _schema(part), EncoderRecord.read(read_settings(part), part)
     types = [pa.list_(number, encoder.dimension) for number in (pa.float32(), pa.float16())]
-    if TEXT not in schema.names or VECTOR not in schema.names or schema.field(VECTOR).type not in types:
+    if TEXT not in schema.names or schema.field(VECTOR).type not in types:
         raise DataError(
             f"{part} was not written by `diffcse embed`: it needs the columns {TEXT} (text) and {VECTOR} (lists of "
             f"{encoder.dimension} numbers, float32 or float16), and has: {schema.to_string(show_schema_metadata=False)}"
