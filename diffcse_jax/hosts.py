@@ -123,10 +123,11 @@ def join() -> None:
     def end_alone() -> None:
         address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
         who = "this process" if index is None else f"process {index} of {count}"
-        _print_error(
+        message = (
             f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at {address}. Check that all "
             "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS."
         )
+        print(message, file=sys.stderr, flush=True)
         os._exit(ConfigError.exit_code)
 
     # JAX's call cannot be interrupted, and its own timeout prints a stack trace.
@@ -151,10 +152,6 @@ def join() -> None:
         timer.cancel()
     if _distributed_state().num_processes > 1:
         _watch()
-
-
-def _print_error(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def _distributed_state() -> Any:
@@ -228,7 +225,10 @@ def wait_for_all() -> None:
 
 
 def _watch() -> None:
-    """Tell the other processes that this one is alive, and print a warning that names processes which hang."""
+    """Tell the other processes that this one is alive, and print a warning that names processes which hang.
+
+    Two threads do that, because the store does not answer while the first process hangs.
+    """
     folder = "diffcse_jax/alive"  # in the key-value store, which the first process serves
     state = _distributed_state()
     own, count, patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 2
@@ -239,13 +239,12 @@ def _watch() -> None:
     def speak() -> None:
         for number in itertools.count():
             with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
-                client = _distributed_state().client
-                client.key_value_set(f"{folder}/{own}", f"{socket.gethostname()} {number}", allow_overwrite=True)
-                found = {int(key.rpartition("/")[2]): sign for key, sign in client.key_value_dir_get(folder)}
-                now = time.monotonic()
-                for process, sign in found.items():
+                sign = f"{socket.gethostname()} {number}"
+                state.client.key_value_set(f"{folder}/{own}", sign, allow_overwrite=True)
+                for key, sign in state.client.key_value_dir_get(folder):
+                    process = int(key.rpartition("/")[2])
                     if sign != heard[process][0]:
-                        heard[process] = sign, now
+                        heard[process] = sign, time.monotonic()
             if stopped.wait(patience / 5):
                 return
 
@@ -257,14 +256,14 @@ def _watch() -> None:
             silent = {0} if 0 in silent else silent  # without the first process, no other can be heard
             for process in silent - named:
                 sign, when = heard[process]
-                _print_error(  # from every process: the first one may be silent
+                message = (
                     f"warning: process {process} of {count}, on host {sign.partition(' ')[0]}, has been silent for "
                     f"{now - when:.0f} s. It hangs or cannot be reached. After {HEARTBEAT_SECONDS} s the other "
                     "processes end. Everything saved is intact; run the same command again to resume."
                 )
+                print(message, file=sys.stderr, flush=True)  # from every process: the first one may be silent
             named = silent
 
-    # Two threads, because the store does not answer while the first process hangs.
     threads = [threading.Thread(target=work, daemon=True) for work in (speak, listen)]
     for thread in threads:
         thread.start()

@@ -112,10 +112,8 @@ def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
 
 def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the first recorded file that is missing or has changed, or an empty string."""
-    for name, digest in digests.items():
-        if not (folder / name).is_file() or sha256([folder / name]) != digest:
-            return name
-    return ""
+    paths = {name: folder / name for name in digests}
+    return next((name for name, path in paths.items() if not path.is_file() or sha256([path]) != digests[name]), "")
 
 
 def check_export(folder: Path) -> None:
@@ -210,15 +208,14 @@ def append_line(path: Path, line: str) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk, if the system supports that."""
-    if sys.platform != "win32":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a file system that cannot sync folders
-                raise
-        finally:
-            os.close(descriptor)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot sync folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> Any:

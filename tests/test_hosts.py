@@ -6,34 +6,35 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import pytest
 from test_sts import write_stsb
 from tiny_run import environment, overrides, run_settings
 
-from diffcse_jax import hosts
+from diffcse_jax import api, hosts
+from diffcse_jax.config import configuration
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.run_folder import held
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = 9  # enough for a process to be killed in the middle
-COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the processes of this file
-# `python train.py`, where the loss of a process is noticed sooner.
+CONFIG = "diffcse_minilm"
+NULL = (os.devnull, os.devnull)
+# `python train.py`, where the loss of a process is noticed sooner, and without curves.
 TRAIN = """
-from diffcse_jax import hosts
-hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 10, 5
 import sys
+from diffcse_jax import api, hosts
 from diffcse_jax.cli import main
+hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 10, 5
+api.draw_curves = str
 main(["train", *sys.argv[1:]])
 """
-# A process that meets the others, and computes with them until one is lost.
+# A process that meets the others, and decides with them until one is lost. It writes two files: one is a decision.
 MEET = """
 import sys
 from pathlib import Path
@@ -41,25 +42,20 @@ from diffcse_jax.errors import reported_to_user
 from diffcse_jax import hosts
 from diffcse_jax.io import disk_errors
 hosts.INITIALIZATION_SECONDS, hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = int(sys.argv[1]), 10, 5
+
+def write(file):
+    with disk_errors(Path(file), safe="Nothing is lost."):
+        Path(file).write_text("text")
+
 with reported_to_user():
     hosts.join()
     for number in range(10**9):
-        hosts.decided_by_first(lambda: number)
-        if number == 3:
-            print("working", flush=True)
+        hosts.decided_by_first(lambda: write(sys.argv[2]) if number == 5 else None)
         if number == 5:
-            with disk_errors(Path(sys.argv[2]), safe="Nothing is lost."):
-                Path(sys.argv[2]).write_text("text")
+            print("working", flush=True)
+            write(sys.argv[3])
 """
 BOUND = 60  # seconds in which the loss of a process must be noticed
-
-
-@pytest.fixture(scope="module")
-def arguments(tmp_path_factory, minilm_dir) -> list[str]:
-    """A run on a small model and a small text."""
-    folder = tmp_path_factory.mktemp("hosts")
-    evaluation = {"every": 3, "metric": "stsb_spearman"}
-    return overrides(run_settings(folder, minilm_dir, train={"steps": STEPS}, eval=evaluation))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,24 +66,27 @@ def stsb_dev(tmp_path_factory) -> Iterator[None]:
     write_stsb(folder / "senteval", "dev", pairs)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("DIFFCSE_DATA_DIR", str(folder))
+        patched.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of exports
+        patched.setattr(api, "draw_curves", str)
         yield
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, arguments) -> Path:
-    """The workdir of one process that trained without the others."""
-    workdir = tmp_path_factory.mktemp("alone") / "run"
-    finish([start(workdir, arguments, {})])
-    return workdir
+@pytest.fixture
+def settings(tmp_path, minilm_dir) -> dict[str, Any]:
+    """A run on a small model and a small text."""
+    train = {"steps": STEPS, "recompute": "off"}  # which compiles sooner
+    return run_settings(tmp_path, minilm_dir, train=train, eval={"every": 3, "metric": "stsb_spearman"})
 
 
 @pytest.mark.slow
-def test_two_processes_train_like_one(tmp_path, arguments, alone):
+def test_two_processes_train_like_one(tmp_path, settings):
     """Weights are split over them. The second has no dev data; it gets them from the first."""
     no_data = {"DIFFCSE_DATA_DIR": str(tmp_path / "nowhere")}
-    arguments = [*arguments, *overrides({"mesh.fully_sharded": True})]
-    outputs = finish(start_hosts(tmp_path / "together", arguments, of_last=no_data))
-    check_same(tmp_path / "together", alone)
+    processes = start_hosts(tmp_path / "together", settings | {"mesh.fully_sharded": True}, of_last=no_data)
+    train_alone(tmp_path / "alone", settings)
+    outputs = communicate(processes, 300)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    check_same(tmp_path / "together", tmp_path / "alone")
     assert (tmp_path / "together" / "export" / "model.safetensors").is_file()
     assert "exported to" in outputs[0]
     for line in (" rows (", "masked-LM head", f"step {STEPS}"):  # one host speaks
@@ -97,61 +96,68 @@ def test_two_processes_train_like_one(tmp_path, arguments, alone):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_other_and_a_third_goes_on(tmp_path, arguments, alone):
+def test_a_process_that_dies_ends_the_other_and_a_third_goes_on(tmp_path, settings, capsys):
     """The model axis spans the two processes, which feed the same rows."""
     workdir = tmp_path / "run"
-    processes = start_hosts(workdir, [*arguments, *overrides({"mesh.model": 2})])
+    settings |= {"difference.weight": 0.0}  # which would take long to compile
+    processes = start_hosts(workdir, settings | {"mesh.model": 2})
     wait_for(lambda: any((workdir / "checkpoints").glob("3")), processes)
     end(processes[1:])
+    train_alone(tmp_path / "alone", settings)
     (output,) = communicate(processes[:1], BOUND)
     assert processes[0].returncode != 0, output
     assert "error" in output.lower()
     assert read_encoder(workdir / "checkpoints/3").step == 3  # without the processes that wrote it
-    (output,) = finish([start(workdir, arguments, {})])
-    assert f"of {STEPS} from" in output  # resumed
-    check_same(workdir, alone)
+    train_alone(workdir, settings)
+    assert re.search(rf"resumed at step \d of {STEPS} from", capsys.readouterr().err)
+    check_same(workdir, tmp_path / "alone")
+
+
+@pytest.fixture(scope="module")
+def meetings() -> Iterator[dict[str, list[subprocess.Popen]]]:
+    """Processes that meet, all at the same time because most of their time is waiting."""
+    started = {"first hangs": meet(), "second hangs": meet(), "one fails": meet(own=(os.devnull, "/dev/full"))}
+    started |= {"first decides": meet(decided=str(REPOSITORY)), "missing": meet(patience=1, indices="1")}
+    yield started
+    for processes in started.values():
+        end(processes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_process_that_hangs_is_named_and_ends_the_other(lost):
-    processes = meet(patience=BOUND)
-    try:
-        for process in processes:
-            assert any(line == "working\n" for line in process.stdout)
-        time.sleep(3)  # until each has heard the other's host
+def test_a_process_that_hangs_is_named_and_ends_the_other(meetings):
+    pairs = {lost: meetings[name] for lost, name in enumerate(("first hangs", "second hangs"))}
+    for process in (*pairs[0], *pairs[1]):
+        assert any(line == "working\n" for line in process.stdout)
+    time.sleep(3)  # until each has heard the other's host
+    for lost, processes in pairs.items():
         processes[lost].send_signal(signal.SIGSTOP)
+    for lost, processes in pairs.items():
         output = processes[1 - lost].communicate(timeout=BOUND)[0]
-    finally:
-        end(processes)
-    assert processes[1 - lost].returncode not in (None, 0)
-    assert f"warning: process {lost} of 2, on host {socket.gethostname()}, has been silent for " in output
+        assert processes[1 - lost].returncode not in (None, 0)
+        assert f"warning: process {lost} of 2, on host {socket.gethostname()}, has been silent for " in output
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_of_one_process_ends_the_other():
-    processes = meet(patience=BOUND, writes=(os.devnull, "/dev/full"))
-    outputs = communicate(processes, BOUND)
-    assert all(process.returncode for process in processes)
+def test_a_full_disk_of_one_process_ends_the_other(meetings):
+    outputs = communicate(meetings["one fails"], BOUND)
+    assert all(process.returncode for process in meetings["one fails"])
     assert "error: cannot write /dev/full: No space left on device. Nothing is lost." in outputs[1]
 
 
-def test_a_port_that_stays_closed_is_named():
-    (process,) = meet(patience=1, indices="1")
-    (output,) = communicate([process], BOUND)
-    assert process.returncode == 2
-    assert output.count("\n") == 1
-    assert re.match(r"error: after 1 s process 1 of 2 has not reached the others at 127\.0\.0\.1:\d+\. Check", output)
+@pytest.mark.slow
+def test_what_the_first_process_refuses_ends_all(meetings):
+    outputs = communicate(meetings["first decides"], BOUND)
+    assert [process.returncode for process in meetings["first decides"]] == [2, 2], outputs
+    assert all(f"error: cannot write {REPOSITORY}: Is a directory" in output for output in outputs), outputs
 
 
 @pytest.mark.slow
-def test_what_the_first_process_refuses_ends_all(tmp_path, arguments):
-    with held(tmp_path / "run"):
-        processes = start_hosts(tmp_path / "run", arguments)
-        outputs = communicate(processes, BOUND)
-    assert [process.returncode for process in processes] == [2, 2], outputs
-    assert all(f"run is in use by process {os.getpid()} on host" in output for output in outputs), outputs
+def test_a_port_that_stays_closed_is_named(meetings):
+    (output,) = communicate(meetings["missing"], BOUND)
+    assert meetings["missing"][0].returncode == 2
+    assert output.count("\n") == 1
+    assert re.match(r"error: after 1 s process 1 of 2 has not reached the others at 127\.0\.0\.1:\d+\. Check", output)
 
 
 def test_private_state_of_jax_is_read_in_one_place():
@@ -178,6 +184,11 @@ def test_the_environment_numbers_the_processes(monkeypatch):
             hosts.process_from_environment()
 
 
+def train_alone(workdir: Path, settings: Mapping[str, Any]) -> None:
+    """Train in this process, on one device, and resume if the run has begun."""
+    api.run(configuration(CONFIG, dict(settings) | {"mesh.data": 1})[1], workdir)
+
+
 def check_same(workdir: Path, expected: Path) -> None:
     """Both runs have the same losses and dev scores, step by step."""
     rows, rows_expected = read_metrics(workdir), read_metrics(expected)
@@ -197,30 +208,24 @@ def wait_for(condition, processes: list[subprocess.Popen]) -> None:
 
 
 def start_hosts(
-    workdir: Path, arguments: list[str], of_last: Mapping[str, str] = MappingProxyType({})
+    workdir: Path, settings: Mapping[str, Any], of_last: Mapping[str, str] | None = None
 ) -> list[subprocess.Popen]:
     """Start the two processes of a run, the second with further environment variables."""
     first, second = addresses("01")
-    arguments = [*arguments, *overrides({"distributed": True})]
-    return [start(workdir, arguments, variables) for variables in (first, second | of_last)]
+    arguments = ["--config", CONFIG, "--workdir", str(workdir), *overrides({**settings, "distributed": True})]
+    return [python(TRAIN, arguments, variables) for variables in (first, second | (of_last or {}))]
 
 
-def start(workdir: Path, arguments: list[str], variables: Mapping[str, str]) -> subprocess.Popen:
-    options = ["--config", "configs/diffcse_minilm.py", "--workdir", str(workdir)]
-    return python(TRAIN, [*options, *arguments], variables)
-
-
-def meet(*, patience: int, writes: tuple[str, str] = (os.devnull,) * 2, indices: str = "01") -> list[subprocess.Popen]:
-    """Start processes that meet within so many seconds, and then each write a file."""
-    environments = zip(writes, addresses(indices), strict=False)
-    return [python(MEET, [str(patience), file], variables) for file, variables in environments]
+def meet(*, patience: int = BOUND, decided: str = os.devnull, own: Sequence[str] = NULL, indices: str = "01"):
+    """Start processes that meet in so many seconds. The first writes `decided`, and each one a file of its `own`."""
+    environments = zip(own, addresses(indices), strict=False)
+    return [python(MEET, [str(patience), decided, file], variables) for file, variables in environments]
 
 
 def python(script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen:
-    """Start Python. Processes that compute the same compile it once: most of their time is compiling."""
     return subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
-        cwd=REPOSITORY, env=environment(COMPILED.name, **variables), text=True,
+        cwd=REPOSITORY, env=environment("", **variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -245,10 +250,3 @@ def end(processes: list[subprocess.Popen]) -> None:
     for process in processes:
         process.kill()
         process.communicate()
-
-
-def finish(processes: list[subprocess.Popen]) -> list[str]:
-    outputs = communicate(processes, 300)
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
-    return outputs

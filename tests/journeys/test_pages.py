@@ -20,7 +20,7 @@ from journeys.pages import ROOT, Workspace, blocks_of, write_documents
 
 pytestmark = pytest.mark.filterwarnings("default")  # a warning does not end a command of a user
 SHORT = {"train.steps": 2, "train.batch_size": 8, "data.max_length": 16, "generator.head_steps": 2, "mesh.data": 1}
-SHORT |= {"eval.hold": (), "eval.guard": False, "train.packing": "off"}
+SHORT |= {"eval.hold": (), "eval.guard": False, "train.packing": "off", "train.recompute": "off"}
 HAVE_TESTS = ("docs/quickstart.md", "docs/extending.md")  # test_quickstart.py and tests/test_extending.py
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 PAGES = [page for page in PAGES if blocks_of(page) and page not in HAVE_TESTS]
