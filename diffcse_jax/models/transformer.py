@@ -324,7 +324,8 @@ class SelfAttention(nnx.Module):
             turn = partial(rotate, base=self.rotary_base, head_size=self.head_size, factor=self.rotary_factor)
             query, key = turn(query), turn(key)
         is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1  # other biases are as large as logits
-        if is_long and self.has_kernel and query.dtype == jnp.bfloat16 and (keys is None or self.rate == 0.0):
+        fits = query.dtype == jnp.bfloat16 and query.shape[2] % 2 == key.shape[2] % 2 == 0  # cuDNN trains no odd length
+        if is_long and fits and self.has_kernel and (keys is None or self.rate == 0.0):
             attended = fused_attention(query, key, value, rows.attention_mask.sum(axis=1))
         else:
             attend = self._attend_in_parts if is_long else self._attend
