@@ -123,14 +123,20 @@ def configured(folder: Path, options: argparse.Namespace, seed: int) -> Config:
     return Config.from_dict(values.to_dict())
 
 
+def timed(function: Any, *arguments: Any) -> dict[str, Any]:
+    """Return the result of a call, its seconds and its device."""
+    start = time.perf_counter()
+    result = function(*arguments)
+    return result | {"seconds": time.perf_counter() - start, "device": jax.devices()[0].device_kind}
+
+
 def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:
     """Return the result of a call in a new process, or the result that an earlier command wrote to the file."""
     if not path.is_file():
-        start = time.perf_counter()
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            result = pool.submit(function, *arguments).result()
+            result = pool.submit(timed, function, *arguments).result()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result | {"seconds": time.perf_counter() - start}), encoding="utf-8")
+        path.write_text(json.dumps(result), encoding="utf-8")
         means = {name: round(np.mean([*each["ndcg@10"].values()]), 2) for name, each in result["scores"].items()}
         print(path.stem, means, file=sys.stderr, flush=True)
     return json.loads(path.read_text(encoding="utf-8"))
@@ -231,8 +237,9 @@ def main() -> None:
                     run["all"] = {system: each["ndcg@10"] for system, each in scores.items()}
                     runs[name].setdefault(recipe, []).append(run)
         table = {name: summarise(starts[name], runs[name]) for name in names}
-    device = jax.devices()[0].device_kind
-    record = {"device": device, "model": short, "seeds": options.seeds, "collections": table}
+    devices = {start["device"] for start in starts.values()}
+    devices |= {run["device"] for recipes in runs.values() for each in recipes.values() for run in each}
+    record = {"device": ", ".join(sorted(devices)), "model": short, "seeds": options.seeds, "collections": table}
     measure.write_record(options.output, "benchmarks.search_collections", sys.argv[1:], record)
 
 
