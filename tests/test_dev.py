@@ -242,7 +242,9 @@ def test_simple_systems_are_recommended_unless_they_are_worse():
     assert metrics.describe_recommendation([start, adapted], adapted) == "Recommended for search: adapted."
     hardly = system("hardly", [1] + [2] * 39)
     assert metrics.recommend([start, hardly]) is start
-    assert "hardly is 1.25 higher, but this may be chance" in metrics.describe_recommendation([start, hardly], start)
+    assert "The score of hardly is 1.25 higher, but this may be chance" in metrics.describe_recommendation(
+        [start, hardly], start
+    )
     assert metrics.recommend([adapted, start]) is adapted
     low, high = hardly.interval()
     assert low < hardly.score < high

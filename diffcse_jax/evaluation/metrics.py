@@ -272,6 +272,6 @@ def describe_recommendation(systems: Sequence[System], recommended: System) -> s
         return f"Recommended for search: {recommended.name}."
     low, high = best.interval(recommended)
     return (
-        f"Recommended for search: {recommended.name}. {best.name} is {best.score - recommended.score:.2f} higher, but "
-        f"this may be chance (95% interval {low:+.2f} to {high:+.2f})."
+        f"Recommended for search: {recommended.name}. The score of {best.name} is {best.score - recommended.score:.2f} "
+        f"higher, but this may be chance (95% interval {low:+.2f} to {high:+.2f})."
     )
