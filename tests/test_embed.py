@@ -92,7 +92,9 @@ def stdin(monkeypatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
-def objects(capsys) -> list[dict]:
+def objects(capsys, *arguments: str) -> list[dict]:
+    """The JSON objects that a command prints."""
+    cli.main([*arguments])
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -157,18 +159,19 @@ def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     table = tmp_path / "table.csv"
     table.write_text("doi,title,abstract\nx1,a,b\nx2,c,d\n")
     options = ["encode", "--input", str(table), "--model", "hash"]
-    cli.main([*options, "--columns", "abstract", "title", "--id_column", "doi"])
-    rows = [" ".join(map(str, [*row.values()][:-1])) for row in objects(capsys)]
-    assert rows == ["2 x1 abstract b", "2 x1 title a", "3 x2 abstract d", "3 x2 title c"]
-    cli.main(["encode", "--input", text, text, "--model", "hash"])
-    assert [(row["file"], row["line"]) for row in objects(capsys)] == [(text, line) for line in (1, 2, 3, 4)] * 2
+    rows = objects(capsys, *options, "--columns", "abstract", "title", "--id_column", "doi")
+    assert [" ".join(map(str, [*row.values()][:-1])) for row in rows] == [
+        "2 x1 abstract b", "2 x1 title a", "3 x2 abstract d", "3 x2 title c",
+    ]  # fmt: skip
+    rows = objects(capsys, "encode", "--input", text, text, "--model", "hash")
+    assert [(row["file"], row["line"]) for row in rows] == [(text, line) for line in (1, 2, 3, 4)] * 2
     message = error_of(capsys, *options, "--columns", "none")
     assert "no column 'none'. It has: doi, title, abstract. Name the columns in --columns" in message
     for name, identity in {"a": "7", "b": '"x8"'}.items():
         (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "one", "id": {identity}}}\n')
-    cli.main(["encode", "--input", f"{tmp_path}/*.jsonl", "--columns", "text", "--id_column", "id", "--model", "hash"])
-    rows = [(row["file"], row["id"]) for row in objects(capsys)]
-    assert rows == [("a.jsonl, line 1", "7"), ("b.jsonl, line 1", "x8")]
+    options = ["encode", "--input", f"{tmp_path}/*.jsonl", "--model", "hash", "--columns", "text"]
+    rows = objects(capsys, *options, "--id_column", "id")
+    assert [(row["file"], row["id"]) for row in rows] == [("a.jsonl, line 1", "7"), ("b.jsonl, line 1", "x8")]
 
 
 # search
@@ -180,16 +183,14 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     encoder, queries = HashEncoder(), ["a dog runs", "caf\u00e9"]
     similar = encoder.encode(queries, normalize=True) @ encoder.encode(LINES, normalize=True).T
     for source in (["--input", text, *model, "--output", index], ["--input", vectors], ["--input", index]):
-        cli.main(["search", *source, *queries, "--top_k", "3", "--json"])
-        found = objects(capsys)
+        found = objects(capsys, "search", *source, *queries, "--top_k", "3", "--json")
         assert [hits["query"] for hits in found] == queries
         assert [hit["line"] for hit in found[0]["hits"]][:2] == [2, 4]  # equally similar, in the order of the text
         for row, hits in zip(similar, found, strict=True):
             np.testing.assert_allclose([hit["score"] for hit in hits["hits"]], np.sort(row)[:-4:-1], atol=1e-6)
     stdin(monkeypatch, b"a dog runs\n")
-    cli.main(["search", "--input", index, "--threshold", "0.99", "--json"])
-    ((hits),) = objects(capsys)
-    assert [hit["line"] for hit in hits["hits"]] == [2, 4]
+    (found,) = objects(capsys, "search", "--input", index, "--threshold", "0.99", "--json")
+    assert [hit["line"] for hit in found["hits"]] == [2, 4]
 
     def error(source: str, *options: str) -> str:
         return error_of(capsys, "search", "--input", source, *options)
@@ -206,25 +207,24 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     monkeypatch.setattr(tempfile, "gettempdir", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
     message = "cannot write a temporary file in TMPDIR or /tmp: No space left. Nothing was changed"
     assert message in error(vectors, "x")
-    cli.main(["search", "--input", vectors, "--mode", "lexical", "--json", "dogs run"])
-    assert [hit["line"] for hit in objects(capsys)[0]["hits"]] == [2, 4]
+    for source in (text, vectors):  # words are searched without a model and without embeddings
+        (found,) = objects(capsys, "search", "--input", source, "--mode", "lexical", "--json", "dogs run")
+        assert [hit["line"] for hit in found["hits"]] == [2, 4]
 
 
-def test_words_are_searched_alone_and_with_embeddings(tmp_path, text, capsys):
+def test_words_are_searched_with_embeddings(tmp_path, text, capsys):
     model, vectors, index = ("--model", "hash"), str(tmp_path / "vectors"), str(tmp_path / "index")
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages/birds.md").write_text("# Birds\n\nAn owl hunts at night.\n")
     cli.main(["embed", "--input", str(tmp_path / "pages"), text, *model, "--output", vectors])
-    cli.main(["search", "--input", text, "--mode", "lexical", "--json", "dogs run"])  # without a model
-    (found,) = objects(capsys)
-    assert [hit["line"] for hit in found["hits"]] == [2, 4]
     for source in (["--input", text, *model], ["--input", vectors, "--output", index, "--storage", "int8"]):
-        cli.main(["search", *source, "--mode", "hybrid", "--language", "english", "--json", "dogs run"])
-        (hits,) = objects(capsys)
-        ranks = {hit["sentence"]: hit["ranks"].get("lexical") for hit in hits["hits"]}
+        options = ["--mode", "hybrid", "--language", "english", "--json"]
+        (found,) = objects(capsys, "search", *source, *options, "dogs run")
+        ranks = {hit["sentence"]: hit["ranks"].get("lexical") for hit in found["hits"]}
         assert ranks.items() >= {"the cat sleeps": None, "a dog runs": 2, "caf\u00e9": None}.items()
-    cli.main(["search", "--input", index, "--mode", "dense", "--json", "An owl hunts at night.", LINES[0]])
-    page, line = (found["hits"][0] for found in objects(capsys))
+    queries = ["An owl hunts at night.", LINES[0]]
+    found = objects(capsys, "search", "--input", index, "--mode", "dense", "--json", *queries)
+    page, line = (each["hits"][0] for each in found)
     assert (page.keys(), page["file"]) == ({"score", "file", "sentence"}, "birds.md")
     assert (line["sentence"], line["line"], line["file"]) == (LINES[0], 1, "text.txt")
     assert line["score"] == pytest.approx(1, abs=0.01)
