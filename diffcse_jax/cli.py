@@ -35,14 +35,6 @@ SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `load`
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Show a default only if it helps the reader."""
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        hidden = action.default in (None, "", "-", False, argparse.SUPPRESS) or isinstance(action.default, list)
-        return action.help or "" if hidden else f"{action.help} (default: %(default)s)"
-
-
 Add = Callable[..., Any]  # a parser's `add_argument`
 
 
@@ -95,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
             help=description.splitlines()[0].rstrip("."),
             description=description,
             epilog=KEYS if name in WITH_KEYS else None,
-            formatter_class=HelpFormatter,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         sub.set_defaults(function=command(sub.add_argument))
@@ -181,26 +173,28 @@ def evaluate(add: Add) -> str:
       diffcse evaluate --model minilm runs/diffcse_base --tasks sts --published --format markdown
     """
     add("--model", dest="models", required=True, help=MODEL, **SEVERAL)
-    tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, documents, retrieval"
+    tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, documents, retrieval (default: sts)"
     add("--tasks", default="sts", help=tasks)
     add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
-    mode = "dev: dev splits; fasttest: simpler classifiers"
+    mode = "dev: dev splits; fasttest: simpler classifiers (default: %(default)s)"
     add("--mode", choices=("test", "fasttest", "dev"), default="test", help=mode)
-    add("--aggregation", choices=("all", "mean", "wmean"), default="all", help="how a task's subsets become one score")
+    aggregation = "how a task's subsets become one score (default: %(default)s)"
+    add("--aggregation", choices=("all", "mean", "wmean"), default="all", help=aggregation)
     add("--pooler", help=f"use this pooler instead of the recorded one: {', '.join(POOLERS)}")
     add("--truncate_dim", type=int, help="cut embeddings to this size (default: the recorded size)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
     add("--queries", type=Path, metavar="FILE", help="list the STS-B sentences nearest to each line (task `retrieval`)")
-    add("--top_k", type=int, default=3, help="sentences to list for each query")
+    add("--top_k", type=int, default=3, help="sentences to list for each query (default: %(default)s)")
     add("--runs", type=Path, metavar="DIR", help="write the rankings of retrieval:FOLDER there, in TREC's form")
     add("--against", type=Path, metavar="FILE", help="compare nDCG@10 of retrieval:FOLDER with a run in TREC's form")
-    backend = "torch: compute embeddings with sentence-transformers"
+    backend = "torch: compute embeddings with sentence-transformers (default: %(default)s)"
     add("--backend", choices=("jax", "torch"), default="jax", help=backend)
     add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
     formats = ("text", "markdown", "latex")
-    add("--format", dest="style", choices=formats, default="text", help="format of the tables")
+    add("--format", dest="style", choices=formats, default="text", help="format of the tables (default: %(default)s)")
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
-    add("--output", type=Path, default=Path("results.json"), help="results file; pictures go to report/ next to it")
+    output = "results file; pictures go to report/ next to it (default: %(default)s)"
+    add("--output", type=Path, default=Path("results.json"), help=output)
     return "diffcse_jax.evaluation.runner:run"
 
 
@@ -253,9 +247,10 @@ def embed(add: Add) -> str:
     add("--output", required=True, type=Path, metavar="DIR", help="folder of Parquet files")
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: that of documents, if any)")
-    add("--dtype", choices=("float32", "float16"), default="float32", help="type of the stored embeddings")
+    dtype = "type of the stored embeddings (default: %(default)s)"
+    add("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
     _add_passages(add, default=False)
-    add("--rows_per_file", type=int, default=5000, help="texts in a Parquet file")
+    add("--rows_per_file", type=int, default=5000, help="texts in a Parquet file (default: %(default)s)")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
     return "diffcse_jax.apps.embed:embed"
 
@@ -273,7 +268,7 @@ def search(add: Add) -> str:
     """
     add("queries", nargs="*", metavar="QUERY", help="queries (default: --queries)")
     add("--queries", dest="queries_file", default="-", metavar="FILE", help="file of queries (default: standard input)")
-    add("--top_k", type=int, default=5, help="the largest number of hits for a query")
+    add("--top_k", type=int, default=5, help="the largest number of hits for a query (default: %(default)s)")
     add("--threshold", type=float, help="the lowest score of a hit (default: any)")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the queries (default: that of queries, if any)")
     add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
@@ -314,11 +309,11 @@ def demo(add: Add) -> str:
     add("--model", required=True, help=MODEL)
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
     _add_text_options(add, "text", "text that training reads", with_ids=False, required=True)
-    add("--top_k", type=int, default=10, help="the number of hits")
+    add("--top_k", type=int, default=10, help="the number of hits (default: %(default)s)")
     _add_mode_options(add, "what the run recommends")
     _add_passages(add)
-    add("--host", default="127.0.0.1", help="the address to listen on")
-    add("--port", type=int, default=8000, help="the port; 0: any free one")
+    add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8000, help="the port; 0: any free one (default: %(default)s)")
     return "diffcse_jax.apps.search:serve"
 
 
@@ -354,7 +349,7 @@ def _add_encoder_options(add: Add, recorded: str = "") -> None:
     add("--truncate_dim", type=int, help=f"keep only the first dimensions of each embedding (default: {default})")
     precision = f"precision of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), help=precision)
-    add("--batch_size", type=int, default=64, help="texts per step on this host")
+    add("--batch_size", type=int, default=64, help="texts per step on this host (default: %(default)s)")
 
 
 def _add_text_options(add: Add, dest: str, about: str, *, with_ids: bool = True, **settings: Any) -> None:
@@ -374,7 +369,7 @@ def _add_mode_options(add: Add, default: str) -> None:
 
 def _add_passages(add: Add, default: bool = True) -> None:
     split = "split texts that are longer than the model reads into overlapping passages, instead of truncating them"
-    add("--passages", action=argparse.BooleanOptionalAction, default=default, help=split)
+    add("--passages", action=argparse.BooleanOptionalAction, default=default, help=f"{split} (default: %(default)s)")
 
 
 def _load_encoder(options: argparse.Namespace, record: Any = None) -> Any:

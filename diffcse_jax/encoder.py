@@ -38,7 +38,6 @@ from diffcse_jax.search.index import Searcher, check_count
 from diffcse_jax.search.records import TEXT, Record, Sentences, as_passages, checked_sentences, split_text, title_of
 from diffcse_jax.search.vector_store import EncoderRecord
 
-PRECISIONS = ("float32", "bfloat16")
 SHORTEST_BUCKET = 16
 LONGEST_QUERY = 64  # tokens
 CPU_TOKENS_PER_BATCH = 2048  # more no longer fit the processor's caches, and a token then takes a fifth longer
@@ -377,7 +376,7 @@ class SentenceEncoder(Searcher):
 
 def _checked_dtype(dtype: Any) -> np.dtype:
     with contextlib.suppress(TypeError):
-        if jnp.dtype(dtype).name in PRECISIONS:
+        if jnp.dtype(dtype).name in ("float32", "bfloat16"):
             return jnp.dtype(dtype)
     raise ConfigError(f"dtype={str(getattr(dtype, '__name__', dtype))!r}: use 'float32' or 'bfloat16'")
 

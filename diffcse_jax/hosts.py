@@ -178,10 +178,9 @@ def require_alone() -> None:
 
 def process_from_environment() -> tuple[int, int] | None:
     """Return JAX_PROCESS_ID and JAX_NUM_PROCESSES, or None if neither is set."""
-    index, count = (os.environ.get(name) for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"))
-    if index is None and count is None:
+    index, count = (os.environ.get(name, "") for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"))
+    if not index and not count:
         return None
-    index, count = index or "", count or ""
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(
             f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected a number from 0, and a larger number of "

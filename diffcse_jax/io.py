@@ -130,11 +130,8 @@ def check_export(folder: Path) -> None:
 def disk_errors(path: Path, *, safe: str, instead: str = "", any_error: bool = False) -> Iterator[None]:
     """Turn an operating system error inside the block, which writes `path`, into a `DiskError`.
 
-    Args:
-        path: The file or folder.
-        safe: A sentence that says what is not lost.
-        instead: An alternative to making room on the disk.
-        any_error: Whether libraries in the block may hide what the operating system reported.
+    `safe` is a sentence that says what is not lost, and `instead` an alternative to making room on the disk. Set
+    `any_error` if libraries in the block may hide what the operating system reported.
     """
     try:
         yield

@@ -18,7 +18,7 @@ from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric, g
 from diffcse_jax.evaluation.results import compared, task_title
 from diffcse_jax.evaluation.retrieval import best_hits
 from diffcse_jax.export.card import command_of
-from diffcse_jax.hosts import keep_compiled, log_line
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.summary import Run, curves, read_run, readable
@@ -48,7 +48,6 @@ def write_report(model: str, output: str = "") -> Path:
     path = expand_path(output) if output else run.workdir / "report" / "index.html"
     with disk_errors(path, safe="The run is unchanged.", instead="name another --output"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        keep_compiled()
         log_line("searching a sample of text with the starting checkpoint and the run")
         write_text(path, render_report(run, compare(encoders_of(run), sample_of(run.config))))
     return path

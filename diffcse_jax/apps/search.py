@@ -21,7 +21,6 @@ from typing import Any
 from diffcse_jax.apps import render
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
-from diffcse_jax.hosts import keep_compiled
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.index import Hit, SentenceIndex, find_index, recommended
 from diffcse_jax.search.records import (
@@ -191,7 +190,6 @@ def serve(
     """Encode a text and serve its search page until Ctrl-C. Arguments are the options of `diffcse demo`."""
     if against == model:
         raise ConfigError(f"--against {against} is the same as --model. Name another model, or leave --against out")
-    keep_compiled()
     records = read_texts(text, columns, passages)
     texts = [title_of(each) + each[TEXT] for each in records]
     models = {name: SentenceEncoder.from_pretrained(name) for name in filter(None, (model, against))}

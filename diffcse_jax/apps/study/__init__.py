@@ -25,7 +25,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserErr
 from diffcse_jax.evaluation import results, runner
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
-from diffcse_jax.hosts import keep_compiled, log_line, terminated_like_interrupted
+from diffcse_jax.hosts import log_line, terminated_like_interrupted
 from diffcse_jax.io import CONFIG, disk_errors, expand_path, lock, read_sealed, write_sealed, write_text
 from diffcse_jax.losses.finetune import score_name
 from diffcse_jax.run_folder.records import origin, read_selection
@@ -322,7 +322,6 @@ def do_runs(runs: Sequence[Run]) -> None:
     rest = [run for run in runs if not run.look()[0]]
     if len(rest) < len(runs):
         log_line(f"done already: {len(runs) - len(rest)} of {counted(len(runs), 'run{s}')}")
-    keep_compiled()
     for _ in range(2):
         held: list[Run] = []  # by another process, and the fine-tunings that wait for it
         for run in rest:
