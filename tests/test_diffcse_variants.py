@@ -1,5 +1,6 @@
-"""The ablations of DiffCSE."""
+"""The ablations of DiffCSE, and InfoCSE's reconstruction, which recover tokens."""
 
+import dataclasses
 from functools import partial
 from unittest import mock
 
@@ -10,12 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit, softmax
-from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, shared_forward, views_of
+from tiny_model import bound
+from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, random_batch, shared_forward, views_of
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses.diffcse_variants import corrective_language_model
 from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
+
+DEEP = deeper(GENERATOR)
 
 
 @given(st.integers(0, 1000))
@@ -39,66 +44,98 @@ def test_corrective_lm_is_the_mixture_of_copying_and_the_language_model(seed):
     np.testing.assert_array_equal(gradient, 0.0)  # the language model does not train the copy probability
 
 
-NETWORKS = {"conditional_mlm": {"discriminator_lm_head"}, "corrective_lm": {"discriminator_lm_head", "copy_head"}}
-
-
-def difference_of(**options) -> tuple:
-    """The objective of these options, its networks and a batch with next sentences."""
-    data = {"pairs": "dropout", "max_length": 16}
-    config = config_of({"difference": options, "contrast": {"weight": 0.0}, "data": data})
-    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+def built_loss(name, **options) -> tuple:
+    """A loss of these options, its networks and a batch with next sentences."""
+    off = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}}
+    config = config_of(off, {name: {"weight": 1.0} | options, "data": {"pairs": "dropout", "max_length": 16}})
+    built = networks.build(config, ENCODER, DEEP, VOCABULARY)
     views = views_of(random_batch(size=4), following=random_batch(size=4, seed=1))
-    return config, config.losses["difference"], built, jax.tree.map(jnp.asarray, views)
+    return config, config.losses[name], built, jax.tree.map(jnp.asarray, views)
+
+
+LANGUAGE_MODEL = {"discriminator", "discriminator_lm_head"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "sentence"), [("conditional_mlm", "next"), ("corrective_lm", "same")])
-def test_the_encoder_learns_through_the_sentence_vector_alone(kind, sentence):
-    config, objective, built, views = difference_of(objective=kind, sentence=sentence)
-    assert {name.partition(".")[0] for name in built.params} == {
-        "encoder", "projector", "discriminator", *NETWORKS[kind],
-    }  # fmt: skip
-    assert {name.partition(".")[0] for name in built.frozen} == (
-        {"generator", "generator_head"} if kind == "corrective_lm" else set()
-    )
+@pytest.mark.parametrize(
+    ("name", "options", "trained", "frozen"),
+    [
+        ("difference", {"objective": "conditional_mlm", "sentence": "next"}, LANGUAGE_MODEL, False),
+        ("difference", {"objective": "corrective_lm"}, {*LANGUAGE_MODEL, "copy_head"}, True),
+        ("reconstruction", {"blocks": 1, "condition": "projected"}, {"reconstruction_head"}, True),
+    ],
+)
+def test_the_encoder_learns_through_the_sentence_embedding_alone(name, options, trained, frozen):
+    config, loss_of, built, views = built_loss(name, **options)
+    trained = {"encoder", "projector"} | trained
+    assert {name.partition(".")[0] for name in built.params} == trained
+    assert {name.partition(".")[0] for name in built.frozen} == ({"generator", "generator_head"} if frozen else set())
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def grads(params, cut):
-        frozen = Computation(built.networks, jax.device_put(built.frozen))
-        corrupted = objective.prepare(frozen, views, jax.random.key(1), config.run_info)
+        computation = Computation(built.networks, jax.device_put(built.frozen))
+        inputs = loss_of.prepare(computation, views, jax.random.key(1), config.run_info)
 
         def loss(params):
             forward = shared_forward(config, Computation(built.networks, params), views, jax.random.key(0))
             cut_off = jax.lax.stop_gradient(forward.embeddings)
             forward._results["embeddings"] = jax.tree.map(partial(jnp.where, cut), cut_off, forward.embeddings)
-            return objective.loss(forward, corrupted, jax.random.key(2))[0]
+            return loss_of.loss(forward, inputs, jax.random.key(2))[0]
 
         return jax.grad(loss)(params)
 
     params = jax.device_put(built.params)
     whole, without = grads(params, False), grads(params, True)
-    for name, grad in whole.items():
-        if name.startswith(("encoder.", "projector.")):
-            np.testing.assert_array_equal(without[name], 0.0, err_msg=name)
+    for array, grad in whole.items():
+        if array.startswith(("encoder.", "projector.")):
+            np.testing.assert_array_equal(without[array], 0.0, err_msg=array)
         else:
-            np.testing.assert_allclose(without[name], grad, rtol=1e-5, atol=1e-7, err_msg=name)
-    assert all(
-        any(np.abs(grad).max() > 1e-6 for name, grad in whole.items() if name.startswith(network + "."))
-        for network in ("encoder", "projector", "discriminator", *NETWORKS[kind])
-    )
+            np.testing.assert_allclose(without[array], grad, rtol=1e-5, atol=1e-7, err_msg=array)
+    assert {array.partition(".")[0] for array, grad in whole.items() if np.abs(grad).max() > 1e-6} == trained
+
+
+def test_given_its_own_state_the_reconstruction_head_is_the_masked_lm():
+    config, reconstruction, built, views = built_loss("reconstruction", blocks=1)
+
+    @jax.jit
+    def run(params, frozen):
+        given = reconstruction.prepare(Computation(built.networks, frozen), views, jax.random.key(0), config.run_info)
+        rows, computation = given.masked.rows, Computation(built.networks, params)
+        states = bound(Transformer, DEEP.config, DEEP.transformer)(rows)
+        forward = shared_forward(config, computation, views, jax.random.key(0))
+        head = computation.network("reconstruction_head")
+        outputs = [head(rows, states[1], h) for h in (states[1][:, 0], -states[1][:, 0])]
+        return given, states, outputs, reconstruction.loss(forward, given, jax.random.key(0))
+
+    given, states, (outputs, others), (loss, metrics) = run(built.params, built.frozen)
+    real = np.asarray(given.masked.rows.attention_mask) == 1
+    for ours, expected in ((given.states, states[1]), (outputs, states[2])):
+        np.testing.assert_allclose(np.asarray(ours)[real], np.asarray(expected)[real], rtol=1e-5, atol=1e-5)
+    assert (np.abs(outputs - others).max(axis=-1) > 1e-3)[real].all()  # every token reads the embedding
+    tokens = float(given.masked.selected.sum())
+    np.testing.assert_allclose(loss, metrics["reconstruction_per_token"] * tokens, rtol=1e-5)
+
+
+def test_generators_that_do_not_fit_are_refused():
+    for options, sizes, message in (
+        ({}, {"hidden_size": 8}, "embeddings of size 16, but the generator has hidden states of size 8"),
+        ({"blocks": 3}, {}, "reconstruction.blocks=3, but the generator has 2 blocks"),
+        ({"layer": 3}, {}, "reconstruction.layer=3, but the generator has 2 blocks"),
+    ):
+        config = config_of({"reconstruction": {"weight": 1.0} | options})
+        generator = dataclasses.replace(DEEP, config=dataclasses.replace(DEEP.config, **sizes))
+        with pytest.raises(ConfigError, match=message):
+            networks.build(config, ENCODER, generator, VOCABULARY)
 
 
 def test_both_sentences_are_the_mean_of_the_two():
-    rng = np.random.default_rng(0)
-    values = dict(zip(("same", "next"), map(jnp.float32, rng.normal(size=2)), strict=True))
-    _, objective, _, _ = difference_of(sentence="both")
+    values = {"same": jnp.float32(0.3), "next": jnp.float32(-0.7)}
+    loss_of = config_of({"difference": {"sentence": "both"}, "data": {"pairs": "dropout"}}).losses["difference"]
     predicted = {name: (value, {"metric": 2 * value}) for name, value in values.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(objective), "predict", lambda self, forward, edited, key: predicted[edited])
+    with mock.patch.object(type(loss_of), "predict", lambda self, forward, edited, key: predicted[edited]):
         forward = mock.Mock(spec=SharedForward)
-        loss, metrics = objective.loss(forward, {"same": "same", "next": "next"}, jax.random.key(0))
-    mean = sum(values.values()) / 2
-    np.testing.assert_allclose([loss, metrics["metric"]], [mean, 2 * mean], rtol=1e-6)
+        loss, metrics = loss_of.loss(forward, {"same": "same", "next": "next"}, jax.random.key(0))
+    np.testing.assert_allclose([loss, metrics["metric"]], [-0.2, -0.4], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["conditional_mlm", "corrective_lm"])

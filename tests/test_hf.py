@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +24,7 @@ from diffcse_jax.io import write_tensors
 from diffcse_jax.models import hf, layers
 from diffcse_jax.models.families import nomic_bert
 from diffcse_jax.models.families.mpnet import relative_buckets
-from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
+from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead, MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.hf import Pretrained, read, to_hf
 from diffcse_jax.models.sentence_folder import RecordedPooler, recorded
 from diffcse_jax.models.transformer import Transformer
@@ -206,6 +207,37 @@ def test_gte_checkpoints_of_the_authors_have_other_names_and_another_scaling_of_
     assert_refused(tmp_path, "config.json: rope_scaling must be None, not")
     path.write_text(json.dumps(config | {"rope_scaling": {"type": "ntk"}}))
     assert_refused(tmp_path, "config.json is invalid: KeyError.'factor'")
+
+
+@pytest.mark.parametrize("name", ["mlp", "batchnorm"])
+def test_projectors_and_their_gradients_are_those_of_torch(name):
+    if name == "mlp":  # SimCSE's code
+        head = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Tanh())
+        named = {"dense.kernel": head[0].weight, "dense.bias": head[0].bias}
+    else:  # DiffCSE's code (models.py, ProjectionMLP)
+        linear, norm = partial(torch.nn.Linear, bias=False), torch.nn.BatchNorm1d
+        expand, contract = (linear(HIDDEN, 2 * HIDDEN), norm(2 * HIDDEN)), (linear(2 * HIDDEN, HIDDEN),)
+        head = torch.nn.Sequential(*expand, torch.nn.ReLU(), *contract, norm(HIDDEN, affine=False))
+        named = {"expand.kernel": head[0].weight, "contract.kernel": head[3].weight}
+        named |= {"expand_norm.scale": head[1].weight, "expand_norm.bias": head[1].bias}
+    torch.manual_seed(0)
+    for parameter in named.values():
+        torch.nn.init.normal_(parameter)
+    weights, rows = np.random.default_rng(0).normal(0.5, 2.0, (2, 16, HIDDEN)).astype(np.float32)
+    config = hf.transformer_config(hf_config_of("bert") | {"hidden_size": HIDDEN}, source="test")
+
+    def loss(params: layers.Params, rows: jax.Array):
+        output = bound(PROJECTORS[name], config, params)(rows)
+        return (output * weights).mean(), output
+
+    params = {each: jnp.asarray(parameter.detach().numpy().T) for each, parameter in named.items()}
+    (ours, of_rows), output = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, jnp.asarray(rows))
+    inputs = torch.tensor(rows, requires_grad=True)
+    expected = head(inputs)
+    (expected * torch.tensor(weights)).mean().backward()
+    assert_close([output], [expected])
+    theirs = [inputs.grad, *(parameter.grad.t() for parameter in named.values())]
+    assert_close([of_rows, *(ours[each] for each in named)], theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_buckets_of_relative_positions_are_those_of_torch():
@@ -427,7 +459,7 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
         ({"num_hidden_layers": 10**30}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not 1"),
         ({"num_attention_heads": 5}, "5.*heads"),
         ({"layer_norm_eps": -1.0}, "config.json: layer_norm_eps or norm_eps must be above 0, not -1.0"),
-        ({"type_vocab_size": 0}, "config.json: type_vocab_size must be at least 1, not 0"),
+        ({"type_vocab_size": -1}, "config.json: type_vocab_size must be at least 0, not -1"),
         ({"hidden_dropout_prob": 1.5}, "config.json: dropout rates must be from 0 to below 1, not 1.5"),
         ({"pad_token_id": 10**6}, "config.json: pad_token_id must be a token id up to 30521, not 1000000"),
         (

@@ -1,46 +1,361 @@
-"""The weighted sum of losses: what is computed, which networks learn, prefixes, padding and precision."""
+"""Losses that compare embeddings: their formulas, what they read, and their weighted sum."""
 
+import dataclasses
 import functools
+import itertools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy.spatial.distance import jensenshannon
+from scipy.special import softmax
+from tiny_model import random_params
+from tiny_networks import (
+    ENCODER,
+    NO_DROPOUT,
+    SIMCSE,
+    SIZES,
+    VOCABULARY,
+    config_of,
+    evaluate,
+    forward_of,
+    random_batch,
+    shared_forward,
+    views_of,
+)
 
 from diffcse_jax.batch import TokenRows
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
-from diffcse_jax.losses.contrastive import info_nce
-from diffcse_jax.losses.decorrelation import dimension_contrast
-from diffcse_jax.models.forward import Computation
+from diffcse_jax.losses.contrastive import equal_texts, info_nce, near_duplicates, separate_info_nce
+from diffcse_jax.losses.decorrelation import decorrelation, dimension_contrast
+from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net
+from diffcse_jax.models.forward import Computation, SentenceNetwork, fold_in_name, row_keys, start_as_teacher
+from diffcse_jax.models.layers import Network, bind, definition
 from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
 from diffcse_jax.training import networks
-from diffcse_jax.training.step import loss_of_batch
+
+KEY = jax.random.key(0)
+finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
 
 
-def evaluate(*parts, batch=None, transform=lambda loss: loss):
-    """The loss of a configuration on a small batch, and metrics by name; or what `transform` makes of this function."""
-    config = config_of(*parts)
-    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    views, key = jax.tree.map(jnp.asarray, views_of(batch or random_batch())), jax.random.key(0)
+def random_vectors(count: int, rows: int = 7, dim: int = 5, seed: int = 0) -> list[np.ndarray]:
+    return list(np.random.default_rng(seed).normal(size=(count, rows, dim)).astype(np.float32))
 
-    def loss(params, frozen):
-        inputs = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
-        return loss_of_batch(config, Computation(built.networks, params), views, inputs, key)
 
-    return jax.jit(transform(loss), compiler_options={"xla_backend_optimization_level": 0})(built.params, built.frozen)
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = np.float64(a), np.float64(b)
+    return (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)[None]
+
+
+def loss_of(name, **options):
+    return config_of({"difference": {"weight": 0.0}, name: options}).losses[name]
+
+
+def paper_off_dropout(z1, z2, z0):
+    return separate_info_nce((z1, z2), (z0, z0), temperature=0.05, ratio=0.9, form="paper").mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "arguments"),
+    [
+        ("PAPER_eq3_offinfo_m0.9", paper_off_dropout, "z1 z2 z0"),
+        ("PAPER_eq5_dcl_tau5", lambda z1, z2: dimension_contrast(z1, z2, temperature=5.0, form="paper").sum(), "z1 z2"),
+    ],
+)
+def test_the_papers_forms_have_the_values_and_gradients_of_the_reference(reference_dir, name, loss, arguments):
+    """Those of the authors' code are in test_reference.py."""
+    stored = dict(np.load(reference_dir / "losses.npz"))
+    vectors = [stored[f"n64d128.{argument}"] for argument in arguments.split()]
+    value, grads = jax.value_and_grad(loss, argnums=tuple(range(len(vectors))))(*vectors)
+    expected_value = json.loads((reference_dir / "losses.json").read_text())[f"n64d128.{name}"]["loss"]
+    np.testing.assert_allclose(value, expected_value, rtol=1e-4)
+    for argument, grad in zip(arguments.split(), grads, strict=True):
+        if (expected := stored.get(f"n64d128.{name}.grad_{argument}")) is not None:
+            np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("similarity", "columns"), [("cosine", 3), ("dot", 1)])
+def test_info_nce_with_hard_negatives_is_equation_8(similarity, columns):
+    similarities = cosines if similarity == "cosine" else np.inner
+    z1, z2, *hard = random_vectors(2 + columns)
+    positives = np.exp(similarities(z1, z2) / 0.8)
+    negatives = sum(np.exp(similarities(z1, z3) / 0.8) for z3 in hard)
+    weights = np.where(np.eye(7), 1.7, 1.0)
+    expected = -np.log(np.diag(positives) / (positives + weights * negatives).sum(axis=1))
+    z1, z2, *hard = map(jnp.array, (z1, z2, *hard))
+    options = {"temperature": 0.8, "similarity": similarity, "hard_negative_weight": 1.7}
+    np.testing.assert_allclose(info_nce(z1, z2, hard_negatives=hard, **options), expected, rtol=1e-5)
+
+
+def test_pairs_left_out_are_not_in_the_denominator_of_separate_negatives():
+    z1, z2, z3, z4 = random_vectors(4)
+    left_out = (np.random.default_rng(1).random((7, 7)) < 0.3) & ~np.eye(7, dtype=bool)
+    others = np.where(left_out | np.eye(7, dtype=bool), 0.0, np.exp(cosines(z3, z4) / 0.2)).sum(axis=1)
+    positives = np.diag(cosines(z1, z2)) / 0.2
+    pairs, options = ((z1, z2), (z3, z4)), {"temperature": 0.2, "ratio": 1.0, "form": "code"}
+    losses = separate_info_nce(*jax.tree.map(jnp.array, pairs), left_out=jnp.array(left_out), **options)
+    np.testing.assert_allclose(losses, np.log(np.exp(positives) + others) - positives, rtol=1e-5, atol=1e-6)
+
+
+def test_symmetric_contrast_is_the_mean_of_both_directions():
+    columns = 3
+    views = random_vectors(columns)
+    logits = np.exp(cosines(views[0], views[1]) / 0.2)
+    left_out = np.random.default_rng(1).random((7, 7 * (columns - 1))) < 0.3
+    left_out[np.arange(7), np.arange(7)] = False
+    hard = [np.exp(cosines(views[0], view) / 0.2) for view in views[2:]]
+    rows = np.where(left_out, 0.0, np.concatenate([logits, *hard], axis=1)).sum(axis=1)
+    of_columns = np.where(left_out[:, :7], 0.0, logits).sum(axis=0)
+    expected = np.log(rows * of_columns).mean() / 2 - np.log(np.diag(logits)).mean()
+    masks = jnp.array(left_out), jnp.array(left_out[:, :7].T)
+    loss, _ = loss_of("contrast", temperature=0.2, symmetric=True).loss(forward_of(*views), masks, KEY)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [("noise", "dropout"), ("dropout", "noise")])
+def test_noise_is_added_only_where_asked(positives, negatives):
+    views = random_vectors(2, rows=300, dim=20)
+    contrast = loss_of("contrast", positives=positives, negatives=negatives, noise_variance=0.3)
+    pairs = contrast._pairs(forward_of(*views), jax.random.key(0))
+    for kind, pair in zip((positives, negatives), pairs, strict=True):
+        noise = np.stack([noised - view for noised, view in zip(pair, views, strict=True)])
+        np.testing.assert_allclose(noise.var(), 0.3 if kind == "noise" else 0.0, rtol=0.05)
+        if kind == "noise":
+            assert abs(np.corrcoef(noise.reshape(2, -1))[0, 1]) < 0.05
+
+
+@given(finite, finite)
+def test_info_nce_stays_finite(z1, z2):
+    value, grad = jax.value_and_grad(lambda z: info_nce(z, jnp.array(z2), temperature=0.05).sum())(jnp.array(z1))
+    assert np.isfinite(value)
+    assert np.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("views", [2, 4])
+def test_equal_texts(views):
+    texts = np.random.default_rng(0).integers(1, 3, (9, views, 3)).astype(np.int32)  # of 8 possible ones
+    expected = np.zeros((9, views - 1, 9), bool)
+    for i, view, j in np.ndindex(expected.shape):  # of anchor i and example j
+        candidates = texts[j, :2] if view == 0 else texts[j, view + 1 : view + 2]
+        equal = any((one == other).all() for one in texts[i, :2] for other in candidates)
+        expected[i, view, j] = equal and not (view == 0 and i == j)
+    assert 0.1 < expected.mean() < 0.9
+    np.testing.assert_array_equal(equal_texts(jnp.array(texts)), expected.reshape(9, -1))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.6])
+def test_near_duplicates_exceed_the_bound(threshold):
+    z1, z2, z3 = random_vectors(3, rows=9, dim=4)
+    z2 += z1  # so that positives are similar to their anchors
+    similarities = np.concatenate([cosines(z1, z2), cosines(z1, z3)], axis=1)
+    expected = similarities > (threshold or np.diagonal(similarities)[:, None])
+    np.fill_diagonal(expected, False)
+    assert 0.02 < expected.mean() < 0.5
+    np.testing.assert_array_equal(near_duplicates([*map(jnp.array, (z1, z2, z3))], threshold=threshold), expected)
+
+
+def test_the_starting_checkpoint_finds_near_duplicates():
+    config = config_of(SIMCSE, {"contrast": {"mask_duplicates": "similarity", "symmetric": True}})
+    built = networks.build(config, ENCODER, None, VOCABULARY)
+    assert not any(name.startswith("start.") for name in built.params)
+    for name, array in ENCODER.transformer.items():
+        np.testing.assert_array_equal(built.frozen[f"start.transformer.{name}"], array)
+
+    arrays = random_batch(columns=2)
+    for values in (arrays["input_ids"], arrays["attention_mask"]):
+        values[3, 1] = values[5, 0]
+    batch, frozen = jax.tree.map(jnp.asarray, views_of(arrays)), Computation(built.networks, built.frozen)
+    masks = prepare(config.losses, frozen, batch, jax.random.key(0), config.run_info)["contrast"]
+    encoder = Computation(built.networks, built.params).network("encoder")
+    z1, z2 = batch.by_view(encoder(batch.rows)[-1][:, 0])
+    # Each direction has the bounds of its own anchors.
+    for mask, views in zip(masks, ((z1, z2), (z2, z1)), strict=True):
+        expected = np.array(near_duplicates(views, threshold=0.0))
+        expected[3, 5] = expected[5, 3] = True
+        np.testing.assert_array_equal(mask, expected)
+    assert (np.asarray(masks[1]) != np.asarray(masks[0]).T).any()
+
+
+def test_dropout_contrast():
+    config = config_of(SIMCSE, {"dropout_contrast": {"weight": 1.0, "temperature": 0.2}})
+    built = networks.build(config, ENCODER, None, VOCABULARY)
+    batch = random_batch(size=6, columns=2)
+    for values in batch.values():
+        values[4, 0] = values[1, 0]
+
+    @jax.jit
+    def loss_and_vectors(params, views):
+        forward = shared_forward(config, Computation(built.networks, params), views, KEY)
+        loss, _ = config.losses["dropout_contrast"].loss(forward, None, KEY)
+        again = forward.projected(views.anchors, row_keys(fold_in_name(KEY, "anchors again"), 6), name="again")
+        plain = forward.projected(views.anchors, None, name="plain")
+        return loss, forward.projected_views[0], again, plain
+
+    loss, anchors, again, plain = loss_and_vectors(built.params, jax.tree.map(jnp.asarray, views_of(batch)))
+    assert not np.allclose(again, anchors, atol=1e-2)
+    assert not np.allclose(again, plain, atol=1e-2)
+    equal = np.zeros((6, 6), bool)
+    equal[[1, 4], [4, 1]] = True
+    expected = info_nce(anchors, again, temperature=0.2, left_out=jnp.asarray(equal)).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_edited_contrast():
+    options = {"weight": 1.0, "edit": "delete", "delete_ratio": 0.4, "temperature": 0.2}
+    config = config_of(SIMCSE, NO_DROPOUT, {"edited_contrast": options, "train": {"recompute": "off"}})
+    built = networks.build(config, ENCODER, None, VOCABULARY)
+    by_role = [dataclasses.replace(config.losses["edited_contrast"], role=role) for role in ("positive", "negative")]
+
+    @jax.jit
+    def losses_and_vectors(params, views):
+        trained = Computation(built.networks, params)
+        edited = by_role[0].prepare(Computation(built.networks, {}), views, KEY, config.run_info)
+        forward = shared_forward(config, trained, views, KEY)
+        losses = [loss.loss(forward, edited, KEY)[0] for loss in by_role]
+        encoder, projector = trained.network("encoder"), trained.network("projector")
+        positives = TokenRows(views.input_ids[:, 1], views.attention_mask[:, 1])
+        rows = (views.anchors, positives, edited.rows)
+        return losses, edited, [projector(encoder(each)[-1][:, 0]) for each in rows]
+
+    views = jax.tree.map(jnp.asarray, views_of(random_batch(size=4, columns=2)))
+    (positive, negative), edited, (z1, z2, z3) = losses_and_vectors(built.params, views)
+    assert edited.rows.attention_mask.sum() < views.anchors.attention_mask.sum()
+    np.testing.assert_allclose(positive, info_nce(z1, z3, temperature=0.2).mean(), rtol=1e-5)
+    expected = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3])
+    np.testing.assert_allclose(negative, expected.mean(), rtol=1e-5)
+
+
+def test_a_constant_column_has_a_finite_gradient():
+    z = jnp.array(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32).at[:, 0].set(2.0)
+    dcl = jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean())(z)
+    barlow_twins = jax.grad(lambda z: decorrelation(z, z, off_diagonal_weight=0.013).sum())(z)
+    assert np.isfinite(dcl).all()
+    assert np.isfinite(barlow_twins).all()
+    assert np.abs(barlow_twins[:, 1:]).max() > 0
+
+
+def test_decorrelation_agrees_with_numpy():
+    z1, z2 = np.random.default_rng(0).normal(1.0, 2.0, size=(2, 9, 4)).astype(np.float32)
+    a, b = ((z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5) for z in np.float64([z1, z2]))
+    correlation = a.T @ b / 9
+    expected = [
+        (1 - correlation[c, c]) ** 2 + 0.3 * sum(correlation[c, d] ** 2 for d in range(4) if d != c) for c in range(4)
+    ]
+    losses = decorrelation(jnp.array(z1), jnp.array(z2), off_diagonal_weight=0.3)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_artificial_rows_let_the_loss_of_few_rows_vanish():
+    forward, losses = forward_of(*random_vectors(2, rows=4, dim=16)), []
+    for count in (0, 10, 20_000):
+        loss = loss_of("barlow_twins", weight=1.0, off_diagonal_weight=1.0, artificial_rows=count)
+        losses.append(float(loss.loss(forward, None, KEY)[0]))
+    assert losses[0] > losses[1] > 0.05 > losses[2]
+
+
+# --- ranking ---
+
+SCORES, OTHERS = jnp.array(np.random.default_rng(0).normal(0.0, 3.0, (2, 5, 4)), jnp.float32)
+P, Q = (softmax(np.float64(logits), axis=1) for logits in (SCORES, OTHERS))
+BUILD = functools.partial(SentenceNetwork, pooler="cls")
+TEACHER = Network(functools.partial(BUILD, SIZES), random_params(BUILD, SIZES, seed=5), frozen=True)
+OFF = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}, "model": {"projector": "mlp"}}
+
+
+def test_the_divergence_of_jensen_and_shannon():
+    expected = jensenshannon(P, Q, axis=1) ** 2  # SciPy gives its root
+    np.testing.assert_allclose(jensen_shannon(SCORES, OTHERS), expected, rtol=1e-4)
+    np.testing.assert_allclose(jensen_shannon(SCORES, SCORES), 0.0, atol=1e-6)
+    apart = jnp.array([[100.0, 0.0], [0.0, 100.0]])
+    np.testing.assert_allclose(jensen_shannon(apart, apart[::-1]), np.log(2.0), rtol=1e-6)
+
+
+def test_consistency_compares_rows_with_columns():
+    z1, z2 = random_vectors(2)
+    similarity = cosines(z1, z2) / 0.3
+    expected = jensenshannon(softmax(similarity, axis=1), softmax(similarity.T, axis=1), axis=1) ** 2
+    for second, value in ((z2, expected.mean()), (z1, 0.0)):
+        loss, _ = loss_of("consistency", weight=1.0, temperature=0.3).loss(forward_of(z1, second), None, KEY)
+        np.testing.assert_allclose(loss, value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_orders_of_a_list_are_a_distribution():
+    scores = SCORES[:1]
+    likelihoods = []
+    for order in itertools.permutations(range(4)):
+        teacher = jnp.zeros((1, 4)).at[0, jnp.array(order)].set(jnp.array([4.0, 3.0, 2.0, 1.0]))
+        left, expected = np.exp(np.float64(scores[0])), 1.0
+        for candidate in order:  # drawn one after the other, each by its share of what is left
+            expected *= left[candidate] / left.sum()
+            left[candidate] = 0.0
+        likelihoods.append(np.exp(-list_mle(scores, teacher)[0]))
+        np.testing.assert_allclose(likelihoods[-1], expected, rtol=1e-4)
+    np.testing.assert_allclose(sum(likelihoods), 1.0, rtol=1e-5)
+
+
+def test_list_net_is_a_cross_entropy_and_the_anchor_what_it_exceeds_the_entropy_by():
+    cross_entropy, entropy = (-(Q * np.log(each)).sum(axis=1) for each in (P, Q))
+    np.testing.assert_allclose(list_net(SCORES, OTHERS), cross_entropy, rtol=1e-5)
+    np.testing.assert_allclose(divergence(OTHERS, SCORES), cross_entropy - entropy, rtol=1e-4)
+    np.testing.assert_allclose(jax.grad(lambda scores: list_net(scores, OTHERS).sum())(OTHERS), 0.0, atol=1e-6)
+
+
+def test_the_anchor_is_at_rest_at_the_start_and_dropout_moves_it():
+    anchor = {"anchor": {"weight": 1.0}}
+    at_rest, moved = (evaluate(*parts)[0] for parts in ((OFF, NO_DROPOUT, anchor), (OFF, anchor)))
+    np.testing.assert_allclose(at_rest, 0.0, atol=1e-6)
+    assert moved > 1e-3
+
+
+def test_teachers_are_mixed_and_have_no_dropout():
+    teachers = {"weight": 1.0, "teachers": ("other", "start"), "shares": (1.0, 3.0), "form": "listnet"}
+    parts = {"distillation": teachers, "consistency": {"weight": 1.0}}
+    batch = jax.tree.map(jnp.asarray, views_of(random_batch(columns=3), packed=True))
+    _, (metrics, inputs) = evaluate(OFF, parts, batch=batch, teachers={"other": TEACHER})
+    lists = []
+    for teacher in (TEACHER, start_as_teacher(ENCODER, "cls")):
+        anchors, *others = batch.by_view(np.asarray(bind(definition(teacher.build), teacher.params)(batch.rows)))
+        lists.append(cosines(anchors, np.concatenate(others)))
+    np.testing.assert_allclose(inputs["distillation"], 0.25 * lists[0] + 0.75 * lists[1], atol=1e-5)
+    assert np.isfinite(metrics["loss_distillation"])
+    assert metrics["loss_consistency"] > 0
+    assert metrics["loss"] == pytest.approx(float(metrics["loss_distillation"] + metrics["loss_consistency"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"teachers": ("a", "b"), "poolers": ("avg",)}, "distillation.poolers has 1 value for 2 teachers"),
+        ({"teachers": ("a",), "shares": (0.0,)}, "distillation.shares are all 0"),
+        ({"teachers": ("start",), "poolers": ("avg",)}, "model.pooler is the pooler of `start`"),
+    ],
+)
+def test_teachers_that_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of({"distillation": {"weight": 1.0} | options})
+
+
+# --- the weighted sum ---
 
 
 def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The embeddings of every column before and after the projector, dropout off."""
+    """The embeddings of every view before and after the projector, dropout off."""
     built = networks.build(config_of(SIMCSE, NO_DROPOUT), ENCODER, None, VOCABULARY)
-    encoder, projector = map(Computation(built.networks, built.params).network, ("encoder", "projector"))
-    columns = [
-        TokenRows(*(jnp.asarray(batch[name][:, column]) for name in ("input_ids", "attention_mask")))
-        for column in range(batch["input_ids"].shape[1])
-    ]
-    pooled = [encoder(rows)[-1][:, 0] for rows in columns]
-    return pooled, [projector(column) for column in pooled]
+    views = jax.tree.map(jnp.asarray, views_of(batch))
+
+    @jax.jit
+    def embeddings(params):
+        encoder, projector = map(Computation(built.networks, params).network, ("encoder", "projector"))
+        pooled = encoder(views.rows)[-1][:, 0]
+        return views.by_view(pooled), views.by_view(projector(pooled))
+
+    return embeddings(built.params)
 
 
 def test_columns_are_anchor_positive_and_hard_negatives():
@@ -48,7 +363,7 @@ def test_columns_are_anchor_positive_and_hard_negatives():
     batch["input_ids"][2, 3] = batch["input_ids"][1, 0]  # a hard negative that is another example's anchor
     batch["attention_mask"][2, 3] = batch["attention_mask"][1, 0]
     options = {"hard_negative_weight": 2.0, "temperature": 0.2, "mask_duplicates": "text"}
-    _, metrics = evaluate(SIMCSE, NO_DROPOUT, {"contrast": options}, batch=batch)
+    _, (metrics, _) = evaluate(SIMCSE, NO_DROPOUT, {"contrast": options}, batch=views_of(batch))
     _, (z1, z2, *hard) = pooled_and_projected(batch)
     left_out = jnp.zeros((8, 24), bool).at[1, 16 + 2].set(True)
     expected = info_nce(
@@ -63,8 +378,8 @@ def test_columns_are_anchor_positive_and_hard_negatives():
 def test_off_dropout_negatives_have_no_dropout():
     # With m near 0 the positive logit vanishes, and only the negatives are left.
     batch, options = random_batch(), {"negatives": "off_dropout", "negative_ratio": 1e-6, "temperature": 0.2}
-    _, metrics = evaluate(SIMCSE, {"contrast": options}, batch=batch)
-    _, (z,) = pooled_and_projected(batch)
+    _, (metrics, _) = evaluate(SIMCSE, {"contrast": options}, batch=views_of(batch))
+    _, (z, _) = pooled_and_projected(batch)
     similarity = np.float64(cosine_similarity(z, z)) / 0.2
     negatives = np.where(np.eye(len(z)), 0.0, np.exp(similarity)).sum(axis=1)
     np.testing.assert_allclose(metrics["loss"], np.log(1 + negatives).mean(), rtol=1e-4)
@@ -75,7 +390,7 @@ def test_prefixes_of_vectors_add_their_losses():
     batch = random_batch(columns=2)
     parts = (SIMCSE, NO_DROPOUT, {"contrast": {"temperature": 0.2}, "dcl": {"weight": 0.5}})
     matryoshka = {"matryoshka": {"sizes": (4, 8)}, "model": {"projector": "none"}}
-    _, metrics = evaluate(*parts, matryoshka, batch=batch)
+    _, (metrics, _) = evaluate(*parts, matryoshka, batch=views_of(batch))
     (z1, z2), _ = pooled_and_projected(batch)
     losses = {
         "contrast": lambda a, b: info_nce(a, b, temperature=0.2).mean(),
@@ -96,7 +411,8 @@ def test_the_codes_difference_loss_counts_padding_up_to_the_longest_sentence():
     for positions in ("real", "all"):
         # With a mask ratio of 0 both lengths have the same edits.
         difference = {"difference": {"loss_positions": positions, "mask_ratio": 0.0}}
-        values = [evaluate(NO_DROPOUT, difference, batch=batch)[1]["loss_difference"] for batch in (tight, padded)]
+        results = (evaluate(NO_DROPOUT, difference, batch=views_of(batch)) for batch in (tight, padded))
+        values = [metrics["loss_difference"] for _, (metrics, _) in results]
         np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
         losses[positions] = values[0]
     assert tight["attention_mask"].min() == 0
@@ -106,9 +422,9 @@ def test_the_codes_difference_loss_counts_padding_up_to_the_longest_sentence():
 def test_bfloat16_is_near_float32():
     # Without the generator's dropout, and its arg-max used at masked positions only, few labels can flip.
     shared = [SIMCSE, NO_DROPOUT, {"generator": {"dropout": False, "positions": "masked"}}]
-    batch = random_batch(columns=2)
+    batch = views_of(random_batch(columns=2))
     gradients = functools.partial(evaluate, *shared, batch=batch, transform=functools.partial(jax.grad, has_aux=True))
-    (exact_grads, exact), (rough_grads, rough) = gradients(), gradients({"precision": "bfloat16"})
+    (exact_grads, (exact, _)), (rough_grads, (rough, _)) = gradients(), gradients({"precision": "bfloat16"})
     for name, value in exact.items():
         assert rough[name].dtype == jnp.float32
         np.testing.assert_allclose(rough[name], value, rtol=0.1, atol=0.1, err_msg=name)

@@ -1,6 +1,8 @@
-"""Folders of sentence-transformers, whole: read, trained through and exported as they came."""
+"""Folders of sentence-transformers, and other families than BERT, the whole way: read, trained through, exported."""
 
 import json
+import shutil
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
-from tiny_model import write_tiny_model
+from tiny_model import hf_config_of, random_torch_model, write_bpe_tokenizer, write_tiny_model
 from tiny_run import run_settings
 
 from diffcse_jax import SentenceEncoder, train
@@ -49,7 +51,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, minilm_dir):
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"), minilm_dir)
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), minilm_dir, blocks=1)
 
 
 @pytest.fixture
@@ -131,6 +133,31 @@ def test_a_start_that_is_kept_has_its_own_chain(folder, tmp_path, minilm_dir):
     encoder = run_of(tmp_path / "kept", start, tmp_path, minilm_dir, **settings)
     compare(encoder, tmp_path / "kept/export")
     assert modules_of(tmp_path / "kept/export") == modules_of(start)
+
+
+def write_random(folder, family, head, vocabulary=30522):
+    sizes = hf_config_of(family, blocks=2) | {"vocab_size": vocabulary, "max_position_embeddings": 512}
+    random_torch_model(family, head, **sizes).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["modernbert", "electra"])
+def test_other_families_are_trained_exported_and_read_by_other_libraries(family, tmp_path, minilm_dir):
+    groups = {"train": {"steps": 3}, "eval": {"every": 0}, "mesh": {"data": 1}, "generator": {"name_or_path": "start"}}
+    settings = run_settings(tmp_path, minilm_dir, **groups)
+    start, vocabulary = Path(settings["model.name_or_path"]), 30522
+    if family == "modernbert":
+        shutil.rmtree(start)
+        vocabulary = write_bpe_tokenizer(start, (tmp_path / "text.txt").read_text())
+    else:
+        settings["difference.discriminator"] = str(write_random(tmp_path / "electra", family, "ForPreTraining"))
+    write_random(start, family, "ForMaskedLM", vocabulary)
+    trained = train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings)
+    assert len([row for row in trained.history if "loss" in row]) == 3
+    check = json.loads((tmp_path / "run/export/export_check.json").read_text())["maximal_absolute_difference"]
+    assert check.keys() == {"diffcse_jax", "sentence_transformers"}
+    assert max(check.values()) < 1e-5
 
 
 def test_activations_equal_those_of_torch():

@@ -16,7 +16,8 @@ from diffcse_jax.batch import TokenRows, lay_out
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import hf, layers
-from diffcse_jax.models.layers import Dense, Embedding, dropout
+from diffcse_jax.models.heads import BatchNorm
+from diffcse_jax.models.layers import Dense, Embedding, LayerNorm, dropout
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.networks import describe_equal_views, sizes_for_run
 
@@ -60,10 +61,9 @@ def apply(config: TransformerConfig, params: layers.Params, rows=ROWS, *, dtype=
 run = jax.jit(apply, static_argnames=("config", "dtype", "last_positions"))
 
 
-def changed_states(config: TransformerConfig, params: layers.Params | None = None) -> list[bool]:
+def changed_states(config: TransformerConfig, params: layers.Params) -> list[bool]:
     """For the embedding output and each block, whether dropout changes it."""
-    params = params or random_params(config)
-    plain, dropped = run(config, params), run(config, params, keys=row_keys(0))
+    plain, dropped = run(config.with_dropout((0.0,), (0.0,)), params), run(config, params, keys=row_keys(0))
     return [not np.array_equal(*states) for states in zip(plain, dropped, strict=True)]
 
 
@@ -288,6 +288,17 @@ def test_the_condition_has_no_dropout():
 
 
 # --- numerics ---
+
+
+@pytest.mark.parametrize(
+    ("norm", "axis"), [(BatchNorm(16, affine=False), 0), (LayerNorm(16, 1e-5, dtype=jnp.float32), 1)]
+)
+def test_norms_keep_their_digits_far_from_zero(norm, axis):
+    """Mean 100, deviation 0.01: E[x^2] - E[x]^2 in float32 would be noise."""
+    rows = np.random.default_rng(0).normal(100.0, 0.01, (16, 16)).astype(np.float32)
+    deviation = np.float64(rows) - rows.mean(axis, dtype=np.float64, keepdims=True)
+    expected = deviation / np.sqrt(rows.var(axis, dtype=np.float64, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(norm(jnp.asarray(rows)), expected, atol=4e-3)
 
 
 def test_gradients_in_bfloat16_are_summed_in_float32():

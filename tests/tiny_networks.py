@@ -1,8 +1,9 @@
 """A small encoder and generator in memory, with random weights, and batches for them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,11 +14,15 @@ from tiny_model import random_params
 from diffcse_jax.batch import Batch, Vocabulary, in_blocks, lay_out
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchShape
+from diffcse_jax.losses import prepare
 from diffcse_jax.models.families.modernbert import ModernBertBlock
 from diffcse_jax.models.forward import Computation, Embeddings, Networks, SharedForward
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.layers import Network, Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.training import networks
+from diffcse_jax.training.step import loss_of_batch
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=60, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -105,6 +110,29 @@ def views_of(
     if not shape.packed:
         return Batch(ids, mask)
     return Batch(ids, mask, *(lay_out(part, length, shape.capacity(part.shape[1] * length)) for part in blocks))
+
+
+def evaluate(
+    *parts: Mapping[str, Mapping],
+    batch: Batch | None = None,
+    generator: Pretrained = GENERATOR,
+    teachers: Mapping[str, Network] = MappingProxyType({}),
+    transform: Callable[[Callable], Callable] = lambda loss: loss,
+) -> Any:
+    """The loss of a configuration on a small batch and (metrics, what losses read besides it), as a step computes them.
+
+    With `transform`, what it makes of this function of the trained arrays.
+    """
+    config = config_of(*parts)
+    built = networks.build(config, ENCODER, generator, VOCABULARY, teachers)
+    views, key = jax.tree.map(jnp.asarray, batch or views_of(random_batch())), jax.random.key(0)
+
+    def loss(params: Params, frozen: Params) -> tuple[jax.Array, Any]:
+        inputs = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
+        value, metrics = loss_of_batch(config, Computation(built.networks, params), views, inputs, key)
+        return value, (metrics, inputs)
+
+    return jax.jit(transform(loss), compiler_options={"xla_backend_optimization_level": 0})(built.params, built.frozen)
 
 
 def shared_forward(config: Config, computation: Computation, batch: Batch, key: jax.Array) -> SharedForward:

@@ -66,7 +66,6 @@ class MaskOptions:
     )
 
     def masked(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
-        """Mask random tokens of sentences."""
         key, vocabulary = fold_in_name(key, "mask"), frozen.networks.vocabulary
         return mask_tokens(key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
 

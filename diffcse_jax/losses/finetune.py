@@ -93,7 +93,6 @@ class Finetune(Loss):
     needs = frozenset({"vectors", "labels"})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return a head for each task."""
         size = checkpoints.encoder.embedding_size(run.pooler)
         return {head_of(name): Network(build_head(task, size)) for name, task in self.tasks.items()}
 

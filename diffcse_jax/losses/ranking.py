@@ -101,7 +101,6 @@ class RankingDistillation(Loss):
         return {START if name == START else f"teacher_{index}": name for index, name in enumerate(self.teachers)}
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the teachers."""
         by_name = {**checkpoints.teachers, START: start_as_teacher(checkpoints.encoder, run.pooler)}
         return {network: by_name[name] for network, name in self._by_network.items()}
 
@@ -150,11 +149,9 @@ class Anchor(Loss):
     compares_embeddings = True
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the starting checkpoint, frozen."""
         return {START: start_as_teacher(checkpoints.encoder, run.pooler)}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Compute the similarity lists of the starting checkpoint."""
         return _lists_of(frozen, START, batch)
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:

@@ -261,7 +261,6 @@ class SentenceHead(nnx.Module):
         self.layers = nnx.List(_Module(layer, dtype=dtype, rngs=rngs) for layer in layers)
 
     def __call__(self, pooled: Float[Array, "rows size"]) -> Float[Array, "rows dimension"]:
-        """Return embeddings."""
         for layer in self.layers:
             pooled = layer(pooled)
         return pooled

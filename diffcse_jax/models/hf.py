@@ -242,21 +242,18 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
             parsed = transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(hf_config)))
         _expect(type(parsed.pad_token_id) is int, "pad_token_id", "a whole number", parsed.pad_token_id)
         config = family.sizes(parsed)
-        _check(config, family)
+        _check(config)
     except Exception as error:  # transformers raises errors of many types
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{source}: config.json: {reason}") from error
     return config
 
 
-def _check(config: TransformerConfig, family: Family) -> None:
+def _check(config: TransformerConfig) -> None:
     for name in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_positions", "word_size"):
         value = getattr(config, name)
         _expect(1 <= value <= LARGEST_SIZE, name, f"from 1 to {LARGEST_SIZE:,}", value)
-    has_types = "embeddings.token_type" in family.modules.values()
-    fewest_types = 1 if has_types and not family.may_lack_token_types else 0
-    types = config.type_vocab_size
-    _expect(types >= fewest_types, "type_vocab_size", f"at least {fewest_types}", types)
+    _expect(config.type_vocab_size >= 0, "type_vocab_size", "at least 0", config.type_vocab_size)
     _expect(config.norm_epsilon > 0, "layer_norm_eps or norm_eps", "above 0", config.norm_epsilon)
     for base in config.rotary_bases:
         _expect(base > 0, "rope_theta", "above 0", base)

@@ -66,7 +66,6 @@ class Prompts:
 
     @property
     def query(self) -> str:
-        """The prompt of queries."""
         return self.by_name.get(QUERY, "")
 
     @property

@@ -30,7 +30,6 @@ class Family:
     supported: dict[str, Any] = dataclasses.field(default_factory=dict)  # the only supported values in config.json
     pooler: Modules = dataclasses.field(default_factory=dict)  # the dense + tanh head on position 0; empty: none
     other_prefix: str = ""  # instead of `prefix`, in checkpoints of other code
-    may_lack_token_types: bool = False
     discriminator_head: Modules = dataclasses.field(default_factory=dict)  # for replaced tokens; empty: none
 
 

@@ -54,7 +54,6 @@ GTE = Family(
     },
     prefix="gte.",
     other_prefix="new.",
-    may_lack_token_types=True,
     modules={
         "embeddings.word_embeddings": "embeddings.word",
         "embeddings.LayerNorm": "embeddings.norm",
