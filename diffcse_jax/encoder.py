@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax.data.tokens import Tokenised, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
+from diffcse_jax.data.tokens import load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
@@ -275,7 +275,7 @@ class SentenceEncoder(Searcher):
         whole = [prompt + title_of(record) + record[TEXT] for record in records]
         special = self._backend.num_special_tokens_to_add(is_pair=False)
         spans = [[(0, len(record[TEXT]))] for record in records]
-        cut = self._tokenize(whole, None).cut
+        _, cut = self._tokenize(whole, None)
         with self._tokenizing:
             self._backend.no_truncation()
             for row in np.flatnonzero(cut).tolist():
@@ -327,7 +327,7 @@ class SentenceEncoder(Searcher):
         """Yield numbers of sentences and their embeddings, longest sentences first."""
         prompt_tokens = None
         if prompt and not self.prompts.pooled:  # as in sentence-transformers, [CLS] counts as a part of the prompt
-            prompt_tokens = len(self._tokenize([prompt], None).ids[0]) - 1
+            prompt_tokens = len(self._tokenize([prompt], None)[0][0]) - 1
         by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
         forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh, self.sentence_head.layers)
 
@@ -351,7 +351,7 @@ class SentenceEncoder(Searcher):
                 rows, computed = running.popleft()
                 yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
-    def _tokenize(self, sentences: list[str], max_length: int | None) -> Tokenised:
+    def _tokenize(self, sentences: list[str], max_length: int | None) -> tuple[list[list[int]], list[bool]]:
         least = self._backend.num_special_tokens_to_add(is_pair=False) + 1
         most = self.max_length if max_length is None else self.config.max_length
         if max_length is not None and max_length < least:

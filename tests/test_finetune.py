@@ -113,7 +113,7 @@ def test_tables_of_any_kind(tmp_path, capsys):
     ("content", "options", "message"),
     [
         (CLASSES, {"label": "x"}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'x'\. It has: text, class"),
-        ("Here is one.\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'first'\. It has: Here is one\."),
+        ("Here is one.\n", {}, r"rows\.csv: the first line must contain the names of the columns"),
         (CLASSES, {"labels": ("low", "low", "high", "mid")}, "Give two or more different classes"),
         (CLASSES.replace("sentence 0,0", "sentence 0,rare"), {"dev_share": 0.5}, "no training row of class 'rare'"),
         (CLASSES + " ,1\n", {}, r"mine\.file\), line 32: empty\. Correct or remove it"),

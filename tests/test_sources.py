@@ -141,7 +141,6 @@ HARD_NEGATIVES = ("hard_negative", "hard_negative_2")
     ("header", "wanted", "columns"),
     [
         ("anything", (), ("anything",)),
-        ("What is said?", ("What is said?",), ("What is said?",)),
         ("hard_negative_2,hard_negative,positive,sentence", (), ("sentence", "positive", *HARD_NEGATIVES)),
         ("hard_neg,sent1,sent0,hard_neg_2", (), ("sent0", "sent1", "hard_neg", "hard_neg_2")),
         ("x,label,y", ("y", "x"), ("y", "x")),

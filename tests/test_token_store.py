@@ -49,9 +49,9 @@ def test_cut_texts_have_the_tokens_of_the_whole(texts, max_length):
     backend = unlimited_tokenizer(word_tokenizer())
     backend.enable_truncation(max_length)
     whole = backend.encode_batch(texts)
-    found = tokenise(backend, texts)
-    assert found.ids == [encoding.ids for encoding in whole]
-    assert found.cut == [bool(encoding.overflowing) for encoding in whole]
+    ids, cut = tokenise(backend, texts)
+    assert ids == [encoding.ids for encoding in whole]
+    assert cut == [bool(encoding.overflowing) for encoding in whole]
 
 
 def test_a_long_text_costs_what_its_beginning_costs():

@@ -131,7 +131,7 @@ def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> li
         raise DataError(f"{source}: unknown extension. Known: {kinds}; each except .parquet also .gz, .xz")
     label = "" if option == "test_file" else task.label
     columns = [*dict.fromkeys(filter(None, (*task.texts, label, task.id)))]
-    table = readers.open_file(file, columns)
+    table = readers.open_file(file)
     if missing := next((column for column in columns if column not in table.columns), None):
         raise DataError(f"{source}: no column {missing!r}. It has: {readers.listed(table.columns)}")
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.readers import Entry, Fault, Place, extension, lines, opened
+from diffcse_jax.data.readers import Fault, Place, extension, lines, opened
 from diffcse_jax.data.sentences import ABBREVIATION, SENTENCE_END, sentences_of
 from diffcse_jax.errors import UserError, require_extra
 
@@ -72,16 +72,10 @@ def has_blank_lines(path: Path) -> bool:
     return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line.strip()))) > 1
 
 
-def of_row(entry: Entry, columns: Sequence[str]) -> Document | Fault:
-    """Return the document of a row of a table, whose columns are title and text, or text."""
-    if isinstance(entry, Fault):
-        return entry
-    if columns[-1] not in entry:
-        return Fault.MISSING_KEY
-    title, text = (entry.get(columns[0]) or "") if len(columns) > 1 else "", entry[columns[-1]]
-    if not (isinstance(title, str) and isinstance(text, str)):
-        return Fault.NOT_STRING
-    return (Section(" ".join(title.split()), text.split("\n")),)
+def of_texts(*title_and_text: str) -> Document:
+    """Return the document of a row of a table, which has a title and a text, or a text."""
+    *title, text = title_and_text
+    return (Section(" ".join("".join(title).split()), text.split("\n")),)
 
 
 def of_file(path: Path) -> Document | Fault:

@@ -174,14 +174,14 @@ class RowFile(NamedTuple):
     entries: Callable[[Sequence[str]], Entries]  # starts a pass over some columns
 
 
-def open_file(path: Path, wanted: Sequence[str] = ()) -> RowFile:
+def open_file(path: Path) -> RowFile:
     """Open a file with one of the `EXTENSIONS`; raise `DataError` if the content does not fit the extension.
 
-    If no columns are `wanted`, a table whose only column has a name like a sentence is refused.
+    A table whose only column has a name like a sentence is refused.
     """
     file = _OPENERS[extension(path)](path)
     has_sentence = len(file.columns) == 1 and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", file.columns[0])
-    if extension(path) in (".csv", ".tsv") and (not file.columns or (has_sentence and not wanted)):
+    if extension(path) in (".csv", ".tsv") and (not file.columns or has_sentence):
         raise DataError(
             f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
             f"but it is {next(lines(path), '').strip()[:200]!r}. A file with one sentence per line needs the extension "

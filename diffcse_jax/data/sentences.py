@@ -83,11 +83,7 @@ def split_sentences(text: str) -> list[str]:
 
 def join(texts: Iterable[str]) -> str:
     """Join texts by spaces, without a space between Chinese or Japanese characters."""
-    joined = ""
-    for text in texts:
-        space = "" if not joined or _CJK_SPACE.search(f"{joined[-1]} {text[:1]}") else " "
-        joined += space + text
-    return joined
+    return _CJK_SPACE.sub("", " ".join(texts))
 
 
 def width(text: str) -> int:

@@ -47,9 +47,9 @@ class Source(NamedTuple):
         """Return the files with one of these extensions."""
         return [file for file in self.files if extension(file) in kinds]
 
-    def tables(self, wanted: Sequence[str], kinds: Sequence[str] = readers.TABLES) -> list[RowFile]:
-        """Open the files with one of these extensions, without empty ones, to read the `wanted` columns."""
-        return [table for file in self.of_kinds(kinds) if (table := open_file(file, wanted)).columns]
+    def tables(self, kinds: Sequence[str] = readers.TABLES) -> list[RowFile]:
+        """Open the files with one of these extensions, without empty ones."""
+        return [table for table in map(open_file, self.of_kinds(kinds)) if table.columns]
 
 
 def open_corpus(data: DataConfig) -> Corpus:
@@ -191,7 +191,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
         return Documents(name, lambda: documents.in_text_file(file), lambda: _fingerprint([file]))
     prose = [] if columns else source.of_kinds(tuple(documents.READERS))
     columns = columns or TITLE_AND_TEXT
-    found = source.tables(columns)
+    found = source.tables()
     tables = [table for table in found if columns[-1] in table.columns]
     if not prose and not tables:
         has = f"It has: {listed(found[0].columns)}" if found else "It is empty"
@@ -205,7 +205,8 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
         for path in prose:
             yield path.relative_to(root).as_posix(), documents.of_file(path)
         for place, entry in readers.placed_entries(tables, columns, root if len(tables) > 1 or prose else None):
-            yield place, documents.of_row(entry, columns)
+            row = _row(entry, columns, optional=columns[:-1])
+            yield place, row if isinstance(row, Fault) else documents.of_texts(*row)
 
     def fingerprint() -> str:
         return _fingerprint([*prose, *(table.path for table in tables)], columns)
@@ -237,7 +238,7 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
     elif not kinds:
         raise DataError(f"{name}: these files contain documents. Set data.pairs, for example to 'lead'")
     else:
-        files = source.tables(wanted, readers.EXTENSIONS)
+        files = source.tables(readers.EXTENSIONS)
     if not files:
         raise NoSentencesError(f"{name}: no JSON object found. A line has one object; json may also be a list")
     columns = tuple(wanted) or _known_columns(files[0].columns)
@@ -272,13 +273,13 @@ def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
     return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
 
 
-def _row(entry: Entry, columns: Sequence[str]) -> Row | Fault:
-    """Return the values of some columns. Whole numbers, such as ids, become text."""
+def _row(entry: Entry, columns: Sequence[str], optional: Sequence[str] = ()) -> Row | Fault:
+    """Return the values of some columns. Whole numbers, such as ids, become text. Optional values may be missing."""
     if isinstance(entry, Fault):
         return entry
-    if any(column not in entry for column in columns):
+    if any(column not in entry for column in columns if column not in optional):
         return Fault.MISSING_KEY
-    values = [entry[column] for column in columns]
+    values = [entry.get(column) or "" if column in optional else entry[column] for column in columns]
     if None in values:
         return Fault.EMPTY
     return tuple(map(str, values)) if {*map(type, values)} <= {str, int} else Fault.NOT_STRING

@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -37,13 +36,6 @@ TokenIds = Integer[np.ndarray, "B C T"]
 
 
 # Tokenizers
-
-
-class Tokenised(NamedTuple):
-    """Tokens of texts, including special tokens, and whether each text was cut."""
-
-    ids: list[list[int]]
-    cut: list[bool]
 
 
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
@@ -83,22 +75,25 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
     return backend
 
 
-def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokenised:
-    """Tokenise texts by a backend with truncation, mostly without reading the part that it would cut.
+def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
+    """Return the tokens of texts, including special tokens, and whether the backend's truncation cut each text.
 
-    The beginning of a text, up to a space, is tokenised first. If that gives too few tokens, the whole text is.
+    Mostly, the part that is cut is not read: the beginning of a text, up to a space, is tokenised first. If that gives
+    too few tokens, the whole text is.
     """
     assert backend.truncation is not None
-    size, found = CHARACTERS_PER_TOKEN * backend.truncation["max_length"], Tokenised([], [])
+    size = CHARACTERS_PER_TOKEN * backend.truncation["max_length"]
+    ids: list[list[int]] = []
+    cut: list[bool] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
         group = texts[first : first + TEXTS_AT_ONCE]
         starts = [text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group]
         for text, start, encoding in zip(group, starts, backend.encode_batch_fast(starts), strict=True):
             if len(start) < len(text) and not encoding.overflowing:
                 (encoding,) = backend.encode_batch_fast([text])
-            found.ids.append(encoding.ids)
-            found.cut.append(bool(encoding.overflowing))
-    return found
+            ids.append(encoding.ids)
+            cut.append(bool(encoding.overflowing))
+    return ids, cut
 
 
 def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
@@ -231,7 +226,7 @@ def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, p
             starts.append(rows_before + np.flatnonzero(np.diff([last_document, *documents])))
             rows_before, last_document = rows_before + len(rows), documents[-1]
             texts = [prompt + text for row in rows for prompt, text in zip(prompts, row, strict=True)]
-            sentences = tokenise(backend, texts).ids
+            sentences, _ = tokenise(backend, texts)
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
             file.write(np.fromiter(itertools.chain.from_iterable(sentences), dtype, lengths.sum()).tobytes())
