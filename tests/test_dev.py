@@ -191,12 +191,10 @@ def test_the_drift_check_compares_similarities_or_uses_stsb(monkeypatch, tmp_pat
 
 
 def test_search_collections_choose_and_are_reported(tmp_path):
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "collection.tsv").write_text("d1\ta\nd2\tc\n")
-    (folder / "queries.tsv").write_text("q1\tb\nq2\td\n")
-    (folder / "qrels.txt").write_text("q1 0 d1 1\nq2 0 d1 1\n")
-    name = f"retrieval:{folder}"
+    files = {"collection.tsv": "d1\ta\nd2\tc\n", "queries.tsv": "q1\tb\nq2\td\n", "qrels.txt": "q1 0 d1 1\nq2 0 d1 1\n"}
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    name = f"retrieval:{tmp_path}"
     evaluation = build(metric=name, beside=("halves_retrieval",))
     encoder = angles(a=0, c=80, b=10, d=70, **{word: 0 for sentence in TRAINING for word in dev.halve(sentence)})
     measured = evaluation.measure(encoder)
@@ -216,22 +214,18 @@ def system(name, ranks):
     return System(name, "dense", name, 0.0, 100 / np.array(ranks))
 
 
-def metric_of(queries):
-    return RetrievalMetric("lead_retrieval", 64, queries, TARGETS)
+def compared(queries):
+    return metrics.compare_systems({"letters": letters()}, RetrievalMetric("lead_retrieval", 64, queries, TARGETS))
 
 
 def test_each_half_finds_what_it_can():
-    by_letter = [f"{text[0]} nothing" for text in TARGETS]
-    bm25, dense, hybrid = metrics.compare_systems(
-        {"angles": letters()}, RetrievalMetric("lead_retrieval", 64, by_letter, TARGETS)
-    )
-    assert [each.name for each in (bm25, dense, hybrid)] == ["BM25", "angles", "angles + BM25"]
+    bm25, dense, hybrid = compared([f"{text[0]} nothing" for text in TARGETS])
+    assert [each.name for each in (bm25, dense, hybrid)] == ["BM25", "letters", "letters + BM25"]
     assert (bm25.mode, dense.mode, hybrid.mode) == ("lexical", "dense", "hybrid")
     assert dense.score == 100
     assert bm25.reciprocal_ranks == pytest.approx(100 / 5.5)  # no word in common, so all texts tie
     assert hybrid.score == 100
-    by_word = [f"k {text.split()[1]}" for text in TARGETS]
-    bm25, dense, hybrid = metrics.compare_systems({"angles": letters()}, metric_of(by_word))
+    bm25, dense, hybrid = compared([f"k {text.split()[1]}" for text in TARGETS])
     assert bm25.score == 100
     assert dense.score < 50 < hybrid.score
 

@@ -125,13 +125,8 @@ def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
     together = scipy.stats.spearmanr(*(np.concatenate([*part.values()]) for part in (systems, golds))).statistic
     aggregations = {name: entry["spearman"] for name, entry in scores["aggregations"].items()}
     fnwn, headlines, onwn = expected.values()
-    assert aggregations == pytest.approx(
-        {
-            "all": 100 * together,
-            "mean": (fnwn + headlines + onwn) / 3,
-            "wmean": (3 * fnwn + 2 * headlines + 3 * onwn) / 8,
-        }
-    )
+    mean, wmean = (fnwn + headlines + onwn) / 3, (3 * fnwn + 2 * headlines + 3 * onwn) / 8
+    assert aggregations == pytest.approx({"all": 100 * together, "mean": mean, "wmean": wmean})
     assert (scores["spearman"], scores["n"]) == (aggregations["all"], 8)
 
 
@@ -139,11 +134,7 @@ def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
     ("file", "content", "message"),
     [
         ("gs.OnWN", "1\n2\n", r"STS\.input\.OnWN\.txt has 3 lines, but .*STS\.gs\.OnWN\.txt has 2"),
-        (
-            "gs.headlines",
-            "1\n50\n",
-            r"STS\.gs\.headlines\.txt with .*, line 2: expected a number from 0 to 5, found '50'",
-        ),
+        ("gs.headlines", "1\n50\n", r"gs\.headlines\.txt with .*, line 2: expected a number from 0 to 5, found '50'"),
         ("gs.headlines", "\n\n", r"STS\.gs\.headlines\.txt with .*: no sentences"),
         *(("input.FNWN", f"a\tb\na\na\td\n{row}\n", rf"/STS\.input\.FNWN\.txt, line 4: expected 2 .*, found {found}")
           for row, found in (("b", 1), ("b\td\te", 3))),
