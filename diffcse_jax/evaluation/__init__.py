@@ -1,7 +1,7 @@
 """Evaluation of sentence encoders: STS, transfer, retrieval and geometry, and the dev metrics of training."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,14 +18,9 @@ Embeddings = Float32[np.ndarray, "sentences dim"]
 class Encoder(Protocol):
     """Turns sentences into embeddings, with any framework."""
 
-    @property
-    def pooler(self) -> str: ...
-
-    @property
-    def truncate_dim(self) -> int | None: ...
-
-    @property
-    def prompts(self) -> Prompts: ...
+    pooler: str
+    truncate_dim: int | None
+    prompts: Prompts
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
         """Return one embedding per sentence. Without a prompt, the default one is used if there is one."""
@@ -51,10 +46,9 @@ class CachedEncoder:
 
 
 def encode_groups(
-    encoder: Encoder, groups: Iterable[Sequence[str]], batch_size: int = 64, prompt: str | None = None
+    encoder: Encoder, groups: Sequence[Sequence[str]], batch_size: int = 64, prompt: str | None = None
 ) -> list[Float32[np.ndarray, "_ dim"]]:
     """Return the embeddings of each group of sentences, from one call of the encoder."""
-    groups = list(groups)
     sentences = [sentence for group in groups for sentence in group]
     embeddings = encoder.encode(sentences, batch_size=batch_size, prompt=prompt)
     return np.split(embeddings, np.cumsum([len(group) for group in groups])[:-1])

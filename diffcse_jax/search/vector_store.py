@@ -46,10 +46,12 @@ class EncoderRecord:
     @classmethod
     def read(cls, settings: Mapping[str, Any], source: Path) -> "EncoderRecord":
         """Return the record in the settings of a file; raise `CheckpointError` if a part of it is missing."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        if missing := next((name for name in names if name not in settings), ""):
-            raise CheckpointError(f"{source} does not name the encoder of its embeddings: {missing!r} is missing")
-        return cls(**{name: settings[name] for name in names})
+        try:
+            return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls)})
+        except KeyError as error:
+            raise CheckpointError(
+                f"{source} does not name the encoder of its embeddings: {error} is missing"
+            ) from error
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
         """Raise `ConfigError` if embeddings of another encoder cannot be compared with the stored ones."""
