@@ -51,7 +51,7 @@ class TrainState(NamedTuple):
     bad_steps: jax.Array  # number of skipped steps, whose loss or gradient was NaN or infinite
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of a run. The last two and the best one are kept. Saving continues in the background.
 
     As a context manager, it waits for the last save and closes. The record holds what all its checkpoints share: the
@@ -76,9 +76,6 @@ class Checkpoints:
         self._hidden_messages.__enter__()
         with self._disk_errors():
             self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
-
-    def __enter__(self) -> "Checkpoints":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         try:
