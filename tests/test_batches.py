@@ -207,16 +207,11 @@ def test_next_sentences_are_positives_or_come_with_the_views(tmp_path):
 PASSAGES = (17, 18, 40, 400, 1000)  # tokens, [CLS] and [SEP] included; the first is too short
 
 
-@pytest.fixture(scope="module")
-def passages(tmp_path_factory) -> TokenStore:
-    """Write passages. Passage `i` has the tokens `1000 * (i + 1)`, its [CLS], and the following numbers."""
-    store = store_of(tmp_path_factory.mktemp("passages"), np.array(PASSAGES)[:, None])
+def test_crops_are_two_spans_of_a_passage(tmp_path):
+    """Passage `i` has the tokens `1000 * (i + 1)`, its [CLS], and the following numbers."""
+    store = store_of(tmp_path, np.array(PASSAGES)[:, None])
     store.token_ids = np.concatenate([1000 * (i + 1) + np.arange(n) for i, n in enumerate(PASSAGES)])
-    return store
-
-
-def test_crops_are_two_spans_of_a_passage(passages):
-    crops, generator, shares = Crops(passages, max_length=64), np.random.default_rng(0), []
+    crops, generator, shares = Crops(store, max_length=64), np.random.default_rng(0), []
     for _ in range(300):
         order = crops.order(generator)
         input_ids, lengths = crops.gather(order, 64, PAD)

@@ -272,11 +272,8 @@ def test_of_a_search_collection_only_documents_are_read(tmp_path):
         assert list(corpus) == [("A clock", row["text"])]
         assert "skipped files: 2 with queries and judgements" in corpus.summary()
         assert [text for (text,) in open_text(folder)] == [row["text"]]
-    (tmp_path / "queries.jsonl").write_text(json.dumps({"text": "This stands beside no corpus."}))
-    assert [text for (text,) in open_text(tmp_path)] == ["This stands beside no corpus.", row["text"]]
-    for name in ("queries.jsonl", "qrels/test.tsv"):
-        (tmp_path / "set" / name).unlink()
-    assert "skipped" not in opened(tmp_path, "lead").summary()
+    (tmp_path / "set/corpus.jsonl").unlink()
+    assert "judgements" not in opened(tmp_path, "lead").summary()  # queries beside no corpus are text
 
 
 def test_every_document_of_ten_words_gives_a_pair(tmp_path):
@@ -317,16 +314,11 @@ def test_tables_without_title_or_text(tmp_path):
     [
         ("a.jsonl", '{"body": "a"}', {"pairs": "lead"}, r"no column 'text'\. It has: body\. .* \(data\.columns or"),
         ("a.csv", "a,b,c\n", {"pairs": "lead", "columns": ("a", "b", "c")}, "name a title and a text"),
-        (
-            "a.md",
-            "# One\n",
-            {"pairs": "lead", "columns": ("text",)},
-            r"a\.md has no columns\. Leave data\.columns empty",
-        ),
+        ("a.md", "# One\n", {"pairs": "lead", "columns": ("text",)}, r"a\.md has no columns\. Leave data\.columns"),
         ("folder/a.md", "# One\n", {}, r"folder: these files contain documents\. Set data\.pairs"),
         (
             "a.md",
-            "# A\n\nOne text.",
+            "# A\n\nOne.",
             {"pairs": "lead", "held_out": 0.1},
             r"a single document, and data\.held_out=0\.1 keeps",
         ),
