@@ -25,11 +25,6 @@ topologies.prepare_environment()
 
 import jax  # noqa: E402  after the environment
 import jax.numpy as jnp  # noqa: E402
-from diffcse_jax.step import (  # noqa: E402
-    abstract_state,
-    make_optimizer,
-    make_train_step,
-)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from benchmarks import workload  # noqa: E402
@@ -50,6 +45,11 @@ from diffcse_jax.models.sentence_folder import RecordedPooler  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402
 from diffcse_jax.training.networks import with_own_pooler  # noqa: E402
 from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resolved  # noqa: E402
+from diffcse_jax.training.step import (  # noqa: E402
+    abstract_state,
+    make_optimizer,
+    make_train_step,
+)
 
 WHAT = ("step", "chunked", "encode", "generator_head")
 CHUNK = 64  # sentences, for --what chunked if the configuration has no chunk size
