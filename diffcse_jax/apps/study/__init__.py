@@ -10,7 +10,7 @@ import re
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,56 +212,47 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
             config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
         runs.append(Run(row, seed, config, folder, **others))
 
-    with _named(name):
-        if not study.variants:
-            raise ConfigError("a study needs variants")
-        tasks = tuple(study.tasks)
-        for pooler in study.start:
-            row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
-            add(row, None, _changed(study.base, values), tasks=tasks, pooler=pooler)
-        for row, settings in study.variants.items():
-            with _named(f"variant {row!r}"):
-                config = _changed(study.base, {**settings, **values})
-            for seed in study.seeds_of.get(row, study.seeds):
-                add(row, seed, config, tasks=tasks)
-        encoders = [*runs]
-        for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
-            start: dict[str, Any] = {"model.name_or_path": str(encoder.folder.absolute())}
-            if encoder.pooler:
-                start["model.name_or_path"] = encoder.config.model.name_or_path
-                start |= {} if encoder.pooler == OWN_POOLER else {"model.pooler": encoder.pooler}
-            with _named(f"fine-tuning {tuning!r}"):
-                config = _changed(FINETUNING, {**settings, **tuning_values, **start})
-            for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
-                add(f"{encoder.row}, {tuning}", seed, config, start=encoder)
+    if not study.variants:
+        raise ConfigError(f"{name}: a study needs variants")
+    tasks = tuple(study.tasks)
+    for pooler in study.start:
+        row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
+        add(row, None, _changed(name, study.base, values), tasks=tasks, pooler=pooler)
+    for row, settings in study.variants.items():
+        config = _changed(f"{name}: variant {row!r}", study.base, {**settings, **values})
+        for seed in study.seeds_of.get(row, study.seeds):
+            add(row, seed, config, tasks=tasks)
+    encoders = [*runs]
+    for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
+        trained = str(encoder.folder.absolute())
+        start = {"model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained}
+        if encoder.pooler and encoder.pooler != OWN_POOLER:
+            start["model.pooler"] = encoder.pooler
+        config = _changed(f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **tuning_values, **start})
+        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
+            add(f"{encoder.row}, {tuning}", seed, config, start=encoder)
 
-        known = {"seeds_of": [run.row for run in encoders], "published": [run.row for run in runs]}
-        for field, rows in known.items():
-            if unknown := getattr(study, field).keys() - {*rows}:
-                has = ", ".join(dict.fromkeys(rows))
-                raise ConfigError(f"{field} names {min(unknown)!r}. The study has: {has}")
-        folders: dict[str, Run] = {}
-        for run in runs:
-            if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
-                raise ConfigError(f"{other.label!r} and {run.label!r} would share a folder. Rename one")
+    for field, of in {"seeds_of": encoders, "published": runs}.items():
+        rows = dict.fromkeys(run.row for run in of)
+        if unknown := getattr(study, field).keys() - rows.keys():
+            raise ConfigError(f"{name}: {field} names {min(unknown)!r}. The study has: {', '.join(rows)}")
+    folders: dict[str, Run] = {}
+    for run in runs:
+        if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
+            raise ConfigError(f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one")
     return Plan(name, study, runs)
 
 
-@contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Put a place before the message of a `ConfigError`."""
+def _changed(where: str, base: "str | ConfigDict", settings: Settings) -> Config:
+    """Return a configuration with changed values. Errors begin with the place."""
     try:
-        yield
+        if "train.seed" in settings:
+            raise ConfigError("train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them")
+        config = configuration(base, settings)[1]
+        if config.distributed:
+            raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
     except ConfigError as error:
         raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
-
-
-def _changed(base: "str | ConfigDict", settings: Settings) -> Config:
-    if "train.seed" in settings:
-        raise ConfigError("train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them")
-    config = configuration(base, settings)[1]
-    if config.distributed:
-        raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
     return config
 
 
