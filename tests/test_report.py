@@ -8,15 +8,7 @@ from html_pages import checked
 from matplotlib.figure import Figure
 from tiny_model import write_tiny_model
 
-from diffcse_jax.apps.report import (
-    SECTIONS,
-    Sample,
-    compare,
-    encoders_of,
-    render_report,
-    sample_of,
-    write_report,
-)
+from diffcse_jax.apps.report import SECTIONS, Sample, compare, encoders_of, render_report, sample_of, write_report
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
