@@ -100,19 +100,19 @@ def test_given_its_own_state_the_reconstruction_head_is_the_masked_lm():
     @jax.jit
     def run(params, frozen):
         given = reconstruction.prepare(Computation(built.networks, frozen), views, jax.random.key(0), config.run_info)
-        rows, computation = given.masked.rows, Computation(built.networks, params)
+        rows, computation = given[0].rows, Computation(built.networks, params)
         states = bound(Transformer, DEEP.config, DEEP.transformer)(rows)
         forward = shared_forward(config, computation, views, jax.random.key(0))
         head = computation.network("reconstruction_head")
         outputs = [head(rows, states[1], h) for h in (states[1][:, 0], -states[1][:, 0])]
         return given, states, outputs, reconstruction.loss(forward, given, jax.random.key(0))
 
-    given, states, (outputs, others), (loss, metrics) = run(built.params, built.frozen)
-    real = np.asarray(given.masked.rows.attention_mask) == 1
-    for ours, expected in ((given.states, states[1]), (outputs, states[2])):
+    (masked, given, _), states, (outputs, others), (loss, metrics) = run(built.params, built.frozen)
+    real = np.asarray(masked.rows.attention_mask) == 1
+    for ours, expected in ((given, states[1]), (outputs, states[2])):
         np.testing.assert_allclose(np.asarray(ours)[real], np.asarray(expected)[real], rtol=1e-5, atol=1e-5)
     assert (np.abs(outputs - others).max(axis=-1) > 1e-3)[real].all()  # every token reads the embedding
-    tokens = float(given.masked.selected.sum())
+    tokens = float(masked.selected.sum())
     np.testing.assert_allclose(loss, metrics["reconstruction_per_token"] * tokens, rtol=1e-5)
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -24,7 +23,7 @@ from diffcse_jax.io import write_tensors
 from diffcse_jax.models import hf, layers
 from diffcse_jax.models.families import nomic_bert
 from diffcse_jax.models.families.mpnet import relative_buckets
-from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead, MlpProjector, ReplacedTokenHead
+from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.hf import Pretrained, read, to_hf
 from diffcse_jax.models.sentence_folder import RecordedPooler, recorded
 from diffcse_jax.models.transformer import Transformer
@@ -209,37 +208,6 @@ def test_gte_checkpoints_of_the_authors_have_other_names_and_another_scaling_of_
     assert_refused(tmp_path, "config.json is invalid: KeyError.'factor'")
 
 
-@pytest.mark.parametrize("name", ["mlp", "batchnorm"])
-def test_projectors_and_their_gradients_are_those_of_torch(name):
-    if name == "mlp":  # SimCSE's code
-        head = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Tanh())
-        named = {"dense.kernel": head[0].weight, "dense.bias": head[0].bias}
-    else:  # DiffCSE's code (models.py, ProjectionMLP)
-        linear, norm = partial(torch.nn.Linear, bias=False), torch.nn.BatchNorm1d
-        expand, contract = (linear(HIDDEN, 2 * HIDDEN), norm(2 * HIDDEN)), (linear(2 * HIDDEN, HIDDEN),)
-        head = torch.nn.Sequential(*expand, torch.nn.ReLU(), *contract, norm(HIDDEN, affine=False))
-        named = {"expand.kernel": head[0].weight, "contract.kernel": head[3].weight}
-        named |= {"expand_norm.scale": head[1].weight, "expand_norm.bias": head[1].bias}
-    torch.manual_seed(0)
-    for parameter in named.values():
-        torch.nn.init.normal_(parameter)
-    weights, rows = np.random.default_rng(0).normal(0.5, 2.0, (2, 16, HIDDEN)).astype(np.float32)
-    config = hf.transformer_config(hf_config_of("bert") | {"hidden_size": HIDDEN}, source="test")
-
-    def loss(params: layers.Params, rows: jax.Array):
-        output = bound(PROJECTORS[name], config, params)(rows)
-        return (output * weights).mean(), output
-
-    params = {each: jnp.asarray(parameter.detach().numpy().T) for each, parameter in named.items()}
-    (ours, of_rows), output = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, jnp.asarray(rows))
-    inputs = torch.tensor(rows, requires_grad=True)
-    expected = head(inputs)
-    (expected * torch.tensor(weights)).mean().backward()
-    assert_close([output], [expected])
-    theirs = [inputs.grad, *(parameter.grad.t() for parameter in named.values())]
-    assert_close([of_rows, *(ours[each] for each in named)], theirs, rtol=1e-4, atol=1e-5)
-
-
 def test_buckets_of_relative_positions_are_those_of_torch():
     count = 300  # beyond 128 positions, all distances share a bucket
     positions = torch.arange(count)
@@ -340,12 +308,22 @@ def test_the_same_tensors_in_other_forms_are_read(bert, folder, change):
 # --- checkpoints of the training code of SimCSE and DiffCSE ---
 
 
-def saved_by_training_code(family: str, projector: torch.nn.Module, folder: Path, *, difference: bool):
-    """Save the modules that the training code saves as one, by its names, and return the encoder."""
-    model, encoder = torch.nn.Module(), small_model(family, blocks=1)
-    encoder.pooler, model.mlp = None, projector
+@pytest.mark.parametrize(
+    ("family", "kind", "left_out"),
+    [
+        ("bert", "diffcse", "aux_bert, electra_head, generator, lm_head, mlp"),
+        ("roberta", "diffcse", "aux_bert, electra_head, generator, mlp"),  # its masked-LM head has RoBERTa's names
+        ("bert", "simcse", "nothing"),
+    ],
+)
+def test_the_encoder_of_a_training_model_is_read(tmp_path, capsys, family, kind, left_out):
+    model, encoder, folder = torch.nn.Module(), small_model(family, blocks=1), tmp_path / "mine"
+    encoder.pooler, model.mlp = None, torch.nn.Module()
     setattr(model, family, encoder)
-    if difference:
+    if kind == "simcse":
+        model.mlp.dense = torch.nn.Linear(HIDDEN, HIDDEN)
+    else:
+        model.mlp.net = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.BatchNorm1d(HIDDEN))
         model.aux_bert, model.generator = small_model(family, blocks=1), small_model("distilbert", head="ForMaskedLM")
         model.aux_bert.pooler, model.electra_head = None, torch.nn.Linear(HIDDEN, 2)
         with_head = small_model(family, blocks=1, head="ForMaskedLM")
@@ -353,35 +331,21 @@ def saved_by_training_code(family: str, projector: torch.nn.Module, folder: Path
     folder.mkdir()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "config.json").write_text(json.dumps(encoder.config.to_dict() | {"architectures": ["BertForCL"]}))
-    return encoder
-
-
-@pytest.mark.parametrize(("family", "lm_head"), [("bert", "lm_head, "), ("roberta", "")])
-def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, family, lm_head):
-    projector, folder = torch.nn.Module(), tmp_path / "mine"
-    projector.net = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.BatchNorm1d(HIDDEN))
-    encoder = saved_by_training_code(family, projector, folder, difference=True)
     checkpoint = read(str(folder))
     assert capsys.readouterr().err == (
         f"notice: {folder} was saved by the training code of SimCSE or DiffCSE. Reading its encoder; left out: "
-        f"aux_bert, electra_head, generator, {lm_head}mlp\n"
+        f"{left_out}\n"
     )
-    assert recorded(checkpoint) == RecordedPooler("cls_before_pooler")
-    assert checkpoint.pooler is None
-    assert (checkpoint.mlm_head is None) == (family == "bert")
     rows, inputs, real = tokens(encoder.config.pad_token_id)
-    assert_close(hidden_states(checkpoint, rows), encoder(**inputs, output_hidden_states=True).hidden_states, real)
-
-
-def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
-    projector = torch.nn.Module()
-    projector.dense = torch.nn.Linear(HIDDEN, HIDDEN)
-    saved_by_training_code("bert", projector, tmp_path / "mine", difference=False)
-    checkpoint = read(str(tmp_path / "mine"))
-    assert "Reading its encoder; left out: nothing" in capsys.readouterr().err
-    vectors = np.random.default_rng(0).normal(size=(3, HIDDEN)).astype(np.float32)
-    head = bound(MlpProjector, checkpoint.config, checkpoint.pooler)
-    assert_close([head(jnp.asarray(vectors))], [torch.tanh(projector.dense(torch.tensor(vectors)))], atol=1e-6)
+    states = hidden_states(checkpoint, rows)
+    assert_close(states, encoder(**inputs, output_hidden_states=True).hidden_states, real)
+    if kind == "simcse":  # its projector is the pooler
+        head, cls = bound(MlpProjector, checkpoint.config, checkpoint.pooler), states[-1][:, 0]
+        assert_close([head(cls)], [torch.tanh(model.mlp.dense(torch.tensor(np.asarray(cls))))])
+    else:
+        assert recorded(checkpoint) == RecordedPooler("cls_before_pooler")
+        assert checkpoint.pooler is None
+        assert (checkpoint.mlm_head is None) == (family == "bert")
 
 
 @pytest.mark.parametrize(

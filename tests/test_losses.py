@@ -1,6 +1,5 @@
 """Losses that compare embeddings: their formulas, what they read, and their weighted sum."""
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -29,11 +28,11 @@ from tiny_networks import (
     views_of,
 )
 
-from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.contrastive import equal_texts, info_nce, near_duplicates, separate_info_nce
 from diffcse_jax.losses.decorrelation import decorrelation, dimension_contrast
+from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net
 from diffcse_jax.models.forward import Computation, SentenceNetwork, fold_in_name, row_keys, start_as_teacher
 from diffcse_jax.models.layers import Network, bind, definition
@@ -130,9 +129,15 @@ def test_noise_is_added_only_where_asked(positives, negatives):
             assert abs(np.corrcoef(noise.reshape(2, -1))[0, 1]) < 0.05
 
 
+@jax.jit
+@jax.value_and_grad
+def info_nce_and_gradient(z1, z2):
+    return info_nce(z1, z2, temperature=0.05).sum()
+
+
 @given(finite, finite)
 def test_info_nce_stays_finite(z1, z2):
-    value, grad = jax.value_and_grad(lambda z: info_nce(z, jnp.array(z2), temperature=0.05).sum())(jnp.array(z1))
+    value, grad = info_nce_and_gradient(z1, z2)
     assert np.isfinite(value)
     assert np.isfinite(grad).all()
 
@@ -170,10 +175,15 @@ def test_the_starting_checkpoint_finds_near_duplicates():
     arrays = random_batch(columns=2)
     for values in (arrays["input_ids"], arrays["attention_mask"]):
         values[3, 1] = values[5, 0]
-    batch, frozen = jax.tree.map(jnp.asarray, views_of(arrays)), Computation(built.networks, built.frozen)
-    masks = prepare(config.losses, frozen, batch, jax.random.key(0), config.run_info)["contrast"]
-    encoder = Computation(built.networks, built.params).network("encoder")
-    z1, z2 = batch.by_view(encoder(batch.rows)[-1][:, 0])
+    batch = jax.tree.map(jnp.asarray, views_of(arrays))
+
+    @jax.jit
+    def masks_and_embeddings(params, frozen):
+        masks = prepare(config.losses, Computation(built.networks, frozen), batch, KEY, config.run_info)["contrast"]
+        encoder = Computation(built.networks, params).network("encoder")
+        return masks, batch.by_view(encoder(batch.rows)[-1][:, 0])
+
+    masks, (z1, z2) = masks_and_embeddings(built.params, built.frozen)
     # Each direction has the bounds of its own anchors.
     for mask, views in zip(masks, ((z1, z2), (z2, z1)), strict=True):
         expected = np.array(near_duplicates(views, threshold=0.0))
@@ -206,35 +216,22 @@ def test_dropout_contrast():
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
-def test_edited_contrast():
-    options = {"weight": 1.0, "edit": "delete", "delete_ratio": 0.4, "temperature": 0.2}
-    config = config_of(SIMCSE, NO_DROPOUT, {"edited_contrast": options, "train": {"recompute": "off"}})
-    built = networks.build(config, ENCODER, None, VOCABULARY)
-    by_role = [dataclasses.replace(config.losses["edited_contrast"], role=role) for role in ("positive", "negative")]
-
-    @jax.jit
-    def losses_and_vectors(params, views):
-        trained = Computation(built.networks, params)
-        edited = by_role[0].prepare(Computation(built.networks, {}), views, KEY, config.run_info)
-        forward = shared_forward(config, trained, views, KEY)
-        losses = [loss.loss(forward, edited, KEY)[0] for loss in by_role]
-        encoder, projector = trained.network("encoder"), trained.network("projector")
-        positives = TokenRows(views.input_ids[:, 1], views.attention_mask[:, 1])
-        rows = (views.anchors, positives, edited.rows)
-        return losses, edited, [projector(encoder(each)[-1][:, 0]) for each in rows]
-
-    views = jax.tree.map(jnp.asarray, views_of(random_batch(size=4, columns=2)))
-    (positive, negative), edited, (z1, z2, z3) = losses_and_vectors(built.params, views)
-    assert edited.rows.attention_mask.sum() < views.anchors.attention_mask.sum()
-    np.testing.assert_allclose(positive, info_nce(z1, z3, temperature=0.2).mean(), rtol=1e-5)
-    expected = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3])
-    np.testing.assert_allclose(negative, expected.mean(), rtol=1e-5)
+def test_edited_sentences_are_positives_or_hard_negatives():
+    z1, z2, z3 = map(jnp.array, random_vectors(3))
+    forward = forward_of(z1, z2)
+    forward._results["edited_contrast"] = z3  # the embeddings of the edits
+    expected = {"positive": info_nce(z1, z3, temperature=0.2)}
+    expected["negative"] = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3])
+    for role, losses in expected.items():
+        loss_of_edits = loss_of("edited_contrast", weight=1.0, temperature=0.2, role=role)
+        edited = Edited(forward.batch.rows, jnp.zeros((7, 4), bool))
+        np.testing.assert_allclose(loss_of_edits.loss(forward, edited, KEY)[0], losses.mean(), rtol=1e-6)
 
 
 def test_a_constant_column_has_a_finite_gradient():
     z = jnp.array(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32).at[:, 0].set(2.0)
-    dcl = jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean())(z)
-    barlow_twins = jax.grad(lambda z: decorrelation(z, z, off_diagonal_weight=0.013).sum())(z)
+    dcl = jax.jit(jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean()))(z)
+    barlow_twins = jax.jit(jax.grad(lambda z: decorrelation(z, z, off_diagonal_weight=0.013).sum()))(z)
     assert np.isfinite(dcl).all()
     assert np.isfinite(barlow_twins).all()
     assert np.abs(barlow_twins[:, 1:]).max() > 0

@@ -69,8 +69,6 @@ def folder(tmp_path, tiny):
                 torch.nn.init.normal_(parameter, std=0.5)
         model = SentenceTransformer(modules=chain, device="cpu", **others)
         model.save(str(tmp_path / "start"))
-        path = tmp_path / "start/config_sentence_transformers.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | others))  # sentence-transformers does not save a size
         path = tmp_path / "start/sentence_bert_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | of_text))
         return tmp_path / "start"

@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import optax
@@ -58,14 +57,6 @@ class AuxiliaryMaskedLM(Loss):
         return mean_where(losses, masked.selected), {}
 
 
-class MaskedStates(NamedTuple):
-    """Masked sentences, and what the frozen generator makes of them."""
-
-    masked: Masked
-    states: Float[Array, "rows length hidden"]  # hidden states of one of the generator's blocks
-    word_embeddings: Float[Array, "vocab hidden"]  # of the generator
-
-
 @dataclasses.dataclass(frozen=True)
 class Reconstruction(Loss):
     """A small head recovers masked tokens from the generator's states and the sentence embedding (InfoCSE).
@@ -103,24 +94,22 @@ class Reconstruction(Loss):
         params = reconstruction_start(generator.transformer, generator.mlm_head, sizes, self.blocks)
         return {"reconstruction_head": Network(partial(ReconstructionHead, sizes, self.blocks), params)}
 
-    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> MaskedStates:
-        """Mask tokens of all views, and compute the generator's states of them, without dropout."""
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Return masked sentences, the states of one of the generator's blocks, without dropout, and its embeddings."""
         vocabulary, generator = frozen.networks.vocabulary, frozen.network("generator")
         masked = mask_tokens(key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert")
         # XLA does not compute the blocks above this layer, because nothing uses them.
         layer = self.layer or len(generator.blocks) - self.blocks
         states = frozen.map_chunks(lambda rows: generator(rows)[layer], masked.rows)
-        return MaskedStates(masked, states, frozen.params["generator.embeddings.word.embedding"])
+        return masked, states, frozen.params["generator.embeddings.word.embedding"]
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        given, masked, computation = inputs, inputs.masked, forward.computation
+        (masked, generator_states, word_embeddings), computation = inputs, forward.computation
         head = computation.network("reconstruction_head")
         embeddings = forward.embeddings.projected if self.condition == "projected" else forward.embeddings.pooled
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
-            return optax.softmax_cross_entropy_with_integer_labels(
-                head.vocabulary(states, given.word_embeddings), targets
-            )
+            return optax.softmax_cross_entropy_with_integer_labels(head.vocabulary(states, word_embeddings), targets)
 
         def row_losses(masked: Masked, states: jax.Array, h: jax.Array, keys: jax.Array, ids: jax.Array) -> jax.Array:
             outputs = head(masked.rows, states, h, keys=keys)
@@ -128,5 +117,5 @@ class Reconstruction(Loss):
 
         original = forward.batch.rows.input_ids
         keys = row_keys(key, len(original))
-        losses = computation.map_chunks(row_losses, masked, given.states, embeddings, keys, original)
+        losses = computation.map_chunks(row_losses, masked, generator_states, embeddings, keys, original)
         return losses.sum(), {"reconstruction_per_token": mean_where(losses, masked.selected)}

