@@ -244,7 +244,8 @@ def read_record(checkpoint: Path) -> Record:
     handler = ocp.JsonCheckpointHandler(multiprocessing_options=_this_process_alone())
     with _damage_named(checkpoint):
         record = Record(**handler.restore(checkpoint.absolute() / "record"))
-        _require(record.digests["record"] == json_digest(record.content()), "record")
+        if record.digests["record"] != json_digest(record.content()):
+            raise ValueError("the record differs from its digest")
         return record
 
 
@@ -259,8 +260,8 @@ def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
         )
         arrays = handler.restore(folder, args=ocp.args.StandardRestore(like))
         found = array_digests(arrays)
-        for name, digest in record.digests[item].items():
-            _require(found.get(name) == digest, f"{item}/{name}")
+        if changed := [name for name, digest in record.digests[item].items() if found.get(name) != digest]:
+            raise ValueError(f"{item}/{changed[0]} differs from its digest")
     return record, arrays
 
 
@@ -276,11 +277,6 @@ def _placed(arrays: Any, like: Any) -> Any:
         return jax.make_array_from_callback(array.shape, array.sharding, saved.__getitem__)
 
     return jax.tree_util.tree_map_with_path(placed, like)
-
-
-def _require(is_intact: bool, what: str) -> None:
-    if not is_intact:
-        raise ValueError(f"{what} differs from its digest")
 
 
 @contextlib.contextmanager

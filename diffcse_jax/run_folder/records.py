@@ -47,9 +47,6 @@ class Measured(NamedTuple):
     outcomes: Outcomes
 
 
-NOTHING = Measured({}, [])  # for a checkpoint that was not evaluated
-
-
 @dataclasses.dataclass(frozen=True)
 class Record:
     """An encoder of a run and its dev evaluation."""

@@ -26,7 +26,7 @@ from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
 from diffcse_jax.losses import Metrics
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
-from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
+from diffcse_jax.run_folder.records import Measured, Record, read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Callback, format_scores
 from diffcse_jax.training.networks import Built, StartingCheckpoint
@@ -167,7 +167,7 @@ def loop(
             if not (evaluates or stops):
                 continue
             logger.flush()
-            measured, eligible = NOTHING, True
+            measured, eligible = Measured({}, []), True
             if evaluates:
                 measured = run.measure(state.params)
                 observer.on_evaluation(step, measured.scores)
@@ -222,7 +222,7 @@ class MetricLogger:
         if not self._is_row:
             return
         (step, metrics), config = self._recent[-1], self._run.config
-        row = _numbers(metrics)  # waits for the step
+        row = {name: float(value) for name, value in metrics.items()}  # waits for the step
         now = time.perf_counter()
         if (count := int(row["bad_steps"])) > self._bad_steps:
             self._bad_steps = count
@@ -245,7 +245,7 @@ class MetricLogger:
         path = workdir / "report" / "bad_steps.jsonl"
         latest = f"the skipped steps were before step {step - RECENT_STEPS}"
         for at, metrics in self._recent:
-            values = _numbers(metrics)
+            values = {name: float(value) for name, value in metrics.items()}
             if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
                 continue
             losses = [name for name in values if name.startswith("loss_") and not math.isfinite(values[name])]
@@ -267,7 +267,3 @@ class MetricLogger:
                 "optim.learning_rate, or precision=float32."
             )
         log_line(f"warning: {message}")
-
-
-def _numbers(metrics: Metrics) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}

