@@ -93,7 +93,7 @@ def test_bad_lines_are_skipped_and_counted(tmp_path):
         ("a.csv", b"sent0,sent1\na,b\nc,d\re,f\n", 3, "invalid CSV"),
         ("a.csv", b'x\n"' + b"a\n" * LONGEST_TEXT + b"\n", 2, "longer than 131,072 characters"),
         ("a.jsonl", b'{"x": "a"}\n{"y": "b"}\n', 2, "missing key"),
-        ("a.jsonl", b'{"x": "a"}\n{"x": 1.5}\n', 2, "value not a string"),
+        ("a.jsonl", b'{"x": "a"}\n{"x": []}\n', 2, "value not a string"),
         ("a.jsonl", b'{"x": "a"}\n{"x": "\\ud800"}\n', 2, "not UTF-8"),
         ("a.jsonl", b'{"x": "a"}\n' + b"[" * 10_000 + b"\n", 2, "not a JSON object"),
     ],
@@ -200,7 +200,7 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     (folder / "more").mkdir(parents=True)
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n'))
     (folder / "b.jsonl").write_text("")
-    (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": 4.5}\n{"text": "five"}\n')
+    (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": []}\n{"text": "five"}\n')
     for other in ("LICENSE", ".hidden.jsonl", "_meta.json"):
         (folder / other).write_text('{"text": "not this"}\n')
     for link in ("0.csv", "more/b.jsonl"):

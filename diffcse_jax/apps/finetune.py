@@ -23,7 +23,7 @@ from diffcse_jax.config import Config, flat
 from diffcse_jax.data import readers
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
 from diffcse_jax.data.pairs import is_in_share
-from diffcse_jax.data.readers import Corpus, Fault
+from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, counted
@@ -135,16 +135,8 @@ def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> li
     if missing := next((column for column in columns if column not in table.columns), None):
         raise DataError(f"{source}: no column {missing!r}. It has: {readers.listed(table.columns)}")
 
-    def records() -> Iterator[tuple[int, readers.Row | Fault]]:
-        for line, entry in table.entries(columns):
-            if isinstance(entry, Fault):
-                yield line, entry
-            elif any(column not in entry for column in columns):
-                yield line, Fault.MISSING_KEY
-            elif any(not isinstance(entry[column], str | int | float) for column in columns):
-                yield line, Fault.NOT_STRING
-            else:
-                yield line, tuple(str(entry[column]) for column in columns)
+    def records() -> Iterator[tuple[int, readers.Row | readers.Fault]]:
+        return ((line, readers.row_of(entry, columns)) for line, entry in table.entries(columns))
 
     corpus = Corpus(source, (), records, str, on_bad_line)
     rows = []

@@ -200,6 +200,18 @@ def placed_entries(
             yield f"{at}{number}" if at else number, entry
 
 
+def row_of(entry: Entry, columns: Sequence[str], optional: Sequence[str] = ()) -> Row | Fault:
+    """Return the values of some columns. Numbers, such as ids, become text. Optional values may be missing."""
+    if isinstance(entry, Fault):
+        return entry
+    if any(column not in entry for column in columns if column not in optional):
+        return Fault.MISSING_KEY
+    values = [entry.get(column) or "" if column in optional else entry[column] for column in columns]
+    if None in values:
+        return Fault.EMPTY
+    return tuple(map(str, values)) if {*map(type, values)} <= {str, int, float} else Fault.NOT_STRING
+
+
 def single_column(path: Path, sentences: Callable[[], Iterable[str]]) -> RowFile:
     """Return rows of one column. Each pass calls `sentences`."""
     return RowFile(path, ("sentence",), lambda _: enumerate(({"sentence": text} for text in sentences()), 1))

@@ -17,7 +17,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data import documents, readers
 from diffcse_jax.data.documents import Documents, Placed
 from diffcse_jax.data.pairs import corpus_of, digest, is_in_share
-from diffcse_jax.data.readers import Corpus, Entry, Fault, Place, Row, RowFile, extension, listed, open_file
+from diffcse_jax.data.readers import Corpus, Fault, Place, Row, RowFile, extension, listed, open_file
 from diffcse_jax.errors import DataError, NoSentencesError, counted
 from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, sha256, why_unreadable, write_text
 
@@ -205,7 +205,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
         for path in prose:
             yield path.relative_to(root).as_posix(), documents.of_file(path)
         for place, entry in readers.placed_entries(tables, columns, root if len(tables) > 1 or prose else None):
-            row = _row(entry, columns, optional=columns[:-1])
+            row = readers.row_of(entry, columns, optional=columns[:-1])
             yield place, row if isinstance(row, Fault) else documents.of_texts(*row)
 
     def fingerprint() -> str:
@@ -250,7 +250,7 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
 
     def records() -> Iterator[tuple[Place, Row | Fault]]:
         for place, entry in readers.placed_entries(files, columns, source.root if len(files) > 1 else None):
-            yield place, _row(entry, columns)
+            yield place, readers.row_of(entry, columns)
 
     def fingerprint() -> str:
         if name == "docstrings":
@@ -271,18 +271,6 @@ def _known_columns(available: Sequence[str]) -> tuple[str, ...]:
 def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
     """Return names for columns: the roles, then `hard_negative_2`, `hard_negative_3`, ..."""
     return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
-
-
-def _row(entry: Entry, columns: Sequence[str], optional: Sequence[str] = ()) -> Row | Fault:
-    """Return the values of some columns. Whole numbers, such as ids, become text. Optional values may be missing."""
-    if isinstance(entry, Fault):
-        return entry
-    if any(column not in entry for column in columns if column not in optional):
-        return Fault.MISSING_KEY
-    values = [entry.get(column) or "" if column in optional else entry[column] for column in columns]
-    if None in values:
-        return Fault.EMPTY
-    return tuple(map(str, values)) if {*map(type, values)} <= {str, int} else Fault.NOT_STRING
 
 
 # Text in memory, which is written to a file from which a run trains and, after an interruption, resumes

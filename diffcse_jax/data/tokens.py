@@ -24,7 +24,7 @@ from diffcse_jax.errors import CheckpointError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.models.sentence_folder import TEXT_SETTINGS
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 META = "meta.json"
 BLOCK_ROWS = 1000  # that are tokenised at once
 CHARACTERS_PER_TOKEN = 16  # length of the beginning that is tokenised first. English has 4 to 5
