@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import math
 import re
 import zlib
@@ -214,14 +215,15 @@ class Chart:
     def draw(self, axes: Any) -> None:
         """Draw the chart, without its title, into axes of matplotlib."""
         several = len(self.lines) > 1
-        for (name, points), colour, marker in zip(self.lines.items(), COLOURS, MARKERS, strict=False):
+        labels = {name: readable(name) if several else "" for name in self.lines}
+        colours = dict(zip(self.lines, itertools.cycle(COLOURS), strict=False))
+        for (name, points), marker in zip(self.lines.items(), itertools.cycle(MARKERS), strict=False):
             xs, ys = zip(*points, strict=True)
             every = 1 if len(xs) <= MOST_MARKERS else [len(xs) - 1]
-            label = readable(name) if several else ""
-            axes.plot(xs, ys, marker=marker, markevery=every, color=colour, label=label or None)
-            if name in self.levels:
-                colour, label = (colour if several else BASELINE), f"{label} before training".strip()
-                axes.axhline(self.levels[name], linestyle="--", linewidth=1.4, color=colour, label=label)
+            axes.plot(xs, ys, marker=marker, markevery=every, color=colours[name], label=labels[name] or None)
+        for name, level in self.levels.items():  # after the lines, so that the legend has a column of each
+            colour, label = (colours[name] if several else BASELINE), f"{labels[name]} before training".strip()
+            axes.axhline(level, linestyle="--", linewidth=1.4, color=colour, label=label)
         if self.log:
             axes.set_yscale("log")
         axes.set(xlabel="step", ylabel=self.title)
