@@ -74,8 +74,7 @@ def stsb_dev(tmp_path_factory) -> Iterator[None]:
 @pytest.fixture
 def settings(tmp_path, minilm_dir) -> dict[str, Any]:
     """A run on a small model and a small text."""
-    train = {"steps": STEPS, "recompute": "off"}  # which compiles sooner
-    return run_settings(tmp_path, minilm_dir, train=train, eval={"every": 3, "metric": "stsb_spearman"})
+    return run_settings(tmp_path, minilm_dir, train={"steps": STEPS}, eval={"every": 3, "metric": "stsb_spearman"})
 
 
 @pytest.mark.slow
