@@ -116,13 +116,6 @@ def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
     return next((name for name, path in paths.items() if not path.is_file() or sha256([path]) != digests[name]), "")
 
 
-def check_export(folder: Path) -> None:
-    """Compare the files of an exported folder with its record of checksums, if it has one."""
-    if (folder / EXPORT_CHECK).is_file():
-        purpose = f"If you changed the file on purpose, remove {EXPORT_CHECK}"
-        read_sealed(folder / EXPORT_CHECK, f"Export the folder again. {purpose}")
-
-
 # Errors of the disk
 
 

@@ -29,7 +29,7 @@ from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import quiet_transformers
-from diffcse_jax.io import check_export, expand_path, find_run, read_json_object, why_unreadable
+from diffcse_jax.io import EXPORT_CHECK, expand_path, find_run, read_json_object, read_sealed, why_unreadable
 from diffcse_jax.models import layers
 from diffcse_jax.models.families import Family, bert, distilbert, electra, gte, modernbert, mpnet, nomic_bert, roberta
 from diffcse_jax.models.heads import NO_HEAD, SENTENCE_HEAD, MaskedLMHead, MlpProjector, RecordedHead, ReplacedTokenHead
@@ -118,7 +118,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
             wrong shape.
     """
     folder = find_folder(name_or_path)
-    check_export(folder)
+    if (check := folder / EXPORT_CHECK).is_file():
+        read_sealed(check, f"Export the folder again. If you changed the file on purpose, remove {EXPORT_CHECK}")
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
     family = FAMILIES[config.family]
