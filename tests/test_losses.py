@@ -30,8 +30,14 @@ from tiny_networks import (
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
-from diffcse_jax.losses.contrastive import equal_texts, info_nce, near_duplicates, separate_info_nce
-from diffcse_jax.losses.decorrelation import decorrelation, dimension_contrast
+from diffcse_jax.losses.contrastive import (
+    decorrelation,
+    dimension_contrast,
+    equal_texts,
+    info_nce,
+    near_duplicates,
+    separate_info_nce,
+)
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net
 from diffcse_jax.models.forward import Computation, SentenceNetwork, fold_in_name, row_keys, start_as_teacher

@@ -37,7 +37,6 @@ from diffcse_jax.losses import (
     RunInfo,
     Table,
     contrastive,
-    decorrelation,
     diffcse_variants,
     masked_lm,
     option,
@@ -79,10 +78,10 @@ class Config:
     )
     # The losses, in alphabetical order.
     anchor: ranking.Anchor = ranking.Anchor()
-    barlow_twins: decorrelation.BarlowTwins = decorrelation.BarlowTwins()
+    barlow_twins: contrastive.BarlowTwins = contrastive.BarlowTwins()
     consistency: ranking.RankingConsistency = ranking.RankingConsistency()
     contrast: contrastive.Contrast = contrastive.Contrast()
-    dcl: decorrelation.DimensionContrast = decorrelation.DimensionContrast()
+    dcl: contrastive.DimensionContrast = contrastive.DimensionContrast()
     difference: diffcse_variants.Difference = diffcse_variants.Difference()
     distillation: ranking.RankingDistillation = ranking.RankingDistillation()
     dropout_contrast: contrastive.DropoutContrast = contrastive.DropoutContrast()

@@ -81,14 +81,10 @@ class GeneratorOptions:
         "own masked-LM head; empty: first train such a head on the frozen encoder",
     )
     decode: str = option(
-        "argmax",
-        "take the most probable token (`argmax`, authors' code) or a random one (`sample`, paper)",
-        choices=("argmax", "sample"),
+        "argmax", "the likeliest token (`argmax`, code) or a random one (`sample`, paper)", choices=("argmax", "sample")
     )
     positions: str = option(
-        "all",
-        "use the generator's tokens at `all` positions (authors' code) or only at `masked` ones",
-        choices=("all", "masked"),
+        "all", "positions of the generator's tokens: `all` (authors' code) or `masked`", choices=("all", "masked")
     )
     dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")
     head_steps: int = option(2000, "steps that train a masked-LM head on the frozen encoder", low=0)
@@ -189,9 +185,7 @@ class MatryoshkaOptions:
     """Embeddings that can be shortened after training (Kusupati et al. 2022)."""
 
     sizes: tuple[int, ...] = option(
-        (),
-        "losses that compare embeddings also compare this many of their first dimensions (Kusupati et al. 2022)",
-        low=1,
+        (), "losses that compare embeddings also compare this many first dimensions (Kusupati et al. 2022)", low=1
     )
 
 

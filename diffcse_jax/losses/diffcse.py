@@ -76,9 +76,7 @@ class DiffCSE(Loss, MaskOptions):
 
     weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
     condition: str = option(
-        "projected",
-        "embedding that the discriminator reads: after or before the projector",
-        choices=("projected", "pooled"),
+        "projected", "embedding for the discriminator: after or before the projector", choices=("projected", "pooled")
     )
     discriminator: str = option(
         "",

@@ -58,17 +58,11 @@ class RankingDistillation(Loss):
         "starting checkpoint",
     )
     poolers: tuple[str, ...] = option(
-        (),
-        "pooler of each teacher; empty: the recorded ones",
-        choices=(*POOLERS, ""),
-        also=is_pooler,
-        aliases={"mean": "avg"},
+        (), "each teacher's pooler; empty: as recorded", choices=(*POOLERS, ""), also=is_pooler, aliases={"mean": "avg"}
     )
     shares: tuple[float, ...] = option((), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0)
     form: str = option(
-        "listmle",
-        "likelihood of the teachers' order, or cross-entropy with their distribution",
-        choices=("listmle", "listnet"),
+        "listmle", "likelihood of the teachers' order, or their cross-entropy", choices=("listmle", "listnet")
     )
     temperature: float = option(0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6)
     teacher_temperature: float = option(0.025, "that of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6)
