@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -143,10 +144,15 @@ def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> li
     for line, _, fields in corpus.in_documents():
         values = dict(zip(columns, fields, strict=True))
         texts = tuple(values[column] for column in task.texts)
-        rows.append(Row(int(line), texts, values.get(task.id, str(line)), values.get(label, "")))
+        rows.append(Row(int(line), texts, values.get(task.id, str(line)), _canonical(values.get(label, ""))))
     if skipped := corpus.skipped_summary():
         log_line(f"{file}: {skipped}")
     return rows
+
+
+def _canonical(label: str) -> str:
+    """Return a whole number without decimals, `1` for `1.0`, and other labels as they are."""
+    return re.sub(r"^(-?(?:0|[1-9][0-9]*))\.0*$", r"\1", label)
 
 
 def _classes(labels: set[str]) -> tuple[str, ...]:
@@ -158,7 +164,7 @@ def _classes(labels: set[str]) -> tuple[str, ...]:
 
 def _numbered(task: Task, key: str, file: Path, rows: Sequence[Row]) -> list[Row]:
     """Return rows with the numbers of classes, or values, in place of labels as text."""
-    numbers = {label: number for number, label in enumerate(task.labels)}
+    numbers = {_canonical(label.strip()): number for number, label in enumerate(task.labels)}
     expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
     found = []
     for row in rows:
@@ -186,7 +192,7 @@ class TaskModel:
     def from_run(cls, path: str | Path) -> "TaskModel":
         """Load the model that a fine-tuning has selected so far, or one of its checkpoints.
 
-        Raises a `CheckpointError` if the path is not a fine-tuning, or cannot be read.
+        Raises a `CheckpointError` if the path is neither.
         """
         path = expand_path(path)
         saved = read_encoder(path)
@@ -232,9 +238,7 @@ def embed(
 
 
 @partial(jax.jit, static_argnames="task")
-def _head_outputs(
-    task: Task, head: Params, sides: Float32[jax.Array, "sides rows hidden"]
-) -> Float32[jax.Array, "rows outputs"]:
+def _head_outputs(task: Task, head: Params, sides: Float[Array, "sides rows hidden"]) -> Float[Array, "rows outputs"]:
     definition = layers.definition(build_head(task, sides.shape[-1]))
     with jax.default_matmul_precision("highest"):
         return layers.bind(definition, head)(features(task, tuple(sides)))
