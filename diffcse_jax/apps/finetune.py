@@ -396,10 +396,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     data = [read_task(name, task, folder, bad) for name, task in config.finetune.tasks.items()]
     if few := next((each for each in data if len(each.train) < size), None):
         rows = counted(len(few.train), "training row{s}")
-        raise DataError(
-            f"{few.file}: task {few.name} has {rows}, fewer than train.batch_size={size}. Set "
-            f"train.batch_size={len(few.train)} or less"
-        )
+        raise DataError(f"{few.file}: task {few.name} has {rows}, fewer than train.batch_size={size}. Lower it")
     classes = {f"finetune.tasks.{each.name}.labels": each.task.labels for each in data}
     config = Config.from_dict(flat(config.to_dict()) | classes)
     tasks, train = config.finetune.tasks, config.train
