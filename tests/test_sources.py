@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import lzma
+import math
 import os
 import re
 from pathlib import Path
@@ -305,7 +306,8 @@ def test_what_is_no_text_is_named(texts, message):
 
 @pytest.mark.parametrize("table", ["pandas", "pyarrow"])
 def test_tables_are_converted(table):
-    columns = {"sentence": ["a b", "c d"], "positive": ["e f", "g h"]}
+    nothing = math.nan if table == "pandas" else None
+    columns = {"sentence": ["a b", "c d", "i j"], "positive": ["e f", "g h", nothing]}
     library = pytest.importorskip(table)
     given = library.DataFrame(columns) if table == "pandas" else library.table(columns)
     assert list(opened(write_sentences(as_texts(given)))) == [("a b", "e f"), ("c d", "g h")]

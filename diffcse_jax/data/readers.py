@@ -201,13 +201,13 @@ def placed_entries(
 
 
 def row_of(entry: Entry, columns: Sequence[str], optional: Sequence[str] = ()) -> Row | Fault:
-    """Return the values of some columns. Numbers, such as ids, become text. Optional values may be missing."""
+    """Return the values of some columns. Numbers, such as ids, become text. NaN is empty; optional values may be."""
     if isinstance(entry, Fault):
         return entry
     if any(column not in entry for column in columns if column not in optional):
         return Fault.MISSING_KEY
-    values = [entry.get(column) or "" if column in optional else entry[column] for column in columns]
-    if None in values:
+    values = [None if isinstance(value, float) and value != value else value for value in map(entry.get, columns)]
+    if any(value is None and column not in optional for column, value in zip(columns, values, strict=True)):
         return Fault.EMPTY
     return tuple(map(str, values)) if {*map(type, values)} <= {str, int, float} else Fault.NOT_STRING
 
