@@ -153,6 +153,8 @@ Installation
 
 .. unknown:: x
 
+.. math:: x^2
+
 Heading by a line
 -----------------
 Text of it.

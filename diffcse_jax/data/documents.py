@@ -159,8 +159,8 @@ def rst_sections(content: bytes) -> Sections:
     core, html = require_extra("docutils.core", EXTRA), require_extra("docutils.writers.html4css1", EXTRA)
     text = ROLE.sub(r"\1", content.decode("utf-8-sig", errors="replace"))
     settings = {
-        "file_insertion_enabled": False, "raw_enabled": False, "_disable_config": True, "report_level": 5,
-        "halt_level": 5, "warning_stream": io.StringIO(), "doctitle_xform": False, "initial_header_level": 1,
+        "file_insertion_enabled": False, "raw_enabled": False, "_disable_config": True, "warning_stream": False,
+        "report_level": 5, "halt_level": 5, "doctitle_xform": False, "initial_header_level": 1, "math_output": "LaTeX",
     }  # fmt: skip
     return html_sections(core.publish_parts(text, writer=html.Writer(), settings_overrides=settings)["body"])
 
