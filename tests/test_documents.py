@@ -222,6 +222,7 @@ def write(folder: Path, form: str) -> str:
             "docs/_1.rst": f"A boat\n======\n\n{boat}\n", "docs/a.png": "",
             "docs/more/2.jsonl": json.dumps({"title": "A word", "text": word, "n": 1}),
             "docs/_category_.json": '{"label": "Pages"}', "docs/settings.json": '{"label": "Pages"}',
+            "docs/numbers.csv": "id;name\n1;Pages\n",
         },
     }  # fmt: skip
     for name, content in files[form].items():
@@ -238,7 +239,7 @@ def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
     expected = [(lead, " ".join(text)) for lead, (_, text) in zip(leads, DOCUMENTS, strict=True)]
     assert list(corpus) == expected[:2]
     assert corpus.columns == ("lead", "rest")
-    skipped = "; skipped files: 1 named _*, 1 .png; skipped 1 table without texts" if has_titles else ""
+    skipped = "; skipped files: 1 named _*, 1 .png; skipped 2 tables without texts" if has_titles else ""
     assert corpus.summary() == f"3 documents, 1 section too short for a pair left out{skipped}"
     rows = list(opened(name, "dropout").in_documents())
     found = [[text for _, _, (text,) in group] for _, group in itertools.groupby(rows, lambda row: row[1])]

@@ -142,6 +142,7 @@ HARD_NEGATIVES = ("hard_negative", "hard_negative_2")
     ("header", "wanted", "columns"),
     [
         ("anything", (), ("anything",)),
+        ("a;b", ("a;b",), ("a;b",)),  # refused only if it is not asked for
         ("hard_negative_2,hard_negative,positive,sentence", (), ("sentence", "positive", *HARD_NEGATIVES)),
         ("hard_neg,sent1,sent0,hard_neg_2", (), ("sent0", "sent1", "hard_neg", "hard_neg_2")),
         ("x,label,y", ("y", "x"), ("y", "x")),

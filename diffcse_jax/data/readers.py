@@ -174,14 +174,14 @@ class RowFile(NamedTuple):
     entries: Callable[[Sequence[str]], Entries]  # starts a pass over some columns
 
 
-def open_file(path: Path) -> RowFile:
+def open_file(path: Path, wanted: Sequence[str] = ()) -> RowFile:
     """Open a file with one of the `EXTENSIONS`; raise `DataError` if the content does not fit the extension.
 
-    A table whose only column has a name like a sentence is refused.
+    If no columns are `wanted`, a table whose only column has a name like a sentence is refused.
     """
     file = _OPENERS[extension(path)](path)
     has_sentence = len(file.columns) == 1 and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", file.columns[0])
-    if extension(path) in (".csv", ".tsv") and (not file.columns or has_sentence):
+    if extension(path) in (".csv", ".tsv") and (not file.columns or (has_sentence and not wanted)):
         raise DataError(
             f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
             f"but it is {next(lines(path), '').strip()[:200]!r}. A file with one sentence per line needs the extension "
@@ -209,7 +209,8 @@ def row_of(entry: Entry, columns: Sequence[str], optional: Sequence[str] = ()) -
     values = [None if isinstance(value, float) and value != value else value for value in map(entry.get, columns)]
     if any(value is None and column not in optional for column, value in zip(columns, values, strict=True)):
         return Fault.EMPTY
-    return tuple(map(str, values)) if {*map(type, values)} <= {str, int, float} else Fault.NOT_STRING
+    is_text = {*map(type, values)} <= {str, int, float, bool, type(None)}
+    return tuple("" if value is None else str(value) for value in values) if is_text else Fault.NOT_STRING
 
 
 def single_column(path: Path, sentences: Callable[[], Iterable[str]]) -> RowFile:

@@ -47,9 +47,9 @@ class Source(NamedTuple):
         """Return the files with one of these extensions."""
         return [file for file in self.files if extension(file) in kinds]
 
-    def tables(self, kinds: Sequence[str] = readers.TABLES) -> list[RowFile]:
-        """Open the files with one of these extensions, without empty ones."""
-        return [table for table in map(open_file, self.of_kinds(kinds)) if table.columns]
+    def tables(self, wanted: Sequence[str], kinds: Sequence[str] = readers.TABLES) -> list[RowFile]:
+        """Open the files with one of these extensions, without empty ones, to read the `wanted` columns."""
+        return [table for file in self.of_kinds(kinds) if (table := open_file(file, wanted)).columns]
 
 
 def open_corpus(data: DataConfig) -> Corpus:
@@ -191,7 +191,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
         return Documents(name, lambda: documents.in_text_file(file), lambda: _fingerprint([file]))
     prose = [] if columns else source.of_kinds(tuple(documents.READERS))
     columns = columns or TITLE_AND_TEXT
-    found = source.tables()
+    found = source.tables(columns)
     tables = [table for table in found if columns[-1] in table.columns]
     if not prose and not tables:
         has = f"It has: {listed(found[0].columns)}" if found else "It is empty"
@@ -217,7 +217,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
 def _fingerprint(files: Iterable[Path], columns: Sequence[str] = ()) -> str:
     """Return the SHA-256 of the content of files in hexadecimal. Their names do not matter."""
     parts = [f"{extension(file)} {sha256([file])}" for file in files]
-    return hashlib.sha256("\n".join([*parts, *columns]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([*parts, *columns]).encode(errors="surrogateescape")).hexdigest()
 
 
 # Rows
@@ -238,7 +238,7 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
     elif not kinds:
         raise DataError(f"{name}: these files contain documents. Set data.pairs, for example to 'lead'")
     else:
-        files = source.tables(readers.EXTENSIONS)
+        files = source.tables(wanted, readers.EXTENSIONS)
     if not files:
         raise NoSentencesError(f"{name}: no JSON object found. A line has one object; json may also be a list")
     columns = tuple(wanted) or _known_columns(files[0].columns)
