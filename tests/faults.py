@@ -35,9 +35,17 @@ os.environ |= {
 }  # fmt: skip
 
 LONGEST = 900  # seconds after which a command hangs
-STEPS, EVERY, SENTENCES = 5, 2, 60
-TEXTS = [f"sentence {i} has the number {i * i} and {i % 7} words more" for i in range(SENTENCES)]
-OUTPUTS = {"export": "out", "evaluate": "results.json", "embed": "embedded"}
+COMMANDS = {  # in braces: folders of the world
+    "train": "--config diffcse_minilm --workdir {workdir} --config.model.name_or_path={inputs}/model "
+    "--config.data.train_file={inputs}/text.txt --config.data.cache_dir={trial}/cache --config.data.max_length=16 "
+    "--config.generator.head_steps=2 --config.generator.head_batch_size=8 --config.train.batch_size=8 "
+    "--config.train.log_every=1 --config.train.steps=5 --config.eval.every=2 --config.eval.metric=halves_retrieval "
+    "--config.optim.learning_rate=1e-3",
+    "export": "--model {workdir} --output {trial}/out",
+    "evaluate": "--model {export} --tasks STSBenchmark --data_dir {inputs}/senteval --output {trial}/results.json",
+    "embed": "--model {export} --input {inputs}/shards/*.txt --rows_per_file 20 --output {trial}/embedded",
+}
+OUTPUTS = {"train": "workdir/export", "export": "out", "evaluate": "results.json", "embed": "embedded"}
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
 ERRORS = {"disk full": errno.ENOSPC, "read-only": errno.EROFS}
 SHARES = {
@@ -84,46 +92,9 @@ class Trial:
     happened: bool = True
 
 
-# Commands, as they run in a process of their own.
-
-
-def train(world: "World") -> int:
-    from diffcse_jax import api
-    from diffcse_jax.config import configuration
-
-    settings = {
-        "model.name_or_path": str(world.inputs / "model"), "data.train_file": str(world.inputs / "text.txt"),
-        "data.max_length": 16, "data.cache_dir": str(world.trial / "cache"), "generator.head_steps": 2,
-        "generator.head_batch_size": 8, "train.batch_size": 8, "train.log_every": 1, "train.steps": STEPS,
-        "eval.every": EVERY, "eval.metric": "halves_retrieval", "optim.learning_rate": 1e-3,
-    }  # fmt: skip
-    api.run(configuration("diffcse_minilm", settings)[1], world.workdir)
-    return 0
-
-
-def diffcse(command: str, model: Path, *options: object) -> int:
-    from diffcse_jax import cli
-
-    return cli.main([command, "--model", *map(str, (model, *options))])
-
-
-COMMANDS = {
-    "train": train,
-    "evaluate": lambda world: diffcse(
-        "evaluate", world.export, "--tasks", "STSBenchmark", "--data_dir", world.inputs / "senteval",
-        "--output", world.trial / OUTPUTS["evaluate"],
-    ),
-    "export": lambda world: diffcse("export", world.workdir, "--output", world.trial / OUTPUTS["export"]),
-    "embed": lambda world: diffcse(
-        "embed", world.export, "--input", f"{world.inputs}/shards/*.txt", "--rows_per_file", 20,
-        "--output", world.trial / OUTPUTS["embed"],
-    ),
-}  # fmt: skip
-
-
 def serve(world: "World", command: str, fault: Fault, record_all: bool) -> None:
     """Be the process of a command. Its exit code is that of the command; `multiprocessing` prints tracebacks."""
-    from diffcse_jax.errors import reported_to_user
+    from diffcse_jax import cli, errors
 
     sys.modules["diffcse_jax.export"]._installed = lambda module: False  # PyTorch's readers take long
     sys.modules["diffcse_jax.api"].draw_curves = lambda workdir: workdir
@@ -139,8 +110,8 @@ def serve(world: "World", command: str, fault: Fault, record_all: bool) -> None:
     operation = ctypes.c_long(fault.operation)
     library.fault_arm(str(world.trial).encode(), operation, fault.signal, fault.error, records, int(record_all))
     try:
-        with reported_to_user():
-            sys.exit(COMMANDS[command](world))
+        with errors.reported_to_user():
+            sys.exit(cli.main([command, *(word.format_map(vars(world)) for word in COMMANDS[command].split())]))
     finally:
         library.fault_disarm()
 
@@ -160,13 +131,13 @@ class World:
         from tiny_model import write_smallest_model
 
         (self.inputs / "shards").mkdir(parents=True)
-        words = sorted({word for text in TEXTS for word in text.split()})
+        lines = [f"sentence {i} has the number {i * i} and {i % 7} words more\n" for i in range(60)]
+        words = sorted({word for line in lines for word in line.split()})
         write_smallest_model(self.inputs / "model", words)
-        lines = [f"{text}\n" for text in TEXTS]
         for name, part in (("text", lines), ("shards/0", lines[::2]), ("shards/1", lines[1::2])):
             (self.inputs / f"{name}.txt").write_text("".join(part))
         for split in ("dev", "test"):
-            rows = [f"-\t-\t-\t-\t{score}\t{words[3 * score]} is here\t{words[5 * score]}\n" for score in range(6)]
+            rows = [(score, f"{words[3 * score]} is here", words[5 * score]) for score in range(6)]
             write_stsb(self.inputs / "senteval", split, rows)
 
     def keep(self, state: str) -> None:
@@ -180,23 +151,21 @@ class World:
         """Run a command in a process of its own."""
         self.log.write_bytes(b"")
         self.record.write_bytes(b"")
+        before = sum(os.times()[2:4])  # which children have computed
         arguments = (self, command, fault or Fault(), record_all)
         process = multiprocessing.get_context("fork").Process(target=serve, args=arguments)
-        before = os.times()
         process.start()
         process.join(LONGEST)
         code = process.exitcode
         process.kill()
         process.join()
-        after = os.times()
-        seconds = after.children_user + after.children_system - before.children_user - before.children_system
         lines = [line.split("\t") for line in self.record.read_text(errors="replace").splitlines()]
         paths = [(int(number), name, str(Path(path).relative_to(self.trial))) for number, name, path in lines]
-        return Ended(code, self.log.read_text(errors="replace"), paths, seconds)
+        return Ended(code, self.log.read_text(errors="replace"), paths, sum(os.times()[2:4]) - before)
 
     def outcome(self, command: str) -> dict[str, str]:
         """Return what a command has made, by part: a digest of all that must not depend on faults."""
-        made = self.trial / OUTPUTS.get(command, "workdir/export")
+        made = self.trial / OUTPUTS[command]
         paths = [made] if made.is_file() else [path for path in made.rglob("[!.]*") if path.is_file()]
         found = {str(path.relative_to(made)): sha256(path.read_bytes()) for path in paths}
         if command == "train":
@@ -292,7 +261,7 @@ def judge(world: World, trial: Trial, expected: Mapping[str, str], chance: rando
 
     def begin() -> None:
         world.restore(trial.state)
-        if trial.faults and trial.command in OUTPUTS and has_no_output:  # otherwise there is an earlier one
+        if trial.faults and trial.command != "train" and has_no_output:  # otherwise there is an earlier one
             output = world.trial / OUTPUTS[trial.command]
             output.unlink() if output.is_file() else shutil.rmtree(output)
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import sys
 import time
@@ -139,28 +140,24 @@ def test_training_ends_early_and_stays_ended(options, last, expected, start):
     scores = {step: {"score": min(step, 2.0), "guard": 0.5 if step < 3 else 0.4} for step in range(1, 7)}
     run, events = start([1.0] * 6, scores, {"every": 1, **options})
     assert saved(events) == expected
-    as_a_resumed_run_sees_it = [run.ends_at(step, BASELINE) for step in range(last + 1)]
-    assert as_a_resumed_run_sees_it == [False] * last + [True]
+    assert [run.ends_at(step, BASELINE) for step in range(last + 1)] == [False] * last + [True]  # as seen on resuming
 
 
-@pytest.mark.parametrize(("log_every", "seen_at"), [(2, 4), (10, 5)])
-def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_saved(start, tmp_path, log_every, seen_at):
+def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_saved(start, tmp_path):
     message = (
-        rf"steps were skipped so far.*loss_contrast is nan at step {seen_at}.*more than train\.max_bad_steps=2.*"
-        rf"At step {seen_at} the loss is nan and the gradient norm 1\.0\. The last checkpoint is kept"
+        r"steps were skipped so far.*loss_contrast is nan at step 5.*more than train\.max_bad_steps=2.*"
+        r"At step 5 the loss is nan and the gradient norm 1\.0\. The last checkpoint is kept"
     )
     with pytest.raises(UserError, match=message):
-        start([5.0] + [float("nan")] * 4, log_every=log_every, max_bad_steps=2)
+        start([5.0] + [np.nan] * 4, log_every=10, max_bad_steps=2)
     assert [row["step"] for row in read_metrics(tmp_path) if "dev/score" in row] == [0]
 
 
 def test_skipped_steps_are_reported_and_their_sentences_written(start, tmp_path, capsys):
-    nan = float("nan")
-    _, events = start([5.0, nan, 3.0, nan, 1.0, 1.0], log_every=3)
+    _, events = start([5.0, np.nan, 3.0, np.nan, 1.0, 1.0], log_every=3)
     assert saved(events) == "6!"
     first, second = (line for line in capsys.readouterr().err.splitlines() if "skipped so far" in line)
-    assert "1 step was skipped so far because" in first
-    assert "loss_contrast is nan at step 2" in first
+    assert re.search("1 step was skipped so far because.*loss_contrast is nan at step 2", first)
     assert "2 steps were skipped so far" in second
     found = [json.loads(line) for line in (tmp_path / "report/bad_steps.jsonl").read_text().splitlines()]
     assert [(each["step"], each["sentences"]) for each in found] == [(2, ["sentence of 2"]), (4, ["sentence of 4"])]
@@ -185,8 +182,6 @@ def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, cap
 
 
 # What users see: progress, rows, what their callbacks get, and how signals and errors end a run
-
-ROW = {"loss": 0.12345, "sentences_per_second": 578.2}
 
 
 def training(workdir: Path, step: int = 0) -> Training:
@@ -215,13 +210,13 @@ def test_weights_and_biases_gets_the_rows_and_resumes_the_same_run(tmp_path, mon
     follower = WandB("mine", tags=["a"])
     with started([follower], training(tmp_path)) as observer:
         observer.on_evaluation(0, {"score": 50.0})
-        observer.on_step(1, ROW)
+        observer.on_step(1, {"loss": 0.5})
         observer.on_step(2, {})
         observer.on_evaluation(2, {"score": 51.0})
     options = wandb.init.call_args.kwargs
     assert (options["project"], options["name"], options["tags"]) == ("mine", tmp_path.name, ["a"])
     assert options["config"]["optim.learning_rate"] == 7e-6
-    rows = [mock.call({"start/score": 50.0, "dev/score": 50.0}, step=0), mock.call(ROW, step=1)]
+    rows = [mock.call({"start/score": 50.0, "dev/score": 50.0}, step=0), mock.call({"loss": 0.5}, step=1)]
     assert follower._run.log.call_args_list == [*rows, mock.call({"dev/score": 51.0}, step=2)]
     follower._run.finish.assert_called_once()
     with started([WandB("mine")], training(tmp_path, step=2)):
@@ -246,7 +241,7 @@ def test_callbacks_that_began_are_ended_and_other_processes_have_none(tmp_path, 
     assert ended == [first]
     monkeypatch.setattr(callbacks.jax, "process_index", lambda: 1)
     with started([Failing()], training(tmp_path)) as observer:
-        observer.on_step(1, ROW)
+        observer.on_step(1, {"loss": 0.5})
 
 
 def test_tensorboard_reads_the_rows(tmp_path):
@@ -270,7 +265,7 @@ def test_tensorboard_reads_the_rows(tmp_path):
 
 
 def test_signals_make_a_request_and_a_second_one_ends_at_once(capsys):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop_requested() as request:
         assert not request.made
         signal.raise_signal(signal.SIGTERM)
@@ -278,7 +273,7 @@ def test_signals_make_a_request_and_a_second_one_ends_at_once(capsys):
         assert request.made
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert "stopping after the steps already started; saving first" in capsys.readouterr().err
 
 

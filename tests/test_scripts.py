@@ -10,6 +10,11 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 OVERRIDE = "--config.model.hidden_dropout=(0.1, 0.2)"
 
 
+def stand_in(path, body):
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def launch(tmp_path):
     """Runs a script with stand-ins on the PATH; gives what the stand-in `python` was started with, line by line."""
@@ -21,8 +26,7 @@ def launch(tmp_path):
     }
     stand_ins["diffcse"] = stand_ins["python"]
     for name, body in stand_ins.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        stand_in(tmp_path / name, body)
     (tmp_path / "diffcse_jax").mkdir()
 
     def launch(script, *arguments, **environment):
@@ -43,14 +47,9 @@ def test_slurm(launch):
 def test_slurm_queues_the_job_again_when_its_time_is_up(launch, tmp_path):
     """Training is told to end, and the job goes back to the queue only when it has saved."""
     calls = tmp_path / "calls"
-    training = f"""#!/usr/bin/env bash
-trap 'sleep 0.5; echo saved >> {calls}; exit 130' TERM
-kill -USR1 "$PPID"
-while true; do sleep 0.1; done
-"""
-    for name, body in {"srun": training, "scontrol": f'echo "$@" >> {calls}\n'}.items():
-        (tmp_path / name).write_text(body)
-        (tmp_path / name).chmod(0o755)
+    saving = f"trap 'sleep 0.5; echo saved >> {calls}; exit 130' TERM"
+    stand_in(tmp_path / "srun", f'{saving}\nkill -USR1 "$PPID"\nwhile true; do sleep 0.1; done')
+    stand_in(tmp_path / "scontrol", f'echo "$@" >> {calls}')
     assert launch("slurm.sh", "configs/simcse_base.py", SLURM_JOB_ID="17") == ["saved", "requeue 17"]
 
 

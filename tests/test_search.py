@@ -1,8 +1,6 @@
 """Search against sorting all similarities; BM25 and its combination with embeddings against their formulas."""
 
-import collections
 import copy
-import math
 import pickle
 from pathlib import Path
 
@@ -116,10 +114,9 @@ def test_vectors_of_embed_are_searched(rows, tmp_path):
 
 def test_what_is_no_index_is_refused(tmp_path):
     assert find_index(tmp_path) is find_index(tmp_path / "none") is None
-    (tmp_path / "notes.txt").write_text("mine")
-    index = index_of(random_vectors(5))
+    (tmp_path / "notes.txt").touch()
     with pytest.raises(CheckpointError, match=r"not empty and not an index\. Choose another folder"):
-        index.save(tmp_path)
+        index_of(random_vectors(5)).save(tmp_path)
     assert (tmp_path / "notes.txt").exists()
 
 
@@ -163,9 +160,7 @@ def test_a_damaged_index_is_refused(name, byte, tmp_path):
     content = bytearray(file.read_bytes())
     content[byte] ^= 0x40
     file.write_bytes(content)
-    with pytest.raises(
-        CheckpointError, match=rf"index/{name} (is missing or differs|is not|differs).* Build the index again"
-    ):
+    with pytest.raises(CheckpointError, match=rf"index/{name} (is|differs).* Build the index again"):
         find_index(tmp_path / "index")
 
 
@@ -208,30 +203,23 @@ TEXTS = [
     "The price of shares is falling again.",
     "!!!",
 ]
+QUERY = "falling price of the cat"
 
 
-def bm25_by_formula(documents: list[list[str]], query: list[str], k1: float = 1.2, b: float = 0.75) -> list[float]:
-    mean = sum(map(len, documents)) / len(documents)
-    scores = []
-    for words in map(collections.Counter, documents):
-        score = 0.0
-        for word in query:
-            containing = sum(word in other for other in documents)
-            idf = math.log(1 + (len(documents) - containing + 0.5) / (containing + 0.5))
-            score += idf * words[word] / (words[word] + k1 * (1 - b + b * words.total() / mean))
-        scores.append(score)
-    return scores
+def bm25_by_formula(documents: list[list[str]], query: list[str], k1: float = 1.2, b: float = 0.75) -> np.ndarray:
+    counts = np.array([[words.count(word) for word in query] for words in documents])
+    containing = (counts > 0).sum(axis=0)
+    idf = np.log(1 + (len(documents) - containing + 0.5) / (containing + 0.5))
+    lengths = np.array([[len(words)] for words in documents])
+    return (idf * counts / (counts + k1 * (1 - b + b * lengths / lengths.mean()))).sum(axis=1)
 
 
 def test_scores_are_those_of_the_formula():
-    index = LexicalIndex.build(TEXTS)
+    index = LexicalIndex.build(TEXTS)  # in English
     stems = [["cat", "were", "sleep", "warm", "roof"], ["cat", "chase", "two", "mice", "mice", "chase", "cat"],
              ["share", "price", "fell", "sharpli", "monday"], ["price", "share", "fall", "again"], []]  # fmt: skip
-    assert index.language == "english"
-    for query, words in (
-        ("Cats chasing the mouse", ["cat", "chase", "mous"]),
-        ("share PRICES, price", ["share"] + 2 * ["price"]),
-    ):
+    queries = {"Cats chasing the mouse": ["cat", "chase", "mous"], "share PRICES, price": ["share", "price", "price"]}
+    for query, words in queries.items():
         np.testing.assert_allclose(index.scores(query), bm25_by_formula(stems, words), rtol=1e-5)
     assert not index.scores("the of unknownword").any()
 
@@ -244,20 +232,10 @@ def test_words_of_scripts_without_spaces_are_pairs_of_characters():
     assert index.scores("東京の天気").argmax() == 0
 
 
-@pytest.mark.parametrize(
-    ("language", "text"),
-    [
-        ("german", "Die Katze liegt auf dem Dach und schläft, weil es dort warm ist."),
-        ("french", "Le chat dort sur le toit parce que la maison est chaude."),
-        ("english", "sqlite3 libxml2 gtk4"),
-        ("english", "東京は日本の首都です"),
-    ],
-)
-def test_the_language_is_detected_by_its_stop_words(language, text):
-    assert lexical.detect_language([text]) == language
-
-
-def test_the_stemmer_of_a_language_is_used():
+def test_the_language_is_detected_by_its_stop_words_and_its_stemmer_is_used():
+    german, french = "Die Katze liegt auf dem Dach und schläft.", "Le chat dort sur le toit parce que la maison est là."
+    texts = {german: "german", french: "french", "sqlite3 libxml2 gtk4": "english", "東京は日本の首都です": "english"}
+    assert {text: lexical.detect_language([text]) for text in texts} == texts
     index = LexicalIndex.build(["viele Häuser", "eine Katze"], "german")
     assert index.scores("Haus").tolist()[1] == 0
     assert index.scores("Häusern")[0] > 0
@@ -293,9 +271,6 @@ def test_the_weight_is_chosen_on_held_out_queries():
     assert choose_weight(signal, np.maximum(noise, 0), relevant) <= DEFAULT_WEIGHT
     assert choose_weight(noise[:2], noise[:2], relevant[:2]) == DEFAULT_WEIGHT  # no weight is better
     assert choose_weight(np.zeros((0, 5)), np.zeros((0, 5)), []) == DEFAULT_WEIGHT
-
-
-QUERY = "falling price of the cat"
 
 
 def test_a_hybrid_search_ranks_by_both_halves():

@@ -12,10 +12,13 @@ from diffcse_jax.evaluation.runner import TASKS, expand_groups
 from diffcse_jax.evaluation.senteval_data import OFFICIAL_SIZES, extract, senteval_folder, size_problem
 
 
-def test_groups_expand_once_and_unknown_tasks_are_refused_with_the_nearest_one():
+def test_groups_expand_once_and_unknown_tasks_are_refused_with_the_nearest_one(tmp_path):
     years = ["STS12", "STS13", "STS14", "STS15", "STS16"]
     assert expand_groups(["STSBenchmark", "sts"], "test") == ["STSBenchmark", *years, "SICKRelatedness"]
     assert expand_groups(["sts"], "dev") == ["STSBenchmark", "SICKRelatedness"]
+    folder = tmp_path / "STS/STSBenchmark"
+    assert TASKS["STSBenchmark"].missing(tmp_path, "dev") == [folder / "sts-dev.csv"]
+    assert TASKS["STSBenchmark"].missing(tmp_path, "test") == [folder / "sts-dev.csv", folder / "sts-test.csv"]
     with pytest.raises(ConfigError, match="STS14 has no dev split"):
         expand_groups(["STS14"], "dev")
     with pytest.raises(ConfigError, match=r"unknown task 'STS17'\. Did you mean STS16\? Known .* pairs_retrieval:FILE"):
@@ -91,30 +94,23 @@ def test_unsafe_and_damaged_archives_are_refused(members, tmp_path):
     assert list(tmp_path.iterdir()) == [archive]
 
 
-# Tables
-
-
 def results_of(model, **spearman):
-    return {
-        "model": model,
-        "pooler": "avg",
-        "truncate_dim": None,
-        "tasks": {name: {"spearman": score, "pearson": score, "n": 10} for name, score in spearman.items()},
-        "averages": {"sts": None, "transfer": None},
-    }
+    tasks = {name: {"spearman": score, "pearson": score, "n": 10} for name, score in spearman.items()}
+    found = {"model": model, "pooler": "avg", "truncate_dim": None, "tasks": tasks}
+    return found | {"averages": {"sts": None, "transfer": None}}
 
 
 def test_a_table_has_a_row_a_model_and_a_column_a_task():
     models = [results_of("a", STS12=70.123, STSBenchmark=80), results_of("long_name", STS12=9.5)]
-    tables = {
-        style: results.compare(models, with_published=False, style=style).splitlines()
+    text, markdown, latex = (
+        results.compare(models, with_published=False, style=style).splitlines()
         for style in ("text", "markdown", "latex")
-    }
-    assert tables["text"] == ["model      STS12  STS-B", "a          70.12  80.00", "long_name   9.50      -"]
+    )
+    assert text == ["model      STS12  STS-B", "a          70.12  80.00", "long_name   9.50      -"]
     rule, last = "| --------- | ----: | ----: |", "| long_name |  9.50 |     - |"
-    assert tables["markdown"] == ["| model     | STS12 | STS-B |", rule, "| a         | 70.12 | 80.00 |", last]
+    assert markdown == ["| model     | STS12 | STS-B |", rule, "| a         | 70.12 | 80.00 |", last]
     rows = [r"model & STS12 & STS-B \\", r"\midrule", r"a & 70.12 & 80.00 \\", r"long\_name & 9.50 & - \\"]
-    assert tables["latex"] == [r"\begin{tabular}{lrr}", r"\toprule", *rows, r"\bottomrule", r"\end{tabular}"]
+    assert latex == [r"\begin{tabular}{lrr}", r"\toprule", *rows, r"\bottomrule", r"\end{tabular}"]
 
 
 def test_groups_have_tables_of_their_own_with_averages():
@@ -123,11 +119,8 @@ def test_groups_have_tables_of_their_own_with_averages():
     model["tasks"] |= {"geometry": {"alignment": 0.12345, "uniformity": -2.0}}
     text = results.compare([model], with_published=False, style="text")
     tables = [table.splitlines() for table in text.split("\n\n")]
-    assert [head.split() for head, _ in tables] == [
-        ["model", "STS-B", "average"],
-        ["model", "CR", "average"],
-        ["model", "pairs_retrieval", "a/b", "alignment", "uniformity"],
-    ]
+    heads = ["model STS-B average", "model CR average", "model pairs_retrieval a/b alignment uniformity"]
+    assert [" ".join(head.split()) for head, _ in tables] == heads
     rows = [row.removeprefix("a, 64 dimensions").split() for _, row in tables]
     assert rows == [["80.00", "80.00"], ["85.00", "70.00"], ["40.00", "0.123", "-2.000"]]
 
