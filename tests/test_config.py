@@ -16,9 +16,8 @@ def test_every_key_is_documented_and_has_a_legal_default():
         assert field.metadata["doc"], key
         assert field.type in (str, int, float, bool, tuple[str, ...], tuple[float, ...], tuple[int, ...]), key
     defaults = {key: field.default for key, field in KEYS.items()}
-    assert (
-        Config.from_dict(defaults) == Config.from_dict({}) == Config() == Config.from_dict(default_config().to_dict())
-    )
+    for values in (defaults, {}, default_config().to_dict()):
+        assert Config.from_dict(values) == Config()
 
 
 COMPANIONS = {  # what makes the smallest and largest value possible
@@ -70,7 +69,6 @@ def test_overrides_that_cannot_be_read(argument, message):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"optim": {"lerning_rate": 1.0}}, "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
         ({"optim": 3}, "optim=3: expected a group of keys"),
         ({"foo": {}}, "unknown key foo"),
         ({"finetune": {"tasks": {"mine": {"depth": 0}}}}, "finetune.tasks.mine.depth: 0 is below 1"),
@@ -113,6 +111,7 @@ def test_values_outside_the_choices_or_the_bounds_are_refused():
                     Config.from_dict({key: of_type(bound + step)})
 
 
+TEACHERS = {"distillation.weight": 1.0, "distillation.teachers": ("start", "b")}
 NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
 
 
@@ -137,6 +136,12 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
             "data.augmentation='crop' changes the second view of single sentences, but with data.pairs='neighbours' it",
         ),
         ({"data.augmentation": "synonyms"}, "data.augmentation='synonyms' needs data.synonyms_file"),
+        (TEACHERS | {"distillation.poolers": ("avg",)}, "distillation.poolers has 1 value for 2 teachers"),
+        (TEACHERS | {"distillation.shares": (0.0, 0.0)}, "distillation.shares are all 0"),
+        (TEACHERS | {"distillation.poolers": ("avg", "")}, "model.pooler is the pooler of `start`"),
+        ({"difference.objective": "conditional_mlm", "difference.edit": "insert"}, "='rtd': 'conditional_mlm'"),
+        ({"difference.objective": "corrective_lm", "difference.edit": "insert"}, "='rtd': 'corrective_lm' recovers"),
+        ({"difference.objective": "corrective_lm", "difference.discriminator": "a"}, "='rtd', the task of ELECTRA"),
     ],
 )
 def test_impossible_combination_is_refused(values, message):

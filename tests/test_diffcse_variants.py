@@ -136,9 +136,3 @@ def test_both_sentences_are_the_mean_of_the_two():
         forward = mock.Mock(spec=SharedForward)
         loss, metrics = loss_of.loss(forward, {"same": "same", "next": "next"}, jax.random.key(0))
     np.testing.assert_allclose([loss, metrics["metric"]], [-0.2, -0.4], rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["conditional_mlm", "corrective_lm"])
-def test_what_recovers_originals_takes_no_other_edits(kind):
-    with pytest.raises(ConfigError, match=rf"difference\.edit='insert' needs difference\.objective='rtd': '{kind}'"):
-        config_of({"difference": {"objective": kind, "edit": "insert"}})

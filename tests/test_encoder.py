@@ -37,13 +37,6 @@ def tiny(tiny_dir):
     return SentenceEncoder.from_pretrained(tiny_dir, pooler="avg")
 
 
-@pytest.mark.parametrize(("family", "pooler"), [("bert", "avg_first_last"), ("roberta", "cls")])
-def test_matches_transformers(family, pooler, tmp_path, tiny_dir, minilm_dir):
-    folder = tiny_dir if family == "bert" else write_tiny_model(tmp_path, minilm_dir, family)
-    ours = SentenceEncoder.from_pretrained(folder, pooler=pooler).encode(SENTENCES)
-    np.testing.assert_allclose(ours, TorchEncoder(str(folder), pooler).encode(SENTENCES), atol=1e-5)
-
-
 def test_weights_that_only_transformers_does_not_find_are_not_random(tmp_path, minilm_dir, monkeypatch):
     checkpoint = hf.read(str(write_tiny_model(tmp_path, minilm_dir)))
     tensors = hf.read_tensors(tmp_path)

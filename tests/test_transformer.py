@@ -61,6 +61,19 @@ def apply(config: TransformerConfig, params: layers.Params, rows=ROWS, *, dtype=
 run = jax.jit(apply, static_argnames=("config", "dtype", "last_positions"))
 
 
+@partial(jax.jit, static_argnums=0, static_argnames=("dtype", "last_positions"))
+def gradients_and_states(config: TransformerConfig, params: layers.Params, rows: TokenRows, **options):
+    """Of a sum of the last states at real tokens, each times another number."""
+    positions = options.get("last_positions")
+
+    def loss(params: layers.Params):
+        states = apply(config, params, rows, **options)
+        real = jnp.where(rows.attention_mask[:, :positions, None] == 1, states[-1].astype(jnp.float32), 0.0)
+        return (real * jnp.sin(jnp.arange(16.0))[None, None]).sum(), (*states[:-1], real)
+
+    return jax.grad(loss, has_aux=True)(params)
+
+
 def changed_states(config: TransformerConfig, params: layers.Params) -> list[bool]:
     """For the embedding output and each block, whether dropout changes it."""
     plain, dropped = run(config.with_dropout((0.0,), (0.0,)), params), run(config, params, keys=row_keys(0))
@@ -107,20 +120,14 @@ def test_only_distilbert_has_no_dropout_after_the_attention_output(family):
     assert changed_states(config, params | silent)[1] == (family != "distilbert")
 
 
-def rates(config: TransformerConfig) -> tuple:
+def scheduled(blocks: int, **model) -> tuple:
+    config = dataclasses.replace(sizes(), num_blocks=blocks, embedding_dropout=0.15)
+    config = sizes_for_run(config, Config.from_dict({"model": model}))
     return config.embedding_dropout, config.hidden_dropout, config.attention_dropout
 
 
-def scheduled(blocks: int = 3, **model) -> tuple:
-    config = dataclasses.replace(sizes(), num_blocks=blocks, embedding_dropout=0.15)
-    return rates(sizes_for_run(config, Config.from_dict({"model": model})))
-
-
-def test_one_rate_applies_to_every_layer_and_a_list_to_the_blocks():
-    config = sizes(hidden_dropout=0.1)
-    assert rates(config.with_dropout((0.2,), (0.3,))) == (0.2, (0.2,) * 3, (0.3,) * 3)
-    each = config.with_dropout((0.2, 0.0, 0.4), (0.3,))
-    assert rates(each) == (0.1, (0.2, 0.0, 0.4), (0.3,) * 3)
+def test_one_rate_applies_to_every_layer():
+    assert scheduled(3, hidden_dropout=(0.2,), attention_dropout=(0.3,)) == (0.2, (0.2,) * 3, (0.3,) * 3)
 
 
 # The table of the report: which of 12 blocks have which rate, all others 0.1.
@@ -172,27 +179,16 @@ def test_few_positions_and_packed_tokens_have_the_states_of_the_full_output(fami
 
 def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gradients():
     config = dataclasses.replace(sizes("modernbert"), num_blocks=1, windows=(2,))
-    params, keys = random_params(config), row_keys(0)
-
-    @partial(jax.jit, static_argnums=0)
-    def outputs(config: TransformerConfig, params: layers.Params):
-        def loss(params: layers.Params):
-            states = apply(config, params, keys=keys, last_positions=2)[-1]
-            weights = MASK.astype(jnp.float32)[:, :2, None] * jnp.sin(jnp.arange(16.0))[None, None]
-            return (states * weights).sum(), states
-
-        return jax.grad(loss, has_aux=True)(params)
-
-    expected = outputs(dataclasses.replace(config, recompute=False), params)
+    outputs = partial(gradients_and_states, rows=ROWS, keys=row_keys(0), last_positions=2)
+    expected = outputs(dataclasses.replace(config, recompute=False), random_params(config))
     for lanes in (1, 16):  # two heads of 8 features fill 16 lanes
-        ours = outputs(dataclasses.replace(config, lanes=lanes), params)
+        ours = outputs(dataclasses.replace(config, lanes=lanes), random_params(config))
         jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), ours, expected)
 
 
 # Four parts of three queries, the last one with padding. The second sentence has padding that sees no token.
 LONG_MASK = (np.arange(11) < np.array([11, 3])[:, None]).astype(np.int32)
 LONG_ROWS = TokenRows(jnp.asarray(np.where(LONG_MASK == 1, np.arange(5, 16), PAD)), jnp.asarray(LONG_MASK))
-ON_GPU = jax.default_backend() == "gpu"
 LONG_LAYOUT = lay_out(np.array([[11, 3]]), length=11, capacity=16)
 
 
@@ -202,18 +198,9 @@ LONG_LAYOUT = lay_out(np.array([[11, 3]]), length=11, capacity=16)
 )
 def test_attention_in_parts_has_the_states_and_gradients_of_the_whole(family, options, layout, positions):
     config = dataclasses.replace(sizes(family), **options)
-    weights = np.sin(np.arange(16.0, dtype=np.float32)) * LONG_MASK[:, :positions, None]
-
-    @partial(jax.jit, static_argnums=0)
-    def outputs(config: TransformerConfig, params: layers.Params, rows: TokenRows):
-        def loss(params: layers.Params):
-            states = apply(config, params, rows, last_positions=positions)
-            return (states[-1] * weights).sum(), states
-
-        return jax.grad(loss, has_aux=True)(params)
-
-    both = config, dataclasses.replace(config, most_queries=3)
-    expected, ours = (outputs(each, random_params(config), LONG_ROWS._replace(layout=layout)) for each in both)
+    both, rows = (config, dataclasses.replace(config, most_queries=3)), LONG_ROWS._replace(layout=layout)
+    outputs = partial(gradients_and_states, params=random_params(config), rows=rows, last_positions=positions)
+    expected, ours = map(outputs, both)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), ours, expected)
 
 
@@ -233,31 +220,22 @@ def test_dropout_of_attention_in_parts_depends_on_the_key_of_the_row_and_on_the_
 
 def test_a_kernel_for_attention_has_the_states_and_gradients_of_parts(monkeypatch):
     """On a CPU, XLA takes the place of cuDNN's kernel, with the same arguments."""
-    calls, attention = [], jax.nn.dot_product_attention
+    calls, attention, on_gpu = [], jax.nn.dot_product_attention, jax.default_backend() == "gpu"
 
     def counted(*arguments, implementation: str, **options):
         calls.append(implementation)
-        return attention(*arguments, implementation=implementation if ON_GPU else "xla", **options)
+        return attention(*arguments, implementation="cudnn" if on_gpu else "xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", counted)
     config = dataclasses.replace(sizes("modernbert"), windows=(0, 5, 0), most_queries=3)
     even = TokenRows(*(jnp.pad(each, ((0, 0), (0, 1))) for each in LONG_ROWS[:2]))
-
-    @partial(jax.jit, static_argnums=0)
-    def outputs(config: TransformerConfig, params: layers.Params, rows: TokenRows = even):
-        def loss(params: layers.Params):
-            states = apply(config, params, rows, dtype=jnp.bfloat16)[-1].astype(jnp.float32)
-            real = jnp.where(rows.attention_mask[..., None] == 1, states, 0.0)
-            return (real * jnp.sin(jnp.arange(16.0))[None, None]).sum(), real
-
-        return jax.grad(loss, has_aux=True)(params)
-
     both = config, dataclasses.replace(config, fused=True)
+    outputs = partial(gradients_and_states, params=random_params(config), dtype=jnp.bfloat16)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # JAX's own attention needs both
-        expected, ours = (jax.tree.leaves(outputs(each, random_params(config))) for each in both)
-    jax.eval_shape(partial(outputs, both[1]), random_params(config), LONG_ROWS)
-    for one, other in zip(ours, expected, strict=True):
-        assert np.linalg.norm(one - other) <= 0.03 * np.linalg.norm(other)
+        (expected, (*_, last)), (ours, (*_, our_last)) = (outputs(each, rows=even) for each in both)
+    jax.eval_shape(partial(outputs, both[1]), rows=LONG_ROWS)
+    for name, one, other in (("states", our_last, last), *((name, ours[name], expected[name]) for name in expected)):
+        assert np.linalg.norm(one - other) <= 0.03 * np.linalg.norm(other), name
     assert calls == ["cudnn"] * 2  # blocks with a window have none, nor have odd lengths
 
 
