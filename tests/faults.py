@@ -215,11 +215,10 @@ def observe(world: World) -> tuple[dict[tuple[str, str], Ended], dict[str, dict[
 
 def make_trial(world: World, kind: str, observed: Mapping[tuple[str, str], Ended], chance: random.Random) -> Trial:
     """Return a random trial of a kind, with equal chances for each command and for each kind of file."""
-    kept = {state: world.base / "kept" / state for state in ("begun", "finished")}
-    files = {
-        state: sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-        for state, folder in kept.items()
-    }
+    files = {}
+    for state in ("begun", "finished"):
+        kept = world.base / "kept" / state
+        files[state] = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
     if kind == "two at once":
         saving = [number for number, _, path in observed["begun", "train"].operations if "checkpoints/" in path]
         kill = Fault(signal.SIGKILL, operation=chance.choice(saving))

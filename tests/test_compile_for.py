@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tiny_model import hf_config_of
 from tiny_run import overrides
 
 from benchmarks.hlo import Array, Program
@@ -57,11 +58,8 @@ def test_cycles_and_collectives_are_read_from_the_program():
 @pytest.mark.parametrize("fully_sharded", [False, True])
 def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vectors(fully_sharded, tmp_path):
     """Many objectives for four chips, as small as MiniLM's blocks allow: no token or activation leaves its chip."""
-    sizes = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 256}
-    sizes |= {"vocab_size": 1000, "max_position_embeddings": 64, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
-    sizes |= {"model_type": "bert", "hidden_act": "gelu", "pad_token_id": 0}
-    sizes |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    write_json(tmp_path / "config.json", sizes)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 1000, "max_position_embeddings": 64}
+    write_json(tmp_path / "config.json", hf_config_of("bert", blocks=1) | sizes)
     output = tmp_path / "record.json"
     options = {"model.name_or_path": tmp_path, "generator.name_or_path": tmp_path, "consistency.weight": 1.0}
     options |= {"distillation.weight": 1.0, "distillation.teachers": ("start",), "mesh.fully_sharded": fully_sharded}
@@ -75,8 +73,7 @@ def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vecto
     assert record["estimated_cycles"]["total"] > 100_000
     moved = record["collectives"]
     assert {entry["kind"] for entry in moved} <= {"all-reduce", "reduce-scatter", "all-gather"}
-    carried = {entry["carries"] for entry in moved}
-    assert carried.isdisjoint({"tokens", "activations"})
+    assert {entry["carries"] for entry in moved}.isdisjoint({"tokens", "activations"})
     gathered = {entry["carries"] for entry in moved if entry["kind"] == "all-gather"}
     assert gathered <= {"parameters", "sentence vectors", "counts"}
     trained = 4 * record["trained_parameters"]

@@ -131,12 +131,8 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
 def test_a_wrong_export_leaves_nothing(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "_installed", lambda module: False)
     saved()
-    right = hf.to_hf
-
-    def slightly_wrong(params, part, config):
-        return {name: array * np.float32(1.001) for name, array in right(params, part, config).items()}
-
-    monkeypatch.setattr(hf, "to_hf", slightly_wrong)
+    right, off = hf.to_hf, np.float32(1.001)
+    monkeypatch.setattr(hf, "to_hf", lambda *of: {name: off * array for name, array in right(*of).items()})
     with pytest.raises(CheckpointError, match="read by diffcse_jax, its embeddings differ by"):
         export.export(tmp_path / "workdir", tmp_path / "runs/out")
     assert list((tmp_path / "runs").iterdir()) == []

@@ -54,9 +54,7 @@ def scores_of(encoder, cache):
 
 def test_scores_agree_with_ours_and_no_model_gets_those_of_another(tmp_path, minilm_dir):
     """Two exports have folders of the same name; another pooler changes the embeddings of one folder."""
-    models = [
-        write_tiny_model(tmp_path / run / "export", minilm_dir, blocks=blocks) for run, blocks in (("a", 1), ("b", 2))
-    ]
+    models = [write_tiny_model(tmp_path / run / "export", minilm_dir, blocks=n) for run, n in (("a", 1), ("b", 2))]
     (tmp_path / "a/config.json").write_text(json.dumps(Config().to_dict()))
     choices = [(models[0], "avg"), (models[1], "avg"), (models[0], "cls_before_pooler")]
     encoders = [MtebEncoder(str(model), pooler=pooler) for model, pooler in choices]
