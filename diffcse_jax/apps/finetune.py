@@ -109,8 +109,10 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
             text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))  # for pairs in any order
             sides[is_in_share(text, task.dev_share)].append(row)
         dev, train = sides[True], sides[False]
-    if not dev:
-        raise DataError(f"{file}: {key} has no dev rows. Give a dev_file, or change dev_share")
+    if not (train and dev):
+        raise DataError(
+            f"{file}: {key} has no {'dev' if train else 'training'} rows. Give a dev_file, or change dev_share"
+        )
     trained = {row.label for row in train}
     if missing := [label for number, label in enumerate(task.labels) if number not in trained]:
         raise DataError(
