@@ -29,9 +29,8 @@ from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward
-from diffcse_jax.models.heads import NO_HEAD, RecordedHead
 from diffcse_jax.models.layers import Params
-from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler, checked_truncation, choose_pooler
+from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation, choose_pooler
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
 from diffcse_jax.search.index import Searcher, check_count
@@ -58,12 +57,8 @@ class SentenceEncoder(Searcher):
         transformer: The parameters of the transformer. Batches are spread over the device mesh of these arrays; other
             arrays are copied to all devices of this host.
         tokenizer: A fast tokenizer. Its settings for truncation and padding are neither used nor changed.
-        pooler: One of `diffcse_jax.models.pooling.POOLERS`, or several joined by "+".
-        pooler_head: The parameters of the dense + tanh head that the pooler `cls` needs.
-        sentence_head: The modules after another pooler; not applied to poolers that it was not recorded with.
+        record: The pooler, what follows it, and the prompts that the encoder was trained with.
         dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
-        truncate_dim: Keep only the first dimensions of each embedding; None keeps all.
-        prompts: The prompts that the encoder was trained with.
         max_length: The number of tokens that texts are cut to. By default it is that of the model's positions.
         name: The name of the model, for records and errors.
     """
@@ -73,17 +68,14 @@ class SentenceEncoder(Searcher):
         config: TransformerConfig,
         transformer: Mapping[str, Any],
         tokenizer: transformers.PreTrainedTokenizerFast,
+        record: RecordedPooler,
         *,
-        pooler: str,
-        pooler_head: Mapping[str, Any] | None = None,
-        sentence_head: RecordedHead = NO_HEAD,
         dtype: DTypeLike = jnp.float32,
-        truncate_dim: int | None = None,
-        prompts: Prompts = NO_PROMPTS,
         max_length: int | None = None,
         name: str = "an encoder without a name",
     ):
-        head = dict(pooler_head or {}) if pooler == "cls" else {}
+        pooler = pooling.check_pooler(record.pooler)
+        head = dict(record.head or {}) if pooler == "cls" else {}
         if pooler == "cls" and (not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)):
             raise CheckpointError(
                 f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this model has no weights "
@@ -95,13 +87,14 @@ class SentenceEncoder(Searcher):
                 "Use the tokenizer of this model"
             )
         self.config, self.tokenizer, self.pooler, self.name = config, tokenizer, pooler, name
-        self.prompts, self._warned = prompts, False
+        self.prompts, self._warned = record.prompts, False
         self._cut_texts: list[tuple[int, int, int]] | None = None  # arguments of `warn_of_cut` that wait for the end
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
-        self.sentence_head = sentence_head.of(pooling.check_pooler(pooler))
-        size = sentence_head.embedding_size(pooler, config.hidden_size)
-        self.truncate_dim = checked_truncation(truncate_dim, size)
+        self.sentence_head = record.sentence_head.of(pooler)
+        self.recorded = record._replace(sentence_head=self.sentence_head)
+        size = self.sentence_head.embedding_size(pooler, config.hidden_size)
+        self.truncate_dim = checked_truncation(record.truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._backend = unlimited_tokenizer(tokenizer)
         self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
@@ -137,38 +130,37 @@ class SentenceEncoder(Searcher):
         Raises:
             UserError: The model cannot be read, its pooler is unknown, or an option is invalid.
         """
-        dtype, name, path = _checked_dtype(dtype), str(path_or_id), expand_path(path_or_id)
+        options: dict[str, Any] = {"pooler": pooler, "truncate_dim": truncate_dim, "dtype": _checked_dtype(dtype)}
+        name, path = str(path_or_id), expand_path(path_or_id)
         if find_run(path):
-            return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=name)
+            return cls.from_saved(read_encoder(path), name=name, **options)
         model = hf.read(name)
-        record = sentence_folder.recorded(model)
-        cut = record.truncate_dim if truncate_dim is None else truncate_dim
-        return cls._of(model, record, pooler, name, dtype=dtype, truncate_dim=cut)
+        return cls._of(model, sentence_folder.recorded(model), name, **options)
 
     @classmethod
-    def from_saved(
-        cls, saved: SavedEncoder, *, pooler: str | None = None, name: str = "", **options: Any
-    ) -> "SentenceEncoder":
+    def from_saved(cls, saved: SavedEncoder, *, name: str = "", **options: Any) -> "SentenceEncoder":
         """Return the encoder of a checkpoint that `read_encoder` has read; options as for `from_pretrained`."""
-        name = name or f"the checkpoint of step {saved.step}"
-        return cls._of(saved.checkpoint, saved.recorded, pooler, name, **options)
+        return cls._of(saved.checkpoint, saved.recorded, name or f"the checkpoint of step {saved.step}", **options)
 
     @classmethod
     def _of(
-        cls, model: hf.Pretrained, record: RecordedPooler, pooler: str | None, name: str, **options: Any
+        cls,
+        model: hf.Pretrained,
+        record: RecordedPooler,
+        name: str,
+        *,
+        pooler: str | None = None,
+        truncate_dim: int | None = None,
+        dtype: DTypeLike = jnp.float32,
     ) -> "SentenceEncoder":
-        return cls(
-            model.config,
-            model.transformer,
-            load_tokenizer(model.folder),
+        record = record._replace(
             pooler=choose_pooler(pooler, record.pooler, name),
-            pooler_head=record.head or model.pooler,
-            sentence_head=record.sentence_head,
-            prompts=record.prompts,
-            max_length=sentence_folder.max_length_of(model.folder, model.config.max_length),
-            name=name,
-            **options,
+            head=record.head or model.pooler,
+            truncate_dim=record.truncate_dim if truncate_dim is None else truncate_dim,
         )
+        tokenizer = load_tokenizer(model.folder)
+        longest = sentence_folder.max_length_of(model.folder, model.config.max_length)
+        return cls(model.config, model.transformer, tokenizer, record, dtype=dtype, max_length=longest, name=name)
 
     def __repr__(self) -> str:
         options = f"pooler={self.pooler!r}, dimension={self.dimension}, dtype={self.dtype.name!r}"
@@ -177,11 +169,10 @@ class SentenceEncoder(Searcher):
     def __reduce__(self) -> tuple[Any, ...]:
         """Let pickle and copy make an equal encoder from NumPy arrays, without locks and devices."""
         params = {name: np.asarray(array) for name, array in self.params.items()}
-        kept = ("pooler", "dtype", "truncate_dim", "prompts", "max_length", "name")
-        options = {name: getattr(self, name) for name in kept}
         transformer, head = (layers.subset(params, part) for part in ("transformer", "pooler_head"))
-        heads: dict[str, Any] = {"pooler_head": head, "sentence_head": self.sentence_head._replace(params=head)}
-        make = functools.partial(type(self), self.config, transformer, self.tokenizer, **heads, **options)
+        recorded = self.recorded._replace(head=head, sentence_head=self.sentence_head._replace(params=head))
+        options = {name: getattr(self, name) for name in ("dtype", "max_length", "name")}
+        make = functools.partial(type(self), self.config, transformer, self.tokenizer, recorded, **options)
         return make, (), {"_index": self._index}
 
     def encode(

@@ -128,7 +128,7 @@ def test_long_sentences_are_not_cut_before_the_last_position(tiny):
 
 
 def with_weights(encoder: SentenceEncoder, transformer: dict) -> SentenceEncoder:
-    return SentenceEncoder(encoder.config, transformer, encoder.tokenizer, pooler=encoder.pooler)
+    return SentenceEncoder(encoder.config, transformer, encoder.tokenizer, encoder.recorded)
 
 
 @pytest.mark.parametrize("devices", [3, 8])

@@ -439,7 +439,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
 
 def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint, mesh: Mesh, steps: int) -> BatchSource:
     """Return the batches of one task."""
-    columns, prompt = data.task.texts, start.prompts.default
+    columns, prompt = data.task.texts, start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]
     corpus = Corpus(str(data.file), columns, lambda: rows, partial(json_digest, rows))
     length, cache, prompts = config.data.max_length, config.data.cache_dir, [prompt] * len(columns)
@@ -452,7 +452,7 @@ def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint,
         shards=shards_of(mesh),
         packing=packing_of(config, mesh, chunks=config.train.chunks),
         prompt_tokens=[len(start.tokenizer.encode(prompt, add_special_tokens=False))] * len(columns),
-        pools_prompts=start.prompts.pooled,
+        pools_prompts=start.recorded.prompts.pooled,
         labels={data.name: labels_of(data.train)},
     )
 

@@ -18,8 +18,7 @@ from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run, read_json_object, write_json
 from diffcse_jax.losses.contrastive import dimension_contrast
-from diffcse_jax.models import hf, layers, sentence_folder
-from diffcse_jax.models.sentence_folder import RecordedPooler
+from diffcse_jax.models import hf, sentence_folder
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
@@ -63,8 +62,6 @@ class TorchEncoder:
         ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)  # checks both
         self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
         self._tokenizer, self._max_length = ours.tokenizer, ours.max_length
-        head = layers.subset(ours.params, "pooler_head") if self.pooler == "cls" else None
-        chosen = RecordedPooler(self.pooler, head, self.truncate_dim, ours.sentence_head, self.prompts)
         source = hf.find_folder(path_or_id)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -74,7 +71,7 @@ class TorchEncoder:
             config = read_json_object(source / "config.json")
             config = {key: value for key, value in config.items() if key not in NAMES_OF_CODE}
             write_json(folder / "config.json", config | {"output_hidden_states": True})
-            sentence_folder.write(folder, chosen, ours.config.num_blocks, ours.config.hidden_size)
+            sentence_folder.write(folder, ours.recorded, ours.config.num_blocks, ours.config.hidden_size)
             text = source / sentence_folder.TEXT_SETTINGS
             settings = read_json_object(text) if text.is_file() else {}
             write_json(folder / text.name, settings | {"max_seq_length": self._max_length})

@@ -34,7 +34,7 @@ from diffcse_jax.models.forward import FEW, Computation, Networks, SentenceNetwo
 from diffcse_jax.models.heads import PROJECTORS, SENTENCE_HEAD, MaskedLMHead, SentenceHead
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.layers import Network, Params
-from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
+from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
@@ -50,8 +50,7 @@ class StartingCheckpoint:
     name: str  # as the configuration names it
     checkpoint: Pretrained
     tokenizer: PreTrainedTokenizerFast
-    recorded: RecordedPooler  # without a pooler for a raw masked LM
-    prompts: Prompts = NO_PROMPTS  # its own, and those of `data.prompts`
+    recorded: RecordedPooler  # without a pooler for a raw masked LM; its prompts, and those of `data.prompts`
 
     @property
     def pooler_head(self) -> Params | None:
@@ -65,23 +64,15 @@ class StartingCheckpoint:
 
     def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
         """Return the starting checkpoint as its users use it, or the encoder that a run has trained from it."""
-        start, pooler, longest = self.checkpoint, self.pooler(config), 0
-        transformer, pooler_head, head = start.transformer, self.pooler_head, start.sentence_head
+        start, transformer, longest = self.checkpoint, self.checkpoint.transformer, 0
+        record = self.recorded._replace(pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None)
         if trained is not None:
             pooler, longest = config.encoding_pooler, config.data.max_length
-            transformer, pooler_head = (layers.subset(trained, name) for name in ("encoder", "projector"))
-            head = head.of(pooler, trained)
-        return SentenceEncoder(  # encoders of the same sizes share one compiled function
-            start.config,
-            transformer,
-            self.tokenizer,
-            pooler=pooler,
-            pooler_head=pooler_head,
-            sentence_head=head,
-            prompts=self.prompts,
-            max_length=sentence_folder.max_length_of(start.folder, start.config.max_length, longest),
-            name=self.name,
-        )
+            transformer, head = (layers.subset(trained, name) for name in ("encoder", "projector"))
+            record = record._replace(pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained))
+        longest = sentence_folder.max_length_of(start.folder, start.config.max_length, longest)
+        # Encoders of the same sizes share one compiled function.
+        return SentenceEncoder(start.config, transformer, self.tokenizer, record, max_length=longest, name=self.name)
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint has before the first step."""
@@ -118,7 +109,7 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
         recorded = sentence_folder.recorded(encoder)
     encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head)
     encoder = encoder.on(mesh.devices.flat[0], mesh.shape["data"])
-    base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, recorded.prompts)
+    base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded)
     config = with_own_pooler(config, recorded)
     if description := base.describe_pooler(asked, config):
         log_line(description)

@@ -87,13 +87,13 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         prompt_tokens=prompt_tokens * (len(examples.columns) // len(prompts)),
-        pools_prompts=base.prompts.pooled,
+        pools_prompts=base.recorded.prompts.pooled,
     )
     if discriminator:
         digests["difference.discriminator"] = discriminator.digest()
     if config.data.augmentation == "synonyms":
         digests["data.synonyms_file"] = sha256([expand_path(config.data.synonyms_file)])
-    open_run(workdir, config, encoder, tokenizer, generator, digests, base.prompts)
+    open_run(workdir, config, encoder, tokenizer, generator, digests, base.recorded.prompts)
 
     # 4. Networks and optimizer. If the run has its own generator, its head is trained first.
     if config.trains_generator_head:
@@ -182,7 +182,7 @@ def _choose_prompts(
     config: Config, base: StartingCheckpoint, columns: int
 ) -> tuple[tuple[str, ...], StartingCheckpoint]:
     """Return the prompt of each column, and the starting checkpoint with the prompts that the run uses."""
-    prompts, of_run = for_columns(base.prompts, config.data.prompts, columns)
+    prompts, of_run = for_columns(base.recorded.prompts, config.data.prompts, columns)
     longest = max(len(base.tokenizer.encode(prompt)) for prompt in prompts)
     if longest >= config.data.max_length:
         raise ConfigError(
@@ -191,9 +191,9 @@ def _choose_prompts(
         )
     if any(prompts):
         log_line(f"prompts: {', '.join(map(repr, prompts))}. data.prompts=none trains without them.")
-    elif not config.data.prompts and (warning := base.prompts.warning(base.name)):
+    elif not config.data.prompts and (warning := base.recorded.prompts.warning(base.name)):
         log_line(f"warning: {warning}")
-    return prompts, dataclasses.replace(base, prompts=of_run)
+    return prompts, dataclasses.replace(base, recorded=base.recorded._replace(prompts=of_run))
 
 
 def _open_examples(
