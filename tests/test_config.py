@@ -55,7 +55,6 @@ def test_overrides_are_read_in_the_type_of_the_key(argument, key, value):
         ("--config.train.steps=abc", "train.steps: expected int, got 'abc'"),
         ("--config.distributed=perhaps", "distributed: expected bool, got 'perhaps'"),
         ("--config.model.pooler=last", "model.pooler: 'last' is not one of cls, cls_before_pooler, avg, avg_top2"),
-        ("--config.optim.lerning_rate=1", "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
         ("--config.difference.lambda=1", "unknown key difference.lambda; did you mean difference.weight?"),
         ("--config.learning_rate=1", "unknown key learning_rate; did you mean optim.learning_rate?"),
         ("--config.finetune.tasks.mine.fil=1", "unknown key finetune.tasks.mine.fil; did you mean finetune.tasks.min"),

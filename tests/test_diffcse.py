@@ -10,21 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.special import log_softmax
-from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of, random_batch, views_of
-from tiny_networks import VOCABULARY as TINY_VOCABULARY
+from tiny_networks import CLS, ENCODER, GENERATOR, MASK, PAD, SEP, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
-from diffcse_jax.batch import TokenRows, Vocabulary
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.losses.diffcse import label, mask_tokens, replaced_token_detection
 from diffcse_jax.losses.diffcse_variants import EditOptions, change_lengths, generated_second_views
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.training import networks
 
-PAD, CLS, SEP, MASK = 0, 1, 2, 3
-VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
 SHAPE, KEY = (3, 8), jax.random.key(0)
 
 ids_of_any_kind = arrays.arrays(np.int32, SHAPE, elements=st.integers(0, VOCABULARY.size - 1))
-selections = arrays.arrays(np.bool_, SHAPE)
 lengths = arrays.arrays(np.int32, SHAPE[:1], elements=st.integers(1, SHAPE[1]))
 seeds = st.integers(0, 2**31)
 
@@ -70,7 +66,7 @@ def test_share_of_masked_tokens_and_what_becomes_of_them():
         assert_share(drawn[token], count, same_by_chance)
 
 
-@given(ids_of_any_kind, ids_of_any_kind, selections, lengths)
+@given(ids_of_any_kind, ids_of_any_kind, arrays.arrays(np.bool_, SHAPE), lengths)
 def test_tokens_that_differ_are_labelled(ids, tokens, filled, lengths):
     real = np.arange(SHAPE[1]) < lengths[:, None]
     rows = TokenRows(jnp.array(ids), jnp.array(real, jnp.int32))
@@ -85,13 +81,13 @@ def edited_by(logits: np.ndarray, rows: TokenRows, generator: dict, **difference
     zeros = {name: np.zeros_like(array) for name, array in GENERATOR.mlm_head.items()}
     checkpoint = dataclasses.replace(GENERATOR, mlm_head=zeros | {"bias": np.float32(logits)})
     config = config_of({"difference": difference, "generator": generator})
-    built = networks.build(config, ENCODER, checkpoint, TINY_VOCABULARY)
+    built = networks.build(config, ENCODER, checkpoint, VOCABULARY)
     frozen = Computation(built.networks, jax.device_put(built.frozen))
     return jax.jit(lambda rows: config.losses["difference"].edited(frozen, rows, KEY, config.run_info))(rows)
 
 
 def test_tokens_are_sampled_by_their_probabilities():
-    shape, logits = (300, 16), np.full(TINY_VOCABULARY.size, -1e9)
+    shape, logits = (300, 16), np.full(VOCABULARY.size, -1e9)
     logits[20:24] = [0.0, 1.0, -1.0, 0.3]
     rows = TokenRows(jnp.full(shape, 10), jnp.ones(shape, jnp.int32))
     tokens = np.asarray(edited_by(logits, rows, {"decode": "sample"}).rows.input_ids)[:, 1:]
@@ -99,13 +95,13 @@ def test_tokens_are_sampled_by_their_probabilities():
         assert_share(int((tokens == token).sum()), tokens.size, probability)
 
 
-LONG = 24  # positions that hold every edit of a sentence of `SHAPE`
-
-
 def changed_lengths(
-    sentence_lengths: np.ndarray, seed: int, *, positions: int = SHAPE[1], max_length: int = LONG, **options
+    sentence_lengths: np.ndarray, seed: int, *, positions: int = SHAPE[1], max_length: int = 24, **options
 ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """The original sentences, of tokens that differ within a row, the edited ones and their labels, without padding."""
+    """The original sentences, of tokens that differ within a row, the edited ones and their labels, without padding.
+
+    24 positions hold every edit of a sentence of `SHAPE`.
+    """
     real = np.arange(positions) < sentence_lengths[:, None]
     ids = np.where(real, MASK + 1 + np.arange(positions)[None], PAD)
     ids[:, 0] = CLS
@@ -185,7 +181,7 @@ def test_lengths_change_in_the_shares_that_were_asked_for():
     ],
 )
 def test_the_generator_spares_position_0_and_padding(edit, positions, expected):
-    always_20 = np.arange(TINY_VOCABULARY.size) == 20
+    always_20 = np.arange(VOCABULARY.size) == 20
     options = {"edit": edit, "insert_ratio": 1.0, "delete_ratio": 0.0, "mask_ratio": float(edit == "replace")}
     rows = TokenRows(jnp.array([[CLS, 10, 11, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 0]]))
     edited = edited_by(always_20, rows, {"positions": positions}, **options)
@@ -196,13 +192,13 @@ def test_the_generator_spares_position_0_and_padding(edit, positions, expected):
 def test_the_generator_makes_second_views():
     config = config_of(SIMCSE, {"data": {"augmentation": "mlm", "augmentation_ratio": 0.5}})
     assert config.needs("generator")
-    built = networks.build(config, ENCODER, GENERATOR, TINY_VOCABULARY)
+    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     frozen = Computation(built.networks, jax.device_put(built.frozen))
     views = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True))
     changed = jax.jit(lambda views: generated_second_views(frozen, views, 0.5, config.generator, KEY))(views)
     differs = np.asarray(changed.input_ids != views.input_ids)
     assert not differs[:, 0].any()
-    ordinary = ~np.isin(views.input_ids, TINY_VOCABULARY.special_ids)
+    ordinary = ~np.isin(views.input_ids, VOCABULARY.special_ids)
     assert not (differs & ~ordinary).any()
     assert 0.3 < differs[:, 1].sum() / ordinary[:, 1].sum() < 0.6  # half of them, but for those that it guessed
     jax.tree.map(np.testing.assert_array_equal, changed._replace(input_ids=views.input_ids), views)

@@ -101,9 +101,7 @@ def test_the_error_of_a_sealed_document_names_what_is_wrong_and_the_remedy(tmp_p
 
 
 def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
-    def unsupported(descriptor: int, *, blocking: bool) -> bool:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
+    unsupported = mock.Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)))
     monkeypatch.setattr(files.filelock, "lock_descriptor", unsupported)
     with files.lock(tmp_path / "lock"), files.lock(tmp_path / "lock"):
         pass

@@ -107,23 +107,18 @@ def test_wrong_prompts_are_refused(folder):
         read(path)
 
 
-def batches(rows, tokenizer, folder, prompts, data, **options):
-    corpus = Corpus("rows", ("sentence",), lambda: enumerate(rows, 1), lambda: "rows")
-    prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    store = build_or_open(corpus, tokenizer, 64, folder, prompts=prompts)
-    examples = Crops(store, data.max_length, len(prompt_ids[0])) if data.pairs == "crops" else store
-    options |= {"batch_size": 4, "steps": 3, "seed": 1, "pad_token_id": 0}
-    return BatchSource(examples, prompt_tokens=[len(prompt_ids[0])] * len(examples.columns), **options)
-
-
 @pytest.mark.parametrize("pairs", ["dropout", "crops"])
 def test_views_begin_with_their_prompt(tmp_path, minilm_dir, pairs):
     """Neither crops nor augmentations touch it."""
     tokenizer = load_tokenizer(minilm_dir)
     rows = [(" ".join(f"{number}" for number in range(start, start + 30)),) for start in range(8)]
     data = DataConfig("rows", pairs=pairs, max_length=20, augmentation="none" if pairs == "crops" else "crop")
-    options = {"augmentation": open_augmentation(data, tokenizer), "pools_prompts": False}
-    source = batches(rows, tokenizer, tmp_path, ["search query: "], data, **options)
+    corpus = Corpus("rows", ("sentence",), lambda: enumerate(rows, 1), lambda: "rows")
+    store = build_or_open(corpus, tokenizer, 64, tmp_path, prompts=["search query: "])
+    examples = Crops(store, 20, 3) if pairs == "crops" else store  # the prompt has three tokens
+    options = {"augmentation": open_augmentation(data, tokenizer), "pools_prompts": False, "pad_token_id": 0}
+    options |= {"batch_size": 4, "steps": 3, "seed": 1, "prompt_tokens": [3] * len(examples.columns)}
+    source = BatchSource(examples, **options)
     for index in range(3):
         batch = source[index]
         for ids in batch.input_ids.reshape(-1, batch.input_ids.shape[-1]):

@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
-from tiny_model import hf_config_of, random_torch_model, write_bpe_tokenizer, write_tiny_model
+from tiny_model import HIDDEN, hf_config_of, random_torch_model, write_bpe_tokenizer, write_tiny_model
 from tiny_run import run_settings
 
 from diffcse_jax import SentenceEncoder, train
@@ -25,7 +25,6 @@ from diffcse_jax.training.sharding import make_mesh
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:truncated")
 
-HIDDEN = 16
 TEXTS = ["How do I install a package?", "Write to the LIST.", "package", "words and " * 12]
 
 
@@ -33,19 +32,16 @@ def dense(inputs, outputs, activation, **options):
     return Dense(inputs, outputs, activation_function=getattr(torch.nn, activation)(), **options)
 
 
-# Modes of the pooling, the modules after it, and settings.
+THREE = ("cls", "max", "mean")
+# Modes of the pooling, the modules after it, the similarity, and settings of the text.
 LAYOUTS = {
-    "cls": ("cls", lambda: [Normalize()], {"similarity_fn_name": "dot"}),
-    "cls-tanh": ("cls", lambda: [dense(16, 16, "Tanh")], {"similarity_fn_name": "euclidean"}),
-    "smaller": ("mean", lambda: [dense(16, 8, "Tanh")], {"similarity_fn_name": "manhattan"}),
-    "two-dense": ("max", lambda: [Normalize(), dense(16, 24, "GELU"), dense(24, 12, "Identity", bias=False)], {}),
-    "mean-max": (("mean", "max"), lambda: [], {"similarity_fn_name": "dot"}),
-    "three": (
-        ("cls", "max", "mean"),
-        lambda: [LayerNorm(48), dense(48, 16, "LeakyReLU"), Dropout(0.3)],
-        {"max_seq_length": 9},
-    ),
-    "order": (("lasttoken", "cls"), lambda: [dense(32, 8, "ELU")], {"do_lower_case": True}),
+    "cls": ("cls", lambda: [Normalize()], "dot", {}),
+    "cls-tanh": ("cls", lambda: [dense(16, 16, "Tanh")], "euclidean", {}),
+    "smaller": ("mean", lambda: [dense(16, 8, "Tanh")], "manhattan", {}),
+    "two-dense": ("max", lambda: [Normalize(), dense(16, 24, "GELU"), dense(24, 12, "Identity", bias=False)], None, {}),
+    "mean-max": (("mean", "max"), lambda: [], "dot", {}),
+    "three": (THREE, lambda: [LayerNorm(48), dense(48, 16, "LeakyReLU"), Dropout(0.3)], None, {"max_seq_length": 9}),
+    "order": (("lasttoken", "cls"), lambda: [dense(32, 8, "ELU")], None, {"do_lower_case": True}),
 }
 
 
@@ -60,14 +56,12 @@ def folder(tmp_path, tiny):
 
     def make(name):
         torch.manual_seed(0)
-        modes, modules, settings = LAYOUTS[name]
-        of_text = {key: settings[key] for key in ("max_seq_length", "do_lower_case") if key in settings}
-        others = {key: value for key, value in settings.items() if key not in of_text}
+        modes, modules, similarity, of_text = LAYOUTS[name]
         chain = [Transformer(str(tiny), **of_text), Pooling(HIDDEN, modes), *modules()]
         for module in chain[2:]:
             for parameter in module.parameters():
                 torch.nn.init.normal_(parameter, std=0.5)
-        model = SentenceTransformer(modules=chain, device="cpu", **others)
+        model = SentenceTransformer(modules=chain, device="cpu", similarity_fn_name=similarity)
         model.save(str(tmp_path / "start"))
         path = tmp_path / "start/sentence_bert_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | of_text))

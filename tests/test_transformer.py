@@ -27,19 +27,10 @@ MASK = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
 ROWS = TokenRows(IDS, MASK)
 
 
-def sizes(family: str = "bert", hidden_dropout: float = 0.1, attention_dropout: float = 0.1) -> TransformerConfig:
+def sizes(family: str = "bert", hidden_dropout: float = 0.1) -> TransformerConfig:
     config = hf.transformer_config(hf_config_of(family), source="test")
-    config = dataclasses.replace(
-        config,
-        vocab_size=20,
-        max_positions=12,
-        pad_token_id=PAD,
-        embedding_dropout=hidden_dropout,
-        hidden_dropout=(hidden_dropout,) * 3,
-        attention_dropout=(attention_dropout,) * 3,
-    )
-    assert (config.hidden_size, config.num_blocks) == (16, 3)
-    return config
+    config = dataclasses.replace(config, vocab_size=20, max_positions=12, pad_token_id=PAD)
+    return config.with_dropout(hidden=(hidden_dropout,), attention=(0.1,))
 
 
 def random_params(config: TransformerConfig) -> layers.Params:
@@ -126,10 +117,6 @@ def scheduled(blocks: int, **model) -> tuple:
     return config.embedding_dropout, config.hidden_dropout, config.attention_dropout
 
 
-def test_one_rate_applies_to_every_layer():
-    assert scheduled(3, hidden_dropout=(0.2,), attention_dropout=(0.3,)) == (0.2, (0.2,) * 3, (0.3,) * 3)
-
-
 # The table of the report: which of 12 blocks have which rate, all others 0.1.
 FOUR, SIX = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6)
 REPORT = {
@@ -144,6 +131,8 @@ def test_dropout_masks_follow_the_report():
         of_block = {block: rate for rate, blocks in rates_of_blocks.items() for block in blocks}
         expected = tuple(of_block.get(block, 0.1) for block in range(1, 13))
         assert scheduled(12, dropout_schedule=f"mask{number}") == (0.15, expected, expected)
+    # A single rate applies to every layer, embeddings included.
+    assert scheduled(3, hidden_dropout=(0.2,), attention_dropout=(0.3,)) == (0.2, (0.2,) * 3, (0.3,) * 3)
 
 
 @pytest.mark.parametrize(("schedule", "count", "blocks"), [("none", 2, 3), ("mask3", 1, 3)])

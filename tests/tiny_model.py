@@ -20,6 +20,7 @@ from diffcse_jax.models.transformer import Transformer
 
 MAX_LENGTH = 40
 HIDDEN = 16
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def write_tiny_model(
@@ -40,16 +41,8 @@ def write_tiny_model(
 
 def write_smallest_model(folder: Path, words: Sequence[str]) -> Path:
     """Write an encoder of one block without a pooler, whose tokenizer knows only these words."""
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    vocabulary = {word: index for index, word in enumerate([*special, *words])}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = tokenizers.normalizers.BertNormalizer()
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    backend.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {f"{name[1:-1].lower()}_token": name for name in special}
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=MAX_LENGTH, **names
-    ).save_pretrained(folder)
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *words])}
+    transformers.BertTokenizer(vocab=vocabulary, model_max_length=MAX_LENGTH).save_pretrained(folder)
     hf_config = hf_config_of("bert", blocks=1) | {"vocab_size": len(vocabulary)}
     (folder / "config.json").write_text(json.dumps(hf_config))
     config = hf.transformer_config(hf_config, source="test")
@@ -59,19 +52,15 @@ def write_smallest_model(folder: Path, words: Sequence[str]) -> Path:
 
 def write_bpe_tokenizer(folder: Path, text: str) -> int:
     """Write a tokenizer of ModernBERT's kind, byte-level BPE with BERT's special tokens, and return its size."""
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.normalizer, backend.decoder = tokenizers.normalizers.NFC(), tokenizers.decoders.ByteLevel()
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = [f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")]
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
-    backend.train_from_iterator([text], trainer)
-    ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    template = {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B [SEP]", "special_tokens": ends}
-    backend.post_processor = tokenizers.processors.TemplateProcessing(**template)
-    names = {f"{token[1:-1].lower()}_token": token for token in special}
+    backend = tokenizers.ByteLevelBPETokenizer(unicode_normalizer="nfc")
+    backend.train_from_iterator([text], vocab_size=400, special_tokens=[*SPECIAL])
+    ends = ((token, backend.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
+    backend.post_processor = tokenizers.processors.BertProcessing(*ends)
+    folder.mkdir(parents=True)
+    backend.save(str(folder / "tokenizer.json"))
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_input_names=["input_ids", "attention_mask"], **names
+        tokenizer_file=str(folder / "tokenizer.json"), model_input_names=["input_ids", "attention_mask"], **names
     ).save_pretrained(folder)
     return backend.get_vocab_size()
 
