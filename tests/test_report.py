@@ -100,21 +100,22 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
     writer.write(0, {"start/mrr": 60.0, "dev/mrr": 60.0, "dev/uniformity": -2.0})
     writer.write(0, {"start/our-dev/mrr": 30.0, "dev/our-dev/mrr": 31.0})
     for step, loss in enumerate(losses.tolist(), 1):
-        writer.write(step, {"loss": loss, "loss_contrast": loss, "uniformity": -1.0})
+        writer.write(step, {"loss": loss, "loss_contrast": loss, "uniformity": -1.0, "rtd_accuracy": 0.9})
     writer.write(len(losses), {"dev/mrr": 65.0, "dev/uniformity": -2.5})
     found = curves(read_run(tmp_path))
     drawn = {chart.title: chart for chart in (*found["dev"], *found["losses"])}
-    assert list(drawn) == ["dev metric mrr", "uniformity", "our-dev/mrr", "contrast loss"]
+    assert list(drawn) == ["dev metric mrr", "uniformity", "our-dev/mrr", "contrast loss", "replaced-token detection"]
     assert [*drawn["our-dev/mrr"].levels.values()] == [30.0]
     checked(render_report(read_run(tmp_path), compared()))  # the two charts of uniformity have different names
     figure = Figure(layout="constrained")
-    dev, _, _, loss = panels = figure.subplots(1, 4)
+    dev, _, _, loss, detection = panels = figure.subplots(1, 5)
     for axes, chart in zip(panels, drawn.values(), strict=True):
         chart.draw(axes)
     figure.draw_without_rendering()
     assert loss.get_yscale() == scale
     assert all(step == int(step) for axes in panels for step in axes.get_xticks())
     assert set(dev.lines[1].get_ydata()) == {60.0}
+    assert [text.get_text() for text in detection.get_legend().get_texts()] == ["rtd accuracy"]  # not the others yet
 
 
 def test_a_run_in_progress_has_a_page(tmp_path):

@@ -198,6 +198,7 @@ class Chart:
     lines: Mapping[str, Sequence[tuple[float, float]]]  # (step, value) pairs by metric
     levels: Mapping[str, float]  # values of the starting checkpoint, which are dashed lines
     log: bool  # a logarithmic vertical axis
+    several: bool  # of several metrics, which a legend names, even if only one has values yet
 
     @property
     def svg(self) -> Any:
@@ -214,22 +215,21 @@ class Chart:
 
     def draw(self, axes: Any) -> None:
         """Draw the chart, without its title, into axes of matplotlib."""
-        several = len(self.lines) > 1
-        labels = {name: readable(name) if several else "" for name in self.lines}
+        labels = {name: readable(name) if self.several else "" for name in self.lines}
         colours = dict(zip(self.lines, itertools.cycle(COLOURS), strict=False))
         for (name, points), marker in zip(self.lines.items(), itertools.cycle(MARKERS), strict=False):
             xs, ys = zip(*points, strict=True)
             every = 1 if len(xs) <= MOST_MARKERS else [len(xs) - 1]
             axes.plot(xs, ys, marker=marker, markevery=every, color=colours[name], label=labels[name] or None)
         for name, level in self.levels.items():  # after the lines, so that the legend has a column of each
-            colour, label = (colours[name] if several else BASELINE), f"{labels[name]} before training".strip()
+            colour, label = (colours[name] if self.several else BASELINE), f"{labels[name]} before training".strip()
             axes.axhline(level, linestyle="--", linewidth=1.4, color=colour, label=label)
         if self.log:
             axes.set_yscale("log")
         axes.set(xlabel="step", ylabel=self.title)
         ticker = require_extra("matplotlib.ticker", "report")
         axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-        if several or self.levels:
+        if self.several or self.levels:
             axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
@@ -286,5 +286,6 @@ def _charts(panels: Mapping[str, Sequence[str]], run: Run, *, may_be_log: bool =
             starts = {name: run.points(f"start/{name.removeprefix('dev/')}") for name in lines}
             ys = [y for points in lines.values() for _, y in points]
             log = may_be_log and min(ys) > 0 and max(ys) / min(ys) > WIDEST_LINEAR
-            charts.append(Chart(title, lines, {name: points[0][1] for name, points in starts.items() if points}, log))
+            levels = {name: points[0][1] for name, points in starts.items() if points}
+            charts.append(Chart(title, lines, levels, log, len(names) > 1))
     return charts
