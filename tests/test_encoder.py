@@ -95,11 +95,6 @@ def test_what_is_not_text_is_refused(sentences, message):
         checked_sentences(sentences)  # which `encode` calls: types at run time would refuse some before
 
 
-def test_a_row_that_is_not_a_record_is_named():
-    with pytest.raises(DataError, match=r"row 1 is 'b', not a dict like row 0"):
-        records_of([{"sentence": "a"}, "b"])  # which `build_index` calls
-
-
 def test_options_are_checked(tiny, tiny_dir):
     with pytest.raises(ConfigError, match="batch_size=0: expected a whole number of at least 1"):
         tiny.encode(["a dog"], batch_size=0)
@@ -112,6 +107,8 @@ def test_options_are_checked(tiny, tiny_dir):
     assert 0 < np.abs(half.encode(SENTENCES) - tiny.encode(SENTENCES)).max() < 0.05
     with pytest.raises(ConfigError, match="build_index"):
         half.search("a dog")
+    with pytest.raises(DataError, match=r"row 1 is 'b', not a dict like row 0"):
+        records_of([{"sentence": "a"}, "b"])  # which `build_index` calls
 
 
 def test_long_sentences_are_not_cut_before_the_last_position(tiny):

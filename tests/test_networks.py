@@ -107,13 +107,6 @@ def test_new_heads_depend_on_the_seed_and_not_on_other_heads():
     assert hash(first.networks) == hash(other.networks)
 
 
-def test_a_generator_with_another_vocabulary_is_refused(monkeypatch, minilm_dir):
-    other = dataclasses.replace(GENERATOR, config=dataclasses.replace(SIZES, vocab_size=59))
-    monkeypatch.setattr(networks, "read", lambda *_, **__: other)
-    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(59 and 60 tokens\\)"):
-        networks.load_generator(config_of(), ENCODER, load_tokenizer(minilm_dir))
-
-
 def test_an_electra_discriminator_starts_with_its_head(monkeypatch, minilm_dir, tmp_path):
     sizes = dataclasses.replace(SIZES, max_positions=32, embedding_size=8, embeddings=ElectraEmbeddings)
     electra = dataclasses.replace(
@@ -137,6 +130,8 @@ def test_an_electra_discriminator_starts_with_its_head(monkeypatch, minilm_dir, 
     ):
         with pytest.raises((CheckpointError, ConfigError), match=message):
             load(**parts)
+    with pytest.raises(CheckpointError, match=r"generator\..* differ in their vocabulary \(59 and 60"):
+        networks.load_generator(config_of(), ENCODER, load_tokenizer(minilm_dir))  # the same checkpoint
 
 
 def test_vocabulary_of_a_tokenizer(minilm_dir):
