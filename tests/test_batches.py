@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import batches
 from diffcse_jax.data.batches import BatchShape, BatchSource, Packing, Shards, choose_lengths, choose_shapes
 from diffcse_jax.data.sampling import Augmentation, Crops, Neighbours, begins_word, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus
@@ -25,12 +24,6 @@ from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open
 from diffcse_jax.errors import DataError
 
 EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32
-
-
-@pytest.fixture(autouse=True)
-def small_sample(monkeypatch):
-    """A batch source reads fewer batches before the first."""
-    monkeypatch.setattr(batches, "SAMPLE", 40)
 
 
 def store_of(folder: Path, lengths: np.ndarray, documents: list[int] | None = None) -> TokenStore:
@@ -161,14 +154,6 @@ def test_augmented_views_are_new_in_each_epoch(store):
 
 # Neighbours
 
-DOCUMENTS = [1, 9, 4, 1, 7, 2, 12]
-
-
-def next_of(documents: list[int]) -> dict[int, int]:
-    """Return the next sentence of each sentence that has one."""
-    ends = np.cumsum(documents)
-    return {sentence: sentence + 1 for sentence in range(ends[-1]) if sentence + 1 not in ends}
-
 
 def test_a_next_sentence_is_drawn_from_the_following_ones(tmp_path):
     neighbours = Neighbours(with_documents(tmp_path, [1, 6, 2]), within=3)
@@ -184,7 +169,9 @@ def test_a_next_sentence_is_drawn_from_the_following_ones(tmp_path):
 
 
 def test_next_sentences_are_positives_or_come_with_the_views(tmp_path):
-    pairs, neighbours = next_of(DOCUMENTS), Neighbours(with_documents(tmp_path, DOCUMENTS))
+    documents = [1, 9, 4, 1, 7, 2, 12]
+    neighbours, ends = Neighbours(with_documents(tmp_path, documents)), np.cumsum(documents)
+    pairs = {sentence: sentence + 1 for sentence in range(ends[-1]) if sentence + 1 not in ends}
     as_positives, padded = source_of(neighbours), source_of(neighbours, next_sentence=True)
     options = {"shards": Shards(range(2), 2), "packing": Packing(chunks=2)}
     source, slots = source_of(neighbours, next_sentence=True, **options), set()
@@ -301,19 +288,13 @@ def test_texts_that_cannot_give_examples_are_refused(tmp_path, minilm_dir):
 # Augmented views (SimCSE Table 1)
 
 CLS, SEP, UNK = 1, 2, 3
-NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "run", "##ning", "##s", "fast", "quick", "##ly", "very", "dog", "."]
+NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "run", "##ning", "##s", "fast", "quick", "##ly", "very", "dog", "[MASK]"]
+WORD_PIECE = transformers.BertTokenizer(vocab={name: index for index, name in enumerate(NAMES)})
 BEGINS = np.array([not name.startswith("##") for name in NAMES])
 SYNONYMS = {(7,): ((8,), (10, 8, 9)), (4, 5): ((7, 9),)}  # fast: quick, very quickly; running: fastly
 sentences = st.lists(st.integers(UNK + 1, len(NAMES) - 1), max_size=LONGEST - 2).map(lambda ids: [CLS, *ids, SEP])
 texts = st.lists(sentences, min_size=1, max_size=5)
 seeds = st.integers(0, 1000)
-
-
-def word_piece() -> transformers.PreTrainedTokenizerFast:
-    model = tokenizers.models.WordPiece({name: index for index, name in enumerate(NAMES)}, unk_token="[UNK]")
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")
 
 
 def words_of(ids: list[int]) -> list[tuple[int, ...]]:
@@ -362,7 +343,7 @@ def test_one_word_of_the_table_is_replaced(texts, seed):
 
 
 def test_where_words_begin():
-    np.testing.assert_array_equal(begins_word(word_piece().backend_tokenizer), BEGINS)
+    np.testing.assert_array_equal(begins_word(WORD_PIECE.backend_tokenizer), BEGINS)
     byte_level = {"<s>": 0, "Ġthe": 1, "##": 2, "re": 3}  # of two-character tokens that no WordPiece made
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_level, []))
     assert begins_word(backend).tolist() == [False, True, False, False]
@@ -385,6 +366,6 @@ def test_a_table_of_synonyms_is_read_in_tokens_or_refused(tmp_path, text, messag
         path.write_text(text)
     data = DataConfig(augmentation="synonyms", synonyms_file=str(path))
     with pytest.raises(DataError, match=message):
-        open_augmentation(data, word_piece())
+        open_augmentation(data, WORD_PIECE)
     path.write_text("fast\tquick\tvery quickly\n\nrunning\tfastly\nquick\tswift\nswift\tquick\n")
-    assert open_augmentation(data, word_piece()).synonyms == SYNONYMS
+    assert open_augmentation(data, WORD_PIECE).synonyms == SYNONYMS

@@ -1,12 +1,14 @@
 """Sentences, documents in each format, those that are held out, and the rows that are made of the others."""
 
-import itertools
+import io
 import json
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import documents
@@ -16,12 +18,6 @@ from diffcse_jax.data.readers import Corpus, Fault
 from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
 from diffcse_jax.data.sources import open_corpus, open_documents, open_text
 from diffcse_jax.errors import DataError, UserError
-
-DOCUMENTS = (
-    ("A clock", ["This is a clock that tells the time.", "It has two hands of brass.", "It is rather old by now."]),
-    ("A boat", ["This is a boat on the river.", "It has two sails and one mast."]),
-    ("A word", ["Word."]),
-)
 
 
 def opened(train_file: str | Path, pairs: str, **options) -> Corpus:
@@ -176,18 +172,11 @@ def test_a_page_becomes_titled_sections(content, extension):
 
 
 def pdf(text: str) -> bytes:
-    """Return a pdf of one page with one line of text. Readers restore its missing table of objects."""
-    stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
-        b"/Resources << /Font << /F1 5 0 R >> >> >>",
-        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    numbered = b"".join(b"%d 0 obj\n%s\nendobj\n" % entry for entry in enumerate(objects, 1))
-    return b"%PDF-1.4\n" + numbered + b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n0\n%%EOF"
+    file, figure = io.BytesIO(), Figure()
+    figure.text(0, 0.5, text)
+    with rc_context({"pdf.use14corefonts": True}):
+        figure.savefig(file, format="pdf")
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -210,45 +199,41 @@ def test_markdown_has_titles_of_all_headings_and_text_without_markup(text, expec
     assert ([*titles] if isinstance(expected, list) else " ".join(lines)) == expected
 
 
-def write(folder: Path, form: str) -> str:
-    """Write `DOCUMENTS` in one of the forms that documents can have."""
-    texts = [[f"{title} is what this is about.", *sentences] for title, sentences in DOCUMENTS]
-    clock, boat, word = (" ".join(sentences) for _, sentences in DOCUMENTS)
-    files: dict[str, dict[str, str]] = {
-        "blank lines": {"a.txt": "\n\n".join(map("\n".join, texts))},
-        "lines": {"a.txt": "\n".join(map(" ".join, texts)) + "\n\n"},
-        "mixed": {
-            "docs/0.html": f"<h1>A clock</h1><p>{clock}</p>", "docs/.git/a.txt": "Never read.",
-            "docs/_1.rst": f"A boat\n======\n\n{boat}\n", "docs/a.png": "",
-            "docs/more/2.jsonl": json.dumps({"title": "A word", "text": word, "n": 1}),
-            "docs/_category_.json": '{"label": "Pages"}', "docs/settings.json": '{"label": "Pages"}',
-            "docs/numbers.csv": "id;name\n1;Pages\n",
-        },
-    }  # fmt: skip
-    for name, content in files[form].items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return str(folder / ("docs" if form == "mixed" else "a.txt"))
+PAIRS = [
+    ("A clock hangs in the hall.", "It tells the time. It has two hands of brass."),
+    ("A boat is on the river.", "It has two sails and one mast."),
+    ("A word is here.", "Word."),
+]
+FORMS: dict[str, dict[str, str]] = {
+    "blank lines": {"a.txt": "\n\n".join(map("\n".join, PAIRS))},
+    "lines": {"a.txt": "\n".join(map(" ".join, PAIRS)) + "\n\n"},
+    "mixed": {
+        "0.html": "<h1>{}</h1><p>{}</p>".format(*PAIRS[0]), ".git/a.txt": "Never read.", "a.png": "",
+        "_1.rst": "{}\n=======================\n\n{}\n".format(*PAIRS[1]),
+        "more/2.jsonl": json.dumps({"title": PAIRS[2][0], "text": PAIRS[2][1], "n": 1}),
+        "_category_.json": '{"label": "Pages"}', "settings.json": '{"label": "Pages"}',
+        "numbers.csv": "id;name\n1;Pages\n",
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["blank lines", "lines", "mixed"])
+@pytest.mark.parametrize("form", FORMS)
 def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
-    name, has_titles = write(tmp_path, form), form == "mixed"
-    leads = [title if has_titles else f"{title} is what this is about." for title, _ in DOCUMENTS]
-    corpus = opened(name, "lead")
-    expected = [(lead, " ".join(text)) for lead, (_, text) in zip(leads, DOCUMENTS, strict=True)]
-    assert list(corpus) == expected[:2]
+    for name, content in FORMS[form].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    path = tmp_path / ("" if form == "mixed" else "a.txt")
+    corpus = opened(path, "lead")
+    assert list(corpus) == PAIRS[:2]
     assert corpus.columns == ("lead", "rest")
-    skipped = "; skipped files: 1 named _*, 1 .png; skipped 2 tables without texts" if has_titles else ""
+    skipped = "; skipped files: 1 named _*, 1 .png; skipped 2 tables without texts" if form == "mixed" else ""
     assert corpus.summary() == f"3 documents, 1 section too short for a pair left out{skipped}"
-    rows = list(opened(name, "dropout").in_documents())
-    found = [[text for _, _, (text,) in group] for _, group in itertools.groupby(rows, lambda row: row[1])]
-    sentences = [[lead] * (not has_titles) + text for lead, (_, text) in zip(leads, DOCUMENTS, strict=True)]
-    assert [*map(" ".join, found)] == [*map(" ".join, sentences)]
-    assert found[:2] == sentences[:2]  # the third has a word, which is not a sentence
-    if has_titles:
-        places, _, searched = zip(*open_text(name).in_documents(), strict=True)
-        assert [text for (text,) in searched] == [" ".join(text) for _, text in DOCUMENTS]
+    _, numbers, _ = zip(*opened(path, "dropout").in_documents(), strict=True)
+    sentences = [numbers.count(number) for number in sorted({*numbers})]
+    assert sentences[:2] == ([2, 1] if form == "mixed" else [3, 2])
+    if form == "mixed":
+        places, _, searched = zip(*open_text(path).in_documents(), strict=True)
+        assert [text for (text,) in searched] == [rest for _, rest in PAIRS]
         assert places == ("0.html", "_1.rst", "more/2.jsonl, line 1")
 
 
@@ -319,12 +304,7 @@ def test_tables_without_title_or_text(tmp_path):
         ("a.csv", "a,b,c\n", {"pairs": "lead", "columns": ("a", "b", "c")}, "name a title and a text"),
         ("a.md", "# One\n", {"pairs": "lead", "columns": ("text",)}, r"a\.md has no columns\. Leave data\.columns"),
         ("folder/a.md", "# One\n", {}, r"folder: these files contain documents\. Set data\.pairs"),
-        (
-            "a.md",
-            "# A\n\nOne.",
-            {"pairs": "lead", "held_out": 0.1},
-            r"a single document, and data\.held_out=0\.1 keeps",
-        ),
+        ("a.md", "# A\n\nOne.", {"pairs": "lead", "held_out": 0.1}, r"a single document, and data\.held_out=0\.1"),
     ],
 )
 def test_sources_without_documents_are_refused(tmp_path, name, content, options, reason):
