@@ -28,10 +28,10 @@ from diffcse_jax.hosts import stop_requested, terminated_like_interrupted
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
-from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record, read_metrics
+from diffcse_jax.run_folder.records import Measured, Record, read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training import loop as loop_module
-from diffcse_jax.training.callbacks import TensorBoard, Training, started
+from diffcse_jax.training.callbacks import MetricsFile, TensorBoard, Training, started
 from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.sharding import make_mesh
@@ -47,8 +47,8 @@ def start(monkeypatch, tmp_path):
     events = []
     monkeypatch.setattr(loop_module, "SHORT_RUN", 0)  # short runs log as long ones do
     monkeypatch.setattr(loop_module, "shard_batch", lambda batch, mesh: batch)
-    write, ready = MetricsWriter.write, jax.block_until_ready
-    monkeypatch.setattr(MetricsWriter, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
+    write, ready = MetricsFile.write, jax.block_until_ready
+    monkeypatch.setattr(MetricsFile, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
 
     def wait(metrics):
         if metrics:

@@ -7,6 +7,7 @@ import pytest
 from html_pages import checked
 from matplotlib.figure import Figure
 from tiny_model import write_tiny_model
+from tiny_run import metrics_file
 
 from diffcse_jax.apps.report import SECTIONS, Sample, compare, encoders_of, render_report, sample_of, write_report
 from diffcse_jax.config import Config
@@ -14,7 +15,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import json_digest
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
-from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection, write_baseline, write_selection
+from diffcse_jax.run_folder.records import Record, Selection, write_baseline, write_selection
 from diffcse_jax.run_folder.summary import curves, read_run
 
 HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
@@ -45,7 +46,7 @@ def write_run(folder, *, finished=True, **groups):
     """A run of six steps, finished or in progress."""
     values = {"train": {"steps": 6, "batch_size": 8}, "data": {"train_file": HOSTILE}, **groups}
     begin_run(folder, Config.from_dict(values))
-    writer = MetricsWriter(folder, resumed_at=0)
+    writer = metrics_file(folder)
     writer.write(0, {"dev/stsb_spearman": 50.0, "start/stsb_spearman": 60.0})
     steps = range(1, 7 if finished else 4)
     for step in steps:
@@ -96,7 +97,7 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
 def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses, scale, tmp_path):
     begin_run(tmp_path, Config())
     write_baseline(tmp_path, Record(0, "avg", {"mrr": 60.0}, "mrr", "text"))
-    writer = MetricsWriter(tmp_path, resumed_at=0)
+    writer = metrics_file(tmp_path)
     writer.write(0, {"start/mrr": 60.0, "dev/mrr": 60.0, "dev/uniformity": -2.0})
     writer.write(0, {"start/our-dev/mrr": 30.0, "dev/our-dev/mrr": 31.0})
     for step, loss in enumerate(losses.tolist(), 1):

@@ -16,13 +16,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from tiny_run import environment, overrides, run_settings
+from tiny_run import environment, metrics_file, overrides, run_settings
 
 from diffcse_jax import api
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import DiskError, UserError
 from diffcse_jax.run_folder import read_config
-from diffcse_jax.run_folder.records import MetricsWriter, read_metrics
+from diffcse_jax.run_folder.records import read_metrics
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = 20
@@ -138,7 +138,7 @@ def test_a_disk_that_is_full_costs_no_metrics(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "metrics.jsonl").write_text(rows)
     monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(DiskError, match="No space left"):
-        MetricsWriter(tmp_path, resumed_at=3)
+        metrics_file(tmp_path, resumed_at=3)
     assert (tmp_path / "metrics.jsonl").read_text() == rows
 
 

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 from test_checkpoints import HF_CONFIG
 from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
-from tiny_run import full_disk
+from tiny_run import full_disk, metrics_file
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import run_folder
@@ -26,7 +26,7 @@ from diffcse_jax.api import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.io import append_line
 from diffcse_jax.run_folder import BaseModel, held, records
-from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection
+from diffcse_jax.run_folder.records import Record, Selection
 
 WITH_SIZES = dataclasses.replace(ENCODER, hf_config=HF_CONFIG)
 HOLDER = """
@@ -211,24 +211,24 @@ def test_unreadable_metrics_are_named_and_kept_aside(tmp_path, capsys):
     path.write_bytes(before)
     assert records.read_metrics(tmp_path) == [row(1), row(3)]
     assert f"{path}: skipped 8 unreadable lines, the first is line 2" in capsys.readouterr().err
-    MetricsWriter(tmp_path, resumed_at=3)
+    metrics_file(tmp_path, resumed_at=3)
     assert f"A copy of the file is kept in {tmp_path}/damaged/metrics.jsonl" in capsys.readouterr().err
     assert (tmp_path / "damaged/metrics.jsonl").read_bytes() == before
     assert path.read_bytes() == lines(row(1), row(3))
-    MetricsWriter(tmp_path, resumed_at=3)
+    metrics_file(tmp_path, resumed_at=3)
     assert not capsys.readouterr().err
 
 
 def test_intact_metrics_are_only_appended_to(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_bytes(lines(row(1), row(2), row(3)))
-    MetricsWriter(tmp_path, resumed_at=2)  # row 3 follows the checkpoint
-    monkeypatch.setattr(records.io, "write_text", None)  # not called again
-    MetricsWriter(tmp_path, resumed_at=2).write(3, {"loss": 4.0})
+    metrics_file(tmp_path, resumed_at=2)  # row 3 follows the checkpoint
+    monkeypatch.setattr("diffcse_jax.training.callbacks.write_text", None)  # not called again
+    metrics_file(tmp_path, resumed_at=2).write(3, {"loss": 4.0})
     assert records.read_metrics(tmp_path) == [row(1), row(2), {"step": 3, "loss": 4.0}]
 
 
 def test_a_row_that_does_not_fit_on_the_disk_is_removed(tmp_path):
-    writer, path = MetricsWriter(tmp_path, resumed_at=0), tmp_path / "metrics.jsonl"
+    writer, path = metrics_file(tmp_path), tmp_path / "metrics.jsonl"
     writer.write(1, {"loss": 1.0})
     with full_disk(len(lines(row(1))) + 5), pytest.raises(DiskError, match=r"File too large.* The earlier rows and"):
         writer.write(2, {"loss": 2.0})

@@ -9,8 +9,9 @@ from typing import Any
 
 from tiny_model import write_tiny_model
 
-from diffcse_jax.config import known_keys
+from diffcse_jax.config import Config, known_keys
 from diffcse_jax.hosts import StopRequest
+from diffcse_jax.training.callbacks import MetricsFile, Training
 
 SENTENCES = 60
 WITHOUT_TORCH = str(Path(__file__).with_name("without_torch"))
@@ -38,6 +39,13 @@ def full_disk(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+
+def metrics_file(workdir: Path, *, resumed_at: int = 0) -> MetricsFile:
+    """The metrics of a run that starts now."""
+    file = MetricsFile()
+    file.on_start(Training(Config(), workdir, resumed_at, 100, {}, lambda: None))
+    return file
 
 
 def overrides(settings: Mapping[str, Any]) -> list[str]:

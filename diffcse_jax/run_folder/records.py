@@ -20,7 +20,7 @@ from diffcse_jax import io
 from diffcse_jax.config import Config
 from diffcse_jax.hosts import log_line
 from diffcse_jax.models.layers import Params
-from diffcse_jax.run_folder import START, damaged_path
+from diffcse_jax.run_folder import START
 
 METRICS = "metrics.jsonl"
 SELECTION = "selection.json"
@@ -131,45 +131,16 @@ def read_selection(workdir: Path) -> Selection | None:
 # Metrics
 
 
-class MetricsWriter:
-    """Appends rows to a run's `metrics.jsonl`.
-
-    Rows after the step `resumed_at` are removed: a run that was killed after its last checkpoint left them. If lines
-    are unreadable, a copy of the file is kept in `WORKDIR/damaged`.
-    """
-
-    def __init__(self, workdir: Path, *, resumed_at: int):
-        self._path = workdir / METRICS
-        with self._disk_errors():
-            before = self._path.read_bytes() if self._path.is_file() else b""
-            rows, unreadable = _parse_rows(before)
-            if unreadable:
-                copy = damaged_path(workdir, METRICS)
-                copy.write_bytes(before)
-                log_line(f"warning: {self._path}: {unreadable}. A copy of the file is kept in {copy}")
-            kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= resumed_at) if resumed_at else ""
-            if kept.encode() != before or not before:
-                io.write_text(self._path, kept)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one row, `{"step": step, name: value}`."""
-        with self._disk_errors():
-            io.append_line(self._path, json.dumps({"step": step, **values}))
-
-    def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
-        return io.disk_errors(self._path.parent, safe="The earlier rows and the checkpoints are complete.")
-
-
 def read_metrics(workdir: Path) -> list[dict[str, float]]:
     """Return the rows of a run's `metrics.jsonl`; unreadable lines are skipped with a warning."""
     path = workdir / METRICS
-    rows, unreadable = _parse_rows(path.read_bytes() if path.is_file() else b"")
+    rows, unreadable = parse_rows(path.read_bytes() if path.is_file() else b"")
     if unreadable:
         log_line(f"warning: {path}: {unreadable}")
     return rows
 
 
-def _parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
+def parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
     """Return the rows and, in words, how many lines are unreadable. A truncated last line is ignored."""
     rows, unreadable = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):

@@ -18,8 +18,9 @@ import jax
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import UserError, require_extra
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import disk_errors
-from diffcse_jax.run_folder.records import MetricsWriter
+from diffcse_jax.io import append_line, disk_errors, write_text
+from diffcse_jax.run_folder import damaged_path
+from diffcse_jax.run_folder.records import METRICS, parse_rows
 
 
 def format_scores(scores: Mapping[str, float]) -> str:
@@ -107,14 +108,32 @@ class Rows(Callback):
 
 
 class MetricsFile(Rows):
-    """Write rows to `metrics.jsonl`."""
+    """Append rows, `{"step": step, name: value}`, to `metrics.jsonl`.
+
+    Rows after the step that training resumes from are removed: a run that was killed after its last checkpoint left
+    them. If lines are unreadable, a copy of the file is kept in `WORKDIR/damaged`.
+    """
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
-        self._writer = MetricsWriter(training.workdir, resumed_at=training.step)
+        self._path = path = training.workdir / METRICS
+        with self._disk_errors():
+            before = path.read_bytes() if path.is_file() else b""
+            rows, unreadable = parse_rows(before)
+            if unreadable:
+                copy = damaged_path(training.workdir, METRICS)
+                copy.write_bytes(before)
+                log_line(f"warning: {path}: {unreadable}. A copy of the file is kept in {copy}")
+            kept = "".join(json.dumps(row) + "\n" for row in rows if training.step and row["step"] <= training.step)
+            if kept.encode() != before or not before:
+                write_text(path, kept)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._writer.write(step, values)
+        with self._disk_errors():
+            append_line(self._path, json.dumps({"step": step, **values}))
+
+    def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
+        return disk_errors(self._path.parent, safe="The earlier rows and the checkpoints are complete.")
 
 
 class TensorBoard(Rows):
