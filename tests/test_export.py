@@ -28,7 +28,7 @@ from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
-from diffcse_jax.run_folder.records import Record
+from diffcse_jax.run_folder.records import Record, Selection
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -201,11 +201,15 @@ def config_of(name: str, keys: Mapping[str, object] = MappingProxyType({})) -> C
     return Config.from_dict({**flat(shipped_config(name).to_dict()), **keys})
 
 
-def saved_with(config: Config, pooler="cls_before_pooler", **fields: object) -> SavedEncoder:
+def saved_with(
+    config: Config, pooler="cls_before_pooler", interpolation=1.0, verdict="", **fields: object
+) -> SavedEncoder:
     dev, before = ({"stsb_spearman": score, "guard_stsb_spearman": score} for score in (81.25, 79.5))
     start = Record(0, "avg", before, "stsb_spearman", "text")
     given = {"checkpoint": Pretrained(Path(), {}, SIZES, {})} | fields
-    return SavedEncoder(250, pooler, dev, "stsb_spearman", config=config, baseline=start, **given)
+    record = Record(250, pooler, dev, "stsb_spearman")
+    selection = Selection(record, interpolation, verdict)
+    return SavedEncoder(**vars(record), config=config, baseline=start, selection=selection, **given)
 
 
 def card_of(saved: SavedEncoder, base: BaseModel = BASE, **fields: object) -> str:

@@ -98,7 +98,7 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
     fails = "interpolate" not in options
     assert ("No model keeps guard within eval.max_drop=1 of 80.00." in verdict) == ("max_drop" in options and fails)
     assert (" But other queries got worse: halves 1.00 against" in verdict) == ("hold" in options and fails)
-    assert saved.verdict == verdict
+    assert saved.selection.verdict == verdict
     assert saved.baseline == BASELINE
     if weight == 0:
         assert (saved.pooler, saved.step, saved.dev) == ("avg_top2", 0, BASELINE.dev)

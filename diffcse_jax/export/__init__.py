@@ -82,7 +82,7 @@ def export(
     saved = read_encoder(source)
     if with_onnx and not saved.prompts.pooled:
         raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
-    sentence_folder.checked_truncation(truncate_dim, saved.embedding_size)
+    sentence_folder.checked_truncation(truncate_dim, saved.checkpoint.embedding_size(saved.pooler))
     results = recorded_results(source, saved, truncate_dim)
     safe = "The checkpoints and any earlier export are complete."
     with io.disk_errors(output, safe=safe, instead="name another folder"):
@@ -91,8 +91,8 @@ def export(
             raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
         with io.replace_dir(output) as folder:
             write_folder(saved, folder, truncate_dim)
-            if saved.search:
-                io.write_json(folder / SEARCH, dict(saved.search))
+            if saved.selection.search:
+                io.write_json(folder / SEARCH, dict(saved.selection.search))
             if with_onnx:
                 write_onnx(folder, truncate_dim)
             check = check_folder(saved, folder, truncate_dim)
@@ -110,7 +110,7 @@ def export(
                 graph=GRAPH if with_onnx else "",
             )
             io.write_text(folder / "README.md", card)
-    print(f"exported to {output}: {origin(saved.interpolation, saved.step)}")
+    print(f"exported to {output}: {origin(saved.selection.interpolation, saved.step)}")
     print(_describe(check))
     if hf.FAMILIES[saved.checkpoint.config.family].pooler and not saved.checkpoint.pooler:
         print(

@@ -54,9 +54,10 @@ def model_card(
     agree with the trained model.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.checkpoint.config
+    whole = saved.checkpoint.embedding_size(saved.pooler)
     described = "; ".join(filter(None, (loss.data_description for loss in config.losses.values())))
     text = described or portable(config)["data"]["train_file"]
-    known = base.language if saved.interpolation == 0 else config.data.language or _LANGUAGES.get(text, ())
+    known = base.language if saved.selection.interpolation == 0 else config.data.language or _LANGUAGES.get(text, ())
     codes = language or known  # of the starting checkpoint only if it is exported unchanged
     licenses: dict[str, Any] = {"license": license} if license else {**base.license}
 
@@ -87,12 +88,12 @@ def model_card(
         base=base,
         config=config,
         text=text,
-        whole=saved.embedding_size,
+        whole=whole,
         cut=truncate_dim,
-        is_cut=truncate_dim not in (None, saved.embedding_size),
-        origin=origin(saved.interpolation, saved.step),
+        is_cut=truncate_dim not in (None, whole),
+        origin=origin(saved.selection.interpolation, saved.step),
         dev_table=shown({start: baseline.dev if baseline else {}, ours: saved.dev}) if saved.dev else "",
-        verdict=saved.verdict.replace(config.model.name_or_path, base.name).rstrip("."),
+        verdict=saved.selection.verdict.replace(config.model.name_or_path, base.name).rstrip("."),
         test_table=shown(tests),
         not_official=results[0].get("not_official", {}),
         max_length=max_length_of(saved.checkpoint.folder, sizes.max_length),

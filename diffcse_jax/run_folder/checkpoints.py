@@ -35,7 +35,7 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
 from diffcse_jax.run_folder import damaged_path, read_config, read_start
-from diffcse_jax.run_folder.records import METRICS, WEIGHTS, Measured, Record, read_baseline, read_selection
+from diffcse_jax.run_folder.records import METRICS, WEIGHTS, Measured, Record, Selection, read_baseline, read_selection
 
 _ARRAYS = ("params", "opt_state")
 _UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged
@@ -372,23 +372,15 @@ class SavedEncoder(Record):
 
     config: Config
     checkpoint: Pretrained  # the starting checkpoint's folder, the trained weights and, as pooler, the kept projector
+    selection: Selection  # without a verdict before training is finished
     prompts: Prompts = NO_PROMPTS
-    interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
-    verdict: str = ""  # empty before training is finished
     baseline: Record | None = None  # the starting checkpoint's
-    systems: Sequence[Mapping[str, Any]] = ()  # as in `Selection`
-    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def recorded(self) -> RecordedPooler:
         """What the folder of another checkpoint would record."""
         head = self.checkpoint.pooler if self.pooler == "cls" else None
         return RecordedPooler(self.pooler, head, None, self.checkpoint.sentence_head, self.prompts)
-
-    @property
-    def embedding_size(self) -> int:
-        """The size of embeddings before they are cut."""
-        return self.checkpoint.embedding_size(self.pooler)
 
 
 def read_encoder(path: Path) -> SavedEncoder:
@@ -415,12 +407,12 @@ def read_encoder(path: Path) -> SavedEncoder:
         pooler=layers.subset(params, "projector") if record.pooler == "cls" else start.pooler,
         sentence_head=start.sentence_head.of(record.pooler, params),
     )
-    selected = {name: value for name, value in vars(selection).items() if name != "record"} if selection else {}
+    selection = selection or Selection(record, interpolation=1.0, verdict="")
     return SavedEncoder(
         **vars(record),
-        **selected,
         config=config,
         checkpoint=checkpoint,
+        selection=selection,
         prompts=prompts,
         baseline=read_baseline(workdir),
     )
