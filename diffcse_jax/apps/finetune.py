@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32, Int, Shaped
 from safetensors.numpy import load_file
 
-from diffcse_jax import hosts
+from diffcse_jax import hosts, io
 from diffcse_jax.api import export_with_curves, in_workdir
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data import readers
@@ -33,16 +33,6 @@ from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.io import (
-    CHECKPOINTS,
-    disk_errors,
-    expand_path,
-    json_digest,
-    read_sealed,
-    write_json,
-    write_sealed,
-    write_tensors,
-)
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name, task_loss
 from diffcse_jax.models import layers
 from diffcse_jax.models.layers import Params
@@ -92,7 +82,7 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
         raise ConfigError(f"{key}.texts={task.texts}: give one column for single sentences, two for pairs")
     if task.is_pair and not task.features:
         raise ConfigError(f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')")
-    file, dev_file, test_file = (folder / expand_path(name) for name in (task.file, task.dev_file, task.test_file))
+    file, dev_file, test_file = (folder / io.expand_path(name) for name in (task.file, task.dev_file, task.test_file))
     read = partial(_read, task, key, on_bad_line)
 
     rows = read(file, "file")
@@ -196,7 +186,7 @@ class TaskModel:
 
         Raises a `CheckpointError` if the path is neither.
         """
-        path = expand_path(path)
+        path = io.expand_path(path)
         saved = read_encoder(path)
         tasks = saved.config.finetune.tasks
         if not tasks:
@@ -289,8 +279,8 @@ def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> 
     for data in tasks:
         folder = workdir / "tasks" / data.name
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / "head.safetensors", model.heads[data.name])
-        write_json(folder / "task.json", dataclasses.asdict(data.task) | {"pooler": model.encoder.pooler})
+        io.write_tensors(folder / "head.safetensors", model.heads[data.name])
+        io.write_json(folder / "task.json", dataclasses.asdict(data.task) | {"pooler": model.encoder.pooler})
         for split, rows in {"dev": data.dev, "test": data.test}.items():
             if not rows:
                 continue
@@ -359,17 +349,17 @@ def _train_heads(
 ) -> None:
     """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
     weights, record = folder / "heads.safetensors", folder / "heads.json"
-    if record.is_file() and read_sealed(record, f"Remove {folder} to train them again").get("text") == text:
+    if record.is_file() and io.read_sealed(record, f"Remove {folder} to train them again").get("text") == text:
         return
     log_line("stage 1 of 2: training the heads on embeddings of the frozen encoder")
     heads = Params()
     for each in data:
         head = layers.subset(params, head_of(each.name))
         heads |= layers.prefixed(train_head(config, each, head, frozen), head_of(each.name))
-    with disk_errors(folder, safe="The encoder and the texts are unchanged."):
+    with io.disk_errors(folder, safe="The encoder and the texts are unchanged."):
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(weights, heads)
-        write_sealed(record, {"text": text}, [weights])  # last: the heads are complete
+        io.write_tensors(weights, heads)
+        io.write_sealed(record, {"text": text}, [weights])  # last: the heads are complete
 
 
 def _check(config: Config) -> None:
@@ -394,7 +384,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     config = resolved(config, mesh)
     _check(config)
     config, start, vocabulary = networks.open_start(config, mesh)
-    folder, bad, size = expand_path(config.finetune.data_dir), config.data.on_bad_line, config.train.batch_size
+    folder, bad, size = io.expand_path(config.finetune.data_dir), config.data.on_bad_line, config.train.batch_size
     data = [read_task(name, task, folder, bad) for name, task in config.finetune.tasks.items()]
     if few := next((each for each in data if len(each.train) < size), None):
         rows = counted(len(few.train), "training row{s}")
@@ -403,7 +393,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     config = Config.from_dict(flat(config.to_dict()) | classes)
     tasks, train = config.finetune.tasks, config.train
     splits = [rows for each in data for rows in (each.train, each.dev)]
-    text = json_digest([[(row.texts, row.label) for row in rows] for rows in splits])[:32]
+    text = io.json_digest([[(row.texts, row.label) for row in rows] for rows in splits])[:32]
 
     # 2. The batches of all tasks.
     steps = train.steps or train.epochs * (sum(len(each.train) for each in data) // size)
@@ -415,7 +405,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     # 3. The networks. The heads may be trained first.
     open_run(workdir, config, start.checkpoint, start.tokenizer, None)
     built = networks.build(config, start.checkpoint, None, vocabulary, projector=start.recorded.head)
-    resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
+    resumes = saved_steps(workdir / io.CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
         hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text))
@@ -441,7 +431,7 @@ def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint,
     """Return the batches of one task."""
     columns, prompt = data.task.texts, start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]
-    corpus = Corpus(str(data.file), columns, lambda: rows, partial(json_digest, rows))
+    corpus = Corpus(str(data.file), columns, lambda: rows, partial(io.json_digest, rows))
     length, cache, prompts = config.data.max_length, config.data.cache_dir, [prompt] * len(columns)
     return BatchSource(
         build_or_open(corpus, start.tokenizer, length, cache, prompts=prompts),
@@ -462,7 +452,7 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
     def finish() -> None:
         export_with_curves(workdir)
-        with disk_errors(workdir, safe="The checkpoints are complete."):
+        with io.disk_errors(workdir, safe="The checkpoints are complete."):
             write_outputs(workdir, data, config.eval.batch_size)
         print(verdict)
 
