@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,6 @@ def opened(train_file: str | Path, pairs: str, **options) -> Corpus:
 
 # Sentences
 
-OTHER_SCRIPTS = [
-    "\u0645\u0627 \u0647\u0630\u0627 \u0627\u0644\u0634\u064a\u0621\u061f ",  # Arabic, with spaces
-    "\u092f\u0939 \u092a\u0939\u0932\u093e \u0935\u093e\u0915\u094d\u092f \u0964",  # Hindi
-    "\u4ed6\u4eca\u5929\u4e0d\u6765\u4e86\uff01\uff1f",  # Chinese
-    "\u300c\u3053\u308c\u3067\u6c7a\u307e\u3063\u305f\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",  # Japanese
-]
-
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -53,7 +47,12 @@ OTHER_SCRIPTS = [
         ("malloc() gets memory. free() frees it. Both are fast.",
          ["malloc() gets memory. free() frees it.", "Both are fast."]),
         ("", []),
-        *((sentence * 3, [sentence.strip()] * 3) for sentence in OTHER_SCRIPTS),
+        *((sentence * 3, [sentence.strip()] * 3) for sentence in (
+            "\u0645\u0627 \u0647\u0630\u0627 \u0627\u0644\u0634\u064a\u0621\u061f ",  # Arabic, with spaces
+            "\u092f\u0939 \u092a\u0939\u0932\u093e \u0935\u093e\u0915\u094d\u092f \u0964",  # Hindi
+            "\u4ed6\u4eca\u5929\u4e0d\u6765\u4e86\uff01\uff1f",  # Chinese
+            "\u300c\u3053\u308c\u3067\u6c7a\u307e\u3063\u305f\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",  # Japanese
+        )),
     ],
 )  # fmt: skip
 def test_where_sentences_end(text, expected):
@@ -237,7 +236,7 @@ def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
         assert places == ("0.html", "_1.rst", "more/2.jsonl, line 1")
 
 
-def test_pdf_and_unreadable_files(tmp_path):
+def test_pdf_and_unreadable_files(tmp_path, monkeypatch):
     (tmp_path / "a.pdf").write_bytes(pdf("This is a page. It has two sentences."))
     (tmp_path / "b.pdf").write_bytes(pdf("Never read.")[:200])
     (tmp_path / "c.txt").write_bytes(b"This is text.\nThis \xff is not.\n")
@@ -247,6 +246,9 @@ def test_pdf_and_unreadable_files(tmp_path):
     for name, message in [("b.pdf", r"b\.pdf: unreadable"), ("c.txt", r"c\.txt: not UTF-8 \(to convert")]:
         with pytest.raises(DataError, match=message):
             list(opened(f"{tmp_path}/[{name[0]}].*", "neighbours", on_bad_line="error"))
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    with pytest.raises(UserError, match=r"package pypdf, which is not installed\. Install the extra 'documents'"):
+        list(open_text(tmp_path / "a.pdf"))
 
 
 def test_of_a_search_collection_only_documents_are_read(tmp_path):
@@ -276,13 +278,6 @@ def test_every_document_of_ten_words_gives_a_pair(tmp_path):
     assert " ".join(rest for _, rest in passages) == long
     assert corpus.counted["section{s} too short for a pair left out"] == 1
     assert list(opened(tmp_path / "a.txt", "lead")) == [last]
-
-
-def test_a_missing_library_is_named(tmp_path, monkeypatch):
-    (tmp_path / "a.pdf").write_bytes(pdf("This is a page."))
-    monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
-    with pytest.raises(UserError, match=r"package pypdf, which is not installed\. Install the extra 'documents'"):
-        list(open_text(tmp_path / "a.pdf"))
 
 
 def test_tables_without_title_or_text(tmp_path):

@@ -34,9 +34,7 @@ LINES = ["the cat sleeps", "a dog runs", "caf\u00e9", "a dog runs"]
 class HashEncoder(SentenceEncoder):
     """Embeddings are functions of the text. The last part of the name stands for the weights."""
 
-    dimension = DIMENSION
-    training = ""
-    prompts = NO_PROMPTS
+    dimension, training, prompts = DIMENSION, "", NO_PROMPTS
     before = None  # is called before a batch is encoded
 
     def __init__(self, name="hash", pooler="avg"):

@@ -180,14 +180,12 @@ def config(tmp_path_factory, minilm_dir) -> Config:
     })  # fmt: skip
 
 
-STEP: list = []
+STEP: dict = {}
 
 
 def shared_step(*arguments):
     """Make the train step, which all runs of this file share, because their networks and optimizers are equal."""
-    if not STEP:
-        STEP.append(make_train_step(*arguments))
-    return STEP[0]
+    return STEP.setdefault("step", make_train_step(*arguments))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import lock, read_sealed, write_sealed
 
-SHIPPED = sorted(file.stem for file in studies.SHIPPED_STUDIES.glob("*.py"))
 TWO = {"plain": {}, "with DCL": {"dcl.weight": 0.1}}
 VARIANTS = f"variants={TWO}, seeds=(1, 2)"
 TUNED = {"variants": {"plain": {}}, "start": ("own", "cls"), "finetunings": {
@@ -90,11 +89,11 @@ def test_overrides_win_over_variants_and_variants_over_the_base(tmp_path):
     assert [run.label for run in made.selected([], [])] == ["A, seed 1", "B, seed 1", "A, seed 2", "B, seed 2"]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_studies_are_valid(name, tmp_path):
-    made = make_plan(*studies.read_study(name), [], tmp_path)
-    docstring = ast.get_docstring(ast.parse((studies.SHIPPED_STUDIES / f"{name}.py").read_text(encoding="utf-8")))
-    shown = re.search(rf"diffcse study --config {name}\b(.*)", docstring)
+@pytest.mark.parametrize("file", sorted(studies.SHIPPED_STUDIES.glob("*.py")), ids=lambda file: file.stem)
+def test_shipped_studies_are_valid(file, tmp_path):
+    made = make_plan(*studies.read_study(file.stem), [], tmp_path)
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    shown = re.search(rf"diffcse study --config {file.stem}\b(.*)", docstring)
     read_overrides(shown[1].split())
     assert made.study.source or not made.study.published
 
