@@ -45,7 +45,6 @@ def lengths_of(examples: int, columns: int) -> np.ndarray:
 
 
 def with_documents(folder: Path, documents: list[int]) -> TokenStore:
-    """Write documents with these numbers of sentences."""
     return store_of(folder, lengths_of(sum(documents), 1), documents)
 
 

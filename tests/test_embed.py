@@ -252,9 +252,7 @@ def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path
     assert pyarrow.dataset.dataset(out).count_rows() == 45
     assert find_store(out).encoder == HashEncoder().record()
     cli.main(arguments(tmp_path, model="models/hash"))  # the same model under another path
-    err = capsys.readouterr().err
-    assert f"resuming {out}: 4 of 4 inputs are complete, 7 Parquet files exist" in err
-    assert "process 0 of 1: 0 sentences" in err
+    assert f"resuming {out}: 4 of 4 inputs are complete, 7 Parquet files exist" in capsys.readouterr().err
 
 
 def test_processes_share_the_files(tmp_path, shards, monkeypatch):
@@ -386,8 +384,6 @@ def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, mo
     message = f"{out} is incomplete: `diffcse embed` has not finished 3 of its inputs, for example shard-1.txt"
     with pytest.warns(UserWarning, match=message):
         cli.main(["search", "--input", out, "a query"])
-    with pytest.warns(UserWarning, match=message):
-        HashEncoder().load_index(out)
     cli.main(arguments(tmp_path))
     Path(out, "shard-3.txt.000001.parquet").unlink()
     with pytest.raises(DataError, match=r"shard-3\.txt\.000001\.parquet is missing"):

@@ -157,9 +157,7 @@ def config(tmp_path_factory, minilm_dir) -> Config:
     (folder / "classes.csv").write_text(
         "id,text,class\n" + "".join(f"r{n},The {'good' if n % 2 else 'bad'} film {n} .,{n % 2}\n" for n in range(60))
     )
-    (folder / "numbers.tsv").write_text(
-        "first\tsecond\tscore\n" + "".join(f"one man {n}\tone man {n % 5}\t{n % 5}\n" for n in range(60))
-    )
+    (folder / "numbers.tsv").write_text(NUMBERS)
     shared = {"dev_share": 0.2, "depth": 2}
     return Config.from_dict({
         "model": {"name_or_path": str(write_tiny_model(folder / "model", minilm_dir, blocks=1)),
@@ -167,7 +165,6 @@ def config(tmp_path_factory, minilm_dir) -> Config:
         "contrast": {"weight": 0.0}, "difference": {"weight": 0.0},
         "finetune": {
             "weight": 1.0, "data_dir": str(folder), "stages": "heads_first", "heads_steps": STEPS,
-            "heads_learning_rate": 1e-2,
             "tasks": {
                 "classes": {"file": "classes.csv", "texts": ("text",), "label": "class", "id": "id",
                             "test_file": "classes.csv", **shared},

@@ -118,10 +118,9 @@ def test_errors_name_the_users_option_and_the_fix(tmp_path, name, message):
     """Also of a pipe or device, which is never waited for."""
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "empty").mkdir()
-    for file in ("a.odt", "empty.txt", "empty.csv"):
-        (tmp_path / file).touch()
-    (tmp_path / "text.csv").write_text("A man plays.\n")
-    (tmp_path / "ids.csv").write_text("a;b\n")
+    files = {"a.odt": "", "empty.txt": "", "empty.csv": "", "text.csv": "A man plays.\n", "ids.csv": "a;b\n"}
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
     with pytest.raises(DataError, match=re.escape(message.format(tmp_path))) as raised:
         list(open_text(name.format(tmp_path)))
     assert "data." not in str(raised.value)
