@@ -25,7 +25,7 @@ from diffcse_jax.data.batches import by_ratio
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.losses.finetune import Task, features
 from diffcse_jax.run_folder import HEADS
-from diffcse_jax.run_folder.checkpoints import read_parameters
+from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.step import make_optimizer, make_train_step
@@ -158,10 +158,11 @@ def config(tmp_path_factory, minilm_dir) -> Config:
         "id,text,class\n" + "".join(f"r{n},The {'good' if n % 2 else 'bad'} film {n} .,{n % 2}\n" for n in range(60))
     )
     (folder / "numbers.tsv").write_text(NUMBERS)
+    model = write_tiny_model(folder / "model", minilm_dir, blocks=1)
+    (model / "config_sentence_transformers.json").write_text('{"prompts": {"query": "ask: "}}')
     shared = {"dev_share": 0.2, "depth": 2}
     return Config.from_dict({
-        "model": {"name_or_path": str(write_tiny_model(folder / "model", minilm_dir, blocks=1)),
-                  "pooler": "cls_before_pooler", "projector": "none"},
+        "model": {"name_or_path": str(model), "pooler": "cls_before_pooler", "projector": "none"},
         "contrast": {"weight": 0.0}, "difference": {"weight": 0.0},
         "finetune": {
             "weight": 1.0, "data_dir": str(folder), "stages": "heads_first", "heads_steps": STEPS,
@@ -246,6 +247,7 @@ def test_heads_and_predictions_are_written(tuned):
     model = TaskModel.from_run(workdir)
     write_outputs(workdir, tasks, batch_size=8)
     assert {file.stem for file in (workdir / "predictions").iterdir()} == {"classes-dev", "classes-test", "numbers-dev"}
+    assert read_encoder(workdir).prompts.query == "ask: "
     assert json.loads((workdir / "tasks/classes/task.json").read_text())["labels"] == ["0", "1"]
     for name, head in model.heads.items():
         saved = safetensors.numpy.load_file(workdir / "tasks" / name / "head.safetensors")

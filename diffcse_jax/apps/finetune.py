@@ -403,7 +403,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     source = Mixture(sources, order)
 
     # 3. The networks. The heads may be trained first.
-    open_run(workdir, config, start.checkpoint, start.tokenizer, None)
+    open_run(workdir, config, start.checkpoint, start.tokenizer, None, prompts=start.recorded.prompts)
     built = networks.build(config, start.checkpoint, None, vocabulary, projector=start.recorded.head)
     resumes = saved_steps(workdir / io.CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
     if config.finetune.stages == "heads_first" and not resumes:
