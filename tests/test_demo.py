@@ -54,8 +54,7 @@ def test_two_models_answer_side_by_side():
     with served(**models) as port:
         status, headers, text = ask(port, "/?q=+what+is+%22baked%22%3F+%3Cb%3E")
     page = checked(text)
-    assert status == 200
-    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert [each.queries for each in models.values()] == [['what is "baked"? <b>']] * 2
     (box,) = (attributes for tag, attributes in page.tags if tag == "input")
@@ -107,7 +106,5 @@ def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
     texts = read_texts(f"{tmp_path}/text.txt")
     assert texts == [{"line": 1, "sentence": "One."}, {"line": 2, "sentence": "Two."}]
     assert "1 not UTF-8" in capsys.readouterr().err
-    (tmp_path / "documents").mkdir()
-    (tmp_path / "documents/a.md").write_text("# Title\n\nThe first paragraph.\n")
-    texts = read_texts(f"{tmp_path}/documents")
-    assert "The first paragraph." in " ".join(each["sentence"] for each in texts)
+    (tmp_path / "a.md").write_text("# Title\n\nThe first paragraph.\n")
+    assert [each["sentence"] for each in read_texts(f"{tmp_path}/a.md")] == ["The first paragraph."]
