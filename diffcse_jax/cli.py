@@ -1,8 +1,7 @@
 """The command `diffcse`: the options of each command, and the function of the package that it calls.
 
 Each command is a function: its docstring is the help, it adds the options, and it returns the name of the function to
-call, whose parameters are the options. That is imported when the command runs, so that `--help` and errors appear
-quickly.
+call, whose parameters are the options. That is imported when the command runs, so `--help` is quick.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """SentenceEncoder: from sentences to embeddings, similarities and search.
 
-The path of a sentence: `encode` -> `_tokenize` -> `_batch` (padded rows of similar lengths) -> `compiled_forward`
-(transformer, pooler).
+The path of a sentence: `encode`, `_tokenize`, `_batch` (padded rows of similar lengths), `compiled_forward`.
 """
 
 import collections
@@ -191,8 +190,7 @@ class SentenceEncoder(Searcher):
 
         Args:
             sentences: A string, or any iterable of strings. Each distinct sentence is computed once.
-            batch_size: Sentences in a call of the compiled function; on a CPU fewer if they are long. Results change
-                only by rounding.
+            batch_size: Sentences in a call of the compiled function; on a CPU fewer if they are long.
             normalize: Scale embeddings to length 1.
             show_progress: Report progress on stderr.
             max_length: Truncate sentences to this many tokens, special tokens included. By default sentences are
@@ -202,8 +200,7 @@ class SentenceEncoder(Searcher):
             normalize_embeddings: The name of `normalize` in sentence-transformers.
 
         Raises:
-            UserError: A sentence is not text, an option is too small, the model has no prompt of this name, or an
-                embedding is NaN or infinite.
+            UserError: A sentence is not text, an option or prompt is wrong, or an embedding is NaN or infinite.
         """
         if prompt is None and prompt_name is None and not self._warned and not self.prompts.default:
             self._warned = True

@@ -183,8 +183,7 @@ def process_from_environment() -> tuple[int, int] | None:
         return None
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(
-            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected a number from 0, and a larger number of "
-            "processes"
+            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected a number from 0 and a larger one"
         )
     return int(index), int(count)
 

@@ -150,9 +150,8 @@ def embed(
                         job.write_state(path)
             job.run(mine)
     except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"interrupted after {job.embedded:,} sentences; complete Parquet files are kept. To resume, run {command}"
-        ) from error
+        kept = f"{job.embedded:,} sentences; complete Parquet files are kept"
+        raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     print(f"process {process} of {count}: {job.embedded:,} sentences of {len(mine)} files embedded", file=sys.stderr)
     hosts.wait_for_all()
 
@@ -167,10 +166,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
             raise DataError(f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes")
         for path in matches:
             if (other := found.setdefault(Path(path).name, path)) != path:
-                raise DataError(
-                    f"--input: {other} and {path} have the same name, which names the Parquet files. Embed them into "
-                    "two folders"
-                )
+                raise DataError(f"--input: {other} and {path} have the same name. Embed them into two folders")
     return [found[name] for name in sorted(found)]
 
 

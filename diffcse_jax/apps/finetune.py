@@ -100,9 +100,7 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
             sides[is_in_share(text, task.dev_share)].append(row)
         dev, train = sides[True], sides[False]
     if not (train and dev):
-        raise DataError(
-            f"{file}: {key} has no {'dev' if train else 'training'} rows. Give a dev_file, or change dev_share"
-        )
+        raise DataError(f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or dev_share")
     trained = {row.label for row in train}
     if missing := [label for number, label in enumerate(task.labels) if number not in trained]:
         raise DataError(

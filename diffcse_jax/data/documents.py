@@ -238,8 +238,7 @@ def docstring_sentences() -> Iterable[str]:
 def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
     """Return held-out pairs: the first sentence of a function's docstring, and up to 60 words of the rest.
 
-    A hash of the function's name chooses at most `limit` pairs. None of their sentences is in `docstring_sentences`,
-    and no half occurs twice.
+    A hash of the function's name chooses at most `limit` pairs. No half occurs twice or in `docstring_sentences`.
     """
     pairs = []
     for item in sorted(_docstrings()[1], key=lambda item: _hash(item.name)):

@@ -57,8 +57,7 @@ class Corpus:
     records: Callable[[], Iterable[tuple[Place, Row | Fault]]]  # starts a pass
     fingerprint: Callable[[], str]  # returns the SHA-256 of the content in hexadecimal
     on_bad_line: str = "skip"  # or `error`
-    # How documents became rows. Empty if a row is a line. Otherwise a fault ends a document, and an empty place is not
-    # counted.
+    # How documents became rows; empty if a row is a line. Otherwise a fault ends a document, and no empty place counts.
     reading: tuple[str, ...] = ()
     note: str = ""  # what was left out before reading, for example files of other kinds
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)  # by the latest pass
@@ -184,8 +183,7 @@ def open_file(path: Path, wanted: Sequence[str] = ()) -> RowFile:
     if extension(path) in (".csv", ".tsv") and (not file.columns or (has_sentence and not wanted)):
         raise DataError(
             f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
-            f"but it is {next(lines(path), '').strip()[:200]!r}. A file with one sentence per line needs the extension "
-            ".txt"
+            f"but it is {next(lines(path), '').strip()[:200]!r}. Sentences, one on each line, need the extension .txt"
         )
     return file
 

@@ -1,8 +1,7 @@
 """Sentences and words of text in any language, by short rules and Unicode's properties of characters.
 
 Chinese and Japanese have no spaces, and a mark such as U+3002 ends a sentence wherever it stands. Thai, Lao, Khmer and
-Burmese have no spaces between words. Two characters of Chinese or Japanese count as a word, as do four of Thai, Lao,
-Khmer or Burmese.
+Burmese have no spaces between words. Two characters of the former count as a word, as do four of the latter.
 """
 
 import itertools

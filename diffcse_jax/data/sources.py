@@ -99,8 +99,7 @@ def open_text(
 def find_source(name: str, option: str = "data.train_file") -> Source:
     """Find what a name stands for, or raise a `DataError` that names the option.
 
-    It is a file; a folder; a pattern with `*`, `?` or `[...]`, in which `**` matches folders of any depth; `wiki1m` or
-    `docstrings`.
+    It is a file; a folder; a pattern with `*`, `?`, `[...]` or `**` (folders of any depth); `wiki1m` or `docstrings`.
     """
     if name == "docstrings":
         return Source(name)

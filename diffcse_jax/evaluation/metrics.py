@@ -1,7 +1,6 @@
 """Dev metrics of an encoder, with intervals, and search systems that are compared on the queries of one.
 
-Before anyone trains, they try BM25, and then BM25 added to an encoder. A gain over the starting checkpoint alone says
-little if one of these is better.
+Before anyone trains, they try BM25, and then BM25 added to an encoder. A gain says little if one of these is better.
 """
 
 import dataclasses

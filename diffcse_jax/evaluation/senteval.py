@@ -6,8 +6,7 @@ File formats, folds, choice of the regularization, rounding and random numbers a
 SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. Fits on equally many rows
 therefore start from the same weights and see the same permutations, whatever the rows and the L2 regularization. Here
 several classifiers train side by side in one compiled program, each with all regularizations. Initial weights, batches,
-updates and early stopping are those of the original (`tools/classifier.py` with `nhid` 0); only the order of float32
-sums differs.
+updates and early stopping are those of the original (`tools/classifier.py` with `nhid` 0), up to rounding.
 """
 
 import functools
@@ -334,8 +333,7 @@ def score_examples(
 ) -> Scores:
     """Return accuracies, x 100, rounded as SentEval rounds them.
 
-    `devacc` chooses the regularization, `acc` is that of the test split, and `ntrain`, `ndev` and `ntest` count
-    examples.
+    `devacc` chooses the regularization, `acc` is of the test split, and `ntrain`, `ndev` and `ntest` count examples.
     """
     found = [example.label for example in content["train"]]
     fewest = min(range(classes), key=found.count)

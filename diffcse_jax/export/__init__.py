@@ -1,7 +1,6 @@
 """Write a trained model as a Hugging Face folder that sentence-transformers reads as well, and check it.
 
-The folder is read back and compared with the encoder in memory before it gets its name. PyTorch takes part in the
-comparison if it is installed.
+The folder is read back, also by PyTorch if installed, and compared with the encoder before it gets its name.
 """
 
 import functools

@@ -80,12 +80,8 @@ class GeneratorOptions:
         "frozen masked LM (folder or hub id) with the encoder's vocabulary; `start`: the starting checkpoint with its "
         "own masked-LM head; empty: first train such a head on the frozen encoder",
     )
-    decode: str = option(
-        "argmax", "the likeliest token (`argmax`, code) or a random one (`sample`, paper)", choices=("argmax", "sample")
-    )
-    positions: str = option(
-        "all", "positions of the generator's tokens: `all` (authors' code) or `masked`", choices=("all", "masked")
-    )
+    decode: str = option("argmax", "the likeliest token (code) or a random one (paper)", choices=("argmax", "sample"))
+    positions: str = option("all", "positions that it fills: `all` (code) or `masked`", choices=("all", "masked"))
     dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")
     head_steps: int = option(2000, "steps that train a masked-LM head on the frozen encoder", low=0)
     head_mask_ratio: float = option(0.30, "share of tokens masked while the head trains", low=0.0, high=1.0)
@@ -129,8 +125,7 @@ class Loss(abc.ABC):
         - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ by dropout;
         - `hidden_size`: embeddings of the size of the encoder's hidden states;
         - `anchors`: a further pass over the anchors, with or without dropout;
-        - `mask_token`: a tokenizer that has a mask token; `generator`: the frozen masked LM, the networks `generator`
-          and `generator_head`;
+        - `mask_token`: a tokenizer that has a mask token; `generator`: the networks of the frozen masked LM;
         - `next_sentence`: the sentence after each example in its document, `batch.next`;
         - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse finetune` provides.
         """
@@ -184,9 +179,7 @@ class Loss(abc.ABC):
 class MatryoshkaOptions:
     """Embeddings that can be shortened after training (Kusupati et al. 2022)."""
 
-    sizes: tuple[int, ...] = option(
-        (), "losses that compare embeddings also compare this many first dimensions (Kusupati et al. 2022)", low=1
-    )
+    sizes: tuple[int, ...] = option((), "embedding sizes that are trained as well (Kusupati et al. 2022)", low=1)
 
 
 def prepare(losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Inputs:

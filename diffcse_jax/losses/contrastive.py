@@ -129,8 +129,7 @@ def near_duplicates(views: Sequence[View], *, threshold: float) -> Bool[Array, "
 
     Args:
         views: Embeddings of the anchors, of the positives, and of each column of hard negatives.
-        threshold: The bound, a cosine. 0: the anchor's similarity to its own positive, the rule of GISTEmbed (Solatorio
-            2024).
+        threshold: The bound, a cosine. 0: the anchor's similarity to its positive, as in GISTEmbed (Solatorio 2024).
     """
     anchors, *others = views
     similarities = [cosine_similarity(anchors, candidates) for candidates in others]
@@ -152,8 +151,7 @@ class Contrast(Loss):
     temperature: float = option(0.05, "temperature that divides the similarities, also dot products", low=1e-6)
     positives: str = option(
         "dropout",
-        "positive pairs: the two views (`dropout`), with Gaussian `noise`, or each a `mean` of dropout samples "
-        "(SimCSE++ Table 1)",
+        "positive pairs (SimCSE++ Table 1): the two views, with Gaussian `noise`, or each a `mean` of samples",
         choices=("dropout", "noise", "mean"),
     )
     negatives: str = option(
@@ -170,12 +168,8 @@ class Contrast(Loss):
         low=1,
     )
     negative_ratio: float = option(1.0, "m of SimCSE++; unused if positives and negatives are both `dropout`", low=1e-6)
-    negative_ratio_form: str = option(
-        "code", "m multiplies positives (`code`, published) or negatives (`paper`, Eq. 3)", choices=("code", "paper")
-    )
-    hard_negative_weight: float = option(
-        1.0, "weight of an anchor's own hard negatives (alpha of SimCSE Eq. 8); for three columns or more", low=1e-6
-    )
+    negative_ratio_form: str = option("code", "m multiplies positives or negatives (Eq. 3)", choices=("code", "paper"))
+    hard_negative_weight: float = option(1.0, "weight of own hard negatives (alpha of SimCSE Eq. 8)", low=1e-6)
     symmetric: bool = option(False, "train the mean of both directions (CLIP); hard negatives belong to view 1")
     second_encoder: bool = option(
         False,
@@ -184,8 +178,7 @@ class Contrast(Loss):
     )
     mask_duplicates: str = option(
         "none",
-        "pairs not used as negatives: of equal `text`, or also near-duplicates by `similarity` under the starting "
-        "checkpoint",
+        "pairs not used as negatives: of equal `text`, or also by `similarity` under the starting checkpoint",
         choices=("none", "text", "similarity"),
     )
     duplicate_similarity: float = option(
@@ -329,8 +322,7 @@ class EditedContrast(EditOptions, Loss):
     step edits the anchors again. The paper does not say how it combined its terms; this is our reading:
 
     - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in place of it.
-    - `negative`: InfoNCE between the views, with all edits of the batch as hard negatives (SimCSE Eq. 8, alpha 1), in
-      place of `contrast`.
+    - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), in place of `contrast`.
     """
 
     weight: float = option(0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0)

@@ -75,17 +75,13 @@ class DiffCSE(Loss, MaskOptions):
     """Conditional replaced-token detection."""
 
     weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
-    condition: str = option(
-        "projected", "embedding for the discriminator: after or before the projector", choices=("projected", "pooled")
-    )
+    condition: str = option("projected", "embedding after or before the projector", choices=("projected", "pooled"))
     discriminator: str = option(
         "",
         "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "
         "needs the encoder's vocabulary and hidden size; empty: a copy of the encoder, with a new head",
     )
-    loss_positions: str = option(
-        "all", "mean over all positions, padding included (authors' code), or over real tokens", choices=("all", "real")
-    )
+    loss_positions: str = option("all", "mean over all positions (code) or real tokens", choices=("all", "real"))
 
     papers: ClassVar[tuple[str, ...]] = ("diffcse",)
     panels = MappingProxyType({"replaced-token detection": ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")})

@@ -45,8 +45,7 @@ class EditOptions(MaskOptions):
     def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Drop, insert, mask and fill tokens.
 
-        Label 1 is on inserted tokens, on tokens that the generator replaced, and on tokens whose predecessor was
-        dropped.
+        Label 1 is on inserted tokens, on replaced tokens, and on tokens whose predecessor was dropped.
         """
         vocabulary, lengths_key = frozen.networks.vocabulary, fold_in_name(key, "lengths")
         rows, inserted, labels = change_lengths(lengths_key, rows, self, vocabulary, run.max_length)

@@ -38,8 +38,7 @@ class Task:
     ratio: int = option(1, "batches of this task in each block of batches", low=1)
     features: tuple[str, ...] = option(
         ("difference", "product"),
-        "what the head reads of a pair of embeddings u, v: `first` u, `second` v, `difference` |u - v|, `product` u v, "
-        "`cosine`; several are joined",
+        "what the head reads of embeddings u, v: `first` u, `second` v, `difference` |u - v|, `product` u v, `cosine`",
         choices=("first", "second", "difference", "product", "cosine"),
     )
     depth: int = option(1, "dense layers of the head", low=1)
@@ -71,9 +70,7 @@ class Finetune(Loss):
     weight: float = option(0.0, "weight of the labelled tasks, which `diffcse finetune` trains", low=0.0)
     tasks: Table = Table()  # noqa: RUF009 - groups of the type `Task` by name
     data_dir: str = option("", "folder that file names are relative to; empty: the current one", changes="nothing")
-    stages: str = option(
-        "together", "train all `together`, or first the heads on stored embeddings", choices=("together", "heads_first")
-    )
+    stages: str = option("together", "train all together, or the heads first", choices=("together", "heads_first"))
     heads_epochs: int = option(10, "passes over a task's rows while only the heads train", low=1)
     heads_steps: int = option(0, "steps of each head while only the heads train; 0: from heads_epochs", low=0)
     heads_learning_rate: float = option(3e-5, "peak learning rate while only the heads train", low=0.0)

@@ -1,7 +1,6 @@
 """Losses between lists of similarities: RankCSE's consistency and distillation, and an anchor to the first checkpoint.
 
-Each sentence ranks the other sentences of the batch by similarity. These losses compare such lists (RankCSE: Liu et al.
-2023).
+Each sentence ranks the others of the batch by similarity. These losses compare such lists (RankCSE: Liu et al. 2023).
 """
 
 import dataclasses
@@ -54,16 +53,13 @@ class RankingDistillation(Loss):
     weight: float = option(0.0, "weight of ranking distillation (gamma of RankCSE)", low=0.0)
     teachers: tuple[str, ...] = option(
         (),
-        "frozen sentence encoders: run folders, model folders or hub ids with the encoder's vocabulary; `start`: the "
-        "starting checkpoint",
+        "frozen encoders with the same vocabulary: run or model folders, hub ids, or `start` (the starting checkpoint)",
     )
     poolers: tuple[str, ...] = option(
         (), "each teacher's pooler; empty: as recorded", choices=(*POOLERS, ""), also=is_pooler, aliases={"mean": "avg"}
     )
     shares: tuple[float, ...] = option((), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0)
-    form: str = option(
-        "listmle", "likelihood of the teachers' order, or their cross-entropy", choices=("listmle", "listnet")
-    )
+    form: str = option("listmle", "likelihood of the teachers' order or cross-entropy", choices=("listmle", "listnet"))
     temperature: float = option(0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6)
     teacher_temperature: float = option(0.025, "that of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6)
     compares_embeddings = True

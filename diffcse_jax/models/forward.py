@@ -97,8 +97,7 @@ class Computation:
         """Apply `function` to the values at the positions in `where`, and return zeros elsewhere.
 
         A head over the vocabulary then costs only what its used outputs cost. Each device gathers the positions of its
-        own rows into the smallest of a few static capacities that holds them. It is chosen at run time, so no position
-        is ever dropped.
+        own rows into the smallest of a few static capacities that holds them, which is chosen at run time.
 
         Args:
             function: Maps arrays (tokens, ...) to such arrays. Tokens must not depend on one another.
@@ -203,8 +202,7 @@ class SharedForward:
     def projected(self, rows: TokenRows, keys: RowKeys, *, name: str) -> Float[Array, "rows hidden"]:
         """Return the projected embeddings of rows that need not be views of the batch.
 
-        The projector's BatchNorm takes its statistics over these rows. A second call with the same name returns the
-        first call's result.
+        The projector's BatchNorm takes its statistics over these rows. A second call with a name computes nothing.
         """
         return self._shared(name, lambda whole: whole._project(whole._pooled(rows, keys)))
 

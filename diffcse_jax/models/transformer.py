@@ -421,8 +421,7 @@ def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) ->
     """Add rotary positions to queries or keys of one or several heads (RoPE, Su et al. 2021, Section 3.4.2).
 
     The features i and i + head_size / 2 of a head are a point in a plane. At position p, it is turned by the angle
-    p / factor * base^(-2i / head_size). The product of a query and a key then depends on the distance of their
-    positions.
+    p / factor * base^(-2i / head_size). The product of a query and a key then depends on their distance.
     """
     half, (length, features) = head_size // 2, states.shape[2:]
     frequencies = np.float32(1) / np.float32(base) ** (np.arange(0, head_size, 2, dtype=np.float32) / head_size)

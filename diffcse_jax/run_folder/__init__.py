@@ -124,7 +124,7 @@ def open_run(
         found = multihost_utils.process_allgather(np.int32((workdir / io.CONFIG).is_file()))
         if not found.all():
             raise CheckpointError(
-                f"{workdir} is not the same folder on all processes. Give a --workdir on a file system that they share"
+                f"{workdir} is not the same folder on all processes. Give one on a file system that they share"
             )
 
 
@@ -231,8 +231,7 @@ def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
     """Return the starting checkpoint of a run without the weights that are trained, and the run's prompts."""
     if name := _damaged_file(workdir):
         raise CheckpointError(
-            f"{workdir / name} differs from its checksum in {START}. Run the command that trained the run again: it "
-            "rewrites the file"
+            f"{workdir / name} differs from its checksum in {START}. The command that trained the run rewrites it"
         )
     folder = workdir / _ENCODER
     hf_config, head = hf.read_hf_config(folder), io.read_json_object(folder / _HEAD)

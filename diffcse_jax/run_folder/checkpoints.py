@@ -123,8 +123,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         returned, with an empty position.
 
         Raises:
-            CheckpointError: All checkpoints are damaged, the damaged ones cannot be moved, or names or shapes of arrays
-                are not those of `like`.
+            CheckpointError: All checkpoints are damaged, or names or shapes of arrays are not those of `like`.
             ConfigError: The text, the dev metric or its data has changed.
         """
         if self._manager.latest_step() is None:

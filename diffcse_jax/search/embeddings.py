@@ -102,8 +102,7 @@ def nearest(
 ) -> Nearest:
     """Find the rows with the highest inner products, best first; of equal ones the earlier row first.
 
-    If `vectors` are mapped from a file, memory holds three blocks of them, and the similarities of one block with one
-    block of queries.
+    If `vectors` are mapped from a file, memory holds three blocks of them, and the similarities of one.
 
     Args:
         queries: Embeddings of length 1, or their bits.

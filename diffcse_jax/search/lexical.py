@@ -1,8 +1,7 @@
 """BM25, which scores texts by the words that they share with a query, and its combination with embeddings.
 
 The scores are those of bm25s, in Lucene's variant. Words are in lower case and reduced to their stems, without stop
-words. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese are read as pairs of neighbouring characters, whatever
-the language.
+words. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese are always read as pairs of neighbouring characters.
 """
 
 import collections

@@ -1,8 +1,7 @@
 """Parquet files of texts and embeddings, as `diffcse embed` writes them.
 
 A folder of embeddings holds Parquet files and nothing else, because some readers of data sets take every file of a
-folder. What `embed` needs to resume is in the folder `NAME.state` next to it. The metadata of each file names its
-encoder.
+folder. What `embed` needs to resume is in `NAME.state` next to it. The metadata of each file names its encoder.
 """
 
 import contextlib
@@ -49,9 +48,7 @@ class EncoderRecord:
         try:
             return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls)})
         except KeyError as error:
-            raise CheckpointError(
-                f"{source} does not name the encoder of its embeddings: {error} is missing"
-            ) from error
+            raise CheckpointError(f"{source} does not name the encoder: {error} is missing") from error
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
         """Raise `ConfigError` if embeddings of another encoder cannot be compared with the stored ones."""

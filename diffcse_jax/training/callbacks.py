@@ -32,8 +32,7 @@ def format_scores(scores: Mapping[str, float]) -> str:
 class Training:
     """A run as callbacks see it before its first step.
 
-    `stop` asks training to stop, as Ctrl-C does: it saves, then raises `diffcse_jax.Interrupted`. It may be called from
-    any thread.
+    `stop`, in any thread, asks training to stop, as Ctrl-C does: it saves, then raises `diffcse_jax.Interrupted`.
     """
 
     config: Config

@@ -210,8 +210,7 @@ def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
     size = encoder.embedding_size(pooler)
     if max(config.matryoshka.sizes, default=0) >= size:
         raise ConfigError(
-            f"matryoshka.sizes={config.matryoshka.sizes}: the embedding size of {name} is {size}, which is always "
-            "trained. Give smaller sizes only."
+            f"matryoshka.sizes={config.matryoshka.sizes}: {name} has embeddings of {size}. Give smaller sizes."
         )
     if size != hidden and (needing := config.settings_that_need("hidden_size")):
         raise ConfigError(
@@ -320,9 +319,7 @@ def _check_fits(
 def _check_length(config: Config, key: str, sizes: TransformerConfig) -> None:
     """Check that a checkpoint has as many positions as `data.max_length`."""
     if config.data.max_length > sizes.max_length:
-        raise ConfigError(
-            f"data.max_length={config.data.max_length} is more than {key} can read. Use at most {sizes.max_length}."
-        )
+        raise ConfigError(f"data.max_length={config.data.max_length}: {key} reads at most {sizes.max_length} tokens.")
 
 
 def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings: int) -> Vocabulary:

@@ -198,8 +198,7 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> 
     """Return Adam with epsilon added before the bias correction, as in transformers' former AdamW.
 
     The update is m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t). Optax and PyTorch correct v first, which makes
-    epsilon effectively 1 / sqrt(1 - b2^t) times smaller (32 times in the first step). The difference is visible in the
-    losses of the first 20 steps.
+    epsilon effectively 1 / sqrt(1 - b2^t) times smaller (32 times in the first step). It shows in the first 20 losses.
 
     `update` takes `good`: if it is False, the moments stay as they were. The choice is made here and not on the
     result, so that the moments can be updated in place.

@@ -53,8 +53,7 @@ class Study:
     """What to train and score. A study file returns it from `get_study()`.
 
     Attributes:
-        base: The configuration that all variants change: a name in `configs/`, or a ConfigDict of values that differ
-            from the defaults.
+        base: The configuration that all variants change: a name in `configs/`, or a ConfigDict.
         variants: What each variant changes in the base, by name. The table compares the others with the first.
         seeds: The seeds of each variant.
         seeds_of: The seeds of variants that need other ones.
