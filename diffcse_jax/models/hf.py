@@ -386,7 +386,7 @@ def _read_pickled(path: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise CheckpointError(
-            f"{path} is a pickled checkpoint, which only torch can read. Install torch, or convert it to safetensors."
+            f"{path} is a pickled checkpoint, which only torch reads: pip install torch, or convert it to safetensors."
         ) from error
     try:
         tensors = {}
