@@ -197,7 +197,7 @@ def find_folder(name_or_path: str) -> Path:
     if folder == workdir and os.path.isdir(folder / "export"):
         return folder / "export"
     kind = "the workdir of a run that has no export yet" if folder == workdir else "a checkpoint of a run"
-    raise CheckpointError(f"{folder} is {kind}. Give what `diffcse export --model {folder} --output DIR` writes.")
+    raise CheckpointError(f"{folder} is {kind}. Run `diffcse export --model {folder} --output DIR`, and name DIR.")
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
