@@ -233,7 +233,7 @@ class SearchServer(ThreadingHTTPServer):
         except (OSError, OverflowError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"--host {host} --port {port}: cannot listen there: {reason}. Try another --port, or 0"
+                f"--host {host} --port {port}: cannot listen there: {reason}. Choose another --port, or 0"
             ) from error
 
     def search(self, query: str) -> dict[str, list[Hit]]:
