@@ -287,6 +287,7 @@ def test_an_interruption_that_python_drops_comes_again(number):
         Garbage()
         time.sleep(20)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes do not have
     with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
         work()
     if number == signal.SIGINT:  # in commands that do not train
