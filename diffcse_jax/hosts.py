@@ -183,7 +183,7 @@ def process_from_environment() -> tuple[int, int] | None:
         return None
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(
-            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected a number from 0 and a larger one"
+            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected an index from 0 and a larger number"
         )
     return int(index), int(count)
 

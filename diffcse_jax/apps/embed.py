@@ -166,7 +166,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
             raise DataError(f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes")
         for path in matches:
             if (other := found.setdefault(Path(path).name, path)) != path:
-                raise DataError(f"--input: {other} and {path} have the same name. Embed them into two folders")
+                raise DataError(f"--input: {other} and {path} have the same name, also for output: use two folders")
     return [found[name] for name in sorted(found)]
 
 

@@ -156,8 +156,8 @@ class TrainConfig:
     epochs: int = option(2, "passes over the data; the last, incomplete batch of an epoch is left out", low=1)
     steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
     seed: int = option(42, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1)
-    log_every: int = option(10, "steps between rows of metrics.jsonl; 1 in short runs", low=1, changes="nothing")
-    max_bad_steps: int = option(5, "abort after more skipped steps (NaN or infinite loss)", low=0, changes="nothing")
+    log_every: int = option(10, "steps between rows of metrics.jsonl; 1 for up to 100 steps", low=1, changes="nothing")
+    max_bad_steps: int = option(5, "skipped steps (NaN or infinite loss) that a run survives", low=0, changes="nothing")
 
     @property
     def chunks(self) -> int:
@@ -194,7 +194,7 @@ class EvalConfig:
     beside: tuple[str, ...] = option((), "metrics that are only logged: as eval.metric, or `pairs_retrieval:FILE`")
     tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets", choices=("STSBenchmark", "SICKRelatedness"))
     data_dir: str = option(
-        "", "SentEval's `downstream` ; empty: $DIFFCSE_DATA_DIR/senteval, or the hub's", changes="nothing"
+        "", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or the hub's", changes="nothing"
     )
     pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
     batch_size: int = option(64, "sentences per batch when encoding", low=1, changes="nothing")

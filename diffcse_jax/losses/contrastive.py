@@ -168,7 +168,9 @@ class Contrast(Loss):
         low=1,
     )
     negative_ratio: float = option(1.0, "m of SimCSE++; unused if positives and negatives are both `dropout`", low=1e-6)
-    negative_ratio_form: str = option("code", "m multiplies positives or negatives (Eq. 3)", choices=("code", "paper"))
+    negative_ratio_form: str = option(
+        "code", "m multiplies positives (`code`, published) or negatives (`paper`, Eq. 3)", choices=("code", "paper")
+    )
     hard_negative_weight: float = option(1.0, "weight of own hard negatives (alpha of SimCSE Eq. 8)", low=1e-6)
     symmetric: bool = option(False, "train the mean of both directions (CLIP); hard negatives belong to view 1")
     second_encoder: bool = option(

@@ -75,7 +75,11 @@ class DiffCSE(Loss, MaskOptions):
     """Conditional replaced-token detection."""
 
     weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
-    condition: str = option("projected", "embedding after or before the projector", choices=("projected", "pooled"))
+    condition: str = option(
+        "projected",
+        "the discriminator's embedding: after or before the projector",
+        choices=("projected", "pooled"),
+    )
     discriminator: str = option(
         "",
         "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "

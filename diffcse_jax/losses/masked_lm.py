@@ -69,7 +69,9 @@ class Reconstruction(Loss):
     mask_ratio: float = option(0.40, "share of tokens masked for the reconstruction", low=0.0, high=1.0)
     blocks: int = option(2, "trained blocks that reconstruct tokens; they start as the generator's last blocks", low=1)
     layer: int = option(0, "block of the generator to read (InfoCSE: 6 of 12); 0: the one below those `blocks`", low=0)
-    condition: str = option("pooled", "embedding before or after the projector", choices=("pooled", "projected"))
+    condition: str = option(
+        "pooled", "vector of position 0, before or after the projector", choices=("pooled", "projected")
+    )
 
     papers = ("infocse",)
     needs = frozenset({"vectors", "hidden_size", "mask_token", "generator"})

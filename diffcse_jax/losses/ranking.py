@@ -61,7 +61,7 @@ class RankingDistillation(Loss):
     shares: tuple[float, ...] = option((), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0)
     form: str = option("listmle", "likelihood of the teachers' order or cross-entropy", choices=("listmle", "listnet"))
     temperature: float = option(0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6)
-    teacher_temperature: float = option(0.025, "that of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6)
+    teacher_temperature: float = option(0.025, "temperature of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6)
     compares_embeddings = True
     papers = ("rankcse",)
 

@@ -202,7 +202,7 @@ class SharedForward:
     def projected(self, rows: TokenRows, keys: RowKeys, *, name: str) -> Float[Array, "rows hidden"]:
         """Return the projected embeddings of rows that need not be views of the batch.
 
-        The projector's BatchNorm takes its statistics over these rows. A second call with a name computes nothing.
+        The projector's BatchNorm takes its statistics over these rows. Each name is computed once.
         """
         return self._shared(name, lambda whole: whole._project(whole._pooled(rows, keys)))
 

@@ -124,7 +124,7 @@ def open_run(
         found = multihost_utils.process_allgather(np.int32((workdir / io.CONFIG).is_file()))
         if not found.all():
             raise CheckpointError(
-                f"{workdir} is not the same folder on all processes. Give one on a file system that they share"
+                f"{workdir} is not the same folder on all processes. Give a --workdir on a file system that they share"
             )
 
 
