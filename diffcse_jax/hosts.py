@@ -229,7 +229,9 @@ def _watch() -> None:
     """
     folder = "diffcse_jax/alive"  # in the key-value store, which the first process serves
     state = _distributed_state()
-    own, count, patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 2
+    # JAX ends the others between half of HEARTBEAT_SECONDS and all of it after the last sign, because its own signs are
+    # half as far apart. The warning must come before that.
+    own, count, patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 3
     # The last sign of life of each process (its host and a number), and when it came.
     heard = dict.fromkeys(range(count), ("unknown", time.monotonic()))
     stopped = threading.Event()

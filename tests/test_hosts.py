@@ -179,7 +179,7 @@ def test_the_environment_numbers_the_processes(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "2")
     for count in ("", "2", "two"):
         monkeypatch.setenv("JAX_NUM_PROCESSES", count)
-        with pytest.raises(ConfigError, match=f"JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES={count}: expected a number"):
+        with pytest.raises(ConfigError, match=f"JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES={count}: expected an index"):
             hosts.process_from_environment()
 
 
