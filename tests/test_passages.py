@@ -12,6 +12,7 @@ from tiny_model import write_tiny_model
 
 from diffcse_jax import cli
 from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.search.index import SentenceIndex
 from diffcse_jax.search.records import split_text
 from diffcse_jax.search.vector_store import EncoderRecord
@@ -94,6 +95,17 @@ def test_a_long_text_is_found_by_its_end(tiny):
     tiny.build_index([{"sentence": "it sleeps", "title": "the cat"}, {"sentence": "it runs", "title": "a dog"}])
     vectors = tiny.encode(["the cat it sleeps", "a dog it runs"], normalize=True)
     np.testing.assert_allclose(tiny.index.embeddings.stored, vectors, atol=1e-6)
+    tiny.build_index([{"sentence": "it sleeps", "start": 3}, {"sentence": "it runs", "start": 5}], passages=False)
+    assert len(tiny.search("it runs")) == 2  # these are no passages of ours
+
+
+def test_wrong_options_are_refused_before_texts_are_encoded(tiny, monkeypatch):
+    monkeypatch.delattr(SentenceEncoder, "encode")
+    for options in ({"storage": "int4"}, {"weight": 2}, {"mode": "hybrid", "language": "klingon"}):
+        with pytest.raises(ConfigError, match=r"(int4'|2|klingon'): (use|expected|there is no)"):
+            tiny.build_index(["the cat"], **options)
+    with pytest.raises(DataError, match="the values of 'id' differ in type"):
+        tiny.build_index([{"sentence": "a", "id": 1}, {"sentence": "b", "id": "x"}])
 
 
 def test_titles_and_passages_of_files_are_searched_and_embedded(tiny, tmp_path, capsys, monkeypatch):

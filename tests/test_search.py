@@ -227,7 +227,7 @@ def test_scores_are_those_of_the_formula():
 def test_words_of_scripts_without_spaces_are_pairs_of_characters():
     assert lexical.split_words("東京タワー, ABC漢字!") == ["東京", "京タ", "タワ", "ワー", "abc", "漢字"]
     assert lexical.split_words("ประเทศ 서울시 人") == ["ปร", "ระ", "ะเ", "เท", "ทศ", "서울", "울시", "人"]
-    assert lexical.split_words("हिन्दी cafe\u0301 ﬁne C") == ["हिन्दी", "café", "fine"]
+    assert lexical.split_words("हिन्दी cafe\u0301 ﬁne C № ㎐") == ["हिन्दी", "café", "fine", "no", "hz"]
     index = LexicalIndex.build(["私は東京に住んでいます", "大阪は楽しい", "京都の寺"])
     assert index.scores("東京の天気").argmax() == 0
 

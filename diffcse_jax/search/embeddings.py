@@ -16,9 +16,9 @@ from diffcse_jax.errors import ConfigError
 BLOCK_ROWS = 8192  # embeddings compared at once
 BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
 STORAGES = ("float32", "float16", "int8", "bits")
-RESCORED = 8  # rows per hit that bits choose and int8 scores
+RESCORED = 8  # for each hit, the signs choose this many rows, which int8 then scores
 _FILES = ("vectors.npy", "scale.npy", "precise.npy")
-_ALIGNMENT = 64  # bytes: a CPU compares arrays that start at a multiple of it without copying them
+_ALIGNMENT = 64  # bytes; on a CPU, JAX reads arrays that start at a multiple of this without copying them
 
 Vectors = Float32[np.ndarray, "rows dimension"]
 Queries = Float32[np.ndarray, "queries dimension"]
@@ -30,18 +30,17 @@ Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same
 class Embeddings:
     """Embeddings of length 1, stored as one of `STORAGES`.
 
-    With bits, a search compares the signs of all dimensions, and then scores the nearest rows with int8.
+    With `bits`, a search compares the signs of all dimensions. Then it scores the nearest rows with int8.
     """
 
-    stored: Shaped[np.ndarray, "rows columns"]  # float32, float16, int8, or 32 bits in a uint32
-    scale: Float32[np.ndarray, " dimension"] | None = None  # of int8: the embeddings are the numbers times this
-    precise: Int8[np.ndarray, "rows dimension"] | None = None  # next to bits
+    stored: Shaped[np.ndarray, "rows columns"]  # float32, float16, int8, or uint32 with 32 bits each
+    scale: Float32[np.ndarray, " dimension"] | None = None  # embeddings are the int8 numbers times this
+    precise: Int8[np.ndarray, "rows dimension"] | None = None  # the int8 numbers, if `stored` holds bits
 
     @classmethod
     def of(cls, vectors: Vectors, storage: str = "float32") -> "Embeddings":
-        """Store embeddings of length 1. As float32, those of a mapped file stay there."""
-        if storage not in STORAGES:
-            raise ConfigError(f"storage={storage!r}: use one of: {', '.join(STORAGES)}")
+        """Store embeddings of length 1. As float32, the embeddings of a mapped file stay in the file."""
+        check_storage(storage)
         if storage == "float32" and vectors.ctypes.data % _ALIGNMENT == 0:
             return cls(vectors)
         if storage in ("float32", "float16"):
@@ -53,7 +52,7 @@ class Embeddings:
 
     @classmethod
     def load(cls, folder: Path) -> "Embeddings":
-        """Map what `save` has written into memory."""
+        """Open the files of `save`. They are mapped into memory."""
         vectors, *others = (folder / name for name in _FILES)
         mapped = (np.load(path, mmap_mode="r") if path.exists() else None for path in others)
         return cls(np.load(vectors, mmap_mode="r"), *mapped)
@@ -65,25 +64,33 @@ class Embeddings:
                 np.save(folder / name, array)
 
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> Vectors:
-        """Return the embeddings of some rows, of length 1 up to rounding."""
-        found = np.asarray((self.stored if self.precise is None else self.precise)[numbers])
+        """Return the embeddings of some rows. Their length is 1 up to rounding."""
+        numeric = self.stored if self.precise is None else self.precise
+        found = np.asarray(numeric[numbers])
         return found.astype(np.float32, copy=False) if self.scale is None else found * self.scale
 
     def nearest(self, queries: Queries, k: int) -> Nearest:
         """Find the rows with the highest cosine similarities; see `nearest`."""
         if self.precise is None:
             return nearest(queries if self.scale is None else queries * self.scale, self.stored, k)
-        rows = np.sort(nearest(_bits(queries), self.stored, RESCORED * k)[1], axis=1)
-        scores = [self.rows(each) @ query for each, query in zip(rows, queries, strict=True)]
-        by_score = np.array(scores, np.float32).reshape(rows.shape)
-        order = np.argsort(-by_score, axis=1, kind="stable")[:, :k]
-        return np.take_along_axis(by_score, order, axis=1), np.take_along_axis(rows, order, axis=1)
+        rows = np.sort(nearest(_bits(queries), self.stored, RESCORED * k)[1], axis=1)  # equal scores keep this order
+        scores = np.zeros(rows.shape, np.float32)
+        for number, query in enumerate(queries):
+            scores[number] = self.rows(rows[number]) @ query
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
+def check_storage(storage: str) -> None:
+    """Raise `ConfigError` unless the storage is one of `STORAGES`."""
+    if storage not in STORAGES:
+        raise ConfigError(f"storage={storage!r}: use one of: {', '.join(STORAGES)}")
 
 
 def _converted(
     vectors: Vectors, convert: Callable[[Vectors], Shaped[np.ndarray, "block columns"]]
 ) -> Shaped[np.ndarray, "rows columns"]:
-    """Return converted embeddings at the start of a page of memory."""
+    """Return converted embeddings, block by block, in memory that starts at a page (see `_ALIGNMENT`)."""
     empty = convert(vectors[:0])
     shape = (len(vectors), empty.shape[1])
     converted = np.ndarray(shape, empty.dtype, mmap.mmap(-1, max(1, empty.itemsize * shape[0] * shape[1])))
@@ -100,37 +107,38 @@ def _bits(vectors: Vectors) -> UInt32[np.ndarray, "rows words"]:
 def nearest(
     queries: Shaped[np.ndarray, "queries columns"], vectors: Shaped[np.ndarray, "rows columns"], k: int
 ) -> Nearest:
-    """Find the rows with the highest inner products, best first; of equal ones the earlier row first.
+    """Find the rows with the highest inner products, best first. Rows with equal products keep their order.
 
-    If `vectors` are mapped from a file, memory holds three blocks of them, and the similarities of one.
+    If `vectors` are mapped from a file, memory holds at most three blocks of them, and the products of one.
 
     Args:
         queries: Embeddings of length 1, or their bits.
-        vectors: Embeddings of length 1 as float32, float16 or int8, or their bits, 32 in a uint32; fewer than 2^31.
-        k: The number of hits for each query; all rows if there are fewer.
+        vectors: Fewer than 2^31 embeddings of length 1 as float32, float16 or int8, or their bits, 32 in a uint32.
+        k: The number of hits for each query. If there are fewer rows, all of them are hits.
 
     Returns:
-        Inner products (of bits: the number of different ones, negative) and row numbers, from 0.
+        Inner products (for bits: minus the number of bits that differ) and row numbers, from 0.
     """
     found = min(k, len(vectors))
     if not found or not len(queries):
         return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
-    # Shapes are powers of two, so that few are compiled. All blocks have the same one, so that equal rows score alike.
+    # Sizes are powers of two: few programs are compiled. All blocks have the same size: equal rows score alike.
     size = _power_of_two(len(vectors), BLOCK_ROWS)
     count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
-    asked = [jnp.asarray(_padded(queries[start : start + count], count)) for start in range(0, len(queries), count)]
+    batches = [jnp.asarray(_padded(queries[start : start + count], count)) for start in range(0, len(queries), count)]
     shape = (count, _power_of_two(found))
-    best: list[Best] = [(jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))] * len(asked)
+    best: list[Best] = [(jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))] * len(batches)
     running: collections.deque[list[Best]] = collections.deque()
     for first in range(0, len(vectors), BLOCK_ROWS):
         block = np.asarray(vectors[first : first + BLOCK_ROWS])
         on_device = jax.device_put(_padded(block, size), may_alias=True)
         place = np.int32(first), np.int32(len(block))
-        best = [_better(*earlier, each, on_device, *place) for earlier, each in zip(best, asked, strict=True)]
+        best = [_better(*hits, batch, on_device, *place) for hits, batch in zip(best, batches, strict=True)]
         running.append(best)
         if len(running) > 2:  # otherwise the host would copy the whole corpus before the device has compared it
             jax.block_until_ready(running.popleft())
-    scores, rows = (np.concatenate([np.asarray(each[part]) for each in best]) for part in (0, 1))
+    scores = np.concatenate([np.asarray(scores) for scores, _ in best])
+    rows = np.concatenate([np.asarray(rows) for _, rows in best])
     return scores[: len(queries), :found], rows[: len(queries), :found].astype(np.int64)
 
 

@@ -1,7 +1,7 @@
 """An index: texts with their embeddings, their words or both, in memory or in a folder. Encoders build and search one.
 
-An index folder holds `sentences.arrow`, perhaps `vectors.npy` and the files of BM25, and `index.json` with the mode,
-the encoder and the SHA-256 of the other files, which loading compares.
+An index folder holds `sentences.arrow`, the files of `Embeddings` and of BM25 (one of the two or both), and
+`index.json` with the mode, the encoder and the SHA-256 of the other files, which loading compares.
 """
 
 import collections
@@ -22,7 +22,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import disk_errors, expand_path, find_run, read_json_object, read_sealed, replace_dir, write_sealed
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts
 from diffcse_jax.run_folder.records import SEARCH, read_selection
-from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors
+from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors, check_storage
 from diffcse_jax.search.lexical import CANDIDATES, DEFAULT_WEIGHT, LexicalIndex, best_rows, combine, found_by_words
 from diffcse_jax.search.records import (
     TEXT,
@@ -38,24 +38,24 @@ from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_sto
 
 INDEX_FILE = "index.json"
 MODES = ("dense", "lexical", "hybrid")
-SAMPLE_ROWS = 1024  # whose mean and deviation standardise cosine similarities, evenly spaced over the corpus
+SAMPLE_ROWS = 1024  # at most so many, evenly spaced over the corpus, standardise the cosine similarities of a query
 _TEXTS = "sentences.arrow"
 
 
 class Hit(NamedTuple):
     """A text that was found."""
 
-    score: float  # cosine similarity, BM25 score, or the mean of their z-scores
+    score: float  # the cosine similarity, the BM25 score, or the weighted mean of their z-scores
     row: Record  # `sentence` and its other columns, for example `line`
-    ranks: Mapping[str, int] = {}  # of a hybrid search: the places of the text by each half that found it
+    ranks: Mapping[str, int] = {}  # in a hybrid search: the rank by `dense` and by `lexical`, if these found the text
 
 
 class Found(NamedTuple):
-    """Rows that a query finds, best first."""
+    """The rows that a query finds, best first."""
 
     scores: Float32[np.ndarray, " k"]
     rows: Int[np.ndarray, " k"]
-    ranks: Mapping[int, Mapping[str, int]] = {}  # by row, as in `Hit`
+    ranks: Mapping[int, Mapping[str, int]] = {}  # for each row, as in `Hit`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ class SentenceIndex:
     encoder: EncoderRecord | None = None  # None if there are no embeddings
     embeddings: Embeddings | None = None
     lexical: LexicalIndex | None = None
-    weight: float = DEFAULT_WEIGHT  # of BM25 in a hybrid search, from 0 to 1
-    name: str = "the index"  # the folder, for errors
+    weight: float = DEFAULT_WEIGHT  # the weight of BM25 in a hybrid search, from 0 to 1
+    name: str = "the index"  # its folder; errors name it
 
     @classmethod
     def of(
@@ -84,14 +84,13 @@ class SentenceIndex:
     ) -> "SentenceIndex":
         """Return an index in memory of a table with `sentence` and perhaps `title` and other columns.
 
-        `vectors` are embeddings of length 1 by `encoder`; neither is needed if mode is `lexical`. Other arguments are
-        those of `Searcher.build_index`; `name` is the name in errors.
+        `vectors` are embeddings of length 1 by `encoder`. Neither is needed if mode is `lexical`. Other arguments are
+        those of `Searcher.build_index`; errors call the index `name`.
         """
+        check_options(mode, language, weight, storage)
         weight = DEFAULT_WEIGHT if weight is None else weight
-        if not 0 <= weight <= 1:
-            raise ConfigError(f"weight={weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
         embeddings = lexical = None
-        if check_mode(mode) == "lexical":
+        if mode == "lexical":
             encoder = None
         else:
             assert vectors is not None
@@ -102,7 +101,7 @@ class SentenceIndex:
 
     @classmethod
     def of_store(cls, store: VectorStore, mode: str = "dense", **options: Any) -> "SentenceIndex":
-        """Return an index of the output of `embed`, whose embeddings are copied unless only words are searched."""
+        """Return an index of the output of `embed`. Its embeddings are copied, unless only words are searched."""
         vectors = None if mode == "lexical" else store.mapped()
         return cls.of(store.texts(), store.encoder, vectors, mode, name=str(store.folder), **options)
 
@@ -122,7 +121,7 @@ class SentenceIndex:
         return cls(texts, encoder, embeddings, lexical, settings["weight"], str(folder))
 
     def save(self, folder: Path) -> None:
-        """Write the index to a folder; an earlier index there is replaced, other content is refused."""
+        """Write the index to a folder. An earlier index there is replaced; a folder with other content is refused."""
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise CheckpointError(f"{folder} is not empty and not an index. Choose another folder")
         with disk_errors(folder, safe="An earlier index there is unchanged."), replace_dir(folder) as new:
@@ -139,10 +138,12 @@ class SentenceIndex:
 
     @property
     def mode(self) -> str:
-        return "lexical" if self.encoder is None else "hybrid" if self.lexical else "dense"
+        if self.embeddings and self.lexical:
+            return "hybrid"
+        return "dense" if self.embeddings else "lexical"
 
     def checked_mode(self, mode: str = "") -> str:
-        """Return the mode of a search, by default that of the index; refuse one that the index does not have."""
+        """Return the mode of a search, by default the index's. Raise `ConfigError` if the index does not have it."""
         if check_mode(mode or self.mode) != self.mode and self.mode != "hybrid":
             raise ConfigError(
                 f"{self.name} was built with mode={self.mode!r}, so mode={mode!r} cannot search it. Search with "
@@ -151,7 +152,7 @@ class SentenceIndex:
         return mode or self.mode
 
     def query_prompt(self, prompts: Prompts, prompt_name: str | None = None) -> str:
-        """Return an encoder's prompt of queries, or refuse one that does not go with the prompt of the texts."""
+        """Return an encoder's prompt of queries. Raise `ConfigError` if it does not fit the prompt of the texts."""
         prompt = prompts.choose(None, prompt_name, prompts.query)
         if self.encoder and self.encoder.prompt not in (prompt, prompts.document):
             raise ConfigError(
@@ -169,11 +170,11 @@ class SentenceIndex:
         texts: Sequence[str] = (),
         mode: str = "",
     ) -> list[list[Hit]]:
-        """Find the best texts for each query, best first; equally good ones in the order of the index.
+        """Find the best texts for each query, best first. Texts with equal scores are in the order of the index.
 
-        Of the passages of a document, only the best is a hit. `queries` are embeddings of length 1, not needed if mode
-        is `lexical`; `texts` are the queries themselves, not needed if mode is `dense`. Other arguments are those of
-        `Searcher.search_hits`.
+        If a document has several passages, only its best passage is a hit. `queries` are embeddings of length 1, which
+        `lexical` does not need; `texts` are the queries themselves, which `dense` does not need. Other arguments are
+        those of `Searcher.search_hits`.
         """
         mode, top_k = self.checked_mode(mode), min(check_count("top_k", top_k), len(self.texts))
         if threshold is not None and math.isnan(threshold):
@@ -187,9 +188,8 @@ class SentenceIndex:
         count, is_short = top_k, True
         while is_short:
             found = [*finders[mode](queries, texts, count)]
-            # The places of the best row of each document.
+            # The places of each document's best row. If passages share documents, there may be too few: find more.
             best = [np.sort(np.unique(self._documents[each.rows], return_index=True)[1])[:top_k] for each in found]
-            # Further passages of the same documents may have taken places.
             is_short = count < len(self.texts) and any(
                 len(kept) < top_k and len(each.rows) == count for kept, each in zip(best, found, strict=True)
             )
@@ -233,17 +233,17 @@ class SentenceIndex:
         assert queries is not None
         depth = min(max(CANDIDATES, count), len(self.texts))
         for query, text, near in zip(queries, texts, self.embeddings.nearest(queries, depth)[1], strict=True):
-            lexical = self.lexical.scores(text)
-            by_words = found_by_words(lexical, depth)
+            all_lexical = self.lexical.scores(text)
+            by_words = found_by_words(all_lexical, depth)
             rows = np.union1d(near, by_words)
             dense = self.embeddings.rows(rows) @ query
-            all_dense = np.einsum("rd,d->r", self._sample, query)  # one thread: BLAS would wait for others
-            scores = combine(dense, lexical[rows], self.weight, all_dense, lexical)
+            sampled_dense = np.einsum("rd,d->r", self._sample, query)  # one thread: BLAS would wait for others
+            scores = combine(dense, all_lexical[rows], self.weight, sampled_dense, all_lexical)
             best = best_rows(scores, count)
             ranks: dict[int, dict[str, int]] = collections.defaultdict(dict)
-            for half, order in (("dense", near), ("lexical", by_words)):
-                for place, row in enumerate(order.tolist(), 1):
-                    ranks[row][half] = place
+            for mode, order in (("dense", near), ("lexical", by_words)):
+                for rank, row in enumerate(order.tolist(), 1):
+                    ranks[row][mode] = rank
             yield Found(scores[best], rows[best], ranks)
 
 
@@ -267,6 +267,16 @@ def check_mode(mode: str) -> str:
     return mode
 
 
+def check_options(mode: str, language: str = "", weight: float | None = None, storage: str = "") -> None:
+    """Check options of `Searcher.build_index` before texts are encoded, which may take hours; raise `UserError`."""
+    if check_mode(mode) != "dense":
+        LexicalIndex(language or "english")  # this needs packages, and a language that they know
+    if weight is not None and not 0 <= weight <= 1:
+        raise ConfigError(f"weight={weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
+    if storage:
+        check_storage(storage)
+
+
 def recommended(model: str | None) -> tuple[str, float | None]:
     """Return the mode of search, and the weight of BM25, that a run recommends for the model that it exported.
 
@@ -274,8 +284,9 @@ def recommended(model: str | None) -> tuple[str, float | None]:
     """
     folder = expand_path(model or "")
     found: Mapping[str, Any] = {}
-    if model and (workdir := find_run(folder)) == folder:
-        found = selection.search if (selection := read_selection(workdir)) else {}
+    if model and find_run(folder) == folder:
+        selection = read_selection(folder)
+        found = selection.search if selection else {}
     elif model and (folder / SEARCH).is_file():
         found = read_json_object(folder / SEARCH)
     if not found:
@@ -308,22 +319,26 @@ class Searcher:
         storage: str = "float32",
         passages: bool = True,
     ) -> None:
-        """Index the sentences that `search` will look through; an earlier index is replaced.
+        """Index the sentences that `search` looks through. An earlier index is replaced.
 
         Args:
             sentences: Any iterable of strings; the path of a file or folder, as training reads it; or a list of dicts
                 with `sentence` and the same other keys, which hits repeat. A `title` is searched before each passage.
+                Dicts with equal `file` and `line`, or with an equal `document`, count as passages of one document.
             batch_size, show_progress: As for `encode`.
             prompt_name: The prompt of the sentences. By default it is the model's prompt of documents.
             mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines both.
-            language: The language of BM25's stop words and stemmer, such as `german`; by default it is detected.
-            weight: The weight of BM25 in hybrid scores, from 0 to 1; the default is measured (docs/records/search.md).
-            storage: How embeddings are stored: `float32`, `float16`, `int8` (a quarter of the memory) or `bits` (a 32nd
-                of it, next to int8 on disk, with which the best are scored again).
-            passages: Split texts that are longer than the model reads into overlapping passages; a search finds a text
+            language: The language of BM25's stop words and stemmer, such as `german`. By default it is detected.
+            weight: The weight of BM25 in hybrid scores, from 0 to 1. The default is measured (docs/records/search.md).
+            storage: How embeddings are stored: `float32`, `float16`, `int8` (a quarter of the memory) or `bits` (1/32
+                of the memory; int8 stays on disk and scores the best rows again).
+            passages: Split texts that are longer than the model reads into overlapping passages. A search finds a text
                 by its best passage. If False, such texts are truncated, with a warning.
+
+        Raises:
+            UserError: An option is invalid, a package is missing, or the sentences cannot be read or encoded.
         """
-        check_mode(mode)
+        check_options(mode, language, weight, storage)
         records = records_of(sentences, titled=passages)
         prompt = self.prompts.choose(None, prompt_name, self.prompts.document)
         table = table_of(self.split(records, prompt) if passages else records)
@@ -341,7 +356,7 @@ class Searcher:
         return self._index
 
     def save_index(self, folder: str | Path) -> None:
-        """Write the index to a folder; an earlier index there is replaced, other content is refused."""
+        """Write the index to a folder. An earlier index there is replaced; a folder with other content is refused."""
         self.index.save(expand_path(folder))
 
     def load_index(self, folder: str | Path) -> None:
@@ -374,15 +389,15 @@ class Searcher:
         prompt_name: str | None = None,
         mode: str = "",
     ) -> list[list[Hit]]:
-        """Find the best sentences of the index, with their places and the half of a hybrid search that found them.
+        """Find the best sentences of the index, with their other columns and, in a hybrid search, their ranks by mode.
 
         Args:
             queries: A string, or any iterable of strings.
             top_k: The largest number of sentences for a query.
-            threshold: The least score; None for any. It is a cosine similarity, or a BM25 score if mode is `lexical`.
-                Hybrid scores have no threshold.
+            threshold: The lowest score, a cosine similarity or, if mode is `lexical`, a BM25 score. None: any score.
+                A hybrid search has no threshold.
             prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
-            mode: `dense`, `lexical` or `hybrid`. By default that of the index; a hybrid index has all three.
+            mode: `dense`, `lexical` or `hybrid`; by default the index's. A hybrid index has all three.
 
         Returns:
             A list of hits for each query, best first.

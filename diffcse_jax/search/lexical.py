@@ -21,11 +21,11 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.errors import ConfigError, DataError, require_extra
 
 K1, B = 1.2, 0.75
-# Those with stop words in bm25s and a stemmer, among which the language is detected.
+# The languages that are detected. For each, bm25s has stop words and there is a stemmer.
 DETECTED = ("danish", "dutch", "english", "french", "german", "italian", "norwegian", "portuguese", "russian",
             "spanish", "swedish", "turkish")  # fmt: skip
-FEWEST_STOP_WORDS = 0.1  # of all words, if a language is detected
-DETECTION_TEXTS = 1000
+FEWEST_STOP_WORDS = 0.1  # the share of stop words in a text whose language is detected
+DETECTION_TEXTS = 1000  # about as many texts are read to detect the language
 
 CANDIDATES = 100  # best rows of each half, whose scores are combined
 DEFAULT_WEIGHT = 0.3  # of BM25; docs/records/search.md has the measurement
@@ -38,20 +38,22 @@ _WORD = regex.compile(rf"[{_LETTERS}&&{_SCRIPTS}]+|[{_LETTERS}--{_SCRIPTS}]{{2,}
 
 
 class LexicalIndex:
-    """The words of texts in a language, for BM25. `bm25` is an index of bm25s; None for one that `build` fills."""
+    """The words of texts in a language, for BM25. `bm25` is an index of bm25s; if it is None, `build` fills one."""
 
     def __init__(self, language: str, bm25: Any = None):
         stemmer = require_extra("Stemmer", "search")
         if language not in stemmer.algorithms():
             known = ", ".join(stemmer.algorithms())
             raise ConfigError(f"language={language!r}: there is no stemmer for it. Use one of: {known}")
-        self.language, self._bm25 = language, bm25 or _bm25s().BM25(k1=K1, b=B)
-        stop, stem, lock = stop_words(language), stemmer.Stemmer(language).stemWord, threading.Lock()
+        self.language = language
+        self._bm25 = _bm25s().BM25(k1=K1, b=B) if bm25 is None else bm25
+        ignored, stem, lock = stop_words(language), stemmer.Stemmer(language).stemWord, threading.Lock()
 
         @functools.lru_cache(1 << 20)
         def stem_of(word: str) -> str:
-            with lock:  # a stemmer has a state
-                return "" if word in stop else stem(word)
+            """Return the stem of a word, or an empty string for a stop word."""
+            with lock:  # threads must not use a stemmer at the same time
+                return "" if word in ignored else stem(word)
 
         self._stem = stem_of
 
@@ -61,7 +63,7 @@ class LexicalIndex:
 
     @classmethod
     def build(cls, texts: Sequence[str], language: str = "") -> "LexicalIndex":
-        """Count the words of texts; without a language it is detected."""
+        """Count the words of texts. If no language is given, it is detected."""
         index = cls(language or detect_language(texts))
         vocabulary: dict[str, int] = {}
         rows = [[vocabulary.setdefault(word, len(vocabulary)) for word in index.words(text)] for text in texts]
@@ -72,7 +74,7 @@ class LexicalIndex:
 
     @classmethod
     def load(cls, folder: Path, language: str) -> "LexicalIndex":
-        """Load what `save` has written; scores stay on disk."""
+        """Load the files that `save` has written. Scores stay on disk."""
         return cls(language, _bm25s().BM25.load(folder, mmap=True, show_progress=False))
 
     def save(self, folder: Path) -> None:
@@ -90,12 +92,15 @@ class LexicalIndex:
 
 def split_words(text: str) -> list[str]:
     """Return words of two characters or more in lower case, and pairs of characters of scripts without spaces."""
-    text = unicodedata.normalize("NFKC", text.lower())
+    text = unicodedata.normalize("NFKC", text).lower()  # in this order: NFKC turns ™ into TM
     found = _WORD.findall(text)
     if not _UNSPACED.search(text):
         return found
-    split = ([*map("".join, itertools.pairwise(each))] or [each] if _UNSPACED.match(each) else [each] for each in found)
-    return [*itertools.chain.from_iterable(split)]
+    words: list[str] = []
+    for word in found:
+        is_unspaced = len(word) > 1 and _UNSPACED.match(word)
+        words += map("".join, itertools.pairwise(word)) if is_unspaced else [word]
+    return words
 
 
 def detect_language(texts: Sequence[str]) -> str:
@@ -108,8 +113,10 @@ def detect_language(texts: Sequence[str]) -> str:
 
 
 def stop_words(language: str, all_of_them: bool = False) -> frozenset[str]:
-    """Return the words that BM25 ignores: Lucene's 33 for English (or all 179), those of bm25s for other languages."""
-    name = {"english": "EN_PLUS" if all_of_them else "EN"}.get(language, language.upper())
+    """Return the words that BM25 ignores: Lucene's 33 for English (or all 179), and bm25s' for other languages."""
+    name = language.upper()
+    if language == "english":
+        name = "EN_PLUS" if all_of_them else "EN"
     return frozenset(getattr(_bm25s().stopwords, f"STOPWORDS_{name}", ()))
 
 
@@ -123,7 +130,7 @@ def _bm25s() -> Any:
 
 
 def best_rows(scores: Float[np.ndarray, " rows"], count: int) -> Int[np.ndarray, " best"]:
-    """Return the rows with the highest scores, best first; of equal ones the earlier row first."""
+    """Return the rows with the highest scores, best first. Rows with equal scores keep their order."""
     count = min(count, len(scores))
     if not count:
         return np.zeros(0, np.int64)
@@ -151,7 +158,7 @@ def combine(
         lexical: BM25 scores of the same candidates.
         weight: From 0 (embeddings only) to 1 (BM25 only).
         all_dense: Cosine similarities of all rows, or of a sample, whose mean and deviation standardise.
-        all_lexical: BM25 scores of all rows, for the same.
+        all_lexical: BM25 scores of all rows, whose mean and deviation standardise.
     """
     return (1 - weight) * _standardised(dense, all_dense) + weight * _standardised(lexical, all_lexical)
 
@@ -170,16 +177,15 @@ def choose_weight(
 ) -> float:
     """Choose the weight of BM25 for held-out queries, each with the rows that it should find, by nDCG@10.
 
-    `dense` are cosine similarities, `lexical` BM25 scores. The weight is the default, unless another of `WEIGHTS` is
-    better by more than one standard error over the queries.
+    `dense` are cosine similarities, and `lexical` are BM25 scores. The weight is the default, unless another one of
+    `WEIGHTS` is better by more than one standard error over the queries.
     """
-
-    def gain(one: np.ndarray, other: np.ndarray, wanted: Collection[int], weight: float) -> float:
-        return ndcg(best_rows(combine(one, other, weight, one, other), 10), dict.fromkeys(wanted, 1.0))
-
     tried = [DEFAULT_WEIGHT, *WEIGHTS]
-    queries = zip(dense, lexical, relevant, strict=True)
-    gains = np.array([[gain(*query, weight) for weight in tried] for query in queries])
+    gains = np.zeros((len(relevant), len(tried)))
+    for query, (by_cosine, by_words, wanted) in enumerate(zip(dense, lexical, relevant, strict=True)):
+        for column, weight in enumerate(tried):
+            scores = combine(by_cosine, by_words, weight, by_cosine, by_words)
+            gains[query, column] = ndcg(best_rows(scores, 10), dict.fromkeys(wanted, 1.0))
     if not len(gains):
         return DEFAULT_WEIGHT
     best = int(gains.mean(axis=0).argmax())

@@ -19,7 +19,7 @@ from diffcse_jax.errors import DataError
 
 STDIN = "-"
 TITLED = ("titled passage",)  # the column of documents with titles
-OVERLAP = 0.125  # of the tokens of a passage, which the next passage repeats
+OVERLAP = 0.125  # the share of a passage's tokens that the next passage repeats at most
 
 TEXT, LINE, FILE, ID, COLUMN = "sentence", "line", "file", "id", "column"  # the keys of a record
 TITLE, DOCUMENT, START = "title", "document", "start"  # of passages: the first character in the text is `start`
@@ -49,9 +49,10 @@ def checked_sentences(sentences: Any) -> list[str]:
 
 
 def records_of(sentences: Any, *, titled: bool = False) -> Sequence[Record]:
-    """Return the texts of a file or folder, a list of dicts or an iterable of strings as records.
+    """Return the texts of a file or folder, a list of dicts, or an iterable of strings as records.
 
-    Raises `DataError` unless each dict has a string as its `sentence`, and all else is a string.
+    Raises:
+        DataError: A dict's `sentence` is missing or not a string, an item is not a string, or a file is unreadable.
     """
     if isinstance(sentences, str | Path):
         return [*read_records(sentences, "build_index", titled=titled)]
@@ -105,7 +106,7 @@ def read_records(
         option: The option that named it, for errors.
         columns: Columns whose texts are read. By default the only one, or the first with a known name.
         id_column: A column whose values identify the rows.
-        titled: Read the titles of documents, too.
+        titled: Also read the titles of documents.
         on_bad_line: What to do about a line without text: `skip` or `error`.
     """
     if str(source) == STDIN:
@@ -148,19 +149,24 @@ def in_chunks(records: Iterable[Record], rows: int) -> Iterator[list[Record]]:
 
 
 def table_of(records: Sequence[Record]) -> pa.Table:
-    """Return the records as a table with a column for each key, null where a record does not have it."""
-    names = dict.fromkeys(itertools.chain.from_iterable(records)) or {TEXT: ""}
-    return pa.table({name: pa.array([record.get(name) for record in records]) for name in names})
+    """Return the records as a table with a column for each key. It is null where a record does not have the key."""
+    columns = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(records)) or (TEXT,):
+        try:
+            columns[name] = pa.array([record.get(name) for record in records])
+        except pa.ArrowException as error:
+            raise DataError(f"the values of {name!r} differ in type: {error}. Give strings only") from error
+    return pa.table(columns)
 
 
 # Passages
 
 
 def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
-    """Split a text into overlapping passages of at most `limit` tokens.
+    """Split a text, whose tokens have the places `tokens`, into overlapping passages of at most `limit` tokens.
 
-    A passage ends at the end of a sentence or else of a word, if its second half has one. The next passage begins where
-    a sentence or else a word begins, at most an eighth of a passage earlier. `tokens` are the places of the tokens.
+    A passage ends with the last sentence that ends in its second half. If none does, it ends with a word. The next
+    passage begins up to an eighth of a passage earlier: with a sentence or, if none begins there, with a word.
     """
     begins = [start for start, _ in tokens]
     words = {number for number in range(1, len(tokens)) if tokens[number - 1][1] < begins[number]}
@@ -176,14 +182,14 @@ def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
 
 
 def _first(places: Iterable[int], *kinds: Container[int]) -> int | None:
-    """Return the first of the places that is of the first kind, or else of the second."""
+    """Return the first place that is of the first kind. If there is none, try the next kind."""
     return next((place for kind in kinds for place in places if place in kind), None)
 
 
 def as_passages(records: Sequence[Record], spans: Sequence[Sequence[Span]] = ()) -> list[Record]:
-    """Return records with passages of the texts and their places. Without `spans`, texts are kept whole.
+    """Return a record for each passage of each text. Without `spans`, texts stay whole.
 
-    Texts of the same place belong to one document.
+    Records with the same `file` and `line` are passages of one document. Records without these get a `document`.
     """
     found: list[Record] = []
     for number, record in enumerate(records):
@@ -195,16 +201,16 @@ def as_passages(records: Sequence[Record], spans: Sequence[Sequence[Span]] = ())
 
 
 def documents_of(table: pa.Table) -> Int[np.ndarray, " rows"]:
-    """Return the number of each row's document. Only passages share one."""
-    if START not in table.column_names:
+    """Return the number of each row's document. Only passages, which have a `start`, share one."""
+    places = [table[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in table.column_names]
+    if not places or START not in table.column_names:
         return np.arange(len(table))
-    places = (table[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in table.column_names)
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)])
 
 
 def title_of(record: Record) -> str:
-    """Return the title with a space, or an empty string: what stands in front of a passage to be searched."""
+    """Return what stands in front of a passage that is searched: its title and a space, or an empty string."""
     return f"{record[TITLE]} " if record.get(TITLE) else ""
 
 
