@@ -126,6 +126,8 @@ def test_comparisons_by_hand():
     assert compare(first, first) == {"difference": 0, "low": 0, "high": 0, "p": 1}
     p = pytest.approx(2 / 2**6)  # only all signs alike give as large a mean
     assert compare(first, first + 6) == {"difference": 6, "low": 6, "high": 6, "p": p}
+    with pytest.raises(DataError, match="two queries or more"):
+        compare(first[:1], first[1:2])
 
 
 def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
@@ -135,6 +137,9 @@ def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
     run = tmp_path / "runs/angles.tiny.trec"
     ranking = read_run(run, read_collection(beir))
     assert {query: [*found] for query, found in ranking.items()} == {"q1": ["d1", "d2", "3"], "q2": ["3", "d2", "d1"]}
+    close = {"q1": {"d1": 0.9000001, "d2": 0.90000004}}
+    retrieval.write_run(tmp_path / "close.trec", close, "it")
+    assert read_run(tmp_path / "close.trec", read_collection(beir)) == close
     second = task.run(letters(), tmp_path, Settings(against=run))
     found = {"model": "it", "pooler": "avg", "tasks": {task.name: second}, "not_official": {}, "missing": {}}
     assert "95% interval +0.00 to +0.00, p = 1.0000 (randomisation test)" in details(found)

@@ -59,14 +59,16 @@ def encode_pairs(
 ) -> list[Float32[np.ndarray, "_ dim"]]:
     """Return the embeddings of queries and those of targets, with the encoder's prompts of queries and documents.
 
-    Texts of one kind (`symmetric`), such as the halves of sentences, have one prompt.
+    `symmetric` says that both are texts of one kind, such as the halves of sentences. They have one prompt.
     """
     prompts = encoder.prompts
-    query, document = (prompts.symmetric,) * 2 if symmetric else (prompts.query, prompts.document)
-    if query == document:
-        return encode_groups(encoder, [queries, targets], batch_size, query)
-    sides = (queries, query), (targets, document)
-    return [encoder.encode(texts, batch_size=batch_size, prompt=prompt) for texts, prompt in sides]
+    if symmetric or prompts.query == prompts.document:
+        prompt = prompts.symmetric if symmetric else prompts.query
+        return encode_groups(encoder, [queries, targets], batch_size, prompt)
+    return [
+        encoder.encode(queries, batch_size=batch_size, prompt=prompts.query),
+        encoder.encode(targets, batch_size=batch_size, prompt=prompts.document),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Task:
         splits: Files of each split (or subset), relative to SentEval's `downstream` folder.
         read: Returns the content of a split's files. If a file is invalid, a `DataError` names file and line.
         score: Returns named scores, x 100, of an encoder on the content of the splits.
-        modes: The modes that it has data for. `dev` does not read the split `test`.
+        modes: The modes that the task has data for. The mode `dev` does not read the split `test`.
         one_split: Whether only the last split is read.
     """
 

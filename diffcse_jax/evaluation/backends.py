@@ -31,7 +31,7 @@ WRITTEN = ("config", "modules.json", sentence_folder.TEXT_SETTINGS)  # files tha
 def load_encoder(model: str, settings: Settings) -> Encoder:
     """Load a model on the backend `jax` or `torch`, and post-process its embeddings if the settings say so.
 
-    PyTorch reads the export of a run.
+    For the folder of a run, `torch` loads the run's export.
     """
     path = expand_path(model)
     load: Callable[..., Encoder] = SentenceEncoder.from_pretrained

@@ -35,11 +35,11 @@ STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR,
 DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
 MOST_PAIRS = 1000
 MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 pairs cannot tell from chance
-FEWEST_WORDS = 6  # of a sentence that is halved
-MOST_WORDS = 64  # of a rest
-MOST_TOKENS = 128  # of a passage that is searched
-WINDOWS = 2  # of a passage
-KEYWORDS = 5
+FEWEST_WORDS = 6  # in a sentence that is halved
+MOST_WORDS = 64  # in the rest of a document after its lead
+MOST_TOKENS = 128  # in a passage that is searched
+WINDOWS = 2  # for each passage
+KEYWORDS = 5  # for each passage
 
 Training = Callable[[], Iterable[str]]
 Texts = dict[str, Any]  # a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs
@@ -53,9 +53,9 @@ class DevEvaluation:
 
     chosen: Any  # the metric that chooses the best checkpoint; in fine-tuning it measures another kind of model
     text: str  # identifies the text of that metric
-    also: Sequence[Metric] = ()  # metrics of `eval.beside`, which are only reported
-    hold: Sequence[RetrievalMetric] = ()  # metrics of `eval.hold`, which the exported model may not lower
-    drift_check: Metric | None = None  # of general quality, which training on a narrow domain may lower
+    also: Sequence[Metric] = ()  # the metrics of `eval.beside`, which are only reported
+    hold: Sequence[RetrievalMetric] = ()  # the metrics of `eval.hold`, which the exported model may not lower
+    drift_check: Metric | None = None  # measures general quality, which training on a narrow domain may lower
 
     @property
     def metric(self) -> str:
@@ -96,8 +96,8 @@ def build_dev_evaluation(
 ) -> DevEvaluation:
     """Build the evaluation that `eval` describes, the same on all processes.
 
-    If STS data is needed and missing, the halves of training sentences replace it as the metric that chooses, and other
-    metrics that need it are left out. Standard error says so.
+    If STS data is needed and missing, `halves_retrieval` on training sentences replaces the metric that chooses, and
+    other metrics that need the data are left out, with a warning on standard error.
 
     Args:
         config: The run's configuration.
@@ -158,7 +158,7 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
 
 
 def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAIRS) -> Texts:
-    """Return a metric and its text; of pairs made from documents or sentences, at most `most`."""
+    """Return a metric and its text. If pairs are made from documents or sentences, there are at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")
     texts: Texts = {"name": metric}
@@ -177,7 +177,7 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
         return texts | {"queries": retrieval.read_retrieval_pairs(file or options.pairs_file)}
     if kind == retrieval.COLLECTION:
         return texts | {"collection": retrieval.read_collection(expand_path(file))}
-    path = expand_path(options.pairs_file)
+    path = expand_path(options.pairs_file)  # the metric is pairs_spearman
     own = read_pairs(path, Form(0, (1, 2), labels=(-1e9, 1e9)))
     if np.ptp(own.gold) == 0:
         raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
@@ -185,7 +185,7 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
 
 
 def _metric_of(texts: Texts, batch_size: int) -> Any:
-    """Return the metric of `_texts`, which may have been JSON."""
+    """Return the metric of `_texts`, which other processes receive as JSON: with lists instead of tuples."""
     name = texts["name"]
     if "queries" in texts:
         return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
@@ -219,7 +219,7 @@ def _sts_pairs(options: EvalConfig) -> dict[str, ScoredPairs]:
 # Queries made of unlabelled text
 
 
-def queries_of_documents(file: str) -> Any:
+def queries_of_documents(file: str) -> RetrievalMetric:
     """Return the dev metric `mixed_retrieval` of all documents of a file, folder or collection."""
     data = DataConfig(train_file=file, held_out=1.0, max_length=MOST_TOKENS)
     queries = held_out_queries(data, "mixed_retrieval", MOST_PAIRS)
@@ -248,9 +248,9 @@ def held_out_queries(data: DataConfig, metric: str, most: int) -> list[Query]:
 
 
 def choose_queries(queries: Iterable[Query], limit: int, order: Callable[[str], int] = digest) -> list[Query]:
-    """Choose queries with the lowest `order`, a hash, whatever order they come in.
+    """Choose at most `limit` queries: those with the lowest `order`, a hash, whatever order they come in.
 
-    They share texts only with others of their passage. Memory holds at most four times the limit.
+    Chosen queries of different passages share no text. Memory holds at most four times the limit.
     """
     lowest: dict[int, Query] = {}
     for query in queries:
@@ -265,7 +265,7 @@ def choose_queries(queries: Iterable[Query], limit: int, order: Callable[[str], 
 
 
 def training_halves(training: Callable[[], Iterable[str]], most: int) -> Pairs:
-    """Return the halves of the first different sentences; of short ones only if there are no others."""
+    """Return the halves of the first `most` different sentences. Short ones are used only if there are no others."""
     found: dict[str, None] = {}
     for fewest in (FEWEST_WORDS, 2):
         for sentence in training():
@@ -317,18 +317,18 @@ def _sentences_and_rests(passage: str) -> Iterator[tuple[str, str]]:
 
 
 def _windows_and_rests(passage: str) -> Iterator[tuple[str, str]]:
-    """Yield windows whose sizes and places a hash of the passage chooses."""
-    count = len(words(passage))
+    """Yield windows of a passage of `pairs.FEWEST_WORDS` or more. A hash of the passage chooses sizes and places."""
+    count, (shortest, longest) = len(words(passage)), WINDOW
     for number in range(WINDOWS):
-        sizes, places = divmod(digest(f"{number} {passage}"), 1 << 32)
-        size = WINDOW[0] + sizes % (min(WINDOW[1], count - WINDOW[0]) - WINDOW[0] + 1)
-        start = places % (count - size + 1)
+        random_size, random_start = divmod(digest(f"{number} {passage}"), 1 << 32)
+        size = shortest + random_size % (min(longest, count - shortest) - shortest + 1)
+        start = random_start % (count - size + 1)
         rest = join(filter(None, [some_words(passage, 0, start), some_words(passage, start + size)]))
         yield some_words(passage, start, start + size), rest
 
 
 def _keywords(passage: str) -> str:
-    """Return the longest words, in their order."""
+    """Return the longest words, in the order of the passage."""
     distinct = list(dict.fromkeys(word.strip(string.punctuation) for word in words(passage)))
     longest = sorted(distinct, key=len, reverse=True)[:KEYWORDS]
     return " ".join(word for word in distinct if word in longest)

@@ -1,6 +1,6 @@
-"""Dev metrics of an encoder, with intervals, and search systems that are compared on the queries of one.
+"""Dev metrics of an encoder, with intervals, and a comparison of search systems on the queries of a metric.
 
-Before anyone trains, they try BM25, and then BM25 added to an encoder. A gain says little if one of these is better.
+BM25, and an encoder with BM25, need no training. A gain by training says little if one of these is better.
 """
 
 import dataclasses
@@ -53,8 +53,8 @@ class RetrievalMetric(Metric):
 
     queries: Sequence[str]
     targets: Sequence[str]
-    passages: Sequence[int] | None = None  # of each query; see `retrieval.target_ranks`
-    document_of: Sequence[int] | None = None  # of each query; intervals resample documents
+    passages: Sequence[int] | None = None  # the passage of each query; see `retrieval.target_ranks`
+    document_of: Sequence[int] | None = None  # the document of each query; intervals resample documents
 
     def measure(self, encoder: Encoder) -> Measured:
         symmetric = self.name in SYMMETRIC_METRICS
@@ -70,14 +70,13 @@ class RetrievalMetric(Metric):
 
     @property
     def units(self) -> str:
-        documents = len(set(self.document_of or self.queries))
-        of = f" of {documents:,} documents" if self.document_of and documents < len(self.queries) else ""
-        return f"{len(self.queries):,} queries{of}"
+        queries, documents = len(self.queries), len(set(self.document_of or ()))
+        return f"{queries:,} queries" + (f" of {documents:,} documents" if 0 < documents < queries else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class CorrelationMetric(Metric):
-    """Spearman's correlation of cosine similarities with human ratings: of one set of pairs, or the average of all."""
+    """Spearman's correlation of cosine similarities with human ratings: on one set of pairs, or the mean over all."""
 
     sets: Mapping[str, ScoredPairs]  # by the name of their score
 
@@ -158,8 +157,8 @@ def paired_interval(
         before, after: The scores of the models per item, by data set.
         golds: For each data set, the ratings to correlate with. None: scores are averaged.
         ranked: Correlate ranks (Spearman), not values (Pearson).
-        documents: The document of each item of averaged scores: a draw has all items of a document or none. None: each
-            item is drawn by itself.
+        documents: The document of each item, if scores are averaged: documents are drawn with all of their items.
+            None: items are drawn.
     """
 
     def correlation(scores: np.ndarray, gold: np.ndarray) -> float:
@@ -170,8 +169,8 @@ def paired_interval(
     differences = np.zeros(RESAMPLES)
     for first, second, gold in zip(map(np.array, before), map(np.array, after), golds, strict=True):
         if gold is None:
-            of = np.unique(np.arange(len(first)) if documents is None else documents, return_inverse=True)[1]
-            gains, sizes = np.bincount(of, second - first), np.bincount(of)
+            document_of = np.arange(len(first)) if documents is None else np.unique(documents, return_inverse=True)[1]
+            gains, sizes = np.bincount(document_of, second - first), np.bincount(document_of)
             drawn = rng.integers(len(sizes), size=(RESAMPLES, len(sizes)))
             differences += gains[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
             continue
@@ -194,7 +193,7 @@ class System:
     weight: float  # of BM25 in hybrid search, chosen on all queries
     # 100 / rank of each query's target. In hybrid search the weight is chosen on the other half of the queries.
     reciprocal_ranks: Float[np.ndarray, " queries"]
-    documents: Sequence[int] | None = None  # of each query, as intervals resample documents; None: queries
+    documents: Sequence[int] | None = None  # the document of each query, for intervals; see `paired_interval`
 
     @property
     def score(self) -> float:
@@ -214,33 +213,33 @@ class System:
 
 
 def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) -> list[System]:
-    """Search for the targets of a dev metric, by BM25, each encoder, and each encoder with BM25, in this order."""
-    index = LexicalIndex.build(metric.targets)
-    words, own = retrieval.competing(np.stack([index.scores(query) for query in metric.queries]), metric.passages)
-    of = metric.document_of
-    systems = [System(BM25, "lexical", "", 1.0, 100 / retrieval.ranks_among(words, own), of)]
+    """Search for the targets of a dev metric: by BM25, then by each encoder, alone and with BM25."""
+    index, documents = LexicalIndex.build(metric.targets), metric.document_of
+    bm25 = np.stack([index.scores(query) for query in metric.queries])
+    words, own = retrieval.competing(bm25, metric.passages)
+    systems = [System(BM25, "lexical", "", 1.0, 100 / retrieval.ranks_among(words, own), documents)]
     for name, encoder in encoders.items():
         queries, targets = map(normalize, encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size))
-        similarities, own = retrieval.competing(queries @ targets.T, metric.passages)
-        systems.append(System(name, "dense", name, 0.0, 100 / retrieval.ranks_among(similarities, own), of))
+        similarities, _ = retrieval.competing(queries @ targets.T, metric.passages)
+        systems.append(System(name, "dense", name, 0.0, 100 / retrieval.ranks_among(similarities, own), documents))
         weight, ranks = _hybrid(similarities, words, own)
-        systems.append(System(f"{name} + {BM25}", "hybrid", name, weight, 100 / ranks, of))
+        systems.append(System(f"{name} + {BM25}", "hybrid", name, weight, 100 / ranks, documents))
     return systems
 
 
 def _hybrid(
     similarities: Scores, words: Scores, own: Int[np.ndarray, " queries"]
 ) -> tuple[float, Float[np.ndarray, " queries"]]:
-    """Return the weight of BM25 for all queries, and their ranks with a weight from the other half of them."""
+    """Return the weight of BM25 for all queries, and ranks with a weight that the other half of the queries chose."""
 
     def chosen(half: slice) -> float:
         return choose_weight(similarities[half], words[half], own[half, None].tolist())
 
-    even, odd = slice(0, None, 2), slice(1, None, 2)
-    ranks = np.zeros(len(words))
+    ranks, even, odd = np.zeros(len(words)), slice(0, None, 2), slice(1, None, 2)
     for half, other in ((even, odd), (odd, even)):
-        pairs, weight = zip(similarities[half], words[half], strict=True), chosen(other)
-        fused = np.stack([combine(one, found, weight, one, found) for one, found in pairs])
+        weight = chosen(other)
+        scores = zip(similarities[half], words[half], strict=True)
+        fused = np.stack([combine(dense, lexical, weight, dense, lexical) for dense, lexical in scores])
         ranks[half] = retrieval.ranks_among(fused, own[half])
     return chosen(slice(None)), ranks
 
@@ -256,12 +255,11 @@ def recommend(systems: Sequence[System]) -> System:
 
 def describe(systems: Sequence[System]) -> list[str]:
     """Return lines of a table: each system's score and its interval."""
-    width = max(len(system.name) for system in systems)
-    return [
-        f"  {system.name:<{width}}  {system.score:6.2f}  ({low:.2f} to {high:.2f})"
-        for system in systems
-        for low, high in [system.interval()]
-    ]
+    width, lines = max(len(system.name) for system in systems), []
+    for system in systems:
+        low, high = system.interval()
+        lines.append(f"  {system.name:<{width}}  {system.score:6.2f}  ({low:.2f} to {high:.2f})")
+    return lines
 
 
 def describe_recommendation(systems: Sequence[System], recommended: System) -> str:

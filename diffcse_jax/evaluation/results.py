@@ -1,6 +1,5 @@
 """Results of an evaluation as tables in text, Markdown or LaTeX, next to published scores."""
 
-import re
 import statistics
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ Results = dict[str, Any]
 RECORDED = ("backend", "mode", "aggregation", "post")  # settings kept with results
 GROUPS = {"sts": tuple(task.name for task in STS_TASKS), "transfer": tuple(task.name for task in TRANSFER_TASKS)}
 
-# A task's column shows the first that it has.
+# A task's column shows the first of these scores that the task has.
 SCORES = ("spearman", "acc", "devacc", CHOOSES, "mrr")
 PROBES = {"geometry": ("alignment", "uniformity"), "retrieval": tuple(f"recall@{k}" for k in CUTOFFS)}
 SHORT_NAMES = {"STSBenchmark": "STS-B", "SICKRelatedness": "SICK-R"} | {
@@ -108,8 +107,9 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
     titles = [labels, *map(task_title, columns)]
     lines = [titles, *([row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows)]
     if style == "latex":
-        marks = {"±": r"$\pm$", "<": "$<$"}
-        cells = [[re.sub("[_%&{}±<]", lambda m: marks.get(m[0], "\\" + m[0]), cell) for cell in line] for line in lines]
+        escapes = {character: f"\\{character}" for character in "_%&#${}"}
+        escaped = str.maketrans(escapes | {"±": r"$\pm$", "<": "$<$", "~": r"\textasciitilde{}"})
+        cells = [[cell.translate(escaped) for cell in line] for line in lines]
         head, *body = (" & ".join(line) + r" \\" for line in cells)
         begin = rf"\begin{{tabular}}{{l{'r' * len(columns)}}}"
         return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
@@ -122,7 +122,7 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
 
 
 def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[list[str], list[Row]]]:
-    """Return columns and rows of tables with a row per model and a column per task, below published scores."""
+    """Return the columns and rows of tables: a column for each task, published scores, and a row for each model."""
     scores = [scores_by_column(results) for results in models]
     measured = [
         Row(_label(results), format_scores(own) | {"pooler": results["pooler"]})
@@ -147,25 +147,32 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
 
 def details(results: Results) -> str:
     """Return all scores of a model, and what a reader must know about them, one line for each."""
-    defaults = {name: getattr(DEFAULTS, name) for name in RECORDED}
-    how = [f", {name} {results[name]}" for name, default in defaults.items() if results.get(name, default) != default]
-    lines = [f"{_label(results)}, pooler {results['pooler']}{''.join(how)}"]
+    head = f"{_label(results)}, pooler {results['pooler']}"
+    for name in RECORDED:
+        default = getattr(DEFAULTS, name)
+        if (value := results.get(name, default)) != default:
+            head += f", {name} {value}"
+    lines = [head]
     for name, scores in results["tasks"].items():
-        title, other = task_title(name), scores.get("against")
+        title = task_title(name)
         numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
         numbers |= {"dev spearman": scores["dev"]["spearman"]} if "dev" in scores else {}
         lines.append(f"{title}: {', '.join(f'{key} {score}' for key, score in format_scores(numbers).items())}")
-        if other:
+        if other := scores.get("against"):
             difference = f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f})"
             interval = f"95% interval {other['low']:+.2f} to {other['high']:+.2f}"
             lines.append(f"{title}: {CHOOSES} {difference}, {interval}, p = {other['p']:.4f} (randomisation test)")
         for example in scores.get("examples", ()):
             lines += [f"  {example['query']}", *(f"    {score:.2f} {text}" for text, score in example["hits"])]
-    lines += [f"{task_title(name)}: not the official data: {how}" for name, how in results["not_official"].items()]
-    return "\n".join([*lines, *(f"{task_title(name)}: missing: {why}" for name, why in results["missing"].items())])
+    lines += [f"{task_title(name)}: not the official data: {why}" for name, why in results["not_official"].items()]
+    lines += [f"{task_title(name)}: missing: {why}" for name, why in results["missing"].items()]
+    return "\n".join(lines)
 
 
 def _label(results: Results) -> str:
-    size, not_official = results.get("truncate_dim"), results.get("not_official", {})
-    label = f"{results['model']}, {size} dimensions" if size else results["model"]
-    return label + (f" (not the official data: {', '.join(map(task_title, not_official))})" if not_official else "")
+    label = results["model"]
+    if size := results.get("truncate_dim"):
+        label += f", {size} dimensions"
+    if not_official := results.get("not_official"):
+        label += f" (not the official data: {', '.join(map(task_title, not_official))})"
+    return label

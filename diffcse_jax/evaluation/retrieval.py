@@ -20,17 +20,17 @@ from diffcse_jax.errors import DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
-from diffcse_jax.io import expand_path, write_text
+from diffcse_jax.io import disk_errors, expand_path, write_text
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
 
 BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
-DOCSTRINGS = "docstrings"  # instead of a file: the pairs that training on `docstrings` holds out
+DOCSTRINGS = "docstrings"  # a name, instead of a file, for the pairs that training on `docstrings` holds out
 MOST_DOCSTRINGS = 1000
 COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
 DEPTH = 1000  # hits kept for each query, as in TREC's runs
-CHOOSES = "ndcg@10"  # the measure that a dev metric is chosen by, and that two systems are compared by
+CHOOSES = "ndcg@10"  # the measure that chooses the best checkpoint, and by which two systems are compared
 _MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}  # as ir-measures calls them
 # The files of BEIR's form and of TREC's; the first that exists is read.
 _DOCUMENTS, _QUERIES = ("corpus.jsonl", "collection.tsv"), ("queries.jsonl", "queries.tsv", "topics.tsv")
@@ -70,8 +70,8 @@ def target_ranks(
 ) -> Float[np.ndarray, " sentences"]:
     """Return the rank, from 1, of target i for query i. Ties share their mean rank.
 
-    `passages` are those that the targets are most of. A target competes with the first target of each other passage.
-    None: each target is a passage of its own.
+    `passages` are the numbers of the passages from which the targets are taken. Targets of one passage do not compete:
+    a query ranks its own target among the first targets of all other passages. None: no targets share a passage.
     """
     queries, targets = normalize(queries), normalize(targets)
     blocks = ((start, queries[start : start + BLOCK] @ targets.T) for start in range(0, len(queries), BLOCK))
@@ -85,8 +85,8 @@ def competing(
 
     `scores` are those of all targets for the queries `start`, `start` + 1, ...; `passages` are as for `target_ranks`.
     """
-    of = np.arange(scores.shape[1]) if passages is None else passages
-    _, first, columns = np.unique(of, return_index=True, return_inverse=True)
+    passage_of = np.arange(scores.shape[1]) if passages is None else passages
+    _, first, columns = np.unique(passage_of, return_index=True, return_inverse=True)
     rows, own = np.arange(len(scores)), columns[start : start + len(scores)]
     found = scores[:, first]
     found[rows, own] = scores[rows, start + rows]
@@ -107,7 +107,7 @@ def ranks_among(
 def score_retrieval(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
     """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10).
 
-    Scores are recall at 1, 5 and 10, x 100. `examples` are the best hits of the user's queries, if there are any.
+    Scores are recall at 1, 5 and 10, x 100. If the settings name queries, `examples` are their best hits.
     """
     (pairs,) = content.values()
     rows = np.flatnonzero(np.array(pairs.gold) == 5.0)
@@ -221,14 +221,16 @@ def _first_file(folder: Path, names: Iterable[str]) -> Path:
 def _read_texts(path: Path) -> dict[str, str]:
     """Read texts by their id."""
     texts: dict[str, str] = {}
+    is_json = path.suffix == ".jsonl"
     for number, line in numbered_lines(path):
-        if path.suffix == ".jsonl":
-            (key, text), form = _from_json(line), "an object with `_id` and `text`"
+        if is_json:
+            key, text = _from_json(line)
         else:
-            (key, tab, text), form = line.partition("\t"), "an id, a tab and a text"
+            key, tab, text = line.partition("\t")
             key = key.strip() if tab else ""
         if not key:
-            raise DataError(f"{path}, line {number}: expected {form}")
+            expected = "an object with `_id` and `text`" if is_json else "an id, a tab and a text"
+            raise DataError(f"{path}, line {number}: expected {expected}")
         if key in texts:
             raise DataError(f"{path}, line {number}: the id {key[:60]!r} occurs twice")
         texts[key] = text.strip()
@@ -236,14 +238,15 @@ def _read_texts(path: Path) -> dict[str, str]:
 
 
 def _from_json(line: str) -> tuple[str, str]:
-    """Return the id and the text of an object, or empty strings if the line is not valid."""
+    """Return the id of an object, and its title and text. They are empty strings if the line is not valid."""
     row = None
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
     if not isinstance(row, dict) or row.get("_id") is None or not isinstance(row.get("text"), str):
         return "", ""
-    title = row.get("title")
-    return str(row["_id"]), f"{title} {row['text']}" if title and isinstance(title, str) else row["text"]
+    title, text = row.get("title"), row["text"]
+    has_title = isinstance(title, str) and title
+    return str(row["_id"]), f"{title} {text}" if has_title else text
 
 
 def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> dict[str, dict[str, float]]:
@@ -263,8 +266,8 @@ def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> di
     library = require_extra("ir_measures", "search")
     names = {library.parse_measure(theirs): ours for ours, theirs in _MEASURES.items()}
     scores: dict[str, dict[str, float]] = {ours: dict.fromkeys(judgements, 0.0) for ours in _MEASURES}
-    for each in library.iter_calc([*names], judgements, ranking):
-        scores[names[each.measure]][each.query_id] = 100 * each.value
+    for found in library.iter_calc([*names], judgements, ranking):
+        scores[names[found.measure]][found.query_id] = 100 * found.value
     return scores
 
 
@@ -273,8 +276,13 @@ def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " qu
 
     Returns:
         The mean `difference`, second minus first; `low` and `high` of its 95% interval by the paired bootstrap; and `p`
-        of a paired randomisation test with two sides (Smucker et al. 2007).
+        of a two-sided paired randomisation test (Smucker et al. 2007).
+
+    Raises:
+        DataError: There is only one query.
     """
+    if len(first) < 2:
+        raise DataError("two systems can only be compared by two queries or more")
     differences = second - first
     if not differences.any():
         return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
@@ -289,13 +297,15 @@ def write_run(path: Path, ranking: Ranking, name: str) -> None:
     lines = []
     for query, scores in ranking.items():
         best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-        lines += [f"{query} Q0 {document} {rank} {score:.6f} {name}" for rank, (document, score) in enumerate(best, 1)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, "\n".join([*lines, ""]))
+        for rank, (document, score) in enumerate(best, 1):  # all digits of a float32, so that no ties arise
+            lines.append(f"{query} Q0 {document} {rank} {score:.9g} {name}")
+    with disk_errors(path, safe="Nothing else was changed.", instead="name another folder with --runs"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "\n".join([*lines, ""]))
 
 
 def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
-    """Read a ranking in TREC's form. Other queries than those of the collection are left out."""
+    """Read a ranking in TREC's form. Queries that the collection does not have are left out."""
     ranking: dict[str, dict[str, float]] = {}
     for number, line in numbered_lines(path):
         try:
@@ -318,14 +328,14 @@ def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[st
     """Search a collection of the user's own, write the ranking, and compare it with another one."""
     place = expand_path(file)
     collection = read_collection(place)
+    other = read_run(settings.against, collection) if settings.against else None  # before the search, which takes long
     ranking = search(encoder, collection)
     scores = measure(collection.judgements, ranking)
     if settings.runs:
         write_run(settings.runs / f"{settings.model}.{place.name}.trec", ranking, settings.model)
-    result: dict[str, Any] = {name: float(np.mean([*each.values()])) for name, each in scores.items()}
-    if settings.against:
-        other = measure(collection.judgements, read_run(settings.against, collection))[CHOOSES]
-        before, after = (np.array([each[query] for query in collection.queries]) for each in (other, scores[CHOOSES]))
-        result["against"] = {"run": str(settings.against), CHOOSES: float(np.mean([*other.values()]))}
-        result["against"] |= compare(before, after)
+    result: dict[str, Any] = {name: float(np.mean([*by_query.values()])) for name, by_query in scores.items()}
+    if other:
+        before = np.array([*measure(collection.judgements, other)[CHOOSES].values()])
+        after = np.array([*scores[CHOOSES].values()])
+        result["against"] = {"run": str(settings.against), CHOOSES: float(before.mean())} | compare(before, after)
     return result | {"n": len(collection.queries)}

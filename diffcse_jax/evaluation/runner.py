@@ -28,13 +28,13 @@ from diffcse_jax.io import write_json
 def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """Compare BM25, the encoder, and both together on queries made of the user's documents, without any labels."""
     metric = queries_of_documents(file)
-    bm25, dense, hybrid = systems = compare_systems({"encoder": encoder}, metric)
+    systems = compare_systems({"encoder": encoder}, metric)
+    bm25, dense, hybrid = systems
     found = {"mrr": dense.score, HYBRID: hybrid.score, BM25: bm25.score, "n": len(metric.queries)}
     return found | {"systems": [system.summary() for system in systems]}
 
 
-_TASKS = (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)
-TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
+TASKS = {task.name: task for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)}
 # The tasks on the user's own files, which are named KIND:FILE.
 OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
     retrieval.COLLECTION: retrieval.score_collection,
@@ -58,12 +58,12 @@ def find_task(name: str) -> Task:
     kind, _, file = name.partition(":")
     if not file:
         return TASKS[name]
-    # Its function reads the file, so there are no splits to read.
+    # The scoring function reads the file, so the task has no splits.
     return Task(name, {}, read=tuple, score=lambda encoder, _, settings: OWN[kind](encoder, file, settings))
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
-    """Return task names, each once, with groups replaced by those of their tasks that have data for the mode.
+    """Return the names of tasks, each once. A group stands for its tasks that have data for the mode.
 
     Case and punctuation of names do not matter.
     """
@@ -103,7 +103,7 @@ def run(
     """Evaluate models, write `results.json` and pictures, and print tables, as `diffcse evaluate` does.
 
     Returns:
-        The exit code: 0, or 3 if data of a task is missing and may not be.
+        The exit code: 0, or 3 if data of a task is missing, unless `allow_missing` is set.
     """
     if with_published and settings.mode == "dev":
         raise ConfigError("--published scores are scores of test splits. Leave out --mode dev")
@@ -131,15 +131,17 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     """
     tasks, mode = _plan(settings), settings.mode
     folder = Path() if all(map(own_kind, tasks)) else senteval_folder(settings.data_dir)
-    settings = dataclasses.replace(settings, model="-".join(Path(model).parts[-2:]).strip("/.").replace(" ", "_"))
-    missing = {
-        name: f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if paths[1:] else "")
-        for name, task in tasks.items()
-        if (paths := task.missing(folder, mode))
-    }
+    short_name = "-".join(Path(model).parts[-2:]).strip("/.").replace(" ", "_")
+    settings = dataclasses.replace(settings, model=short_name or "model")  # `.` has no name
+    missing = {}
+    for name, task in tasks.items():
+        if paths := task.missing(folder, mode):
+            more = f" and {len(paths) - 1} more of its files" if len(paths) > 1 else ""
+            missing[name] = f"not found: {paths[0]}{more}"
     encoder = CachedEncoder(load_encoder(model, settings))
-    has_prompt = encoder.prompts.default or all(map(own_kind, tasks))  # those of queries and documents
-    if not has_prompt and (warning := encoder.prompts.warning(model)):
+    # Tasks on the user's own files use the prompts of queries and documents, and other tasks the default prompt.
+    uses_prompts = encoder.prompts.default or all(map(own_kind, tasks))
+    if not uses_prompts and (warning := encoder.prompts.warning(model)):
         warn_user(warning)
     found: Results = {
         "model": model,
@@ -185,9 +187,9 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
     """
     means: dict[str, float | None] = {}
     for group, score in (("sts", "spearman"), ("transfer", "devacc" if mode == "dev" else "acc")):
-        names = expand_groups([group], mode)
-        complete = all(name in tasks for name in names)
-        means[group] = round(statistics.fmean(round(tasks[name][score], 2) for name in names), 2) if complete else None
+        names, means[group] = expand_groups([group], mode), None
+        if all(name in tasks for name in names):
+            means[group] = round(statistics.fmean(round(tasks[name][score], 2) for name in names), 2)
     return means
 
 

@@ -75,7 +75,7 @@ class Features(NamedTuple):
     splits: dict[str, Rows]
 
     def test(self, weights: Weights, rows: Rows | None, *, with_f1: bool = False) -> Scores:
-        """Return a classifier's scores on these rows, x 100 with two decimals. Without rows, there are none."""
+        """Return a classifier's scores on these rows, x 100 with two decimals; no scores if `rows` is None."""
         if rows is None:
             return {}
         predicted, labels = predict(weights, self.inputs[rows]), self.labels[rows]
@@ -88,7 +88,7 @@ class Fit(NamedTuple):
 
     train: Int[np.ndarray, " train"]
     dev: Int[np.ndarray, " dev"]
-    permuted: int = 0  # number of rows that a permutation split into `train` and `dev`; 0 if the split was given
+    permuted: int = 0  # number of rows that were permuted and split into `train` and `dev`; 0 if they were given
 
 
 # Procedures
@@ -160,7 +160,7 @@ def stratified_folds(rows: Rows, labels: Int[np.ndarray, " examples"], folds: in
 
 
 def best_regularization(accuracies: Float[np.ndarray, "folds regularizations"]) -> tuple[int, float]:
-    """Return position and mean accuracy, x 100, of the best regularization: the first after rounding."""
+    """Return the position of the best regularization (the first, if rounded scores are equal) and its score, x 100."""
     scores = [float(np.round(100 * np.mean(column), 2)) for column in accuracies.T]
     return int(np.argmax(scores)), max(scores)
 
@@ -197,6 +197,8 @@ def train_classifiers(
     best, best_weights, failures = np.full(weights.shape[:2], -1), weights.copy(), np.zeros(weights.shape[:2], int)
     for batches in _blocks(fits, recipe):
         running = np.flatnonzero((failures <= recipe.tenacity).any(axis=1))
+        if not running.size:
+            break
         for start in range(0, len(running), FITS_AT_ONCE):
             # All groups have the same size, so that one compilation serves all. Repetition fills the last group.
             group = np.resize(running[start : start + FITS_AT_ONCE], min(len(fits), FITS_AT_ONCE))
@@ -209,8 +211,6 @@ def train_classifiers(
             best[group] = np.where(better, correct, best[group])
             best_weights[group] = np.where(better[:, :, None, None], after[0], best_weights[group])
             failures[group] += ~better
-        if not running.size:
-            break
     return best / np.array([[len(fit.dev)] for fit in fits]), best_weights
 
 
