@@ -25,6 +25,7 @@ from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.hf import Pretrained, transformer_config
 from diffcse_jax.models.pooling import normalize
+from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
@@ -262,6 +263,12 @@ def test_cut_embeddings_have_no_dev_results():
     assert "which chose the checkpoint, with whole embeddings of 16 numbers:" in cut.text
     assert "| embedding size | 8, cut from 16 |\n| sizes that it was trained for | 4, 8, 16 |" in cut.text
     assert "matryoshka" in cut.data.tags
+    assert "| embedding size | 16 |" in card_of(saved_with(config_of("adapt")), truncate_dim=16)
+
+
+def test_a_card_says_what_transformers_cannot_do():
+    prompts = Prompts({"query": "query: "}, pooled=False)
+    assert "cannot leave the prompt out" in card_of(saved_with(config_of("adapt"), pooler="avg", prompts=prompts))
 
 
 @pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
@@ -282,12 +289,14 @@ def test_a_card_has_no_local_paths(tmp_path):
     private = str(tmp_path / "private")
     names = ("data.train_file", "data.cache_dir", "eval.data_dir", "model.name_or_path", "generator.name_or_path")
     changed = dict.fromkeys(names, f"{private}/x") | {"distillation.teachers": (f"{private}/teacher",)}
-    run = config_of("diffcse_base", changed)
-    saved = saved_with(run, verdict=f"better than the start ({private}/x, avg): 3 against 2")
+    run = config_of("diffcse_base", changed | {"eval.metric": f"retrieval:{private}/x"})
+    saved = saved_with(run, verdict=f"better than the start ({private}/x, avg): retrieval:{private}/x 3 against 2")
+    saved = dataclasses.replace(saved, dev_metric=run.eval.metric)
     text = card_of(saved, describe_base_model(f"{private}/x", tmp_path, {}))
     assert str(tmp_path) not in text
     assert "--config.data.train_file=x" in text
-    assert "better than the start (x, avg)" in text
+    assert "better than the start (x, avg): retrieval:x 3" in text
+    assert "--config.eval.metric=retrieval:x" in text
     kept = flat(card.portable(run))
     assert (kept["eval.data_dir"], kept["distillation.teachers"]) == ("", ("teacher",))
 

@@ -95,23 +95,15 @@ DEFAULTS = Settings()
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set and how it is scored.
-
-    Attributes:
-        name: The task's name.
-        splits: Files of each split (or subset), relative to SentEval's `downstream` folder.
-        read: Returns the content of a split's files. If a file is invalid, a `DataError` names file and line.
-        score: Returns named scores, x 100, of an encoder on the content of the splits.
-        modes: The modes that the task has data for. The mode `dev` does not read the split `test`.
-        one_split: Whether only the last split is read.
-    """
+    """A data set and how it is scored."""
 
     name: str
-    splits: Mapping[str, tuple[str, ...]]
-    read: Callable[..., Any]
+    splits: Mapping[str, tuple[str, ...]]  # files of each split (or subset), relative to SentEval's `downstream` folder
+    read: Callable[..., Any]  # returns the content of a split's files, or raises a `DataError` that names file and line
+    # Returns named scores, x 100, of an encoder on the content of the splits.
     score: Callable[[Encoder, Mapping[str, Any], Settings], dict[str, Any]]
-    modes: tuple[str, ...] = ("test", "fasttest", "dev")
-    one_split: bool = False
+    modes: tuple[str, ...] = ("test", "fasttest", "dev")  # that it has data for; `dev` does not read the split `test`
+    one_split: bool = False  # only the last split is read
 
     def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
         """Return the files that `run` reads, by split."""

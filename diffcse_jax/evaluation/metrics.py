@@ -27,9 +27,6 @@ HYBRID = "mrr with BM25"
 Scores = Float32[np.ndarray, "queries texts"]
 
 
-# Metrics
-
-
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """A dev metric."""

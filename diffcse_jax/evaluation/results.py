@@ -46,9 +46,6 @@ def _published() -> dict[str, dict[str, float]]:
 PUBLISHED = _published()  # by the name of a model: its scores by column
 
 
-# Columns and rows
-
-
 def scores_by_column(results: Results) -> dict[str, float]:
     """Return the scores that have a column in tables."""
     tasks = results["tasks"]
@@ -99,9 +96,6 @@ def task_title(name: str) -> str:
     return SHORT_NAMES.get(name, name)
 
 
-# Tables
-
-
 def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labels: str = "model") -> str:
     """Return rows below a line of titles, as `text`, `markdown` or `latex`, which needs the package booktabs."""
     titles = [labels, *map(task_title, columns)]
@@ -149,9 +143,8 @@ def details(results: Results) -> str:
     """Return all scores of a model, and what a reader must know about them, one line for each."""
     head = f"{_label(results)}, pooler {results['pooler']}"
     for name in RECORDED:
-        default = getattr(DEFAULTS, name)
-        if (value := results.get(name, default)) != default:
-            head += f", {name} {value}"
+        if name in results and results[name] != getattr(DEFAULTS, name):
+            head += f", {name} {results[name]}"
     lines = [head]
     for name, scores in results["tasks"].items():
         title = task_title(name)

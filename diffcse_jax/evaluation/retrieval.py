@@ -47,9 +47,6 @@ class Collection(NamedTuple):
     judgements: Mapping[str, Mapping[str, int]]  # by query: grades by document; 0: not relevant
 
 
-# Ranks
-
-
 def retrieval_scores(queries: Embeddings, targets: Embeddings) -> dict[str, float]:
     """Return `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10` of target i for query i, x 100."""
     return rank_scores(target_ranks(queries, targets))
@@ -245,8 +242,7 @@ def _from_json(line: str) -> tuple[str, str]:
     if not isinstance(row, dict) or row.get("_id") is None or not isinstance(row.get("text"), str):
         return "", ""
     title, text = row.get("title"), row["text"]
-    has_title = isinstance(title, str) and title
-    return str(row["_id"]), f"{title} {text}" if has_title else text
+    return str(row["_id"]), f"{title} {text}" if isinstance(title, str) and title else text
 
 
 def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> dict[str, dict[str, float]]:
@@ -276,10 +272,7 @@ def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " qu
 
     Returns:
         The mean `difference`, second minus first; `low` and `high` of its 95% interval by the paired bootstrap; and `p`
-        of a two-sided paired randomisation test (Smucker et al. 2007).
-
-    Raises:
-        DataError: There is only one query.
+        of a two-sided paired randomisation test (Smucker et al. 2007). A single query raises `DataError`.
     """
     if len(first) < 2:
         raise DataError("two systems can only be compared by two queries or more")

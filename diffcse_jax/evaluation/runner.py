@@ -22,8 +22,6 @@ from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
 from diffcse_jax.io import write_json
 
-# Tasks
-
 
 def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """Compare BM25, the encoder, and both together on queries made of the user's documents, without any labels."""
@@ -92,9 +90,6 @@ def _full_name(name: str) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold())
-
-
-# Evaluation
 
 
 def run(

@@ -91,9 +91,6 @@ class Fit(NamedTuple):
     permuted: int = 0  # number of rows that were permuted and split into `train` and `dev`; 0 if they were given
 
 
-# Procedures
-
-
 def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int) -> Features:
     """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
     examples = [example for split in splits.values() for example in split]

@@ -21,8 +21,6 @@ OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
 PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # float() also accepts 1_0 and nan
 
-# The folder
-
 
 def is_local(data_dir: str) -> bool:
     """Return whether SentEval's data is looked for on this machine, not on the hub."""
@@ -67,9 +65,6 @@ def extract(archive: Path, folder: Path) -> None:
             tar.extractall(str(new), filter="data")
     except (OSError, tarfile.TarError, RecursionError) as error:
         raise DataError(f"cannot extract {archive} to {folder}: {error}") from error
-
-
-# Its files
 
 
 class Form(NamedTuple):
@@ -145,9 +140,6 @@ def parse_rows(lines: Iterable[tuple[int, str]], form: Form, source: Path | str)
 def single_spaced(text: str) -> str:
     """Return the text with runs of white space replaced by one space, as in SentEval."""
     return " ".join(text.split())
-
-
-# Their size
 
 
 def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:

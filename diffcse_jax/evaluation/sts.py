@@ -35,9 +35,6 @@ class ScoredPairs(NamedTuple):
     gold: list[float]
 
 
-# Scores
-
-
 def similarities(
     encoder: Encoder, sets: Mapping[str, ScoredPairs], batch_size: int = 64
 ) -> dict[str, Float32[np.ndarray, " pairs"]]:
@@ -64,9 +61,6 @@ def correlations(system: Float[np.ndarray, " n"], gold: Sequence[float] | Float[
     return {"spearman": 100 * float(spearman.statistic), "pearson": 100 * float(pearson.statistic), "n": len(gold)}
 
 
-# Files
-
-
 def read_pairs(path: Path, form: Form) -> ScoredPairs:
     """Read sentence pairs with ratings."""
     return _scored(parse_rows(numbered_lines(path), form, path))
@@ -89,9 +83,6 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
 def _scored(rows: Sequence[tuple[float, tuple[str, ...]]]) -> ScoredPairs:
     first, second = zip(*(sentences for _, sentences in rows), strict=True)
     return ScoredPairs([*first], [*second], [rating for rating, _ in rows])
-
-
-# Tasks
 
 
 def score_pairs(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:

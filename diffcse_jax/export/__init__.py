@@ -27,7 +27,7 @@ from diffcse_jax.run_folder import is_hub_id, read_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
 from diffcse_jax.run_folder.records import SEARCH, origin
 
-TOLERANCE = 1e-4  # relative to the largest number in the embeddings
+TOLERANCE = 1e-4  # relative to the largest absolute value in the embeddings
 GRAPH = "onnx/model.onnx"
 
 SAMPLES = (
@@ -61,7 +61,7 @@ def export(
     Args:
         model: A run's folder, or a checkpoint in it.
         output: The folder to write. An earlier export there is replaced.
-        truncate_dim: The size that readers of the folder cut embeddings to; None for whole embeddings.
+        truncate_dim: The size that readers of the folder cut embeddings to. None: they are not cut.
         with_onnx: Add an ONNX file.
         hub_id: The model's id on the hub, `USER/NAME`, for the model card.
         license: The license for the model card, if it differs from the base model's.
@@ -72,8 +72,8 @@ def export(
         between its embeddings of sample sentences and those of the encoder in memory.
 
     Raises:
-        UserError: There is nothing to export, an option is invalid, `output` is a folder that is not an export, it
-            cannot be written, or the embeddings differ. Nothing is left of a failed export.
+        UserError: There is nothing to export, an option is invalid, `output` has other content or cannot be written,
+            or the embeddings differ. A failed export leaves no files, and an earlier one stays.
     """
     source, output = io.expand_path(model), io.expand_path(output).resolve()
     for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if with_onnx else ():
@@ -150,7 +150,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
 
 
 def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:
-    """Compare the embeddings of every available reader of the folder with those of the encoder in memory.
+    """Compare the embeddings that each available reader of the folder gives with those of the encoder in memory.
 
     Raises:
         CheckpointError: They differ by more than the tolerance, or they are NaN or infinite.
@@ -165,8 +165,9 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         raise CheckpointError(f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite")
     differences = {}
     for name, encode in _readers(folder).items():
-        found, wanted = embeddings(encode), normalize(expected) if name == GRAPH else expected
-        same_shape = found.shape == wanted.shape  # not if a reader does not cut
+        found = embeddings(encode)
+        wanted = normalize(expected) if name == GRAPH else expected
+        same_shape = found.shape == wanted.shape  # false if a reader ignores `truncate_dim`
         differences[name] = float(np.abs(found - wanted).max()) if same_shape else np.inf
         scale = float(np.abs(wanted).max())
         if not differences[name] <= TOLERANCE * scale:
@@ -178,7 +179,7 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
 
 
 def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
-    """Return the independent readers that are available here, by name. The ONNX graph normalises embeddings."""
+    """Return the readers of the folder that are installed, by name. The ONNX graph normalises embeddings."""
     readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
     if _installed("sentence_transformers"):
         from sentence_transformers import SentenceTransformer
@@ -214,7 +215,7 @@ def _installed(module: str) -> bool:
 
 
 def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
-    """Add transformer, pooling and normalisation as one graph to an exported folder, whose embeddings are cut.
+    """Add transformer, pooling, truncation to `truncate_dim` and normalisation as one graph to an exported folder.
 
     Its inputs are `input_ids`, `attention_mask` and, if the family has them, `token_type_ids`, each of shape (batch,
     length). It returns `sentence_embedding`, (batch, dim), of length 1, and `last_hidden_state`, (batch, length,

@@ -49,35 +49,32 @@ def model_card(
 ) -> str:
     """Return the content of README.md: metadata as YAML, then Markdown.
 
-    `name` is for a model without an id on the hub. `license` and `language` replace those of the starting checkpoint
-    and of the text. `results` are those of `recorded_results`, and `check` is a sentence on how readers of the folder
-    agree with the trained model.
+    `name` is the title of a model without an id on the hub. `license` replaces the license of the starting checkpoint,
+    and `language` the languages of the training text. `results` are those of `recorded_results`. `check` is a sentence
+    on how closely readers of the folder agree with the trained model, and `graph` the path of the ONNX file, if any.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.checkpoint.config
     whole = saved.checkpoint.embedding_size(saved.pooler)
     described = "; ".join(filter(None, (loss.data_description for loss in config.losses.values())))
     text = described or portable(config)["data"]["train_file"]
-    known = base.language if saved.selection.interpolation == 0 else config.data.language or _LANGUAGES.get(text, ())
-    codes = language or known  # of the starting checkpoint only if it is exported unchanged
+    if not language:
+        of_text = config.data.language or _LANGUAGES.get(text, ())
+        language = base.language if saved.selection.interpolation == 0 else of_text  # 0: the starting checkpoint itself
     licenses: dict[str, Any] = {"license": license} if license else {**base.license}
-
-    def shown(scores: Mapping[str, Mapping[str, float]]) -> str:
-        rows = [Row(label, format_scores(each)) for label, each in scores.items() if each]
-        columns = dict.fromkeys(column for row in rows for column in row.cells)
-        return table([*columns], rows, "markdown") if rows else ""
-
     metadata = ModelCardData(
         base_model=base.hub_id or None,
         datasets=[_DATASETS[text]] if text in _DATASETS else None,
-        language=(codes[0] if len(codes) == 1 else list(codes)) or None,
+        language=(language[0] if len(language) == 1 else list(language)) or None,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        tags=[*_TAGS, *["matryoshka"] * bool(config.matryoshka.sizes), *["onnx"] * bool(graph)],
+        tags=[*_TAGS, *(["matryoshka"] if config.matryoshka.sizes else []), *(["onnx"] if graph else [])],
         **licenses,
     )
     ours = f"this model ({saved.pooler})"
     start = f"{base.name} before training ({baseline.pooler})" if baseline else base.name
-    tests = {label: scores_by_column(each) for label, each in ((start, results[1]), (ours, results[0])) if each}
+    tests = {label: scores_by_column(found) for label, found in ((start, results[1]), (ours, results[0])) if found}
+    dev_metric = _without_folder("metric", saved.dev_metric)
+    verdict = saved.selection.verdict.replace(config.model.name_or_path, base.name)
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
@@ -89,16 +86,16 @@ def model_card(
         config=config,
         text=text,
         whole=whole,
-        cut=truncate_dim,
-        is_cut=truncate_dim not in (None, whole),
+        cut=None if truncate_dim == whole else truncate_dim,
         origin=origin(saved.selection.interpolation, saved.step),
-        dev_table=shown({start: baseline.dev if baseline else {}, ours: saved.dev}) if saved.dev else "",
-        verdict=saved.selection.verdict.replace(config.model.name_or_path, base.name).rstrip("."),
-        test_table=shown(tests),
+        dev_metric=dev_metric,
+        dev_table=_score_table({start: baseline.dev if baseline else {}, ours: saved.dev}) if saved.dev else "",
+        verdict=verdict.replace(saved.dev_metric, dev_metric).rstrip("."),
+        test_table=_score_table(tests),
         not_official=results[0].get("not_official", {}),
         max_length=max_length_of(saved.checkpoint.folder, sizes.max_length),
         other_poolers=OTHER_POOLERS,
-        prompts=", ".join(f"{name} `{prompt}`" for name, prompt in saved.prompts.by_name.items() if prompt),
+        prompts=", ".join(f"{kind} `{prompt}`" for kind, prompt in saved.prompts.by_name.items() if prompt),
         has_pooler=bool(hf.FAMILIES[sizes.family].pooler),
         graph=graph,
         command=command_of(config),
@@ -111,16 +108,22 @@ def model_card(
     return f"{card.content.rstrip()}\n"
 
 
+def _score_table(scores: Mapping[str, Mapping[str, float]]) -> str:
+    rows = [Row(label, format_scores(by_column)) for label, by_column in scores.items() if by_column]
+    columns = dict.fromkeys(column for row in rows for column in row.cells)
+    return table([*columns], rows, "markdown") if rows else ""
+
+
 def papers_of(config: Config) -> list[str]:
-    """Return the keys of `BIBTEX` for the methods that a run uses; those of its losses come first."""
+    """Return the keys of `BIBTEX` for the methods that a run uses. The papers of its losses come first."""
     papers = [paper for loss in config.losses.values() for paper in loss.papers]
-    papers += ["matryoshka"] * bool(config.matryoshka.sizes)
-    papers += ["contriever"] * (config.data.pairs == "crops")
-    papers += ["wise_ft"] * bool(config.eval.interpolate)
+    if config.matryoshka.sizes:
+        papers.append("matryoshka")
+    if config.data.pairs == "crops":
+        papers.append("contriever")
+    if config.eval.interpolate:
+        papers.append("wise_ft")
     return list(dict.fromkeys(papers))
-
-
-# A run's configuration without local paths
 
 
 def command_of(config: Config) -> str:
@@ -153,16 +156,16 @@ def _without_folder(key: str, value: Any) -> Any:
         return value
     if key.endswith("_dir"):
         return ""
+    if key in ("metric", "beside"):  # retrieval:FOLDER and pairs_retrieval:FILE
+        kind, colon, path = value.partition(":")
+        return f"{kind}{colon}{PurePath(path).name}"
     return PurePath(value.replace("\\", "/")).name if key.endswith("file") or is_local(value) else value
-
-
-# Scores
 
 
 def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None) -> tuple[Results, Results | None]:
     """Return the test results of the exported model, empty if unknown, and of its starting checkpoint, or None.
 
-    They are in the files of `diffcse evaluate` in the folder of the run that are newer than its selection.
+    `diffcse evaluate` has written them to the folder of the run. Files older than the selection are left out.
     """
     run = find_run(source) or source
     since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0

@@ -334,9 +334,6 @@ class Searcher:
                 of the memory; int8 stays on disk and scores the best rows again).
             passages: Split texts that are longer than the model reads into overlapping passages. A search finds a text
                 by its best passage. If False, such texts are truncated, with a warning.
-
-        Raises:
-            UserError: An option is invalid, a package is missing, or the sentences cannot be read or encoded.
         """
         check_options(mode, language, weight, storage)
         records = records_of(sentences, titled=passages)

@@ -126,9 +126,6 @@ def _bm25s() -> Any:
     return bm25s
 
 
-# One ranking from the scores of both
-
-
 def best_rows(scores: Float[np.ndarray, " rows"], count: int) -> Int[np.ndarray, " best"]:
     """Return the rows with the highest scores, best first. Rows with equal scores keep their order."""
     count = min(count, len(scores))

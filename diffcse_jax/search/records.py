@@ -24,8 +24,8 @@ OVERLAP = 0.125  # the share of a passage's tokens that the next passage repeats
 TEXT, LINE, FILE, ID, COLUMN = "sentence", "line", "file", "id", "column"  # the keys of a record
 TITLE, DOCUMENT, START = "title", "document", "start"  # of passages: the first character in the text is `start`
 
-# `line`, or `file` (with its line) if a source has several; `id` if asked for; `column` if several are read; `title` of
-# a document's passage; `sentence`.
+# `sentence`; its `line` or, if a source has several files, its `file` with the line; `id`, if a column was named;
+# `column`, if several are read; and `title`, of a document's passage.
 Record = dict[str, Any]
 Sentences = str | Iterable[str]
 Span = tuple[int, int]  # characters of a text, from and to
@@ -51,8 +51,7 @@ def checked_sentences(sentences: Any) -> list[str]:
 def records_of(sentences: Any, *, titled: bool = False) -> Sequence[Record]:
     """Return the texts of a file or folder, a list of dicts, or an iterable of strings as records.
 
-    Raises:
-        DataError: A dict's `sentence` is missing or not a string, an item is not a string, or a file is unreadable.
+    Raises `DataError` if the `sentence` of a dict is missing or not a string, or if another item is not a string.
     """
     if isinstance(sentences, str | Path):
         return [*read_records(sentences, "build_index", titled=titled)]
@@ -157,9 +156,6 @@ def table_of(records: Sequence[Record]) -> pa.Table:
         except pa.ArrowException as error:
             raise DataError(f"the values of {name!r} differ in type: {error}. Give strings only") from error
     return pa.table(columns)
-
-
-# Passages
 
 
 def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:

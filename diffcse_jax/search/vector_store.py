@@ -84,11 +84,11 @@ class VectorStore:
             return np.memmap(file, np.float32, "r", shape=shape) if rows else np.zeros(shape, np.float32)
 
     def texts(self) -> pa.Table:
-        """Return the texts and their other columns; those that a file does not have are null in its rows."""
+        """Return the texts and their other columns. A column that a file does not have is null in its rows."""
         tables = []
         for part in self.parts:
             table = _read(part, [name for name in _schema(part).names if name != VECTOR])
-            if FILE not in table.column_names:  # which those of documents in a folder have
+            if FILE not in table.column_names:  # texts of a folder of documents have it
                 table = table.append_column(FILE, pa.repeat(_PART.sub(r"\1", part.name), len(table)))
             if table[TEXT].null_count:
                 row = table[TEXT].is_null().index(True).as_py() + 1
@@ -139,10 +139,10 @@ def find_store(path: Path) -> VectorStore | None:
             raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
         return None
     _check_complete(path, {part.name for part in parts})
-    first, *others = map(_encoder_of, parts)
-    for part, other in zip(parts[1:], others, strict=True):
-        other.require(first, part)
-    return VectorStore(path, tuple(parts), first)
+    encoder = _encoder_of(parts[0])
+    for part in parts[1:]:
+        _encoder_of(part).require(encoder, part)
+    return VectorStore(path, tuple(parts), encoder)
 
 
 def _check_complete(folder: Path, names: set[str]) -> None:
