@@ -178,6 +178,7 @@ def test_the_drift_check_compares_similarities_or_uses_stsb(monkeypatch, tmp_pat
     check = dev.build_drift_check(EvalConfig(), lambda: encoder_of(vectors))
     assert check.name == dev.DRIFT_AGREEMENT
     assert score(encoder_of(vectors @ rotation * 3)) == pytest.approx(100, abs=0.01)
+    assert score(encoder_of(np.ones_like(vectors))) == 0  # not NaN
     near, far = (score(encoder_of(vectors + rng.normal(0, noise, vectors.shape))) for noise in (0.1, 1.0))
     assert 99 > near > far > 20
 

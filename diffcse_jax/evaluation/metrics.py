@@ -121,8 +121,8 @@ class AgreementMetric(Metric):
     others: Float[np.ndarray, " pairs"]
 
     def measure(self, encoder: Encoder) -> Measured:
-        agreement = scipy.stats.spearmanr(self.others, general_cosines(encoder, self.batch_size)).statistic
-        return Measured({self.name: 100 * float(agreement)}, [])
+        agreement = correlations(self.others, general_cosines(encoder, self.batch_size))
+        return Measured({self.name: agreement["spearman"]}, [])
 
 
 def general_sentences() -> list[str]:

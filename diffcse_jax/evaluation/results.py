@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.evaluation import DEFAULTS
-from diffcse_jax.evaluation.metrics import HYBRID
+from diffcse_jax.evaluation.metrics import BM25, HYBRID
 from diffcse_jax.evaluation.retrieval import CHOOSES, CUTOFFS
 from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import STS_TASKS
@@ -48,12 +48,14 @@ PUBLISHED = _published()  # by the name of a model: its scores by column
 
 def scores_by_column(results: Results) -> dict[str, float]:
     """Return the scores that have a column in tables."""
-    tasks = results["tasks"]
-    found = {name: [scores[key] for key in SCORES if key in scores] for name, scores in tasks.items()}
-    columns = {name: scores[0] for name, scores in found.items() if scores}
+    tasks, columns = results["tasks"], {}
+    for name, scores in tasks.items():
+        if shown := [scores[key] for key in SCORES if key in scores]:
+            columns[name] = shown[0]
     columns |= {f"average {group}": mean for group, mean in results["averages"].items() if mean is not None}
-    for name in (name for name, scores in tasks.items() if HYBRID in scores):
-        columns |= {f"{name} + BM25": tasks[name][HYBRID], f"{name} BM25": tasks[name]["BM25"]}
+    for name, scores in tasks.items():
+        if HYBRID in scores:
+            columns |= {f"{name} + {BM25}": scores[HYBRID], f"{name} {BM25}": scores[BM25]}
     return columns | {key: tasks[task][key] for task, keys in PROBES.items() if task in tasks for key in keys}
 
 

@@ -134,9 +134,6 @@ SICKR = Task(
 STS_TASKS = (*YEARS, STSB, SICKR)
 
 
-# The geometry of embeddings on STS-B
-
-
 def score_geometry(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
     """Return alignment, uniformity, cosine similarities in five rating groups, and singular values over the largest.
 
