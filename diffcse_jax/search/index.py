@@ -102,6 +102,7 @@ class SentenceIndex:
     @classmethod
     def of_store(cls, store: VectorStore, mode: str = "dense", **options: Any) -> "SentenceIndex":
         """Return an index of the output of `embed`. Its embeddings are copied, unless only words are searched."""
+        check_options(mode, **options)
         vectors = None if mode == "lexical" else store.mapped()
         return cls.of(store.texts(), store.encoder, vectors, mode, name=str(store.folder), **options)
 
@@ -194,14 +195,12 @@ class SentenceIndex:
                 len(kept) < top_k and len(each.rows) == count for kept, each in zip(best, found, strict=True)
             )
             count = min(4 * count, len(self.texts))
-        return [
-            [
-                Hit(score, self._row(row), each.ranks.get(row, {}))
-                for score, row in zip(each.scores[kept].tolist(), each.rows[kept].tolist(), strict=True)
-                if threshold is None or score >= threshold
-            ]
-            for kept, each in zip(best, found, strict=True)
-        ]
+        hits = []
+        for kept, each in zip(best, found, strict=True):
+            scored = zip(each.scores[kept].tolist(), each.rows[kept].tolist(), strict=True)
+            passing = [(score, row) for score, row in scored if threshold is None or score >= threshold]
+            hits.append([Hit(score, self._row(row), each.ranks.get(row, {})) for score, row in passing])
+        return hits
 
     def _row(self, number: int) -> dict[str, Any]:
         (found,) = self.texts.slice(number, 1).to_pylist()
