@@ -110,6 +110,7 @@ def test_values_outside_the_choices_or_the_bounds_are_refused():
                     Config.from_dict({key: of_type(bound + step)})
 
 
+NO_DROPOUT = {"model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,) * 12}
 TEACHERS = {"distillation.weight": 1.0, "distillation.teachers": ("start", "b")}
 NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
 
@@ -138,6 +139,7 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         (TEACHERS | {"distillation.poolers": ("avg",)}, "distillation.poolers has 1 value for 2 teachers"),
         (TEACHERS | {"distillation.shares": (0.0, 0.0)}, "distillation.shares are all 0"),
         (TEACHERS | {"distillation.poolers": ("avg", "")}, "model.pooler is the pooler of `start`"),
+        (NO_DROPOUT | {"dropout_contrast.weight": 1.0}, "dropout_contrast needs dropout"),
         ({"difference.objective": "conditional_mlm", "difference.edit": "insert"}, "='rtd': 'conditional_mlm'"),
         ({"difference.objective": "corrective_lm", "difference.edit": "insert"}, "='rtd': 'corrective_lm' recovers"),
         ({"difference.objective": "corrective_lm", "difference.discriminator": "a"}, "='rtd', the task of ELECTRA"),

@@ -168,7 +168,8 @@ def test_skipped_steps_are_reported_and_their_sentences_written(start, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("examples", "devices", "chunk_size", "expected"), [(300, 1, 0, 256), (101, 8, 0, 96), (201, 1, 64, 192)]
+    ("examples", "devices", "chunk_size", "expected"),
+    [(300, 1, 0, 256), (101, 8, 0, 96), (201, 1, 64, 192), (180, 8, 31, 176)],
 )
 def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, capsys):
     config = config_of({"train": {"batch_size": 256, "chunk_size": chunk_size}, "mesh": {"data": devices}})

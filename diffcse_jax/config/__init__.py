@@ -145,9 +145,11 @@ class Config:
     @property
     def run_info(self) -> RunInfo:
         """What losses may know about the run."""
-        rates = (*self.model.hidden_dropout, *self.model.attention_dropout)
-        has_dropout = self.model.dropout_schedule != "none" or rates != (0.0, 0.0)
-        return RunInfo(self.model.pooler, has_dropout, self.generator, self.data.max_length, self.train.seed)
+        model = self.model
+        # The embedding layer keeps the checkpoint's rate with a schedule, or if each block has a hidden rate.
+        keeps_rate = model.dropout_schedule != "none" or len(model.hidden_dropout) > 1
+        has_dropout = keeps_rate or any((*model.hidden_dropout, *model.attention_dropout))
+        return RunInfo(model.pooler, has_dropout, self.generator, self.data.max_length, self.train.seed)
 
     def needs(self, what: str) -> bool:
         """Return True if a loss that trains, or the data, needs this (see `Loss.needs`)."""

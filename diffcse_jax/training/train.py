@@ -144,14 +144,16 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
         config = dataclasses.replace(config, generator=generator)
     if examples >= train.batch_size:
         return config
-    chunk = train.batch_size // train.chunks
-    unit = chunk if train.chunks > 1 and examples >= chunk else devices
+    chunk_size, chunk = train.chunk_size, train.batch_size // train.chunks
+    unit = devices
+    if train.chunks > 1 and examples >= chunk:
+        unit = chunk_size = chunk  # not larger ones, which the devices may not divide
     size = examples // unit * unit
     given = f"{config.data.train_file} gives {counted(examples, 'training example{s}')}"
     if size < 2:
         raise DataError(f"{given}, too few for a batch on {counted(devices, 'device{s}')}. Give more text.")
     log_line(f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches of {size}.")
-    return dataclasses.replace(config, train=dataclasses.replace(train, batch_size=size))
+    return dataclasses.replace(config, train=dataclasses.replace(train, batch_size=size, chunk_size=chunk_size))
 
 
 def _measure_baseline(run: Run, *, resumed: bool) -> Record:
