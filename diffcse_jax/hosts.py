@@ -51,10 +51,7 @@ def log_line(message: str) -> None:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Show progress, such as of "embedding", on standard error: a bar on a terminal, otherwise a line every 30 seconds.
-
-    The unit is in the plural.
-    """
+    """Show progress on standard error: a bar on a terminal, otherwise a line every 30 seconds. `unit` is a plural."""
 
     def __init__(self, what: str, unit: str, total: int | None = None, *, done_before: int = 0, quiet: bool = False):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
@@ -65,10 +62,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self._begun = self._printed = time.monotonic()
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the bar."""
         self._bar.close()
 
     def update(self, count: int, note: str = "") -> None:
@@ -192,7 +185,7 @@ _decision_numbers = itertools.count()  # all processes make the same decisions i
 
 
 def decided_by_first(decide: Callable[[], Any]) -> Any:
-    """Run a function on the first process only and return its result, which is written as JSON, on every process.
+    """Run a function on the first process only, and return its result, made of JSON values, on every process.
 
     All processes must call this. The others wait as long as the first process lives, however long the work takes. A
     `UserError` of the function is raised on every process, so that none waits for another one.
@@ -282,7 +275,7 @@ def _watch() -> None:
 class StopRequest:
     """Whether work was asked to save and stop. Any thread may ask."""
 
-    made = False
+    made = False  # not a threading.Event: a signal handler that interrupts `set` would wait for its lock forever
 
     def make(self) -> None:
         self.made = True

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
 ENTRY_POINTS = "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
 TASKS = "finetune.tasks."  # groups of keys, whose names users choose, begin with this
-# Dev metrics on the user's own files.
-OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")
+OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")  # dev metrics on the user's own files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Config:
     finetune: Finetune = Finetune()
     mlm: masked_lm.AuxiliaryMaskedLM = masked_lm.AuxiliaryMaskedLM()
     reconstruction: masked_lm.Reconstruction = masked_lm.Reconstruction()
-    # Losses of other packages, by the names of their entry points. Their groups of keys are beside the others.
+    # Losses of other packages, by the names of their entry points. Their keys are next to the other losses' keys.
     installed: Table = Table()
 
     @classmethod
@@ -103,7 +102,8 @@ class Config:
         own: dict[str, Any] = {
             field.name: field.type for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)
         }
-        known, groups = known_keys(given), collections.defaultdict[str, dict[str, Any]](dict)
+        known = known_keys(given)
+        groups = collections.defaultdict[str, dict[str, Any]](dict)  # the given options of each group
         for key, value in given.items():
             group, _, name = key.rpartition(".")
             if key in known:
@@ -120,17 +120,18 @@ class Config:
                 raise ConfigError(f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _")
             groups["finetune"].setdefault("tasks", Table())[name] = Task(**groups[group])
         built = {name: kind(**groups[name]) for name, kind in own.items()}
-        others = {key.partition(".")[0] for key in known} & groups.keys() - own.keys()
-        installed = {name: installed_losses()[name](**groups[name]) for name in sorted(others)}
+        others = sorted(name for name in groups.keys() - own.keys() if name and "." not in name)
+        installed = {name: installed_losses()[name](**groups[name]) for name in others}
         config = cls(**groups[""], **built, installed=Table(installed))
-        for contradiction in _contradictions(config):
+        if contradiction := next(_contradictions(config), ""):
             raise ConfigError(contradiction)
         return config
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as nested dicts. Tuples stay tuples."""
         values = dataclasses.asdict(self)
-        return values | dict(values.pop("installed"))
+        installed = values.pop("installed")
+        return values | installed
 
     @cached_property
     def losses(self) -> dict[str, Loss]:
@@ -227,7 +228,8 @@ def _nearest_key(key: str) -> str:
     """Return the known key that is nearest to an unknown one. Empty: none is near."""
     keys, key = known_keys([key]), key.replace(".lambda", ".weight")  # the papers' name
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    return next(iter([*near, *(known for known in keys if known.split(".")[-1] == key.split(".")[-1])]), "")
+    same_option = [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]  # of another group
+    return [*near, *same_option, ""][0]
 
 
 def unknown_key_message(key: str) -> str:
@@ -421,25 +423,30 @@ def _contradictions(config: Config) -> Iterator[str]:
         if data.augmentation != "none":
             changed = f"data.augmentation={data.augmentation!r} changes the second view of single sentences"
             yield f"{changed}, but with {setting} it is {second}. Choose one"
-    for needing in (*needing_next, *[f"data.held_out={data.held_out}"] * (data.held_out > 0)):
-        if not data.reads_documents:
-            yield f"{needing} needs documents. Set data.pairs='dropout' for single sentences of documents"
+    needing_documents = needing_next + ([f"data.held_out={data.held_out}"] if data.held_out else [])
+    if needing_documents and not data.reads_documents:
+        yield f"{needing_documents[0]} needs documents. Set data.pairs='dropout' for single sentences of documents"
     if data.augmentation == "synonyms" and not data.synonyms_file:
         yield "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, tab-separated"
 
 
 def _dev_contradictions(config: Config) -> Iterator[str]:
+    """Yield what is wrong with dev metrics: unknown names, and data that they need but do not have."""
     options = config.eval
+    missing: dict[str, str] = {}  # what metrics need and do not have
+    if not options.pairs_file:
+        missing |= dict.fromkeys(("pairs_spearman", "pairs_retrieval"), "eval.pairs_file, a file of pairs")
+    if "STSBenchmark" not in options.tasks:
+        missing["stsb_spearman"] = "STSBenchmark in eval.tasks"
+    if not options.tasks:
+        missing["average_spearman"] = "eval.tasks"
+    if not config.data.held_out:
+        missing |= dict.fromkeys(OF_DOCUMENTS, "held-out documents. Set data.held_out, such as 0.05")
+    kinds_with_path = [name.partition(":")[0] for name in OWN_METRICS]
     for key, metrics in (("beside", options.beside), ("hold", options.hold), ("metric", (options.metric,))):
         for metric in metrics:
-            kind, _, file = metric.partition(":")
-            if metric not in DEV_METRICS and not (file and kind in [each.partition(":")[0] for each in OWN_METRICS]):
+            kind, _, path = metric.partition(":")
+            if metric not in DEV_METRICS and not (path and kind in kinds_with_path):
                 yield f"eval.{key}: {metric!r} is not one of {', '.join((*DEV_METRICS, *OWN_METRICS))}"
-            for names, missing, needed in (
-                (("pairs_spearman", "pairs_retrieval"), not options.pairs_file, "eval.pairs_file, a file of pairs"),
-                (("stsb_spearman",), "STSBenchmark" not in options.tasks, "STSBenchmark in eval.tasks"),
-                (("average_spearman",), not options.tasks, "eval.tasks"),
-                (OF_DOCUMENTS, not config.data.held_out, "held-out documents. Set data.held_out, such as 0.05"),
-            ):
-                if metric in names and missing:
-                    yield f"eval.{key}={metric!r} needs {needed}"
+            if metric in missing:
+                yield f"eval.{key}={metric!r} needs {missing[metric]}"

@@ -46,7 +46,7 @@ class ModelConfig:
     )
     projector_train_only: bool = option(True, "drop the projector when encoding (SimCSE's mlp_only_train)")
     hidden_dropout: tuple[float, ...] = option(
-        (0.1,), "dropout rate of hidden states: one rate for all blocks, or one per block", low=0.0, high=0.99
+        (0.1,), "dropout rate of hidden states: one for embeddings and all blocks, or one per block", low=0.0, high=0.99
     )
     attention_dropout: tuple[float, ...] = option(
         (0.1,), "dropout rate of attention probabilities: one rate for all blocks, or one per block", low=0.0, high=0.99

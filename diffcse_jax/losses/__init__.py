@@ -43,15 +43,15 @@ def option(
         default: The default value. Its type is that of the field.
         doc: The description, for the reference of keys.
         choices: The accepted values. Empty: any value of the type.
-        also: Whether a value that is not one of the choices is accepted.
+        also: Returns whether a value is accepted although it is not one of the choices.
         aliases: Other names of choices.
         low: The smallest accepted number.
         high: The largest accepted number.
         changes: What depends on the option: `training` (the trained parameters), `selection` (only which of the trained
             checkpoints is exported) or `nothing` (only where and how fast a run is computed, and what it logs).
     """
-    metadata = {"doc": doc, "choices": choices, "also": also, "aliases": aliases, "low": low, "high": high}
-    metadata["changes"] = changes
+    metadata = {"doc": doc, "choices": choices, "also": also, "aliases": aliases}
+    metadata |= {"low": low, "high": high, "changes": changes}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -148,7 +148,7 @@ class Loss(abc.ABC):
 
     @property
     def named_teachers(self) -> Mapping[str, str]:
-        """Frozen sentence encoders for `Checkpoints.teachers`: their poolers by name; empty: the recorded one."""
+        """The poolers of the teachers that the loss needs, by the teachers' names. Empty: the pooler they record."""
         return {}
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> Mapping[str, Network]:
@@ -179,7 +179,7 @@ class Loss(abc.ABC):
 class MatryoshkaOptions:
     """Embeddings that can be shortened after training (Kusupati et al. 2022)."""
 
-    sizes: tuple[int, ...] = option((), "embedding sizes that are trained as well (Kusupati et al. 2022)", low=1)
+    sizes: tuple[int, ...] = option((), "smaller embedding sizes, trained as well (Kusupati et al. 2022)", low=1)
 
 
 def prepare(losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Inputs:
@@ -192,20 +192,18 @@ def total_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Compute the weighted sum of the losses of one batch, and metrics by name.
 
-    Args:
-        losses: The losses by name.
-        matryoshka: The sizes of shortened embeddings, which losses also compare.
-        forward: The batch and the trained networks.
-        inputs: What `prepare` returned.
-        key: A random key for dropout.
+    A loss that compares embeddings is the sum of the losses of whole embeddings and of those cut to each size of
+    `matryoshka`. `inputs` is what `prepare` returned. The key is for dropout.
     """
     total, metrics = jnp.zeros([]), Metrics()
     for name, loss in losses.items():
         own_key = fold_in_name(key, name)
         value, own_metrics = loss.loss(forward, inputs[name], own_key)
-        for size in matryoshka.sizes if loss.compares_embeddings else ():
-            metrics[f"loss_{name}_{size}"], _ = loss.loss(forward.prefix(size), inputs[name], own_key)
-            value += metrics[f"loss_{name}_{size}"]
+        shorter_sizes = matryoshka.sizes if loss.compares_embeddings else ()
+        for size in shorter_sizes:
+            value_at_size, _ = loss.loss(forward.prefix(size), inputs[name], own_key)
+            value += value_at_size
+            metrics[f"loss_{name}_{size}"] = value_at_size
         metrics |= {f"loss_{name}": value} | own_metrics
         total += loss.weight * value
     # The two texts of a labelled pair are not a positive pair.

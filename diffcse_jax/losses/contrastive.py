@@ -147,8 +147,8 @@ class Contrast(Loss):
     """Contrast of the two views: SimCSE, supervised SimCSE and the variants of SimCSE++."""
 
     weight: float = option(1.0, "weight of the InfoNCE loss (SimCSE Eq. 4)", low=0.0)
-    similarity: str = option("cosine", "`dot`: SimCSE Table D.1, at temperature 1", choices=tuple(SIMILARITIES))
-    temperature: float = option(0.05, "temperature that divides the similarities, also dot products", low=1e-6)
+    similarity: str = option("cosine", "how embeddings are compared: SimCSE Table D.1", choices=tuple(SIMILARITIES))
+    temperature: float = option(0.05, "temperature that divides the similarities (Table D.1: 1 for `dot`)", low=1e-6)
     positives: str = option(
         "dropout",
         "positive pairs (SimCSE++ Table 1): the two views, with Gaussian `noise`, or each a `mean` of samples",
@@ -167,9 +167,9 @@ class Contrast(Loss):
         "for negatives half of K, because their mean is over both views",
         low=1,
     )
-    negative_ratio: float = option(1.0, "m of SimCSE++; unused if positives and negatives are both `dropout`", low=1e-6)
+    negative_ratio: float = option(1.0, "ratio m of SimCSE++; unused if both kinds of pairs are `dropout`", low=1e-6)
     negative_ratio_form: str = option(
-        "code", "m multiplies positives (`code`, published) or negatives (`paper`, Eq. 3)", choices=("code", "paper")
+        "code", "what m multiplies: positives (`code`, published) or negatives (Eq. 3)", choices=("code", "paper")
     )
     hard_negative_weight: float = option(1.0, "weight of own hard negatives (alpha of SimCSE Eq. 8)", low=1e-6)
     symmetric: bool = option(False, "train the mean of both directions (CLIP); hard negatives belong to view 1")
@@ -234,7 +234,7 @@ class Contrast(Loss):
         return networks
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Find the duplicates, if they are left out: of the anchors, and of view 2 in the direction to view 1."""
+        """Find the pairs to leave out: where first views are the anchors, and where second views are (`symmetric`)."""
         if self.mask_duplicates == "none":
             return None
         duplicates = equal_texts(batch.input_ids)
@@ -309,10 +309,10 @@ class DropoutContrast(Loss):
             )
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        batch, (anchors, *_) = forward.batch, forward.projected_views
+        anchors = forward.projected_views[0]
         keys = row_keys(fold_in_name(forward.key, "anchors again"), len(anchors))
-        again = forward.projected(batch.anchors, keys, name="dropout_contrast")
-        equal = equal_texts(jnp.repeat(batch.input_ids[:, :1], 2, axis=1))
+        again = forward.projected(forward.batch.anchors, keys, name="dropout_contrast")
+        equal = equal_texts(jnp.repeat(forward.batch.input_ids[:, :1], 2, axis=1))
         return info_nce(anchors, again, temperature=self.temperature, left_out=equal).mean(), {}
 
 

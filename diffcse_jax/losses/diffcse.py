@@ -11,9 +11,9 @@ which tokens of an edited sentence differ from the original? This file contains 
     D     reads x'' with h in the place of its first token                      discriminate
     L     the mean of -log D(y_t) over all positions t                          replaced_token_detection
 
-D learns about x only through h, so the gradient flows through h into the encoder: to help D, an embedding must record
-what its sentence says. D starts as a copy of the encoder, or as an ELECTRA discriminator, which has learnt this task
-without h. After training, D and the generator are dropped.
+Only h can tell D what x said where x'' differs. The gradient flows through h into the encoder: to help D, an embedding
+must record what its sentence says. D starts as a copy of the encoder, or as an ELECTRA discriminator, which has learnt
+this task without h. After training, D and the generator are dropped.
 
 The whole loss is contrast + lambda L, with lambda = 0.005. Where the authors' code differs from the paper, the code's
 rule is the default, because it produced the published numbers, and an option selects the paper's rule.
@@ -66,8 +66,8 @@ class MaskOptions:
     )
 
     def masked(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
-        key, vocabulary = fold_in_name(key, "mask"), frozen.networks.vocabulary
-        return mask_tokens(key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
+        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+        return mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DiffCSE(Loss, MaskOptions):
     weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
     condition: str = option(
         "projected",
-        "the discriminator's embedding: after or before the projector",
+        "the embedding that conditions the discriminator: after or before the projector",
         choices=("projected", "pooled"),
     )
     discriminator: str = option(
@@ -96,9 +96,10 @@ class DiffCSE(Loss, MaskOptions):
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Return the discriminator and its head: those of an ELECTRA, or a copy of the encoder and a new head."""
-        start, head = checkpoints.encoder, Network(partial(linear, checkpoints.encoder.config.hidden_size, 2))
-        if checkpoints.discriminator is not None:
-            start = checkpoints.discriminator
+        start = checkpoints.discriminator or checkpoints.encoder
+        if checkpoints.discriminator is None:
+            head = Network(partial(linear, start.config.hidden_size, 2))
+        else:
             head = Network(partial(ReplacedTokenHead, start.config), start.discriminator_head)
         discriminator = Network(partial(Transformer, start.config), start.transformer)
         return {"discriminator": discriminator, "token_classifier": head}
@@ -109,14 +110,15 @@ class DiffCSE(Loss, MaskOptions):
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """Compute the loss of the discriminator's predictions about the edited sentences: x'', y, h -> L."""
-        only_real, replaced = self.loss_positions == "real", inputs.replaced
-        rows = inputs.rows if only_real else inputs.rows.padded()
+        rows, replaced = inputs
+        real = rows.attention_mask > 0
+        counted = real
+        if self.loss_positions == "all":
+            rows = rows.padded()  # so that D also computes padding
+            # The authors' batches end where their longest sentence ends. Ours may be padded further, to static lengths.
+            counted = jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
         head = forward.computation.network("token_classifier")
         logits = discriminate(forward, rows, head, condition=self.condition, key=key).astype(jnp.float32)
-
-        real = rows.attention_mask > 0
-        # The authors' batches end where their longest sentence ends. Ours may be padded further, to a static length.
-        counted = real if only_real else jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
         correct = (logits[..., 1] > logits[..., 0]) == replaced
         return mean_where(replaced_token_detection(logits, replaced), counted), {
             "rtd_accuracy": mean_where(correct, real),
@@ -129,7 +131,7 @@ class DiffCSE(Loss, MaskOptions):
 def replace_tokens(
     frozen: Computation, rows: TokenRows, mask: MaskOptions, options: GeneratorOptions, key: PRNGKeyArray
 ) -> Edited:
-    """Edit sentences: mask tokens, and let the generator fill them."""
+    """Edit sentences: mask tokens, let the generator fill them, and label the result."""
     return generate(frozen, rows, mask.masked(frozen, rows, key), options, fold_in_name(key, "generator"))
 
 
@@ -140,24 +142,24 @@ def mask_tokens(key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, r
     """Mask random tokens.
 
     Args:
-        key: A random key. The mask of a row depends on the key, the row's number and the position, not on the padding.
+        key: A random key. What happens to a token depends on it, the row's number and the position, not on padding.
         rows: The sentences.
         vocabulary: The tokenizer's vocabulary. Its special tokens are never masked.
-        ratio: The probability of each token to be selected.
+        ratio: The probability with which each token is selected.
         style: `bert`: 80 % of the selected tokens become [MASK], 10 % become a random token of the whole vocabulary,
             and 10 % stay. `mask`: all become [MASK].
     """
     ids = rows.input_ids
     select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(row_keys(key, len(ids)))
-    length = (ids.shape[1],)
+    shape = (ids.shape[1],)
     ordinary = ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
-    selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, length))(select_keys)
-    masked = jnp.array(vocabulary.mask_id, ids.dtype)
+    selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, shape))(select_keys)
+    new_ids = jnp.array(vocabulary.mask_id, ids.dtype)
     if style == "bert":
-        random_ids = jax.vmap(lambda key: jax.random.randint(key, length, 0, vocabulary.size, ids.dtype))(id_keys)
-        draw = jax.vmap(lambda key: jax.random.uniform(key, length))(style_keys)
-        masked = jnp.where(draw < 0.8, masked, jnp.where(draw < 0.9, random_ids, ids))
-    return Masked(rows._replace(input_ids=jnp.where(selected, masked, ids)), selected)
+        random_ids = jax.vmap(lambda key: jax.random.randint(key, shape, 0, vocabulary.size, ids.dtype))(id_keys)
+        draw = jax.vmap(lambda key: jax.random.uniform(key, shape))(style_keys)
+        new_ids = jnp.where(draw < 0.8, new_ids, jnp.where(draw < 0.9, random_ids, ids))
+    return Masked(rows._replace(input_ids=jnp.where(selected, new_ids, ids)), selected)
 
 
 # x' -> x'': generate.
@@ -166,7 +168,7 @@ def mask_tokens(key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, r
 def generate(
     frozen: Computation, rows: TokenRows, masked: Masked, options: GeneratorOptions, key: PRNGKeyArray
 ) -> Edited:
-    """Let the generator fill masked sentences, and label the tokens that it changed.
+    """Let the generator fill masked sentences, and label the tokens that differ from the originals.
 
     It chooses the most probable token or a random one (`options.decode`), at all positions or at the selected ones
     (`options.positions`), but never at position 0 and never at padding. The key is for its dropout and for sampling.
@@ -223,8 +225,8 @@ def discriminate(
 ) -> PyTree:
     """Apply the discriminator to edited sentences, conditioned on the embeddings of the originals.
 
-    The embedding h takes the place of the first token of x'', after the embedding layer. This is the only way in which
-    the discriminator learns about x, and the only way in which this loss reaches the encoder.
+    The embedding h takes the place of the first token of x'', after the embedding layer. Only h can tell the
+    discriminator what x said where x'' differs, and only through h does this loss reach the encoder.
 
     Args:
         forward: The sentence embeddings and the trained networks.

@@ -221,10 +221,10 @@ class ConditionalMaskedLM(_RecoversTokens):
             correct = jnp.argmax(logits, axis=-1) == targets
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-        def at_gaps(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def at_rows(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
 
-        losses, correct = discriminate(forward, rows, at_gaps, selected, original, condition=self.condition, key=key)
+        losses, correct = discriminate(forward, rows, at_rows, selected, original, condition=self.condition, key=key)
         return mean_where(losses, selected), {"conditional_mlm_accuracy": mean_where(correct, selected)}
 
 

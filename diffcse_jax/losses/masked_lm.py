@@ -37,13 +37,11 @@ class AuxiliaryMaskedLM(Loss):
         return {"mlm_head": Network(partial(MaskedLMHead, encoder.config, tied=self.tied), {**head, **decoder})}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Masked:
-        vocabulary = frozen.networks.vocabulary
-        return mask_tokens(key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert")
+        return mask_tokens(key, batch.rows, vocabulary=frozen.networks.vocabulary, ratio=self.mask_ratio, style="bert")
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        masked, computation = inputs, forward.computation
+        computation, original = forward.computation, forward.batch.rows.input_ids
         encoder, head = computation.network("encoder"), computation.network("mlm_head")
-        original = forward.batch.rows.input_ids
         word_embeddings = computation.params["encoder.embeddings.word.embedding"] if self.tied else None
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
@@ -53,8 +51,8 @@ class AuxiliaryMaskedLM(Loss):
             states = encoder(masked.rows, keys=keys)[-1]
             return computation.gather_positions(token_losses, masked.selected, states, targets, shares=FEW)
 
-        losses = computation.map_chunks(row_losses, masked, row_keys(key, len(original)), original)
-        return mean_where(losses, masked.selected), {}
+        losses = computation.map_chunks(row_losses, inputs, row_keys(key, len(original)), original)
+        return mean_where(losses, inputs.selected), {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Reconstruction(Loss):
     blocks: int = option(2, "trained blocks that reconstruct tokens; they start as the generator's last blocks", low=1)
     layer: int = option(0, "block of the generator to read (InfoCSE: 6 of 12); 0: the one below those `blocks`", low=0)
     condition: str = option(
-        "pooled", "vector of position 0, before or after the projector", choices=("pooled", "projected")
+        "pooled", "the embedding that the head reads: before or after the projector", choices=("pooled", "projected")
     )
 
     papers = ("infocse",)
@@ -96,7 +94,7 @@ class Reconstruction(Loss):
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Return masked sentences, the states of one of the generator's blocks, without dropout, and its embeddings."""
-        vocabulary, generator = frozen.networks.vocabulary, frozen.network("generator")
+        generator, vocabulary = frozen.network("generator"), frozen.networks.vocabulary
         masked = mask_tokens(key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert")
         # XLA does not compute the blocks above this layer, because nothing uses them.
         layer = self.layer or len(generator.blocks) - self.blocks
@@ -104,7 +102,8 @@ class Reconstruction(Loss):
         return masked, states, frozen.params["generator.embeddings.word.embedding"]
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        (masked, generator_states, word_embeddings), computation = inputs, forward.computation
+        masked, generator_states, word_embeddings = inputs
+        computation, original = forward.computation, forward.batch.rows.input_ids
         head = computation.network("reconstruction_head")
         embeddings = forward.embeddings.projected if self.condition == "projected" else forward.embeddings.pooled
 
@@ -115,7 +114,6 @@ class Reconstruction(Loss):
             outputs = head(masked.rows, states, h, keys=keys)
             return computation.gather_positions(token_losses, masked.selected, outputs, ids, shares=FEW)
 
-        original = forward.batch.rows.input_ids
         keys = row_keys(key, len(original))
         losses = computation.map_chunks(row_losses, masked, generator_states, embeddings, keys, original)
         return losses.sum(), {"reconstruction_per_token": mean_where(losses, masked.selected)}

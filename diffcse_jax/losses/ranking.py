@@ -122,8 +122,8 @@ def list_net(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
 def list_mle(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
     """Compute ListMLE: the negative log-likelihood of the teacher's order of candidates (Xia et al. 2008).
 
-    l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best first. Of equal
-    similarities, the first comes first.
+    l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best first. Ties keep the
+    order of the batch.
     """
     order = jnp.argsort(-teacher, axis=1, stable=True)
     ordered = jnp.take_along_axis(scores, order, axis=1)

@@ -116,7 +116,8 @@ class MetricsFile(Rows):
     def on_start(self, training: Training) -> None:
         super().on_start(training)
         self._path = path = training.workdir / METRICS
-        with self._disk_errors():
+        self._writing = functools.partial(disk_errors, path.parent, safe="The earlier rows and checkpoints are intact.")
+        with self._writing():
             before = path.read_bytes() if path.is_file() else b""
             rows, unreadable = parse_rows(before)
             if unreadable:
@@ -128,11 +129,8 @@ class MetricsFile(Rows):
                 write_text(path, kept)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        with self._disk_errors():
+        with self._writing():
             append_line(self._path, json.dumps({"step": step, **values}))
-
-    def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
-        return disk_errors(self._path.parent, safe="The earlier rows and the checkpoints are complete.")
 
 
 class TensorBoard(Rows):

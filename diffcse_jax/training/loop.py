@@ -188,7 +188,7 @@ class MetricLogger:
 
     A row is read from the device while the next step runs, so that the device never waits. If its number of skipped
     steps has grown, the metrics of the steps since the last row show which ones were skipped, and why. Their sentences
-    are written to `WORKDIR/report/bad_steps.jsonl`.
+    are written to `WORKDIR/report/bad_steps.jsonl`: each process adds a line with those of its part of the batch.
     """
 
     def __init__(self, run: Run, observer: Callback, progress: hosts.Progress, state: TrainState):

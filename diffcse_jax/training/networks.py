@@ -40,7 +40,7 @@ from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
 DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
-HELD_OUT_BATCHES = 8  # that the masked-LM head of the run's own generator is measured on
+HELD_OUT_BATCHES = 8  # batches on which the masked-LM head of the run's own generator is measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +64,14 @@ class StartingCheckpoint:
 
     def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
         """Return the starting checkpoint as its users use it, or the encoder that a run has trained from it."""
-        start, transformer, longest = self.checkpoint, self.checkpoint.transformer, 0
+        start = self.checkpoint
+        transformer, trained_length = start.transformer, 0
         record = self.recorded._replace(pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None)
         if trained is not None:
-            pooler, longest = config.encoding_pooler, config.data.max_length
-            transformer, head = (layers.subset(trained, name) for name in ("encoder", "projector"))
+            transformer, trained_length = layers.subset(trained, "encoder"), config.data.max_length
+            pooler, head = config.encoding_pooler, layers.subset(trained, "projector")
             record = record._replace(pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained))
-        longest = sentence_folder.max_length_of(start.folder, start.config.max_length, longest)
+        longest = sentence_folder.max_length_of(start.folder, start.config.max_length, trained_length)
         # Encoders of the same sizes share one compiled function.
         return SentenceEncoder(start.config, transformer, self.tokenizer, record, max_length=longest, name=self.name)
 
@@ -80,7 +81,7 @@ class StartingCheckpoint:
         return has_its_weights and self.pooler(config) == config.encoding_pooler
 
     def describe_pooler(self, asked: str, config: Config) -> str:
-        """Say how the run pools the checkpoint, if the user asked for `own` or the two differ."""
+        """Return how the run pools the checkpoint, as a message, if the user asked for `own` or the two differ."""
         recorded = self.recorded.pooler
         if asked == OWN_POOLER and recorded:
             return f"Starting from {self.name}, with its own pooler ({recorded})."
@@ -167,15 +168,14 @@ def build(
         networks[SENTENCE_HEAD] = Network(partial(SentenceHead, head.layers), head.params)
     if config.model.projector != "none":
         size = encoder.embedding_size(config.encoding_pooler)
-        build = partial(PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size))
-        networks["projector"] = Network(build, projector if config.keeps_projector else None)
-    if generator is not None and config.needs("generator"):
+        new_projector = partial(PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size))
+        networks["projector"] = Network(new_projector, projector if config.keeps_projector else None)
+    generator = generator if config.needs("generator") else None
+    if generator is not None:
         own = generator.config if config.generator.dropout else generator.config.with_dropout((0.0,), (0.0,))
         generator = dataclasses.replace(generator, config=own)
         networks["generator"] = Network(partial(Transformer, own), generator.transformer, frozen=True)
         networks["generator_head"] = Network(partial(MaskedLMHead, own), generator.mlm_head, frozen=True)
-    else:
-        generator = None
     if discriminator is not None:
         discriminator = dataclasses.replace(discriminator, config=sizes_for_run(discriminator.config, config))
     checkpoints = Checkpoints(dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator)
@@ -200,8 +200,7 @@ def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig
     try:
         return sizes.with_dropout(model.hidden_dropout, model.attention_dropout, model.dropout_schedule)
     except ValueError as error:
-        keys = "model.hidden_dropout, model.attention_dropout, model.dropout_schedule"
-        raise ConfigError(f"{keys}: {error}") from error
+        raise ConfigError(f"model.hidden_dropout, model.attention_dropout, model.dropout_schedule: {error}") from error
 
 
 def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
@@ -273,10 +272,9 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> tuple[d
             except CheckpointError as error:
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
             _check_fits(config, f"{key}: {name!r}", encoder.config, encoder.tokenizer, tokenizer)
-            params = {name: np.asarray(array) for name, array in encoder.params.items()}
             modules, cut = encoder.sentence_head.layers, encoder.truncate_dim
-            build = partial(SentenceNetwork, encoder.config, encoder.pooler, cut, layers=modules)
-            teachers[name] = Network(build, params, frozen=True)
+            network = partial(SentenceNetwork, encoder.config, encoder.pooler, cut, layers=modules)
+            teachers[name] = Network(network, jax.tree.map(np.asarray, encoder.params), frozen=True)
             fingerprints.append(encoder.fingerprint())
         if fingerprints:
             digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()

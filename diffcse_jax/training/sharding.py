@@ -53,8 +53,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     model, train = config.mesh.model, config.train
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
-        found = counted(len(available), "device{s}")
-        raise ConfigError(f"mesh.data={config.mesh.data}, mesh.model={model}: this run has {found}")
+        asked, found = f"mesh.data={config.mesh.data}, mesh.model={model}", counted(len(available), "device{s}")
+        raise ConfigError(f"{asked}: this run has {found}. The product of the two must be at most that.")
     sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
     if train.chunks > 1:
         chunk = train.batch_size // train.chunks
@@ -136,21 +136,20 @@ def gathered(params: Params, mesh: Mesh) -> Params:
     return jax.lax.with_sharding_constraint(params, whole)
 
 
-def of_gradients(grads: Params, mesh: Mesh) -> dict[str, NamedSharding]:
-    """Return the sharding in which gradients are summed and applied: the optimizer moments have the same."""
-    return {name: _by_name(name, array.shape, mesh, over_data=True) for name, array in grads.items()}
+def split_over_data(params: Params, mesh: Mesh) -> Params:
+    """Split gradients or parameters as the optimizer's moments are split, inside a compiled function."""
+    parts = {name: _by_name(name, array.shape, mesh, over_data=True) for name, array in params.items()}
+    return jax.lax.with_sharding_constraint(params, parts)
 
 
 def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) -> NamedSharding:
     axes = next((axes for pattern, axes in RULES if re.search(pattern + "$", name)), None)
     if axes is None:
         raise ValueError(f"no sharding rule covers the parameter {name}")
-    split = [
-        axis
-        if axis and (axis == "model" or over_data) and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
-        else None
-        for axis, size in zip(axes, shape, strict=True)
-    ]
+    split: list[str | None] = []
+    for axis, size in zip(axes, shape, strict=True):
+        may_split = axis == "model" or (axis == "data" and over_data)
+        split.append(axis if may_split and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None)
     while split and split[-1] is None:  # the form that compiled functions return
         split.pop()
     return NamedSharding(mesh, PartitionSpec(*split))

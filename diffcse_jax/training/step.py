@@ -16,7 +16,7 @@ from diffcse_jax.losses.diffcse_variants import generated_second_views
 from diffcse_jax.models.forward import Computation, Networks, SharedForward, fold_in_name
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import TrainState
-from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, replicated
+from diffcse_jax.training.sharding import by_rules, gathered, replicated, split_over_data
 
 # (state, frozen parameters, batch) -> (state, metrics)
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
@@ -76,8 +76,7 @@ def make_train_step(
         grads, metrics = jax.grad(loss, has_aux=True)(state.params)
         # Gradients are summed as whole arrays and then split. If only parts of an embedding table's gradient were
         # needed, XLA would move the tokens and their gradients instead.
-        grads = gathered(grads, mesh)
-        grads = jax.lax.with_sharding_constraint(grads, of_gradients(grads, mesh))
+        grads = split_over_data(gathered(grads, mesh), mesh)
         metrics["grad_norm"] = optax.tree.norm(grads)
         metrics["bad_gradient"] = _first_bad(grads)
         good = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
@@ -89,7 +88,7 @@ def make_train_step(
             opt_state = jax.tree.map(
                 lambda new, old: new if new.ndim else jnp.where(good, new, old), opt_state, state.opt_state
             )
-        params = jax.lax.with_sharding_constraint(params, of_gradients(params, mesh))
+        params = split_over_data(params, mesh)
 
         metrics["bad_steps"] = state.bad_steps + (~good).astype(jnp.int32)
         state = TrainState(state.step + 1, params, opt_state, metrics["bad_steps"])
