@@ -56,7 +56,9 @@ def test_overrides_are_read_in_the_type_of_the_key(argument, key, value):
         ("--config.distributed=perhaps", "distributed: expected bool, got 'perhaps'"),
         ("--config.model.pooler=last", "model.pooler: 'last' is not one of cls, cls_before_pooler, avg, avg_top2"),
         ("--config.difference.lambda=1", "unknown key difference.lambda; did you mean difference.weight?"),
-        ("--config.learning_rate=1", "unknown key learning_rate; did you mean optim.learning_rate?"),
+        ("--config.optim.lr=1", "unknown key optim.lr; did you mean optim.learning_rate?"),
+        ("--config.batch_size=1", "unknown key batch_size; did you mean train.batch_size?"),
+        ("--config.model=minilm", "unknown key model; did you mean model.name_or_path?"),
         ("--config.finetune.tasks.mine.fil=1", "unknown key finetune.tasks.mine.fil; did you mean finetune.tasks.min"),
     ],
 )

@@ -225,11 +225,15 @@ def known_keys(near: Iterable[str] | None = None) -> dict[str, dataclasses.Field
 
 
 def _nearest_key(key: str) -> str:
-    """Return the known key that is nearest to an unknown one. Empty: none is near."""
-    keys, key = known_keys([key]), key.replace(".lambda", ".weight")  # the papers' name
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    same_option = [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]  # of another group
-    return [*near, *same_option, ""][0]
+    """Return the known key that is nearest to an unknown one, or an empty string if none is near."""
+    keys = [*known_keys([key])]
+    group, dot, name = key.rpartition(".")
+    name = {"lambda": "weight", "lr": "learning_rate"}.get(name, name)  # the names of papers and of other programs
+    meant = f"{group}{dot}{name}"
+    near = [known for known in keys if known == meant or known.startswith(f"{meant}.")]
+    near = near or [known for known in keys if known.endswith(f".{name}")]  # of another group
+    near = near or difflib.get_close_matches(meant, keys, n=1, cutoff=0.6)
+    return near[0] if near else ""
 
 
 def unknown_key_message(key: str) -> str:
