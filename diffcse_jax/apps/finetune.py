@@ -264,7 +264,7 @@ class TasksMetric(Metric):
 
 
 class TaskEvaluation(DevEvaluation):
-    """The dev evaluation of a fine-tuning, whose models are not encoders."""
+    """The dev evaluation of a fine-tuning. Its models are no encoders, whose embeddings `DevEvaluation` would cache."""
 
     def measure(self, model: TaskModel) -> Measured:
         return self.chosen.measure(model)
@@ -332,7 +332,8 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
             progress.update(1, f"loss {float(value):.2f}" if index % 20 == 0 else "")
             if index + 1 == steps or (config.eval.every > 0 and (index + 1) % config.eval.every == 0):
                 score = metric.measure(TaskModel(encoder, {name: task}, {name: head})).scores[AVERAGE]
-                best, best_score = (head, score) if score > best_score else (best, best_score)
+                if score > best_score:
+                    best, best_score = head, score
     if not all(np.isfinite(array).all() for array in head.values()):
         raise ConfigError(
             f"training the head of {name} diverged (it is NaN or infinite). Nothing was saved. Lower "
@@ -421,8 +422,8 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
 
     optimizer = make_optimizer(config.optim, steps, rests=True)
     evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, data), text)
-    parts = (mesh, start, built, optimizer, source, text, evaluation, sentences_of)
-    return data, run_training(Run(config, workdir, *parts, model_of=model_of))
+    run = Run(config, workdir, mesh, start, built, optimizer, source, text, evaluation, sentences_of, model_of=model_of)
+    return data, run_training(run)
 
 
 def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint, mesh: Mesh, steps: int) -> BatchSource:

@@ -4,14 +4,14 @@ import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from diffcse_jax import __version__
 from diffcse_jax.apps import render
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.errors import DataError, UserError, counted
 from diffcse_jax.evaluation import Encoder, encode_pairs
 from diffcse_jax.evaluation.dev import STS_METRICS, build_dev_evaluation
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric, general_sentences
@@ -33,7 +33,6 @@ SECTIONS = {
 MOST_PAIRS = 200
 SEARCHES, HITS = 4, 3
 
-_Item = TypeVar("_Item")
 Loader = Callable[[], Encoder]
 
 
@@ -89,6 +88,7 @@ def render_report(run: Run, comparison: Comparison) -> str:
         sections=SECTIONS,
         run=run,
         readable=readable,
+        counted=counted,
         curves=curves(run),
         comparison=comparison,
         scores=scores,
@@ -155,7 +155,7 @@ def compare(encoders: Mapping[str, Loader], sample: Sample) -> Comparison:
     return Comparison(sample.about, searches, problems)
 
 
-def evenly_spaced(items: Sequence[_Item], count: int) -> list[_Item]:
+def evenly_spaced(items: Sequence[Any], count: int) -> list[Any]:
     """Return at most `count` of the items at even distances, including the first."""
     count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]

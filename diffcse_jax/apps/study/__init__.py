@@ -123,7 +123,7 @@ class Run:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the run's encoder is there. Training ends with the export."""
+        """Return whether the run's encoder is there. Training writes the export last."""
         return self.seed is None or (self.folder / "export").is_dir()
 
     def look(self) -> tuple[dict[str, Any] | None, str]:
@@ -150,7 +150,7 @@ class Run:
             return
         then = flat(Config.from_dict(self._read_results()["config"]).to_dict())
         now = flat(self.config.to_dict())
-        ignored = {*machine_keys(), *["model.name_or_path"] * bool(self.start)}  # a folder, which may be moved
+        ignored = machine_keys() | ({"model.name_or_path"} if self.start else set())  # a folder, which may be moved
         if changed := [key for key in now if then.get(key) != now[key] and key not in ignored]:
             values = "\n  ".join(f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed)
             raise ConfigError(
@@ -318,7 +318,8 @@ def do_runs(runs: Sequence[Run]) -> None:
             name = f"run {runs.index(run) + 1} of {len(runs)}: {run.label}"
             if run.start and not run.start.is_trained:
                 log_line(f"{name}: skipped: {run.start.label} is not trained")
-                held += [run] * (run.start in held)
+                if run.start in held:
+                    held.append(run)
                 continue
             try:
                 with lock(run.folder / LOCK), disk_errors(run.folder, safe=SAFE):

@@ -100,7 +100,8 @@ def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a panel per column: a point per seed, a line at the mean, a diamond at the published score."""
     columns = list(itertools.chain(*_sections(summary, rows)))
     averages = [column for column in columns if column.startswith("average ")]
-    columns = [c for c in columns if c in (*summary["dev_columns"], *averages)] if averages else columns
+    if averages:
+        columns = [column for column in columns if column in (*summary["dev_columns"], *averages)]
     across = min(len(columns), 4)
     down = math.ceil(len(columns) / across)
     size = (2 + 3.2 * across, down * (1.2 + 0.32 * len(rows)))
