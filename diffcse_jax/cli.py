@@ -20,12 +20,15 @@ from typing import Any
 
 from diffcse_jax import __version__
 from diffcse_jax.errors import ConfigError, ctrl_c_ends_process, reported_to_user
+from diffcse_jax.io import expand_path
 
 with ctrl_c_ends_process():
     from diffcse_jax.config import SHIPPED, Config, configuration, read_overrides
-    from diffcse_jax.models.pooling import POOLERS, check_pooler
+    from diffcse_jax.models.pooling import check_pooler
 
 MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
+RUN_FOLDER = "the folder of the run; {name}, {seed} and {KEY} stand for its values (default: runs/NAME)"
+INPUT = "text: a file, a folder, a pattern in quotes such as 'pages/*.md', or `docstrings`"
 KEYS = """
 Any key of the configuration is an option: --config.train.steps=100, --config.optim.learning_rate=3e-5.
 docs/reference.md lists all keys with their meaning, default and range.
@@ -33,27 +36,22 @@ docs/reference.md lists all keys with their meaning, default and range.
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `load`
 
-
 Add = Callable[..., Any]  # a parser's `add_argument`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code.
-
-    Args:
-        arguments: The command line after the name of the program; by default that of the process.
-    """
+    """Run a command line, without the name of the program (by default that of the process); return the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.name not in WITH_KEYS:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}. See diffcse {options.name} --help")
-    options.overrides, options.command = rest, shlex.join(["diffcse", *arguments])
     with reported_to_user():
+        options, rest = parser.parse_known_args(arguments)
+        if rest and options.name not in WITH_KEYS:
+            spelling = "Options have underscores, such as --top_k. " if "-" in rest[0].lstrip("-") else ""
+            parser.error(f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {options.name} --help")
         for name in ("batch_size", "rows_per_file", "top_k"):
             if (count := getattr(options, name, None)) is not None and count < 1:
                 raise ConfigError(f"--{name}: expected at least 1, got {count}")
-        check_pooler(getattr(options, "pooler", None) or POOLERS[0])
+        options.overrides, options.command = rest, shlex.join(["diffcse", *arguments])
         with ctrl_c_ends_process():
             from diffcse_jax.hosts import keep_compiled, set_verbosity
 
@@ -71,12 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
             result = 141
         return result if isinstance(result, int) else 0
-    raise AssertionError  # errors exit
+    raise AssertionError("`reported_to_user` exits on errors")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. It gives the name of the function to call as `function`."""
-    parser = argparse.ArgumentParser(prog="diffcse", description="Train, evaluate and use sentence embeddings.")
+    about = "Train, evaluate and use sentence embeddings. To begin: diffcse train --config quickstart"
+    parser = argparse.ArgumentParser(prog="diffcse", description=about)
     parser.add_argument("--version", action="version", version=f"diffcse_jax {__version__}")
     parsers = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -127,7 +126,7 @@ def train(add: Add) -> str:
       diffcse train --config diffcse_base
       diffcse train --config adapt --workdir runs/mine --config.data.train_file=documents.txt
     """
-    _add_run_options(add, "configs", SHIPPED.glob("*.py"))
+    _add_run_options(add, "configs", SHIPPED.glob("*.py"), RUN_FOLDER)
     return "diffcse_jax.api:run"
 
 
@@ -139,7 +138,7 @@ def finetune(add: Add) -> str:
 
       diffcse finetune --config finetune_multitask --config.init=runs/mine
     """
-    _add_run_options(add, "configs", SHIPPED.glob("finetune*.py"))
+    _add_run_options(add, "configs", SHIPPED.glob("finetune*.py"), RUN_FOLDER)
     return "diffcse_jax.apps.finetune:run_finetune"
 
 
@@ -152,7 +151,8 @@ def study(add: Add) -> str:
       diffcse study --config minilm --workdir runs/minilm --config.data.train_file=sentences.txt
       diffcse study --config minilm --workdir runs/minilm --report
     """
-    _add_run_options(add, "configs/studies", (SHIPPED / "studies").glob("*.py"))
+    workdir = "the folder of the study (default: runs/studies/NAME)"
+    _add_run_options(add, "configs/studies", (SHIPPED / "studies").glob("*.py"), workdir)
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
@@ -171,21 +171,21 @@ def evaluate(add: Add) -> str:
       diffcse evaluate --model runs/diffcse_base --tasks sts,transfer --data_dir DIR
       diffcse evaluate --model minilm runs/diffcse_base --tasks sts --published --format markdown
     """
-    add("--model", dest="models", required=True, help=MODEL, **SEVERAL)
-    tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, documents, retrieval (default: sts)"
+    add("--model", dest="models", required=True, metavar="MODEL", help=MODEL, **SEVERAL)
+    tasks = "such as sts,transfer,geometry,MR, or pairs_retrieval:FILE, documents:FILE, retrieval:FOLDER (default: sts)"
     add("--tasks", default="sts", help=tasks)
     add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
-    mode = "dev: dev splits; fasttest: simpler classifiers (default: %(default)s)"
+    mode = "test or dev splits; fasttest: test splits with simpler classifiers (default: %(default)s)"
     add("--mode", choices=("test", "fasttest", "dev"), default="test", help=mode)
     aggregation = "how a task's subsets become one score (default: %(default)s)"
     add("--aggregation", choices=("all", "mean", "wmean"), default="all", help=aggregation)
-    add("--pooler", help=f"use this pooler instead of the recorded one: {', '.join(POOLERS)}")
-    add("--truncate_dim", type=int, help="cut embeddings to this size (default: the recorded size)")
+    add("--pooler", type=check_pooler, help="use this pooler instead of the recorded one, such as cls or avg")
+    add("--truncate_dim", type=int, metavar="SIZE", help="cut embeddings to this size (default: the recorded size)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
-    add("--queries", type=Path, metavar="FILE", help="list the STS-B sentences nearest to each line (task `retrieval`)")
+    add("--queries", type=expand_path, metavar="FILE", help="task `retrieval`: list the sentences nearest to each line")
     add("--top_k", type=int, default=3, help="sentences to list for each query (default: %(default)s)")
-    add("--runs", type=Path, metavar="DIR", help="write the rankings of retrieval:FOLDER there, in TREC's form")
-    add("--against", type=Path, metavar="FILE", help="compare nDCG@10 of retrieval:FOLDER with a run in TREC's form")
+    add("--runs", type=expand_path, metavar="DIR", help="write the rankings of retrieval:FOLDER there, in TREC's form")
+    add("--against", type=expand_path, metavar="FILE", help="compare nDCG@10 with that of a run in TREC's form")
     backend = "torch: compute embeddings with sentence-transformers (default: %(default)s)"
     add("--backend", choices=("jax", "torch"), default="jax", help=backend)
     add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
@@ -193,18 +193,20 @@ def evaluate(add: Add) -> str:
     add("--format", dest="style", choices=formats, default="text", help="format of the tables (default: %(default)s)")
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
     output = "results file; pictures go to report/ next to it (default: %(default)s)"
-    add("--output", type=Path, default=Path("results.json"), help=output)
+    add("--output", type=expand_path, default=Path("results.json"), metavar="FILE", help=output)
     return "diffcse_jax.evaluation.runner:run"
 
 
 def export(add: Add) -> str:
     """Write a trained model as a Hugging Face and sentence-transformers folder.
 
-    diffcse export --model runs/mine --output DIR
+    `diffcse train` has already written RUN/export. This command writes another folder, with other settings.
+
+      diffcse export --model runs/mine --output mine_128 --truncate_dim 128
     """
-    add("--model", type=Path, required=True, metavar="RUN", help="the folder of a run, or one checkpoint in it")
-    add("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
-    add("--truncate_dim", type=int, help="record this size, to which embeddings are then cut")
+    add("--model", type=expand_path, required=True, metavar="RUN", help="the folder of a run, or one checkpoint in it")
+    add("--output", type=expand_path, required=True, metavar="DIR", help="the folder to write")
+    add("--truncate_dim", type=int, metavar="SIZE", help="record that embeddings are cut to this size")
     add("--onnx", dest="with_onnx", action="store_true", help="add onnx/model.onnx, checked against the model")
     add("--hub_id", metavar="USER/NAME", help="the model's id on the hub, for the card")
     add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
@@ -226,7 +228,7 @@ def encode(add: Add) -> str:
       diffcse encode --model runs/mine --input text.txt.gz --output embeddings.npy
     """
     _add_encoder_options(add)
-    _add_text_options(add, "inputs", "text that training reads (default: standard input)", nargs="+", default=["-"])
+    _add_text_options(add, "inputs", f"{INPUT} (default: standard input)", nargs="+", default=["-"])
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: its default prompt, if any)")
     add("--output", default="-", metavar="FILE", help="`.npy` or `.jsonl`; `-`: JSONL to standard output")
@@ -236,18 +238,17 @@ def encode(add: Add) -> str:
 def embed(add: Add) -> str:
     """Embed any amount of text into a folder of Parquet files, and resume after a crash.
 
-    pyarrow, polars, datasets and `diffcse search` read the folder. Its state is in OUTPUT.state. Several processes can
-    divide the inputs: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
+    pyarrow, polars, datasets and `diffcse search` read the folder. OUTPUT.state records what is done. Several processes
+    can divide the inputs: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
 
       diffcse embed --model runs/mine --input 'shards/*.txt.gz' --output embeddings
     """
     _add_encoder_options(add)
-    _add_text_options(add, "inputs", "text that training reads; put patterns in quotes", required=True, **SEVERAL)
-    add("--output", required=True, type=Path, metavar="DIR", help="folder of Parquet files")
+    _add_text_options(add, "inputs", INPUT, required=True, **SEVERAL)
+    add("--output", required=True, type=expand_path, metavar="DIR", help="folder of Parquet files")
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: that of documents, if any)")
-    dtype = "type of the stored embeddings (default: %(default)s)"
-    add("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
+    add("--dtype", choices=("float32", "float16"), default="float32", help="stored numbers (default: %(default)s)")
     _add_passages(add, default=False)
     add("--rows_per_file", type=int, default=5000, help="texts in a Parquet file (default: %(default)s)")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
@@ -257,23 +258,23 @@ def embed(add: Add) -> str:
 def search(add: Add) -> str:
     """Find the texts that are most similar to queries, or that share words with them.
 
-    --input is text, the output of `diffcse embed`, or an index. Embeddings and indexes record their encoder, so --model
-    may be left out. Scores are cosine similarities, BM25 scores (--mode lexical), or the weighted mean of both after
-    standardising them for each query (--mode hybrid).
+    --input is text, the output of `diffcse embed`, or an index. The last two record their encoder, so that --model can
+    be left out. Scores are cosine similarities, BM25 scores (--mode lexical), or the weighted mean of both, each
+    standardised over the texts (--mode hybrid).
 
       diffcse search --model runs/mine --input documents/ 'how do I stop a thread?'
       diffcse search --input embeddings --queries questions.txt --top_k 10 --json > hits.jsonl
       diffcse search --model runs/mine --input documents/ --mode hybrid --output index 'first query'
     """
-    add("queries", nargs="*", metavar="QUERY", help="queries (default: --queries)")
-    add("--queries", dest="queries_file", default="-", metavar="FILE", help="file of queries (default: standard input)")
+    add("queries", nargs="*", metavar="QUERY", help="queries; without them, those of --queries")
+    add("--queries", dest="queries_file", default="-", metavar="FILE", help="one per line (default: standard input)")
     add("--top_k", type=int, default=5, help="the largest number of hits for a query (default: %(default)s)")
     add("--threshold", type=float, help="the lowest score of a hit (default: any)")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the queries (default: that of queries, if any)")
     add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
     _add_encoder_options(add, recorded="that of the embeddings")
-    _add_text_options(add, "source", "text that training reads, embeddings or an index", required=True)
-    add("--output", type=Path, metavar="DIR", help="save the index to this folder, so that the next search is fast")
+    _add_text_options(add, "source", f"{INPUT}; or the output of `embed`, or an index", required=True)
+    add("--output", type=expand_path, metavar="DIR", help="save the index there, so that the next search is fast")
     _add_mode_options(add, "that of the index, or what the run recommends")
     _add_passages(add)
     storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
@@ -307,7 +308,7 @@ def demo(add: Add) -> str:
     """
     add("--model", required=True, help=MODEL)
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
-    _add_text_options(add, "text", "text that training reads", with_ids=False, required=True)
+    _add_text_options(add, "text", INPUT, with_ids=False, required=True)
     add("--top_k", type=int, default=10, help="the number of hits (default: %(default)s)")
     _add_mode_options(add, "what the run recommends")
     _add_passages(add)
@@ -323,11 +324,10 @@ WITH_KEYS = ("train", "finetune", "study")  # commands that also accept keys of 
 # Shared options
 
 
-def _add_run_options(add: Add, folder: str, files: Iterable[Path]) -> None:
+def _add_run_options(add: Add, folder: str, files: Iterable[Path], workdir: str) -> None:
     names = ", ".join(sorted(file.stem for file in files))
     add("--config", metavar="NAME_OR_FILE", required=True, help=f"a file, or the name of one in {folder}: {names}")
-    default = folder.replace("configs", "runs")
-    add("--workdir", metavar="DIR", help=f"{{name}}, {{seed}} and {{KEY}} stand for values (default: {default}/NAME)")
+    add("--workdir", metavar="DIR", help=workdir)
 
 
 def _read_run_options(options: argparse.Namespace) -> tuple[Config, Path]:
@@ -344,11 +344,11 @@ def _add_encoder_options(add: Add, recorded: str = "") -> None:
     """Add the options of an encoder; `recorded` says where defaults come from if --model is optional."""
     default = recorded or "the model's"
     add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
-    add("--pooler", help=f"use this pooler instead of the recorded one (default: {default})")
-    add("--truncate_dim", type=int, help=f"keep only the first dimensions of each embedding (default: {default})")
+    add("--pooler", type=check_pooler, help=f"use this pooler instead of the recorded one (default: {default})")
+    add("--truncate_dim", type=int, metavar="SIZE", help=f"cut embeddings to this size (default: {default})")
     precision = f"precision of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), help=precision)
-    add("--batch_size", type=int, default=64, help="texts per step on this host (default: %(default)s)")
+    add("--batch_size", type=int, default=64, metavar="N", help="texts encoded at a time (default: %(default)s)")
 
 
 def _add_text_options(add: Add, dest: str, about: str, *, with_ids: bool = True, **settings: Any) -> None:

@@ -9,7 +9,8 @@ from html_pages import checked
 
 from diffcse_jax.apps.search import SearchServer, read_texts, serve
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.search.index import Hit
+from diffcse_jax.search.index import Hit, SentenceIndex
+from diffcse_jax.search.records import table_of
 
 SENTENCES = ["A <b>bold</b> sentence & more.", "Rain falls.", "Bread is baked.", "The train leaves."]
 
@@ -92,13 +93,16 @@ def test_what_is_refused(path, headers, status):
     assert searcher.queries == (["broken"] if status == 500 else [])
 
 
-def test_a_port_in_use_and_invalid_options():
+def test_a_port_in_use_and_invalid_options(tmp_path):
     with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"--port {port}: .*Choose another --port"):
         SearchServer("t", SENTENCES, {}, 3, "127.0.0.1", port)
     with pytest.raises(ConfigError, match="--host no such host --port 0"):
         SearchServer("t", SENTENCES, {}, 3, "no such host", 0)
     with pytest.raises(ConfigError, match="--against a is the same as --model"):
         serve("a", "text.txt", against="a", top_k=1, host="127.0.0.1", port=0)
+    SentenceIndex.of(table_of([{"sentence": "Rain falls."}]), mode="lexical").save(tmp_path / "index")
+    with pytest.raises(ConfigError, match="index is an index or embeddings"):
+        serve("a", f"{tmp_path}/index", top_k=1, host="127.0.0.1", port=0)
 
 
 def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):

@@ -192,8 +192,9 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     assert "index holds embeddings of hash (avg, float32, 8 dimensions, weights hash avg), but the encoder" in message
     message = error(vectors, "--model", "missing", "x")
     assert "dimensions, weights hash avg), and missing cannot be loaded" in message
-    assert "are for building an index" in error(index, "--weight", "0.1", "x")
-    assert "--storage bits is for building" in error(index, "--storage", "bits", "x")
+    for options in (["--weight", "0.1"], ["--storage", "bits"], ["--no-passages"]):
+        assert f"{options[0]}: {index} is already built. Leave this out" in error(index, *options, "x")
+    assert "--language and --weight need --mode lexical or hybrid" in error(vectors, "--weight", "0.1", "x")
     assert "Name the encoder with --model" in error(text, "x")
     assert "--top_k: expected at least 1" in error(text, *model, "--top_k", "-1", "x")
     assert "QUERY: the text is empty" in error(text, *model, " ")
@@ -243,16 +244,19 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
 # embed
 
 
-def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path, shards, capsys):
+def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path, shards, capsys, monkeypatch):
     """Polars and Hugging Face's data sets take whatever is in the folder; each file names its encoder."""
     assert cli.main(arguments(tmp_path)) == 0
     check(out := tmp_path / "out", shards)
-    assert "process 0 of 1: 45 sentences of 4 files embedded" in capsys.readouterr().err
+    assert "embedded 45 sentences into" in capsys.readouterr().err
     assert {path.suffix for path in out.iterdir()} == {".parquet"}
     assert pyarrow.dataset.dataset(out).count_rows() == 45
     assert find_store(out).encoder == HashEncoder().record()
     cli.main(arguments(tmp_path, model="models/hash"))  # the same model under another path
     assert f"resuming {out}: 4 of 4 inputs are complete, 7 Parquet files exist" in capsys.readouterr().err
+    monkeypatch.setattr(app.hosts, "_verbosity", "normal")  # for later tests
+    cli.main([*arguments(tmp_path), "--quiet"])
+    assert capsys.readouterr().err == ""
 
 
 def test_processes_share_the_files(tmp_path, shards, monkeypatch):
@@ -355,7 +359,7 @@ def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):
         message = error_of(capsys, *arguments(tmp_path))
     assert "No space left on device. Complete Parquet files are kept. Please make room" in message
     cli.main(arguments(tmp_path))
-    assert "process 0 of 1: 12 sentences of 4 files embedded" in capsys.readouterr().err
+    assert "embedded 12 sentences into" in capsys.readouterr().err
     check(tmp_path / "out", shards)
 
 

@@ -1,7 +1,7 @@
-"""Embed text files: `encode` writes one file or standard output, `embed` a folder of Parquet files and can resume.
+"""Encode texts: `encode` writes one file or standard output, `embed` writes a folder of Parquet files and can resume.
 
-`embed` names its Parquet files after the input: `papers.csv.000000.parquet`, and so on. Each holds a run of texts and
-gets its name when it is complete. The metadata of each file holds the settings. The folder `OUTPUT.state` holds the
+`embed` names its Parquet files after the input: `papers.csv.000000.parquet`, and so on. Each holds a few thousand texts
+in order, with the settings in its metadata, and gets its name when it is complete. The folder `OUTPUT.state` holds the
 SHA-256 of each input and the list of its files. The same command, started again after a crash, embeds what is missing.
 """
 
@@ -26,16 +26,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
-from diffcse_jax.search.records import (
-    TEXT,
-    Record,
-    Records,
-    in_chunks,
-    read_all,
-    read_records,
-    searched_texts,
-    table_of,
-)
+from diffcse_jax.search.records import Record, Records, in_chunks, read_all, read_records, searched_texts, table_of
 from diffcse_jax.search.vector_store import find_parts, input_state, read_settings, state_of, vector_table
 
 FORMATS = (".jsonl", ".npy")
@@ -58,7 +49,7 @@ def encode(
 ) -> None:
     """Encode the texts of all inputs into one file, which gets its name when it is complete.
 
-    Arguments are the options of `diffcse encode`; `load` loads the encoder, once the inputs are open.
+    Arguments are the options of `diffcse encode`. `load` loads the encoder; it is called once the inputs are open.
     """
     path = expand_path(output)
     if output != "-" and path.suffix not in FORMATS:
@@ -69,17 +60,16 @@ def encode(
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
     texts = searched_texts(table_of(records))
     vectors = encoder.encode(texts, batch_size, normalize=normalize, show_progress=True, prompt=prompt)
+    lines = _json_lines(records, vectors)
     if output == "-":
-        _write_lines(sys.stdout, records, vectors)
+        sys.stdout.writelines(lines)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path, safe="Nothing else was changed."), _renamed(partial, path):
+    with disk_errors(path, safe="Nothing else was changed."), _renamed(partial, path), partial.open("wb") as file:
         if path.suffix == ".npy":
-            with partial.open("wb") as file:
-                np.save(file, vectors)
+            np.save(file, vectors)
         else:
-            with partial.open("w", encoding="utf-8") as lines:
-                _write_lines(lines, records, vectors)
+            file.writelines(line.encode() for line in lines)
 
 
 @contextlib.contextmanager
@@ -93,11 +83,11 @@ def _renamed(partial: Path, path: Path) -> Iterator[None]:
         partial.unlink(missing_ok=True)
 
 
-def _write_lines(file: Any, records: list[Record], vectors: Float32[np.ndarray, "rows dimension"]) -> None:
-    """Write an object on each line, with the shortest numbers that are exact in float32."""
+def _json_lines(records: list[Record], vectors: Float32[np.ndarray, "rows dimension"]) -> Iterator[str]:
+    """Yield an object for each text, with the shortest numbers that are exact in float32."""
     for record, vector in zip(records, vectors, strict=True):
         text = json.dumps(record, ensure_ascii=False)
-        file.write(f'{text[:-1]}, "embedding": [{", ".join(map(str, vector))}]}}\n')
+        yield f'{text[:-1]}, "embedding": [{", ".join(map(str, vector))}]}}\n'
 
 
 # A folder
@@ -121,8 +111,8 @@ def embed(
 ) -> None:
     """Embed the texts of the inputs that are not in the folder yet.
 
-    Arguments are the options of `diffcse embed`; `load` loads the encoder, once the inputs are open, and `command`
-    resumes the work, for messages.
+    Arguments are the options of `diffcse embed`. `load` loads the encoder; it is called once the inputs are open.
+    `command` is what resumes the work, for messages.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
@@ -152,7 +142,8 @@ def embed(
     except KeyboardInterrupt as error:
         kept = f"{job.embedded:,} sentences; complete Parquet files are kept"
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
-    print(f"process {process} of {count}: {job.embedded:,} sentences of {len(mine)} files embedded", file=sys.stderr)
+    who = f"process {process} of {count}: " if count > 1 else ""
+    log_line(f"{who}embedded {job.embedded:,} sentences into {output}")
     hosts.wait_for_all()
 
 
@@ -174,7 +165,7 @@ def _open(path: str, columns: Sequence[str], id_column: str, passages: bool) -> 
     try:
         return read_records(path, columns=columns, id_column=id_column, titled=passages)
     except NoSentencesError:  # not an error here; reading it will say so
-        return Records(Corpus(path, (TEXT,), lambda: (), lambda: ""))
+        return Records(Corpus(path, (), lambda: (), lambda: ""))
 
 
 def _check_settings(output: Path, settings: dict[str, Any]) -> None:
@@ -206,7 +197,7 @@ class _Job:
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
-            print(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", file=sys.stderr)
+            log_line(f"resuming {self.output}: {complete}, {found:,} Parquet files exist")
         with self.encoder.warning_once(), Progress("embedding", "sentences") as progress:
             for path in pending:
                 try:

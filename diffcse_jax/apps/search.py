@@ -21,21 +21,10 @@ from typing import Any
 from diffcse_jax.apps import render
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.index import Hit, SentenceIndex, find_index, recommended
-from diffcse_jax.search.records import (
-    FILE,
-    ID,
-    LINE,
-    STDIN,
-    TEXT,
-    Record,
-    as_passages,
-    in_chunks,
-    read_all,
-    table_of,
-    title_of,
-)
+from diffcse_jax.search.records import STDIN, TEXT, as_passages, in_chunks, place_of, read_all, table_of, title_of
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore
 
 QUERIES_AT_ONCE = 1024
@@ -86,37 +75,43 @@ def search(
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
     found = None if source == STDIN else find_index(expand_path(source))
-    built = found if isinstance(found, SentenceIndex) else None
-    if not mode:
-        advisor = None if found or threshold is not None else model  # a hybrid search has no threshold
-        mode, recommended_weight = recommended(advisor)
-        if mode != "dense":
-            print(f"notice: {model} recommends --mode {mode}. --mode dense compares embeddings only", file=sys.stderr)
-        mode = built.mode if built else mode
+    index = found if isinstance(found, SentenceIndex) else None
+    if index:
+        mode = index.checked_mode(mode)
+    elif not mode:
+        # Runs recommend how to search text. A hybrid search has no threshold.
+        mode, recommended_weight = recommended(None if found or threshold is not None else model)
         weight = recommended_weight if weight is None else weight
-    if built and storage:
-        raise ConfigError(f"--storage {storage} is for building an index from text or from embeddings of diffcse embed")
-    if (built or mode == "dense") and (language or weight is not None):
-        raise ConfigError("--language and --weight are for building an index with --mode lexical or hybrid from text")
-    if built:
-        built.checked_mode(mode)
+        if mode != "dense":
+            log_line(f"notice: {model} recommends --mode {mode}. --mode dense compares embeddings only")
+
+    for_words = {"--language": language, "--weight": weight is not None}
+    fixed: dict[str, Any] = {}  # options that come too late
+    if found:
+        fixed = {"--columns": columns, "--id_column": id_column, "--no-passages": not passages}
+    if index:
+        fixed |= for_words | {"--storage": storage}
+    if given := [name for name, value in fixed.items() if value]:
+        raise ConfigError(f"{' and '.join(given)}: {source} is already built. Leave this out, or start from the text")
+    if mode == "dense" and any(for_words.values()):
+        raise ConfigError("--language and --weight need --mode lexical or hybrid")
     if not found and not model and mode != "lexical":
         raise ConfigError(f"{source} is text. Name the encoder with --model, for example --model minilm")
+
+    # The text first: it may have mistakes, and an encoder takes seconds to load.
     texts = [] if found else [*read_all([source], columns=columns, id_column=id_column, titled=passages)]
     encoder = None if mode == "lexical" else _load_for(found, load, source, model)
-
     options: dict[str, Any] = {"mode": mode, "language": language, "weight": weight, "storage": storage}
-    if built:
-        index = built
-    elif isinstance(found, VectorStore):
+    if isinstance(found, VectorStore):
         index = SentenceIndex.of_store(found, **options)
-    elif encoder:
+    elif not index and encoder:
         encoder.build_index(texts, batch_size, show_progress=True, passages=passages, **options)
         index = encoder.index
-    else:
+    elif not index:
         index = SentenceIndex.of(table_of(as_passages(texts) if passages else texts), **options)
-    if output and not (built and expand_path(source) == output):
+    if output and not (index is found and expand_path(source) == output):
         index.save(output)
+
     prompt = index.query_prompt(encoder.prompts, prompt_name) if encoder else ""
     for chunk in [[text.strip() for text in queries]] if queries else _read_queries(queries_file):
         vectors = encoder.encode(chunk, batch_size, normalize=True, prompt=prompt) if encoder else None
@@ -132,9 +127,8 @@ def _load_for(found: SentenceIndex | VectorStore | None, load: Load, source: str
     try:
         encoder = load(there)
     except UserError as error:
-        raise type(error)(
-            f"{source} holds embeddings of {there}, and {model or 'this model'} cannot be loaded: {error}"
-        ) from error
+        problem = f"{source} holds embeddings of {there}, and {model or 'this model'} cannot be loaded: {error}"
+        raise type(error)(problem) from error
     there.require(encoder.record(there.prompt), source)
     return encoder
 
@@ -157,9 +151,8 @@ def _as_text(query: str, hits: Sequence[Hit], threshold: float | None) -> str:
     if not hits:
         lines.append("  nothing" if threshold is None else f"  nothing with a score of {threshold:g} or more")
     for hit in hits:
-        places = [hit.row[ID]] if ID in hit.row else [hit.row[name] for name in (FILE, LINE) if name in hit.row]
-        place = ":".join(map(str, places))
-        lines += _wrapped(f"  {hit.score:6.3f}  {place}  {title_of(hit.row)}{hit.row[TEXT]}", indent=" " * 10)
+        text = title_of(hit.row) + hit.row[TEXT]
+        lines += _wrapped(f"  {hit.score:6.3f}  {place_of(hit.row)}  {text}", indent=" " * 10)
     return "\n".join([*lines, ""])
 
 
@@ -187,15 +180,17 @@ def serve(
     weight: float | None = None,
     passages: bool = True,
 ) -> None:
-    """Encode a text and serve its search page until Ctrl-C. Arguments are the options of `diffcse demo`."""
+    """Index a text with each model and serve its search page until Ctrl-C. Arguments are those of `diffcse demo`."""
     if against == model:
         raise ConfigError(f"--against {against} is the same as --model. Name another model, or leave --against out")
+    if find_index(expand_path(text)):
+        raise ConfigError(f"--input {text} is an index or embeddings. Name the text that it was made of")
     records = read_texts(text, columns, passages)
     texts = [title_of(each) + each[TEXT] for each in records]
     models = {name: SentenceEncoder.from_pretrained(name) for name in filter(None, (model, against))}
     with SearchServer(Path(text).name, texts, models, top_k, host, port) as server:  # first: the port may be in use
         for name, encoder in models.items():
-            print(f"encoding {len(records):,} texts with {name}", file=sys.stderr)
+            log_line(f"encoding {len(records):,} texts with {name}")
             own_mode, own_weight = (mode, None) if mode else recommended(name)
             options: dict[str, Any] = {"language": language, "weight": own_weight if weight is None else weight}
             encoder.build_index(records, show_progress=True, mode=own_mode, passages=passages, **options)
@@ -204,16 +199,16 @@ def serve(
         shown_host = f"[{host}]" if ":" in host else host
         print(f"search at http://{shown_host}:{server.server_port}/ (stop with Ctrl-C)", flush=True)
         if host not in _LOCAL:
-            print(f"warning: with --host {host} everyone who reaches this machine can search", file=sys.stderr)
+            log_line(f"warning: with --host {host}, everyone who can reach this machine can search")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
 
 
-def read_texts(text: str, columns: Sequence[str] = (), titled: bool = True) -> list[Record]:
-    """Read the distinct texts of what `--input` names, in their order, with their places."""
-    distinct: dict[str, Record] = {}
+def read_texts(text: str, columns: Sequence[str] = (), titled: bool = True) -> list[dict[str, Any]]:
+    """Read what `--input` names, and return its distinct texts in their order, with their places."""
+    distinct: dict[str, dict[str, Any]] = {}
     for record in read_all([text], columns=columns, titled=titled):
         distinct.setdefault(title_of(record) + record[TEXT], record)
     return [*distinct.values()]

@@ -205,6 +205,12 @@ def documents_of(table: pa.Table) -> Int[np.ndarray, " rows"]:
     return np.array([numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)])
 
 
+def place_of(record: Record) -> str:
+    """Return the id of a text, or else its file and line."""
+    names = [ID] if ID in record else [name for name in (FILE, LINE) if name in record]
+    return ":".join(str(record[name]) for name in names)
+
+
 def title_of(record: Record) -> str:
     """Return what stands in front of a passage that is searched: its title and a space, or an empty string."""
     return f"{record[TITLE]} " if record.get(TITLE) else ""
