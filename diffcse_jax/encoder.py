@@ -1,6 +1,6 @@
 """SentenceEncoder: from sentences to embeddings, similarities and search.
 
-The path of a sentence: `encode`, `_tokenize`, `_batch` (padded rows of similar lengths), `compiled_forward`.
+The path of a sentence: `encode`, `_tokenize`, `_batches` (padded rows of similar lengths), `compiled_forward`.
 """
 
 import collections
@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,8 @@ class SentenceEncoder(Searcher):
         name: str = "an encoder without a name",
     ):
         pooler = pooling.check_pooler(record.pooler)
-        head = dict(record.head or {}) if pooler == "cls" else {}
+        sentence_head = record.sentence_head.of(pooler)
+        head = (record.head or {}) if pooler == "cls" else sentence_head.params
         if pooler == "cls" and (not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)):
             raise CheckpointError(
                 f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this model has no weights "
@@ -85,20 +87,23 @@ class SentenceEncoder(Searcher):
                 f"the tokenizer has {len(tokenizer)} tokens, but the model only {config.vocab_size} token embeddings. "
                 "Use the tokenizer of this model"
             )
-        self.config, self.tokenizer, self.pooler, self.name = config, tokenizer, pooler, name
-        self.prompts, self._warned = record.prompts, False
-        self._cut_texts: list[tuple[int, int, int]] | None = None  # arguments of `warn_of_cut` that wait for the end
+        self.config = config
+        self.tokenizer = tokenizer
+        self.pooler = pooler
+        self.name = name
+        self.prompts = record.prompts
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
-        self.sentence_head = record.sentence_head.of(pooler)
-        self.recorded = record._replace(sentence_head=self.sentence_head)
-        size = self.sentence_head.embedding_size(pooler, config.hidden_size)
+        self.sentence_head = sentence_head
+        self.recorded = record._replace(sentence_head=sentence_head)
+        size = sentence_head.embedding_size(pooler, config.hidden_size)
         self.truncate_dim = checked_truncation(record.truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
+        self._has_warned_of_prompts = False
+        self._cut_texts: list[tuple[int, int, int]] | None = None  # arguments of `warn_of_cut`, inside `warning_once`
         self._backend = unlimited_tokenizer(tokenizer)
         self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
-        head = layers.prefixed(head or self.sentence_head.params, "pooler_head")
-        params = layers.prefixed(transformer, "transformer") | head
+        params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
         sharding = getattr(next(iter(params.values())), "sharding", None)
         if not isinstance(sharding, NamedSharding):
             devices = jax.local_devices()
@@ -194,7 +199,7 @@ class SentenceEncoder(Searcher):
             normalize: Scale embeddings to length 1.
             show_progress: Report progress on stderr.
             max_length: Truncate sentences to this many tokens, special tokens included. By default sentences are
-                truncated only to the model's positions, with a warning.
+                truncated to the length that the folder records or else to the model's positions, with a warning.
             prompt: A text to put in front of each sentence, such as "query: ".
             prompt_name: The name of one of the model's prompts. By default its default prompt is used, if it has one.
             normalize_embeddings: The name of `normalize` in sentence-transformers.
@@ -202,19 +207,23 @@ class SentenceEncoder(Searcher):
         Raises:
             UserError: A sentence is not text, an option or prompt is wrong, or an embedding is NaN or infinite.
         """
-        if prompt is None and prompt_name is None and not self._warned and not self.prompts.default:
-            self._warned = True
+        if prompt is None and prompt_name is None and not self._has_warned_of_prompts and not self.prompts.default:
+            self._has_warned_of_prompts = True
             if warning := self.prompts.warning(self.name):
                 warn_user(warning)
         prompt = self.prompts.choose(prompt, prompt_name)
         batch_size = check_count("batch_size", batch_size)
         texts = checked_sentences(sentences)
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        token_ids, cut = self._tokenize([prompt + text for text in distinct], max_length)
-        if max_length is None or max_length > self.config.max_length:
-            most = self.max_length if max_length is None else self.config.max_length
-            counts = sum(cut[distinct[text]] for text in texts), len(texts), most
-            warn_of_cut(*counts) if self._cut_texts is None else self._cut_texts.append(counts)
+        limit = self.max_length if max_length is None else min(max_length, self.config.max_length)
+        token_ids, cut = self._tokenize([prompt + text for text in distinct], limit)
+        if limit != max_length:  # the model needs this limit, the caller has not asked for it
+            counts = sum(cut[distinct[text]] for text in texts), len(texts), limit
+            waiting = self._cut_texts
+            if waiting is None:
+                warn_of_cut(*counts)
+            else:
+                waiting.append(counts)
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
         with alone, Progress("encoding", "sentences", len(distinct), quiet=not show_progress) as progress:
@@ -263,7 +272,7 @@ class SentenceEncoder(Searcher):
         whole = [prompt + title_of(record) + record[TEXT] for record in records]
         special = self._backend.num_special_tokens_to_add(is_pair=False)
         spans = [[(0, len(record[TEXT]))] for record in records]
-        _, cut = self._tokenize(whole, None)
+        _, cut = self._tokenize(whole, self.max_length)
         with self._tokenizing:
             self._backend.no_truncation()
             for row in np.flatnonzero(cut).tolist():
@@ -276,7 +285,10 @@ class SentenceEncoder(Searcher):
         return as_passages(records, spans)
 
     def record(self, prompt: str = "") -> EncoderRecord:
-        """Return what distinguishes this encoder's embeddings of texts with a prompt from other embeddings."""
+        """Return what distinguishes this encoder's embeddings of texts with a prompt from other embeddings.
+
+        Warn if the model is made for another similarity than cosine, because those who ask are about to search.
+        """
         if not self.sentence_head.ranks_by_cosine:
             warn_user(f"{self.name} is made for similarity by {self.sentence_head.similarity}; search ranks by cosine")
         return EncoderRecord(self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt)
@@ -287,19 +299,20 @@ class SentenceEncoder(Searcher):
         It contains values only, no names of classes or modules, so it stays the same when code moves. Values that equal
         their default are left out, so that new options do not change it.
         """
-        sizes = {
-            field.name: value
-            for field in dataclasses.fields(self.config)
-            if isinstance(value := getattr(self.config, field.name), str | int | float | tuple)
-            and value != field.default
-            and field.repr  # otherwise it changes how embeddings are computed, not what they are
-            and "dropout" not in field.name
-        }
+        sizes = {}
+        for field in dataclasses.fields(self.config):
+            value = getattr(self.config, field.name)
+            changes_embeddings = field.repr and "dropout" not in field.name  # without repr: how to compute them
+            if changes_embeddings and value != field.default and isinstance(value, str | int | float | tuple):
+                sizes[field.name] = value
         settings: dict[str, Any] = {"transformer": sizes, "pooler": self.pooler}
         settings |= {"precision": self.dtype.name, "dimension": self.dimension}
-        settings |= {"head": self.sentence_head.layers} if self.sentence_head.layers else {}
-        settings |= {} if self.prompts.pooled else {"include_prompt": False}
-        settings |= {} if self.max_length == self.config.max_length else {"max_length": self.max_length}
+        if self.sentence_head.layers:
+            settings["head"] = self.sentence_head.layers
+        if not self.prompts.pooled:
+            settings["include_prompt"] = False
+        if self.max_length != self.config.max_length:
+            settings["max_length"] = self.max_length
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         with self._tokenizing:
             self._backend.no_truncation()
@@ -315,40 +328,50 @@ class SentenceEncoder(Searcher):
         """Yield numbers of sentences and their embeddings, longest sentences first."""
         prompt_tokens = None
         if prompt and not self.prompts.pooled:  # as in sentence-transformers, [CLS] counts as a part of the prompt
-            prompt_tokens = len(self._tokenize([prompt], None)[0][0]) - 1
-        by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
+            prompt_tokens = len(self._tokenize([prompt], self.max_length)[0][0]) - 1
         forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh, self.sentence_head.layers)
-
+        batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
-        start = 0
-        while start < len(token_ids) or running:
-            if start < len(token_ids) and len(running) < 3:  # the device computes while the host prepares two batches
-                longest = len(token_ids[by_length[start]])
-                if len(token_ids) == 1 and longest <= LONGEST_QUERY:  # few shapes matter more than padding
-                    longest = _power_of_two(longest)
-                length = min(_bucket(longest), self.config.max_length)
-                count = min(batch_size, _power_of_two(len(token_ids)))
-                if self._mesh.devices.flat[0].platform == "cpu":
-                    count = min(count, max(1, CPU_TOKENS_PER_BATCH // length))
-                count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
-                rows = by_length[start : start + count]
-                batch = self._batch([token_ids[row] for row in rows], count, length)
+        while True:
+            for rows, *batch in itertools.islice(batches, 3 - len(running)):  # two wait while the device computes one
                 running.append((rows, forward(self.params, *batch, prompt_tokens)))
-                start += count
-            else:
-                rows, computed = running.popleft()
-                yield rows, np.asarray(computed)[: len(rows), : self.dimension]
+            if not running:
+                return
+            rows, computed = running.popleft()
+            yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
-    def _tokenize(self, sentences: list[str], max_length: int | None) -> tuple[list[list[int]], list[bool]]:
+    def _batches(
+        self, token_ids: list[list[int]], batch_size: int
+    ) -> Iterator[tuple[list[int], Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]]:
+        """Yield sentences of similar lengths, longest first: their numbers, token ids and attention mask.
+
+        Batches have few different shapes, because each one is compiled.
+        """
+        by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
+        start = 0
+        while start < len(by_length):
+            longest = len(token_ids[by_length[start]])
+            if len(token_ids) == 1 and longest <= LONGEST_QUERY:  # few shapes matter more than padding
+                longest = _power_of_two(longest)
+            length = min(_bucket(longest), self.config.max_length)
+            count = min(batch_size, _power_of_two(len(token_ids)))
+            if self._mesh.devices.flat[0].platform == "cpu":
+                count = min(count, max(1, CPU_TOKENS_PER_BATCH // length))
+            count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
+            rows = by_length[start : start + count]
+            yield rows, *self._padded([token_ids[row] for row in rows], count, length)
+            start += count
+
+    def _tokenize(self, sentences: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
+        """Return the tokens of sentences, at most `limit` each, and whether each sentence was truncated."""
         least = self._backend.num_special_tokens_to_add(is_pair=False) + 1
-        most = self.max_length if max_length is None else self.config.max_length
-        if max_length is not None and max_length < least:
-            raise ConfigError(f"max_length={max_length}: expected at least {least} tokens, or None")
+        if limit < least:
+            raise ConfigError(f"max_length={limit}: expected at least {least} tokens, or None")
         with self._tokenizing:
-            self._backend.enable_truncation(min(max_length or most, most))
+            self._backend.enable_truncation(limit)
             return tokenise(self._backend, sentences)
 
-    def _batch(
+    def _padded(
         self, token_ids: list[list[int]], rows: int, length: int
     ) -> tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]:
         """Return token ids and attention mask, padded to `rows` and to `length`."""
