@@ -164,6 +164,7 @@ def test_sizes_and_rates_are_those_of_the_config_file(family):
     values |= dict.fromkeys(("dropout", "hidden_dropout_prob", "embedding_dropout", "mlp_dropout"), 0.2)
     values |= {"attention_dropout": 0.3, "attention_probs_dropout_prob": 0.3}
     if family == "nomic_bert":  # the authors' first names
+        assert nomic_bert.as_nomic_bert({"activation_function": "geglu"})["hidden_act"] == "gelu"
         names = nomic_bert.FIRST_KEYS.items()
         values = nomic_bert.as_nomic_bert({first: values.pop(name) for first, name in names if name in values} | values)
     config = hf.transformer_config(values, source="test")

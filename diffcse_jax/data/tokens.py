@@ -22,7 +22,7 @@ from diffcse_jax import io
 from diffcse_jax.data.readers import Corpus
 from diffcse_jax.errors import CheckpointError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.models.sentence_folder import TEXT_SETTINGS
+from diffcse_jax.models.sentence_folder import text_settings
 
 FORMAT_VERSION = 5
 META = "meta.json"
@@ -59,8 +59,8 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
         tokenizer.backend_tokenizer.encode("\u16a0")  # a rune
     except Exception as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
         raise CheckpointError(f"{folder}: the tokenizer cannot read an unknown word: {error}") from error
-    settings = folder / TEXT_SETTINGS
-    if settings.is_file() and io.read_json_object(settings).get("do_lower_case") is True:
+    _, settings = text_settings(folder)
+    if settings.get("do_lower_case") is True:
         backend = tokenizer.backend_tokenizer
         steps = [tokenizers.normalizers.Lowercase(), *filter(None, [backend.normalizer])]
         backend.normalizer = tokenizers.normalizers.Sequence(steps)

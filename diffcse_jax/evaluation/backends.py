@@ -72,9 +72,8 @@ class TorchEncoder:
             config = {key: value for key, value in config.items() if key not in NAMES_OF_CODE}
             write_json(folder / "config.json", config | {"output_hidden_states": True})
             sentence_folder.write(folder, ours.recorded, ours.config.num_blocks, ours.config.hidden_size)
-            text = source / sentence_folder.TEXT_SETTINGS
-            settings = read_json_object(text) if text.is_file() else {}
-            write_json(folder / text.name, settings | {"max_seq_length": self._max_length})
+            _, settings = sentence_folder.text_settings(source)
+            write_json(folder / sentence_folder.TEXT_SETTINGS, settings | {"max_seq_length": self._max_length})
             try:
                 with quiet_transformers():
                     self._model = SentenceTransformer(

@@ -40,9 +40,10 @@ _MODES = {
 _KEYS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weightedmean": "weightedmean_tokens"}
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
+_OTHER_KINDS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # in its name, until 2020
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
 QUERY = "query"
-DOCUMENT_NAMES = ("document", "passage", "corpus")  # the first that is recorded is used
+DOCUMENT_NAMES = ("document", "passage", "corpus")  # the first with a recorded text is used
 # How model cards write the prompts of the families of e5, nomic, and bge, arctic and mxbai.
 _IN_README = re.compile(
     r"[\"'`]((?:query|passage|search_query|search_document): "
@@ -71,7 +72,7 @@ class Prompts:
     @property
     def document(self) -> str:
         """The prompt of the texts that queries look for."""
-        return next(filter(None, map(self.by_name.get, DOCUMENT_NAMES)), "")
+        return next((self.by_name[name] for name in DOCUMENT_NAMES if self.by_name.get(name)), "")
 
     @property
     def symmetric(self) -> str:
@@ -181,7 +182,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
     cut = {} if record.truncate_dim is None else {"truncate_dim": record.truncate_dim}
     write_json(folder / SETTINGS, settings | cut)
     size = {"word_embedding_dimension": hidden_size}
-    modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]  # names, configurations, weights
+    modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]  # kinds, configurations, weights
     if pooler in TWO_LAYER_POOLERS:
         weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
         modules.append(("WeightedLayerPooling", size | {"layer_start": 0, "num_hidden_layers": num_blocks}, weights))
@@ -195,15 +196,14 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
         arrays = subset(params, f"layers.{index}")
         modules.append((layer.kind, config, {_theirs(name): np.asarray(arrays[name]).T for name in arrays}))
     entries = []
-    for index, (name, config, weights) in enumerate(modules):
-        path = f"{index}_{name}" if index else ""  # the transformer's files are in the folder itself
-        entries.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"})
+    for index, (kind, config, weights) in enumerate(modules):
+        path = f"{index}_{kind}" if index else ""  # the transformer's files are in the folder itself
+        entries.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"})
         if index:
             (folder / path).mkdir()
             write_json(folder / path / "config.json", config)
         if weights:
-            tensors = {name: np.ascontiguousarray(array) for name, array in weights.items()}
-            write_tensors(folder / path / "model.safetensors", tensors)
+            write_tensors(folder / path / "model.safetensors", weights)
     write_json(folder / "modules.json", entries)
 
 
@@ -285,14 +285,23 @@ def read(folder: Path) -> RecordedPooler:
     return RecordedPooler(pooler, None, size, RecordedHead(pooler, layers, params, similarity), prompts)
 
 
-def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
-    """Return the number of tokens that texts are cut to: as recorded, in training (`trained`), or all positions.
+def text_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Read how the transformer module reads text. Return the file and its content, which is empty if there is none."""
+    paths = [folder / TEXT_SETTINGS, *(folder / f"sentence_{kind}_config.json" for kind in _OTHER_KINDS)]
+    path = next((path for path in paths if path.is_file()), paths[0])
+    return path, read_json_object(path) if path.is_file() else {}
 
-    Since release 6, sentence-transformers records it with the tokenizer.
+
+def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
+    """Return the number of tokens that texts are cut to, at most `positions`.
+
+    It is the recorded length, or the length in training (`trained`) if that is larger. Without a record, it is
+    `positions`. Since release 6, sentence-transformers records the length with the tokenizer.
     """
-    path, of_tokenizer = folder / TEXT_SETTINGS, folder / "tokenizer_config.json"
-    recorded = read_json_object(path).get("max_seq_length") if path.is_file() else None
+    path, settings = text_settings(folder)
+    recorded = settings.get("max_seq_length")
     _expect(recorded is None or _is_number(recorded, 3), path, "max_seq_length", recorded, "a whole number from 3")
+    of_tokenizer = folder / "tokenizer_config.json"
     if recorded is None and of_tokenizer.is_file():
         found = read_json_object(of_tokenizer).get("model_max_length")
         recorded = found if _is_number(found, 3) else None
@@ -351,21 +360,24 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
     path = module / "config.json"
     config = {} if kind == "Normalize" and not path.is_file() else read_json_object(path)
     layer = HeadLayer(kind, **{key: config[key] for key in HEAD_SETTINGS[kind] if key in config})
+    if kind == "Dropout":  # not applied, so its rate does not matter
+        return layer
     if kind == "Dense" and not layer.activation_function:
         layer = layer._replace(activation_function=_TANH)
-    for key in HEAD_SETTINGS[kind] if kind != "Dropout" else ():  # which is not applied
+    for key in HEAD_SETTINGS[kind]:
         value, kind_of_value = getattr(layer, key), type(HeadLayer._field_defaults[key])
         if kind_of_value is int:
             _expect(_is_number(value), path, key, value, "a whole number from 1")
         else:
             _expect(isinstance(value, kind_of_value), path, key, value, f"a {kind_of_value.__name__}")
-    sentence = "sentence_embedding"
-    for key, only in (("module_input_name", sentence), ("module_output_name", sentence), ("use_residual", False)):
-        _expect(config.get(key) in (None, only), path, key, config.get(key), f"only {only}")
-    library, _, activation = layer.activation_function.rpartition(".")
-    is_known = kind != "Dense" or (library.startswith("torch.nn") and activation in TORCH_ACTIVATIONS)
-    known = f"one of torch.nn: {', '.join(TORCH_ACTIVATIONS)}"
-    _expect(is_known, path, "activation_function", layer.activation_function, known)
+    for key in ("module_input_name", "module_output_name"):
+        _expect(config.get(key) in (None, "sentence_embedding"), path, key, config.get(key), "only sentence_embedding")
+    _expect(not config.get("use_residual"), path, "use_residual", config.get("use_residual"), "only False")
+    if kind == "Dense":
+        library, _, activation = layer.activation_function.rpartition(".")
+        is_known = library.startswith("torch.nn") and activation in TORCH_ACTIVATIONS
+        known = f"one of torch.nn: {', '.join(TORCH_ACTIVATIONS)}"
+        _expect(is_known, path, "activation_function", layer.activation_function, known)
     return layer
 
 

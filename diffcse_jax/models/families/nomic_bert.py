@@ -11,7 +11,7 @@ from diffcse_jax.models.families import Family, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 GATED_BLOCK = partial(Block, bias=False, gated=True)  # its norms have biases
-# Keys of the authors' first configurations, and BERT's names of them.
+# Keys of the authors' first configurations, and BERT's names for them.
 FIRST_KEYS = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -22,14 +22,16 @@ FIRST_KEYS = {
     "resid_pdrop": "hidden_dropout_prob",
     "attn_pdrop": "attention_probs_dropout_prob",
     "rotary_emb_base": "rope_theta",
+    "activation_function": "hidden_act",
 }
+GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}  # activations of gates, by the authors' names
 
 
 def as_nomic_bert(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration of the authors' code as transformers writes it."""
     renamed = {name: values[first] for first, name in FIRST_KEYS.items() if first in values}
-    if values.get("activation_function") == "swiglu":
-        renamed["hidden_act"] = "silu"
+    if renamed.get("hidden_act") in GATES:
+        renamed["hidden_act"] = GATES[renamed["hidden_act"]]
     return {**renamed, **values}
 
 
