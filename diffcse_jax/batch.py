@@ -52,10 +52,6 @@ class Batch(NamedTuple):
     prompt_tokens: Any = None  # (examples, views) int32: as for `TokenRows`
     labels: Any = None  # labels by the name of their task: (examples,) int32 or float32
 
-    def padded(self) -> "Batch":
-        """Return the same batch without its layouts, so that padding is computed."""
-        return self._replace(layout=None, anchor_layout=None, next=self.next and self.next.padded())
-
     @property
     def per_example(self) -> int:
         """The number of views: 2, plus one per column of hard negatives."""

@@ -285,10 +285,7 @@ class SentenceEncoder(Searcher):
         return as_passages(records, spans)
 
     def record(self, prompt: str = "") -> EncoderRecord:
-        """Return what distinguishes this encoder's embeddings of texts with a prompt from other embeddings.
-
-        Warn if the model is made for another similarity than cosine, because those who ask are about to search.
-        """
+        """Return what distinguishes its embeddings of texts with a prompt, and warn if they do not rank by cosine."""
         if not self.sentence_head.ranks_by_cosine:
             warn_user(f"{self.name} is made for similarity by {self.sentence_head.similarity}; search ranks by cosine")
         return EncoderRecord(self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt)

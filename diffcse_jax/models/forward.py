@@ -41,7 +41,7 @@ class Networks:
     vocabulary: Vocabulary
     definitions: Mapping[str, nnx.GraphDef]
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # without the definitions, because a dictionary has no hash
         return hash((self.vocabulary, tuple(sorted(self.definitions))))
 
     def bind(self, name: str, params: Params) -> Any:
@@ -94,7 +94,7 @@ class Computation:
         *values: PyTree,
         shares: tuple[float, ...],
     ) -> PyTree:
-        """Apply `function` to the values at the positions in `where`, and return zeros elsewhere.
+        """Apply `function` to the values at the positions in `where`. Return (rows, length, ...), with zeros elsewhere.
 
         A head over the vocabulary then costs only what its used outputs cost. Each device gathers the positions of its
         own rows into the smallest of a few static capacities that holds them, which is chosen at run time.
@@ -104,9 +104,6 @@ class Computation:
             where: The positions.
             values: Arrays (rows, length, ...).
             shares: The capacities as shares of all positions, rising to 1.
-
-        Returns:
-            What `function` returns, as arrays (rows, length, ...).
         """
         size = where.size // self.devices
         capacities = [math.ceil(size * share) for share in shares]
@@ -190,10 +187,10 @@ class SharedForward:
             total = whole.embeddings.projected
             if samples > 1:
                 key = fold_in_name(whole.key, "samples")
-                number_keys = jax.vmap(lambda number: whole._row_keys(jax.random.fold_in(key, number)))
+                keys_of_sample = jax.vmap(lambda sample: whole._row_keys(jax.random.fold_in(key, sample)))
                 one_pass = jax.checkpoint(whole._pooled_views, prevent_cse=False)
                 # One sample at a time, because a BatchNorm in the projector takes its statistics over a batch.
-                for pooled in jax.lax.map(one_pass, number_keys(jnp.arange(1, samples))):
+                for pooled in jax.lax.map(one_pass, keys_of_sample(jnp.arange(1, samples))):
                     total += whole._project(pooled)
             return whole.batch.by_view(total / samples)
 

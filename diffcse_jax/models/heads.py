@@ -84,8 +84,7 @@ class MaskedLMHead(nnx.Module):
         self.transform = Dense(config.hidden_size, size, bias=config.mlm_transform_bias, dtype=dtype, rngs=rngs)
         self.norm = LayerNorm(size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
-        shape = (config.vocab_size, size)
-        self.decoder = None if tied else nnx.Param(BERT_INIT(rngs.params(), shape))
+        self.decoder = None if tied else nnx.Param(BERT_INIT(rngs.params(), (config.vocab_size, size)))
         self.activation = config.mlm_activation or config.activation
 
     def __call__(

@@ -126,15 +126,33 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
         stored = _encoding_part(stored, family, name_or_path)
     tensors = {_normalised(name, family): tensor for name, tensor in stored.items()}
-    params: dict[str, Any] = {}
+    parts, problems = _read_parts(tensors, config)
+    if needs_mlm_head:
+        if "mlm_head" not in parts:
+            problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
+        table = next(theirs for theirs, ours in family.modules.items() if ours == "embeddings.word")
+        words = tensors.get(f"{table}.weight")
+        if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
+            problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
+    if problems:
+        more = [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
+        listed = "\n  ".join(problems[:MOST_PROBLEMS] + more)
+        raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
+    return Pretrained(folder, hf_config, config, evaluated_with=evaluated_with, **parts)
+
+
+def _read_parts(tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return our parameters of the transformer and of each other part that has tensors, and all problems of tensors."""
+    parts: dict[str, Any] = {}
     problems: list[str] = []
-    unknown = {name for name in tensors if not re.fullmatch(family.ignored, name)}
+    unknown = {name for name in tensors if not re.fullmatch(FAMILIES[config.family].ignored, name)}
     for part in _PARTS:
-        names = _tensors_of(part, config)
-        unknown -= names.keys()
-        if part == "transformer" or not tensors.keys().isdisjoint(names):
-            params[part] = Params()
-        for hf_name, ours in names.items() if part in params else ():
+        expected = _tensors_of(part, config)
+        unknown -= expected.keys()
+        if part != "transformer" and tensors.keys().isdisjoint(expected):
+            continue
+        parts[part] = {}
+        for hf_name, ours in expected.items():
             array = tensors.get(hf_name)
             if array is None:
                 problems.append(f"missing: {hf_name}")
@@ -144,20 +162,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
                 problems.append(f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read")
             else:
                 for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
-                    params[part][name] = np.ascontiguousarray(each.T if ours.transposed else each, dtype=np.float32)
-    problems += [f"unknown: {name}" for name in sorted(unknown)]
-    if needs_mlm_head:
-        if "mlm_head" not in params:
-            problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
-        (table,) = (theirs for theirs, ours in family.modules.items() if ours == "embeddings.word")
-        words = tensors.get(f"{table}.weight")
-        if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
-            problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
-    if problems:
-        more = [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
-        listed = "\n  ".join(problems[:MOST_PROBLEMS] + more)
-        raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
-    return Pretrained(folder, hf_config, config, evaluated_with=evaluated_with, **params)
+                    parts[part][name] = np.ascontiguousarray(each.T if ours.transposed else each, dtype=np.float32)
+    return parts, problems + [f"unknown: {name}" for name in sorted(unknown)]
 
 
 def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> dict[str, np.ndarray]:
@@ -165,8 +171,8 @@ def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> di
     tensors = {}
     for hf_name, ours in _tensors_of(part, config).items():
         arrays = [np.asarray(params[name]) for name in ours.names]
-        stacked = np.concatenate(arrays, axis=1 if ours.transposed else 0) if len(arrays) > 1 else arrays[0]
-        tensors[hf_name] = np.ascontiguousarray(stacked.T if ours.transposed else stacked)
+        theirs = [array.T if ours.transposed else array for array in arrays]
+        tensors[hf_name] = np.ascontiguousarray(theirs[0] if len(theirs) == 1 else np.concatenate(theirs))
     return tensors
 
 
@@ -226,8 +232,8 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
     try:
         if model_type not in transformers.CONFIG_MAPPING:
             raise ValueError(f"transformers {transformers.__version__} has no {model_type}. Install a newer release")
-        for key, supported in family.supported.items():
-            _expect(hf_config.get(key) in (supported, None), key, repr(supported), hf_config.get(key))
+        for key, required in family.supported.items():
+            _expect(hf_config.get(key) in (required, None), key, repr(required), hf_config.get(key))
         for key in ("num_hidden_layers", "n_layers"):  # transformers makes a list of them
             value = hf_config.get(key, 1)
             is_count = type(value) is int and 1 <= value <= MOST_BLOCKS
@@ -306,7 +312,7 @@ class _Tensor(NamedTuple):
 
 @functools.lru_cache
 def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
-    """Return the arrays of a part by the checkpoint's names, without prefix."""
+    """Return the arrays of a part by the checkpoint's names, without prefix; empty if the family has no such part."""
     family = FAMILIES[config.family]
     modules_of_part = family.modules if part == "transformer" else getattr(family, part)
     table = {theirs: ours.split("+") for theirs, ours in modules_of_part.items()}
@@ -316,16 +322,19 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
                 modules = [f"blocks.{index}.{module}" for module in ours.split("+")]
                 table[f"{family.block_prefix}{index}.{theirs}"] = modules
     shapes = {name: array.shape for name, array in layers.shapes(functools.partial(_PARTS[part], config)).items()}
+    unnamed = {*shapes}
     tensors = {}
     for theirs, modules in table.items():
         for leaf in ("kernel", "embedding", "scale", "bias"):
             names = tuple(f"{module}.{leaf}".removeprefix(".") for module in modules)
-            if names[0] in shapes:
-                shape, *_ = (shapes.pop(name) for name in names)
-                first, *others = shape[::-1] if leaf == "kernel" else shape
-                tensor = _Tensor(names, (first * len(names), *others), transposed=leaf == "kernel")
-                tensors[f"{theirs}.{'bias' if leaf == 'bias' else 'weight'}"] = tensor
-    assert not table or not shapes, f"{config.family}: the tables have no names for {', '.join(shapes)}"
+            if names[0] not in shapes:
+                continue
+            transposed = leaf == "kernel"
+            first, *others = shapes[names[0]][::-1] if transposed else shapes[names[0]]
+            hf_leaf = "bias" if leaf == "bias" else "weight"
+            tensors[f"{theirs}.{hf_leaf}"] = _Tensor(names, (first * len(names), *others), transposed)
+            unnamed.difference_update(names)
+    assert not table or not unnamed, f"{config.family}: the tables have no names for {', '.join(unnamed)}"
     return tensors
 
 

@@ -60,14 +60,11 @@ def pool(
         pooled = [pool(hidden_states, attention_mask, each, prompt_tokens) for each in pooler.split("+")]
         return jnp.concatenate(pooled, axis=-1)
     last = hidden_states[-1]
-    if prompt_tokens is not None:
-        is_text = jnp.arange(attention_mask.shape[1])[None] >= prompt_tokens[:, None]
-        attention_mask = jnp.where(is_text, attention_mask, 0)
-    if pooler in CLS_POOLERS and prompt_tokens is None:
-        return last[:, 0]
     rows, positions = jnp.arange(len(attention_mask)), jnp.arange(attention_mask.shape[1])[None]
+    if prompt_tokens is not None:
+        attention_mask = jnp.where(positions >= prompt_tokens[:, None], attention_mask, 0)
     if pooler in CLS_POOLERS:
-        return last[rows, attention_mask.argmax(axis=1)]
+        return last[:, 0] if prompt_tokens is None else last[rows, attention_mask.argmax(axis=1)]
     if pooler == "lasttoken":
         return last[rows, jnp.where(attention_mask > 0, positions, 0).argmax(axis=1)]
     if pooler == "max":

@@ -53,21 +53,16 @@ class Embeddings(nnx.Module):
         # DiffCSE's loss reads padding too, but the padding row is not trained (PyTorch's padding_idx).
         embedded = trained_where(input_ids != self.pad_token_id, self.word(input_ids))
         if self.position is not None:
-            numbers = pack_ids(self.position_numbers(rows.input_ids), rows, fill=self.pad_token_id)
-            embedded += self.embedded_positions(numbers)
+            embedded += self.embed_positions(self.position, rows)
         if self.token_type is not None:
             embedded += self.token_type(jnp.zeros_like(input_ids))
         keys = None if keys is None else token_keys(keys, rows)
         return dropout(self.norm(embedded), self.rate, keys)
 
-    def position_numbers(self, input_ids: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
-        """Return the row of the position table for every token."""
-        return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
-
-    def embedded_positions(self, numbers: Int[Array, " tokens"]) -> Tokens:
-        """Return the position embeddings of these numbers."""
-        assert self.position is not None
-        return self.position(numbers)
+    def embed_positions(self, table: Embedding, rows: TokenRows) -> Tokens:
+        """Look up the position of every token in a table of position embeddings."""
+        numbers = jnp.broadcast_to(jnp.arange(rows.input_ids.shape[1]), rows.input_ids.shape)
+        return table(pack_ids(numbers, rows, fill=0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,25 +85,24 @@ class TransformerConfig:
     attention_dropout: tuple[float, ...]
     position_offset: int = 0  # the position number of the first token
     attention_output_dropout: bool = True  # whether hidden dropout applies to the output of self-attention
-    rotary_factor: float = 1.0  # that rotary positions are divided by
+    rotary_factor: float = 1.0  # rotary positions are divided by it
     mlm_activation: str = ""  # of the masked-LM head. Empty: `activation`
-    mlm_transform_bias: bool = True  # of the masked-LM head's first layer
-    embedding_size: int = 0  # of word embeddings, if it is not `hidden_size`
-    norm_bias: bool = True
+    mlm_transform_bias: bool = True  # whether the masked-LM head's first layer has a bias
+    embedding_size: int = 0  # of word embeddings. 0: `hidden_size`
+    norm_bias: bool = True  # whether norms have a bias
     final_norm: bool = False  # whether a norm follows the last block
     embeddings: type[Embeddings] = Embeddings
     block: Callable[..., Any] | None = None  # a module with the arguments and calls of `Block`. None: `Block`
-    # One for each block, or empty.
-    rotary_bases: tuple[float, ...] = ()  # of rotary positions
-    windows: tuple[int, ...] = ()  # how many tokens to either side a token sees. 0: all
+    rotary_bases: tuple[float, ...] = ()  # of each block's rotary positions. Empty: there are position embeddings
+    windows: tuple[int, ...] = ()  # for each block, how many tokens to either side a token sees. 0 or empty: all
     # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of positions to a bias on
     # attention logits, (1, heads, positions, positions) in float32.
     attention_bias: Callable[..., nnx.Module] | None = None
-    # How to compute. These fields change no result, but the last one changes dropout masks.
-    recompute: bool = dataclasses.field(default=True, repr=False)  # activations, instead of keeping them
+    # How to compute. These fields change embeddings by rounding errors only, and `most_queries` also dropout masks.
+    recompute: bool = dataclasses.field(default=True, repr=False)  # the backward pass recomputes activations
     lanes: int = dataclasses.field(default=1, repr=False)  # of a register, which attention fills with several heads
-    devices: int = dataclasses.field(default=1, repr=False)  # that rows are split over
-    most_queries: int = dataclasses.field(default=512, repr=False)  # of longer sentences, attention computes parts
+    devices: int = dataclasses.field(default=1, repr=False)  # the number of devices that rows are split over
+    most_queries: int = dataclasses.field(default=512, repr=False)  # attention divides longer sentences into parts
     fused: bool = dataclasses.field(default=False, repr=False)  # whether the device has a kernel for attention
 
     @property
@@ -172,8 +166,9 @@ class Blocks(nnx.Module):
     def run(
         self, states: Tokens, rows: TokenRows, keys_of_blocks: Sequence[RowKeys], last_positions: int | None = None
     ) -> list[Float[Array, "rows _length hidden"]]:
-        """Return the output of each block. The last one computes `last_positions` first positions; None: all."""
-        bias, outputs = logit_bias(rows.attention_mask, self.attention_bias), []
+        """Return the output of each block. The last block computes only the first `last_positions`; None: all."""
+        bias = logit_bias(rows.attention_mask, self.attention_bias)
+        outputs = []
         for index, (block, keys) in enumerate(zip(self.blocks, keys_of_blocks, strict=True), start=1):
             positions = last_positions if index == len(self.blocks) else None
             states = block(states, rows, bias, keys=keys, positions=positions)
@@ -219,8 +214,8 @@ class Transformer(Blocks):
 class Block(nnx.Module):
     """Self-attention and a feed-forward network, each followed by a residual connection and a norm.
 
-    `bias` is that of dense layers, and `unit_bias` that of units and gates. With `gated`, units are multiplied by a
-    gate. With `unit_dropout`, hidden dropout applies to the product as well.
+    `bias` says whether dense layers have biases, and `unit_bias` whether units and gates have them (None: as `bias`).
+    With `gated`, units are multiplied by a gate. With `unit_dropout`, hidden dropout applies to the product as well.
     """
 
     def __init__(
@@ -365,10 +360,10 @@ class SelfAttention(nnx.Module):
         """
         count, window = query.shape[2], self.window
         parts = -(-count // self.most_queries)
-        queries = -(-count // parts)
+        queries = -(-count // parts)  # of a part
         padding = parts * queries - count
-        seen = queries + 2 * window if window else key.shape[2]
-        outside = (window, window + padding)
+        seen = queries + 2 * window if window else key.shape[2]  # keys that a part reads
+        outside = (window, window + padding)  # positions that the windows of the first and last queries reach
         query = jnp.pad(query, ((0, 0), (0, 0), (0, padding), (0, 0)))
         if window:
             key, value = (jnp.pad(each, ((0, 0), (0, 0), outside, (0, 0))) for each in (key, value))

@@ -6,23 +6,23 @@ Tokens are numbered from the padding id + 1. The position of padding is the padd
 import dataclasses
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 from transformers import PreTrainedConfig
 
+from diffcse_jax.batch import TokenRows, Tokens, pack_ids
 from diffcse_jax.models.families import bert
+from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
 
 
 class RobertaEmbeddings(Embeddings):
     """Embeddings whose positions are numbered over real tokens only."""
 
-    def position_numbers(self, input_ids: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
-        is_token = (input_ids != self.pad_token_id).astype(jnp.int32)
-        return jnp.cumsum(is_token, axis=1) * is_token + self.pad_token_id
-
-    def embedded_positions(self, numbers: Int[Array, " tokens"]) -> Float[Array, "tokens hidden"]:
+    def embed_positions(self, table: Embedding, rows: TokenRows) -> Tokens:
+        is_token = (rows.input_ids != self.pad_token_id).astype(jnp.int32)
+        numbers = jnp.cumsum(is_token, axis=1) * is_token + self.pad_token_id
+        numbers = pack_ids(numbers, rows, fill=self.pad_token_id)
         # The position of padding is not trained (PyTorch's padding_idx).
-        return trained_where(numbers != self.pad_token_id, super().embedded_positions(numbers))
+        return trained_where(numbers != self.pad_token_id, table(numbers))
 
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
