@@ -40,6 +40,7 @@ from diffcse_jax.search.vector_store import EncoderRecord
 SHORTEST_BUCKET = 16
 LONGEST_QUERY = 64  # tokens
 CPU_TOKENS_PER_BATCH = 2048  # more no longer fit the processor's caches, and a token then takes a fifth longer
+IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]  # token ids, attention mask
 
 # Programs for several devices wait for one another: if two threads start them at once, they may deadlock.
 _devices_lock = threading.RLock()
@@ -330,20 +331,15 @@ class SentenceEncoder(Searcher):
         batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         while True:
-            for rows, *batch in itertools.islice(batches, 3 - len(running)):  # two wait while the device computes one
+            for rows, batch in itertools.islice(batches, 3 - len(running)):  # two wait while the device computes one
                 running.append((rows, forward(self.params, *batch, prompt_tokens)))
             if not running:
                 return
             rows, computed = running.popleft()
             yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
-    def _batches(
-        self, token_ids: list[list[int]], batch_size: int
-    ) -> Iterator[tuple[list[int], Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]]:
-        """Yield sentences of similar lengths, longest first: their numbers, token ids and attention mask.
-
-        Batches have few different shapes, because each one is compiled.
-        """
+    def _batches(self, token_ids: list[list[int]], batch_size: int) -> Iterator[tuple[list[int], IdsAndMask]]:
+        """Yield numbers of sentences, their token ids and mask, longest first, in few shapes: each one is compiled."""
         by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
         start = 0
         while start < len(by_length):
@@ -356,7 +352,7 @@ class SentenceEncoder(Searcher):
                 count = min(count, max(1, CPU_TOKENS_PER_BATCH // length))
             count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
             rows = by_length[start : start + count]
-            yield rows, *self._padded([token_ids[row] for row in rows], count, length)
+            yield rows, self._padded([token_ids[row] for row in rows], count, length)
             start += count
 
     def _tokenize(self, sentences: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
@@ -368,9 +364,7 @@ class SentenceEncoder(Searcher):
             self._backend.enable_truncation(limit)
             return tokenise(self._backend, sentences)
 
-    def _padded(
-        self, token_ids: list[list[int]], rows: int, length: int
-    ) -> tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]:
+    def _padded(self, token_ids: list[list[int]], rows: int, length: int) -> IdsAndMask:
         """Return token ids and attention mask, padded to `rows` and to `length`."""
         input_ids = np.full((rows, length), self.config.pad_token_id, np.int32)
         attention_mask = np.zeros((rows, length), np.int32)

@@ -242,7 +242,10 @@ def test_a_sharded_checkpoint_is_read(bert, tmp_path):
     transformers.BertForMaskedLM.from_pretrained(bert).save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert_same(read(str(tmp_path)), read(str(bert)))
+    shutil.copy(bert / "model.safetensors", tmp_path / "model.safetensors")  # transformers would save it so, too
     next(tmp_path.glob("model-00002*.safetensors")).unlink()
+    assert_same(read(str(tmp_path)), read(str(bert)))
+    (tmp_path / "model.safetensors").unlink()
     assert_refused(tmp_path, r"index.json names 'model-00002-of.*', which is not a file")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../model/config.json"}}')
     assert_refused(tmp_path, "index.json names '../model/config.json', which is not a file of its folder")

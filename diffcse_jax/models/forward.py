@@ -291,11 +291,7 @@ class SentenceNetwork(nnx.Module):
 
 @lru_cache
 def compiled_forward(
-    config: TransformerConfig,
-    pooler: str,
-    dtype: np.dtype,
-    mesh: jax.sharding.Mesh,
-    layers: tuple[HeadLayer, ...] = (),
+    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh, layers: tuple[HeadLayer, ...] = ()
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask, prompt_tokens) -> embeddings`, shared by encoders of these sizes."""
     config = config.on(mesh.devices.flat[0])

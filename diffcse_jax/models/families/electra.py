@@ -30,12 +30,8 @@ class ElectraEmbeddings(Embeddings):
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of a generator or a discriminator."""
-    return dataclasses.replace(
-        bert.sizes(config),
-        embedding_size=config.embedding_size,
-        embeddings=ElectraEmbeddings,
-        mlm_activation="gelu",
-    )
+    like_bert, size = bert.sizes(config), config.embedding_size
+    return dataclasses.replace(like_bert, embedding_size=size, mlm_activation="gelu", embeddings=ElectraEmbeddings)
 
 
 ELECTRA = dataclasses.replace(

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from diffcse_jax.models.families import Family, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
-GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)
+GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)  # one object, so equal sizes are equal
 
 
 def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:

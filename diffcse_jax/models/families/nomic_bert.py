@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from diffcse_jax.models.families import Family, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
-GATED_BLOCK = partial(Block, bias=False, gated=True)  # its norms have biases
+GATED_BLOCK = partial(Block, bias=False, gated=True)  # one object, so equal sizes are equal. Its norms have biases
 # Keys of the authors' first configurations, and BERT's names for them.
 FIRST_KEYS = {
     "n_embd": "hidden_size",

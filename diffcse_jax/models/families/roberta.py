@@ -27,12 +27,9 @@ class RobertaEmbeddings(Embeddings):
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of any encoder with RoBERTa's positions and masked-LM head."""
-    return dataclasses.replace(
-        bert.sizes(config),
-        position_offset=config.pad_token_id + 1,
-        mlm_activation="gelu",
-        embeddings=RobertaEmbeddings,
-    )
+    offset = config.pad_token_id + 1
+    like_bert = bert.sizes(config)
+    return dataclasses.replace(like_bert, position_offset=offset, mlm_activation="gelu", embeddings=RobertaEmbeddings)
 
 
 ROBERTA = dataclasses.replace(
