@@ -101,7 +101,7 @@ class SentenceEncoder(Searcher):
         self.truncate_dim = checked_truncation(record.truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._has_warned_of_prompts = False
-        self._cut_texts: list[tuple[int, int, int]] | None = None  # arguments of `warn_of_cut`, inside `warning_once`
+        self._truncated: collections.Counter[str] | None = None  # numbers of `cut` and all `texts` in `warning_once`
         self._backend = unlimited_tokenizer(tokenizer)
         self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
@@ -219,12 +219,12 @@ class SentenceEncoder(Searcher):
         limit = self.max_length if max_length is None else min(max_length, self.config.max_length)
         token_ids, cut = self._tokenize([prompt + text for text in distinct], limit)
         if limit != max_length:  # the model needs this limit, the caller has not asked for it
-            counts = sum(cut[distinct[text]] for text in texts), len(texts), limit
-            waiting = self._cut_texts
-            if waiting is None:
-                warn_of_cut(*counts)
+            number_cut = sum(cut[distinct[text]] for text in texts)
+            counts = self._truncated
+            if counts is None:
+                warn_of_cut(number_cut, len(texts), limit)
             else:
-                waiting.append(counts)
+                counts.update(cut=number_cut, texts=len(texts))
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
         with alone, Progress("encoding", "sentences", len(distinct), quiet=not show_progress) as progress:
@@ -251,15 +251,12 @@ class SentenceEncoder(Searcher):
     @contextlib.contextmanager
     def warning_once(self) -> Iterator[None]:
         """Add up the texts that calls of `encode` truncate, and warn of them at the end of this context."""
-        waiting: list[tuple[int, int, int]] = []
-        self._cut_texts = waiting
+        self._truncated = counts = collections.Counter[str]()
         try:
             yield
         finally:
-            self._cut_texts = None
-            if waiting:
-                cut, texts, most = zip(*waiting, strict=True)
-                warn_of_cut(sum(cut), sum(texts), max(most))
+            self._truncated = None
+            warn_of_cut(counts["cut"], counts["texts"], self.max_length)
 
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
         """Return the similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it.
