@@ -94,10 +94,9 @@ def in_blocks(values: Shaped[np.ndarray, " rows"], devices: int, chunks: int) ->
 
 
 def lay_out(lengths: Int[np.ndarray, "blocks rows"], length: int, capacity: int) -> PackedLayout:
-    """Return the layout of rows with these numbers of real tokens, `length` positions, and blocks of `capacity` slots.
+    """Return the layout of rows with these numbers of real tokens. Raise ValueError if a block's slots do not suffice.
 
-    Raises:
-        ValueError: A block has more tokens than slots.
+    Rows have `length` positions, and blocks have `capacity` slots.
     """
     fullest = int(lengths.sum(axis=1).max())
     if fullest > capacity:
