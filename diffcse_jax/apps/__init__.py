@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.errors import require_extra
+import jinja2
 
 
 def render(template: str, **values: Any) -> str:
     """Render a page from its template in `templates/`; text is escaped."""
-    jinja2 = require_extra("jinja2", "report")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
