@@ -34,7 +34,7 @@ LINES = ["the cat sleeps", "a dog runs", "caf\u00e9", "a dog runs"]
 class HashEncoder(SentenceEncoder):
     """Embeddings are functions of the text. The last part of the name stands for the weights."""
 
-    dimension, training, prompts = DIMENSION, "", NO_PROMPTS
+    dimension, max_length, training, prompts = DIMENSION, 128, "", NO_PROMPTS
     before = None  # is called before a batch is encoded
 
     def __init__(self, name="hash", pooler="avg"):
