@@ -117,6 +117,8 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
 def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> list[Row]:
     """Return the rows of a file, with their labels as text."""
     source = f"{file} ({key}.{option})"
+    if problem := io.why_unreadable(file):
+        raise DataError(f"{key}.{option}: {problem}. Relative paths start at finetune.data_dir")
     if readers.extension(file) not in readers.TABLES:
         kinds = ", ".join(readers.TABLES)
         raise DataError(f"{source}: unknown extension. Known: {kinds}; each except .parquet also .gz, .xz")

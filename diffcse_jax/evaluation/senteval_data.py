@@ -36,7 +36,7 @@ def senteval_folder(data_dir: str) -> Path:
         return _hub_folder()
     folder = expand_path(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
     if not folder.is_dir():
-        raise DataError(f"no evaluation data: there is no folder {folder}")
+        raise DataError(f"no evaluation data: there is no folder {folder}. Name SentEval's `downstream` folder")
     candidates = (folder, *(folder / place for place in PLACES))
     return next((c for c in candidates if any((c / name).is_dir() for name in DATA_SETS)), folder)
 
