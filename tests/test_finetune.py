@@ -117,11 +117,7 @@ def test_tables_of_any_kind(tmp_path, capsys):
         (CLASSES, {"labels": ("low", "low", "high", "mid")}, "Give two or more different classes"),
         (CLASSES.replace("sentence 0,0", "sentence 0,rare"), {"dev_share": 0.5}, "no training row of class 'rare'"),
         ("text,class\na,1\n", {"kind": "regression", "dev_share": 0.99}, "no training rows. Give dev_file"),
-        (
-            CLASSES,
-            {"test_file": "gone.csv"},
-            r"^finetune\.tasks\.mine\.test_file: cannot read .*gone\.csv",
-        ),
+        (CLASSES, {"test_file": "gone.csv"}, r"^finetune\.tasks\.mine\.test_file: cannot read .*gone\.csv"),
         (CLASSES + " ,1\n", {}, r"mine\.file\), line 32: empty\. Correct or remove it"),
         ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is not a finite number"),
     ],
