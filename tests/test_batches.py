@@ -173,7 +173,7 @@ def test_next_sentences_are_positives_or_come_with_the_views(tmp_path):
     neighbours, ends = Neighbours(with_documents(tmp_path, documents)), np.cumsum(documents)
     pairs = {sentence: sentence + 1 for sentence in range(ends[-1]) if sentence + 1 not in ends}
     as_positives, padded = source_of(neighbours), source_of(neighbours, next_sentence=True)
-    options = {"shards": Shards(range(2), 2), "packing": Packing(chunks=2)}
+    options = {"shards": Shards(range(2), 2), "packing": Packing(chunks=2, anchors=True)}
     source, slots = source_of(neighbours, next_sentence=True, **options), set()
     for step in range(30):
         assert as_positives[step].next is None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from diffcse_jax.batch import Batch, in_blocks, lay_out
+from diffcse_jax.batch import Batch, PackedLayout, in_blocks, lay_out
 from diffcse_jax.data.sampling import Augmentation
 from diffcse_jax.data.tokens import Examples
 
@@ -102,7 +102,7 @@ class Packing(NamedTuple):
     """How batches without padding are laid out."""
 
     chunks: int = 1  # parts that the networks compute one after the other
-    anchors: bool = False  # the anchors alone also have a layout
+    anchors: bool = False  # the anchors alone also have a layout; those of next sentences are never read alone
     fullest: int = STEPS_OF_SHARE - 1  # sixteenths of real positions; fuller batches keep their padding
 
 
@@ -132,11 +132,13 @@ class BatchSource:
         if self.batch_size % self.shards.total:
             raise ValueError(f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards")
         columns = list(range(len(self.store.columns)))
-        views, following = (columns[:-1], columns[-1:]) if self.next_sentence else (columns, [])
+        views = columns[:-1] if self.next_sentence else columns
         if len(views) == 1 and not self.labels:  # a labelled sentence stays one view
             views = views * 2
         # The columns of the views and, if there is one, the next sentence, which is repeated for each view.
-        self._columns = [views, following * len(views)] if following else [views]
+        self._columns = [views]
+        if self.next_sentence:
+            self._columns.append(columns[-1:] * len(views))
         self._prompts = np.array([*self.prompt_tokens] or [0] * len(columns), np.int32)
         self._lock = threading.Lock()
         # Prefetching threads straddle two epochs. Augmented views are read for lengths first, then for tokens.
@@ -159,15 +161,17 @@ class BatchSource:
         parts = [input_ids[:, columns] for columns in self._columns]
         if self.augmentation:
             parts[0][:, 1] = self._augmented(index)[0][local, : shape.length]
-        pairs = zip(parts, lengths, strict=True)
-        views, *following = (self._batch(input_ids, tokens[local], shape) for input_ids, tokens in pairs)
-        columns = self._columns[0]
+        views = self._batch(parts[0], lengths[0][local], shape)
+        if self.packing and self.packing.anchors and shape.packed:
+            views = views._replace(anchor_layout=self._layout(lengths[0][local, 0], shape))
+        if self.next_sentence:
+            views = views._replace(next=self._batch(parts[1], lengths[1][local], shape))
         if not self.pools_prompts and self._prompts.any():  # as in sentence-transformers, [CLS] is a part of the prompt
-            prompts = np.where(self._prompts, self._prompts + 1, 0)[columns].astype(np.int32)
+            prompts = np.where(self._prompts, self._prompts + 1, 0)[self._columns[0]].astype(np.int32)
             views = views._replace(prompt_tokens=np.tile(prompts, (len(rows), 1)))
         if self.labels:
             views = views._replace(labels={name: each[rows] for name, each in self.labels.items()})
-        return views._replace(next=following[0]) if following else views
+        return views
 
     def _needed_shape(self, lengths: Sequence[Int[np.ndarray, "B V"]]) -> BatchShape:
         """Return the smallest shape that holds a global batch."""
@@ -175,21 +179,23 @@ class BatchSource:
         length = min(length for length in self._lengths_of_batches if length >= longest)
         if self.packing is None:
             return BatchShape.of(length, 1.0)
-        parts = [part.reshape(-1) for part in lengths] + [lengths[0][:, 0]] * self.packing.anchors
+        parts = [part.reshape(-1) for part in lengths]
+        if self.packing.anchors:
+            parts.append(lengths[0][:, 0])
         fullest = max(in_blocks(part, self.shards.total, self.packing.chunks).mean(axis=1).max() for part in parts)
         shape = BatchShape.of(length, fullest / length)
         return shape if shape.sixteenths <= self.packing.fullest else BatchShape.of(length, 1.0)
 
     def _batch(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
-        """Return this process's views, with the layouts of all views and of the anchors if padding is left out."""
+        """Return this process's views, with their layout if padding is left out."""
         batch = Batch(input_ids, (np.arange(shape.length) < lengths[..., None]).astype(np.int32))
-        packing = self.packing
-        if packing is None or not shape.packed:
-            return batch
-        rows = (lengths.reshape(-1), lengths[:, 0])[: 1 + packing.anchors]
-        blocks = [in_blocks(each, len(self.shards.local), packing.chunks) for each in rows]
-        layouts = [lay_out(each, shape.length, shape.capacity(each.shape[1] * shape.length)) for each in blocks]
-        return batch._replace(layout=layouts[0], anchor_layout=layouts[1] if packing.anchors else None)
+        return batch._replace(layout=self._layout(lengths.reshape(-1), shape)) if shape.packed else batch
+
+    def _layout(self, lengths: Int[np.ndarray, " rows"], shape: BatchShape) -> PackedLayout:
+        """Return the layout of this process's rows of these lengths."""
+        assert self.packing is not None
+        blocks = in_blocks(lengths, len(self.shards.local), self.packing.chunks)
+        return lay_out(blocks, shape.length, shape.capacity(blocks.shape[1] * shape.length))
 
     def _lengths(self, index: int) -> list[Int[np.ndarray, "B V"]]:
         """Return the tokens of each view of a global batch, and of the next sentences."""
@@ -234,13 +240,14 @@ class Mixture:
 
     def __getitem__(self, index: int) -> Batch:
         number = self.order[index]
-        return [*self.sources.values()][number][int((self.order[:index] == number).sum())]
+        source = list(self.sources.values())[number]
+        return source[int(np.count_nonzero(self.order[:index] == number))]
 
 
 def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " steps"]:
     """Order the sources in blocks. Each block has `ratios` batches of the sources, in a random order."""
-    block, rng = np.repeat(np.arange(len(ratios)), ratios), np.random.default_rng([seed, 0])
-    blocks = [rng.permutation(block) for _ in range(-(-steps // len(block)))]
+    block, generator = np.repeat(np.arange(len(ratios)), ratios), np.random.default_rng([seed, 0])
+    blocks = [generator.permutation(block) for _ in range(math.ceil(steps / len(block)))]
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
 
 
