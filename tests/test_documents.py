@@ -46,6 +46,7 @@ def opened(train_file: str | Path, pairs: str, **options) -> Corpus:
         ("you need an Ubuntu disc. then you build it.", ["you need an Ubuntu disc.", "then you build it."]),
         ("malloc() gets memory. free() frees it. Both are fast.",
          ["malloc() gets memory. free() frees it.", "Both are fast."]),
+        ("\u6587" * 9 + "\u3002\u306f\u3044\u3002", ["\u6587" * 9 + "\u3002\u306f\u3044\u3002"]),
         ("", []),
         *((sentence * 3, [sentence.strip()] * 3) for sentence in (
             "\u0645\u0627 \u0647\u0630\u0627 \u0627\u0644\u0634\u064a\u0621\u061f ",  # Arabic, with spaces
@@ -170,6 +171,11 @@ def test_a_page_becomes_titled_sections(content, extension):
     ]
 
 
+def test_a_page_whose_heading_is_not_read_has_its_title():
+    page = "<title>The page</title><article><header><h1>One</h1></header><h1><img></h1><p>Text.<figcaption>More."
+    assert read(page, ".html") == [("The page", ["Text.", "More."])]
+
+
 def pdf(text: str) -> bytes:
     file, figure = io.BytesIO(), Figure()
     figure.text(0, 0.5, text)
@@ -190,6 +196,7 @@ def pdf(text: str) -> bytes:
         ("see <https://example.org> <b>now</b> ![a *picture*](a.png)", "see https://example.org now"),
         ("> [!NOTE]\n> Take care.", "Take care."),
         ("{% raw %}A{% endraw %} {{< note >}}B{{< /note >}} `{% if %}`", "A B {% if %}"),
+        ("One line.<br>Another.\n\n<hr>\n\nMore.", "One line. Another. More."),
         ("````text\n```\n~~~\ncode\n```` no end\n````\n~~~ python\nmore code\n~~~~\nHere.", "Here."),
     ],
 )
@@ -239,10 +246,11 @@ def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
 def test_pdf_and_unreadable_files(tmp_path, monkeypatch):
     (tmp_path / "a.pdf").write_bytes(pdf("This is a page. It has two sentences."))
     (tmp_path / "b.pdf").write_bytes(pdf("Never read.")[:200])
-    (tmp_path / "c.txt").write_bytes(b"This is text.\nThis \xff is not.\n")
+    for name in ("c.txt", "d.rst"):
+        (tmp_path / name).write_bytes(b"This is text.\n\nThis \xff is not.\n")
     corpus = opened(tmp_path, "neighbours")
-    assert list(corpus) == [("This is a page.",), ("It has two sentences.",), ("This is text.",)]
-    assert {**corpus.skipped} == {Fault.UNREADABLE: 1, Fault.NOT_UTF8: 1}
+    assert list(corpus) == [("This is a page.",), ("It has two sentences.",), ("This is text.",), ("This is text.",)]
+    assert {**corpus.skipped} == {Fault.UNREADABLE: 1, Fault.NOT_UTF8: 2}
     for name, message in [("b.pdf", r"b\.pdf: unreadable"), ("c.txt", r"c\.txt: not UTF-8 \(to convert")]:
         with pytest.raises(DataError, match=message):
             list(opened(f"{tmp_path}/[{name[0]}].*", "neighbours", on_bad_line="error"))
@@ -290,6 +298,8 @@ def test_tables_without_title_or_text(tmp_path):
     assert corpus.summary() == f"{found}; skipped 2 lines: 1 missing key, 1 value not a string"
     with pytest.raises(DataError, match=r"a\.jsonl, line 4: missing key"):
         list(opened(tmp_path / "a.jsonl", "lead", on_bad_line="error"))
+    (tmp_path / "b.md").write_text("Never read.")
+    assert opened(tmp_path, "lead", columns=["title", "text"]).summary() == "skipped 1 file without columns"
 
 
 @pytest.mark.parametrize(
@@ -299,6 +309,7 @@ def test_tables_without_title_or_text(tmp_path):
         ("a.csv", "a,b,c\n", {"pairs": "lead", "columns": ("a", "b", "c")}, "name a title and a text"),
         ("a.md", "# One\n", {"pairs": "lead", "columns": ("text",)}, r"a\.md has no columns\. Leave data\.columns"),
         ("folder/a.md", "# One\n", {}, r"folder: these files contain documents\. Set data\.pairs"),
+        ("a.md", "# One\n", {"columns": ("text",)}, r"a\.md: these files contain documents\. Do not name columns$"),
         ("a.md", "# A\n\nOne.", {"pairs": "lead", "held_out": 0.1}, r"a single document, and data\.held_out=0\.1"),
     ],
 )

@@ -72,10 +72,10 @@ def has_blank_lines(path: Path) -> bool:
     return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line.strip()))) > 1
 
 
-def of_texts(*title_and_text: str) -> Document:
-    """Return the document of a row of a table, which has a title and a text, or a text."""
-    *title, text = title_and_text
-    return (Section(" ".join("".join(title).split()), text.split("\n")),)
+def of_texts(*texts: str) -> Document:
+    """Return the document of a row of a table, which has a title and a text, or only a text."""
+    title = " ".join(texts[0].split()) if len(texts) > 1 else ""
+    return (Section(title, texts[-1].split("\n")),)
 
 
 def of_file(path: Path) -> Document | Fault:
@@ -100,7 +100,7 @@ EXTRA = "documents"
 Sections = Iterator[tuple[str, list[str]]]
 
 FRONT_MATTER = re.compile(r"\A(---|\+\+\+)\n(.*?)\n(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
-FRONT_TITLE = re.compile(r"^title[ \t]*[:=](.*)$", re.MULTILINE)
+FRONT_TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(?P<quote>['\"]?)(?P<title>.*?)(?P=quote)[ \t]*$", re.MULTILINE)
 NOT_TEXT_IN_MARKDOWN = re.compile(
     r"^[ \t>]*:{3,}.*$"  # ::: of site generators
     r"|\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]"  # [!NOTE]
@@ -109,8 +109,8 @@ NOT_TEXT_IN_MARKDOWN = re.compile(
     re.MULTILINE,
 )
 HEADINGS = ("", "h1", "h2", "h3", "h4", "h5", "h6")  # by level
-HTML_BLOCKS = [*HEADINGS[1:], "p", "li", "dd", "dt", "div", "blockquote", "section", "article", "main", "body", "html",
-               "[document]"]  # fmt: skip
+HTML_BLOCKS = [*HEADINGS[1:], "p", "li", "dd", "dt", "div", "blockquote", "section", "article", "main", "summary",
+               "figcaption", "address", "body", "html", "[document]"]  # fmt: skip
 NOT_TEXT_IN_HTML = ["script", "style", "template", "noscript", "svg", "nav", "header", "footer", "aside", "form", "pre",
                     "table", "title", "button"]  # fmt: skip
 ROLE = re.compile(r":(?!math:)[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`")  # Sphinx's :role:`name <target>`
@@ -119,34 +119,46 @@ ROLE = re.compile(r":(?!math:)[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`")  # Sphinx's
 def markdown_sections(content: bytes) -> Sections:
     """Read CommonMark with tables. A title in front matter (YAML or TOML) counts if no heading has level 1."""
     markdown_it = require_extra("markdown_it", EXTRA)
-    text, title = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n"), ""
+    text = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n")
+    title = ""
     if front := FRONT_MATTER.match(text):
-        text, line = text[front.end() :], FRONT_TITLE.search(front[2])
-        title = line[1].strip() if line else ""
-        title = title[1:-1] if title[:1] in ("'", '"') and title[:1] == title[-1:] else title
+        text = text[front.end() :]
+        if line := FRONT_TITLE.search(front[2]):
+            title = line["title"]
     parser = markdown_it.MarkdownIt("commonmark").enable("table")
     return html_sections(parser.render(NOT_TEXT_IN_MARKDOWN.sub("", text)), title)
 
 
 def html_sections(content: bytes | str, title: str = "") -> Sections:
-    """Read the text of an html page, without navigation, forms, tables and code."""
+    """Read the text of an html page, without navigation, forms, tables and code.
+
+    The page's own title, or else the given one, counts if no heading of level 1 has text.
+    """
     page = require_extra("bs4", EXTRA).BeautifulSoup(content, "html.parser")
-    title = "" if page.h1 else " ".join(page.title.get_text().split()) if page.title else title
+    if page.title:
+        title = " ".join(page.title.get_text().split())
     for element in [*page.find_all(NOT_TEXT_IN_HTML), *page.find_all(class_="admonition-title")]:
         element.decompose()
+    for line_break in page.find_all(["br", "hr"]):
+        line_break.replace_with("\n")
+    if any(heading.get_text(strip=True) for heading in page.find_all("h1")):
+        title = ""
 
-    parents = ((next(each for each in text.parents if each.name in HTML_BLOCKS), text) for text in page.strings)
-    path, paragraphs = {title: 1} if title else {}, []  # the path has headings and their levels
-    for _, group in itertools.groupby(parents, lambda pair: id(pair[0])):
-        (parent, *_), texts = zip(*group, strict=True)
-        text = " ".join("".join(texts).split())
-        if text and parent.name not in HEADINGS:
+    def block_of(text: Any) -> Any:
+        return next(parent for parent in text.parents if parent.name in HTML_BLOCKS)
+
+    path = {title: 1} if title else {}  # headings and their levels
+    paragraphs: list[str] = []
+    for _, group in itertools.groupby(page.strings, lambda text: id(block_of(text))):
+        strings = list(group)
+        block, text = block_of(strings[0]), " ".join("".join(strings).split())
+        if text and block.name not in HEADINGS:
             paragraphs += [text, ""]
         elif text:
             if paragraphs:
                 yield ": ".join(path), paragraphs
             # Keep the document's title and the headings above. A repeated heading is named once.
-            first, level = next(iter(path), ""), HEADINGS.index(parent.name)
+            first, level = next(iter(path), ""), HEADINGS.index(block.name)
             path = {heading: above for heading, above in path.items() if heading == first or above < level}
             path.setdefault(text, level)
             paragraphs = []
@@ -157,7 +169,7 @@ def html_sections(content: bytes | str, title: str = "") -> Sections:
 def rst_sections(content: bytes) -> Sections:
     """Read reStructuredText as html. Sphinx's own directives, included files and raw text are left out."""
     core, html = require_extra("docutils.core", EXTRA), require_extra("docutils.writers.html4css1", EXTRA)
-    text = ROLE.sub(r"\1", content.decode("utf-8-sig", errors="replace"))
+    text = ROLE.sub(r"\1", content.decode("utf-8-sig", errors="surrogateescape"))
     settings = {
         "file_insertion_enabled": False, "raw_enabled": False, "_disable_config": True, "warning_stream": False,
         "report_level": 5, "halt_level": 5, "doctitle_xform": False, "initial_header_level": 1, "math_output": "LaTeX",
@@ -209,7 +221,7 @@ FIELD_HEADING = re.compile(r"[A-Z][A-Za-z ]{2,30}::?$")
 LIST_ITEM = re.compile(r"([-*+•]|\(?(\d{1,2}|[a-z])[.)])\s|[:|>+@.]|[\w, *]+ : |[a-z]\w*:\s|\w+ +-- ")
 MARKUP = (  # pattern and replacement; a NUL makes its sentence unfit
     (re.compile(r":math:`[^`]*`|\$[^$]*\$"), "\0"),
-    (re.compile(r":[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`"), r"\1"),  # :role:`name <target>`
+    (ROLE, r"\1"),
     (re.compile(r"``([^`]*)``"), r"\1"),
     (re.compile(r"`([^`<]*?)\s*(?:<[^`]*>)?`_{0,2}"), r"\1"),  # `name`, `text <target>`_
     (re.compile(r"\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*"), r"\1\2"),

@@ -28,7 +28,7 @@ PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # the largest number of tokens of a passage, in languages with one token per character
 BOILERPLATE = (10, 0.01)  # boilerplate is in at least this many documents, and in at least this share of them
-RULES = "8"  # change it when this file or what it imports change the rows, so that stores are rebuilt
+RULES = "9"  # change it when this file or what it imports change the rows, so that stores are rebuilt
 
 DOCUMENTS = "document{s}"
 HELD_OUT = "of them held out"
@@ -62,10 +62,13 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
                 yield from ((place, row) for row in rows(document, holdout, data))
                 yield place, Fault.EMPTY  # ends the document
 
-    how = ("documents", RULES, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
-    how += ("cloze",) * (data.pairs == "lead" and data.cloze > 0)
+    reading: tuple[str, ...] = ("documents", RULES, str(data.held_out))
+    if columns == ("passage",):  # of other lengths for each value
+        reading += (data.pairs,)
+    if data.pairs == "lead" and data.cloze:
+        reading += ("cloze",)
     bad, note = data.on_bad_line, documents.note
-    return Corpus(documents.name, columns, records, documents.fingerprint, bad, how, note=note, counted=counted)
+    return Corpus(documents.name, columns, records, documents.fingerprint, bad, reading, note, counted=counted)
 
 
 # Documents that are held out
@@ -166,16 +169,18 @@ def _leads(document: Document, holdout: Holdout, data: DataConfig) -> Iterator[R
     """
     for section in document:
         own = [text for text in texts_of(section) if not holdout.drops(text)]
-        pair = None
+        pair = lead_and_rest(own)
         if own[:1] == [section.title] and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2:
-            pair = lead_and_rest(own[1:])
-        if pair := pair or lead_and_rest(own):
-            yield pair[0], pair[1][: MOST_CHARACTERS_PER_TOKEN * data.max_length]
+            pair = lead_and_rest(own[1:]) or pair
+        if pair:
+            lead, rest = pair
+            yield lead, rest[: MOST_CHARACTERS_PER_TOKEN * data.max_length]
             continue
         passages = short_passages(own, data.max_length) if data.cloze else []
         yield from ((text, text) for text in passages)
         holdout.counted["passage{s} without a title or first sentence"] += len(passages)
-        holdout.counted["section{s} too short for a pair left out"] += not passages
+        if not passages:
+            holdout.counted["section{s} too short for a pair left out"] += 1
 
 
 def _long_passages(document: Document, holdout: Holdout, data: DataConfig) -> Iterator[Row | Fault]:
@@ -183,7 +188,8 @@ def _long_passages(document: Document, holdout: Holdout, data: DataConfig) -> It
     own = [sentence for section in document for sentence in section.sentences() if not holdout.drops(sentence)]
     passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if width(text) >= FEWEST_PASSAGE_CHARACTERS]
     yield from ((text,) for text in passages)
-    holdout.counted["document{s} too short for a passage left out"] += not passages
+    if not passages:
+        holdout.counted["document{s} too short for a passage left out"] += 1
 
 
 def _in_order(document: Document, holdout: Holdout, data: DataConfig) -> Iterator[Row | Fault]:
@@ -194,12 +200,13 @@ def _in_order(document: Document, holdout: Holdout, data: DataConfig) -> Iterato
     for section in document:
         title = f"{' '.join(section.title.split())}\n" if section.title and data.pairs == "titled" else ""
         for dropped, group in itertools.groupby(section.sentences(), holdout.drops):
-            if not dropped:
-                texts = list(group)
-                if data.pairs in ("passages", "titled"):
-                    texts = passages_of(texts, CHARACTERS_PER_TOKEN * data.max_length)
-                yield from ((title + text,) for text in texts)
-                yield Fault.EMPTY
+            if dropped:
+                continue
+            texts = list(group)
+            if data.pairs in ("passages", "titled"):
+                texts = passages_of(texts, CHARACTERS_PER_TOKEN * data.max_length)
+            yield from ((title + text,) for text in texts)
+            yield Fault.EMPTY
 
 
 def passages_of(sentences: Sequence[str], characters: int) -> list[str]:

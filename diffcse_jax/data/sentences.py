@@ -75,9 +75,11 @@ def split_sentences(text: str) -> list[str]:
             found.append(begun)
             start = gap.end()
     rest = text[start:].strip()
+    if not rest:
+        return found
     if found and width(rest) < FEWEST_CHARACTERS:
-        return [*found[:-1], f"{found[-1]} {rest}".strip()]
-    return [*found, rest] if rest else found
+        return [*found[:-1], join([found[-1], rest])]
+    return [*found, rest]
 
 
 def join(texts: Iterable[str]) -> str:

@@ -105,8 +105,10 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
         return Source(name)
     if not name:
         raise DataError(f"{option} is empty. Name a file or a folder. {KNOWN_NAMES}")
-    is_wiki1m = name == "wiki1m"
-    path = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}") if is_wiki1m else expand_path(name)
+    if name == "wiki1m":
+        path = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}")
+    else:
+        path = expand_path(name)
     is_pattern = glob.has_magic(name) and not os.path.exists(path)
     is_file = not is_pattern and not os.path.isdir(path)
     if is_file:
@@ -122,8 +124,9 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
     collected = {file.parent for file in found if file.name.startswith("corpus.jsonl")}  # folders of search collections
     reasons = [_why_skipped(file, collected, is_named=is_file) for file in found]
     files = tuple(file for file, reason in zip(found, reasons, strict=True) if not reason)
-    if problem := next(filter(None, map(why_unreadable, found if is_file else files)), ""):
-        raise DataError(f"{option}: {problem}. {KNOWN_NAMES}")
+    for file in found if is_file else files:
+        if problem := why_unreadable(file):
+            raise DataError(f"{option}: {problem}. {KNOWN_NAMES}")
     skipped = f"skipped files: {_counts(filter(None, reasons))}" if len(files) < len(found) else ""
     if not files:
         kinds = ", ".join(KNOWN_EXTENSIONS)
@@ -182,13 +185,19 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
         raise DataError(f"{name} has no columns. Leave data.columns empty")
     if name == "docstrings":
         return documents.docstring_documents()
-    if source.is_prepared or len(columns) > 2:
-        reason = "an ArrayRecord data set has rows, not documents" if source.is_prepared else "name a title and a text"
-        raise DataError(f"{name}, data.columns={columns}: {reason}. With data.pairs='columns', rows are read")
+    if source.is_prepared:
+        raise DataError(f"{name}: an ArrayRecord data set has rows, not documents. Set data.pairs='columns'")
+    if len(columns) > 2:
+        advice = "name a title and a text, or set data.pairs='columns' to read rows"
+        raise DataError(f"{name}, data.columns={columns}: {advice}")
     if source.is_file and extension(source.files[0]) == ".txt":
         (file,) = source.files
         return Documents(name, lambda: documents.in_text_file(file), lambda: _fingerprint([file]))
-    prose = [] if columns else source.of_kinds(tuple(documents.READERS))
+    notes = [source.note] if source.note else []
+    prose = source.of_kinds(tuple(documents.READERS))
+    if columns and prose:
+        notes.append(f"skipped {counted(len(prose), 'file{s} without columns')}")
+        prose = []
     columns = columns or TITLE_AND_TEXT
     found = source.tables(columns)
     tables = [table for table in found if columns[-1] in table.columns]
@@ -196,7 +205,6 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
         has = f"It has: {listed(found[0].columns)}" if found else "It is empty"
         advice = "Name the columns of title and text, or of the text alone (data.columns or --columns)"
         raise DataError(f"{name}: no column {columns[-1]!r}. {has}. {advice}")
-    notes = [source.note] if source.note else []
     if left_out := len(found) - len(tables):
         notes.append(f"skipped {counted(left_out, 'table{s} without texts')}")
 
@@ -235,7 +243,8 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
     elif source.is_prepared:
         files = [readers.open_prepared(source.root)]
     elif not kinds:
-        raise DataError(f"{name}: these files contain documents. Set data.pairs, for example to 'lead'")
+        remedy = "Do not name columns" if wanted else "Set data.pairs, for example to 'lead'"
+        raise DataError(f"{name}: these files contain documents. {remedy}")
     else:
         files = source.tables(wanted, readers.EXTENSIONS)
     if not files:
@@ -262,9 +271,13 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
 
 def _known_columns(available: Sequence[str]) -> tuple[str, ...]:
     """Return the only column, or those with known names in the order of their roles, or none."""
-    by_role = (column_names(len(available), roles) for roles in (ROLES, SIMCSE_ROLES))
-    known = (names for names in by_role if {*names} == {*available})
-    return tuple(available) if len(available) == 1 else next(known, ())
+    if len(available) == 1:
+        return tuple(available)
+    for roles in (ROLES, SIMCSE_ROLES):
+        names = column_names(len(available), roles)
+        if set(names) == set(available):
+            return names
+    return ()
 
 
 def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:

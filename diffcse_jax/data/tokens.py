@@ -89,7 +89,7 @@ def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[
         group = texts[first : first + TEXTS_AT_ONCE]
         starts = [text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group]
         for text, start, encoding in zip(group, starts, backend.encode_batch_fast(starts), strict=True):
-            if len(start) < len(text) and not encoding.overflowing:
+            if len(start) < len(text) and not encoding.overflowing:  # too few tokens
                 (encoding,) = backend.encode_batch_fast([text])
             ids.append(encoding.ids)
             cut.append(bool(encoding.overflowing))
@@ -181,7 +181,8 @@ def build_or_open(
     parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str(), corpus.reading, list(prompts)]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
-    built, lock_file = False, folder.with_name(f".{name}.lock")
+    lock_file = folder.with_name(f".{name}.lock")
+    built = False
     with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
         if _damage(folder):
             with io.lock(lock_file, wait=True):
@@ -197,12 +198,13 @@ def build_or_open(
                     built = True
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
+    action = "tokenised" if built else "found tokens of"
     size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
-    found, note = "tokenised" if built else "found tokens of", f" ({store.note})" if store.note else ""
-    log_line(f"{found} {corpus.name}: {size}{note}, in {folder}")
+    note = f" ({store.note})" if store.note else ""
+    log_line(f"{action} {corpus.name}: {size}{note}, in {folder}")
     if built and not corpus.reading:  # rows of documents need further passes
-        texts = zip(corpus.columns, next(iter(corpus)), strict=True)
-        log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in texts)}")
+        row = zip(corpus.columns, next(iter(corpus)), strict=True)
+        log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
     return store
 
 
@@ -218,12 +220,13 @@ def _damage(folder: Path) -> str:
 def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, prompts: Sequence[str]) -> np.dtype:
     """Write the arrays of a store, block by block, and return the type of token ids."""
     dtype = np.dtype(np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32)
-    ends, starts, rows_before, last_document = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)], 0, -1
+    ends, document_starts = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]  # one array per block
+    rows_before, last_document = 0, -1
     corpus_rows = corpus.in_documents()
     with (folder / "token_ids").open("wb") as file, Progress(f"tokenising {corpus.name}", "rows") as progress:
         while block := list(itertools.islice(corpus_rows, BLOCK_ROWS)):
             _, documents, rows = zip(*block, strict=True)
-            starts.append(rows_before + np.flatnonzero(np.diff([last_document, *documents])))
+            document_starts.append(rows_before + np.flatnonzero(np.diff([last_document, *documents])))
             rows_before, last_document = rows_before + len(rows), documents[-1]
             texts = [prompt + text for row in rows for prompt, text in zip(prompts, row, strict=True)]
             sentences, _ = tokenise(backend, texts)
@@ -233,5 +236,5 @@ def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, p
             progress.update(len(rows))
     np.save(folder / "offsets.npy", np.concatenate(ends))
     if corpus.reading:
-        np.save(folder / "document_starts.npy", np.concatenate(starts))
+        np.save(folder / "document_starts.npy", np.concatenate(document_starts))
     return dtype
