@@ -184,8 +184,8 @@ def test_the_true_name_of_a_base_model(tmp_path):
     assert local(_name_or_path="org/parent") == BaseModel("mine", "org/parent")
     for path in ("/home/ada/x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
         assert local(_name_or_path=path) == BaseModel("mine")
-    card = "---\nbase_model: [org/parent]\nlicense: other\nlicense_name: own\nlanguage: [de, fr]\n---\n# Mine\n"
-    assert local(card) == BaseModel("mine", "org/parent", {"license": "other", "license_name": "own"}, ("de", "fr"))
+    card = "---\nbase_model: [org/parent]\nlicense: other\nlicense_name: own\nlanguage: [de, no]\n---\n# Mine\n"
+    assert local(card) == BaseModel("mine", "org/parent", {"license": "other", "license_name": "own"}, ("de", "no"))
     assert local("---\nlicense: [\n---\n") == BaseModel("mine")
 
 

@@ -1,6 +1,7 @@
 """The model that a finished run gives. All weights of a model are one number: 0 at the start, else the step."""
 
 import dataclasses
+import shutil
 from functools import partial
 from unittest import mock
 
@@ -135,6 +136,13 @@ def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path)
     with pytest.raises(CheckpointError, match="checkpoints/1"):
         chosen(keep_start=False)
     assert weight_of(read_encoder(tmp_path)) == 0
+
+
+def test_no_other_checkpoint_takes_the_place_of_the_selected_one(chosen, tmp_path):
+    chosen(1, 2)
+    shutil.rmtree(tmp_path / "checkpoints/2")
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint .*/checkpoints/2\. There are: 1$"):
+        read_encoder(tmp_path)
 
 
 def test_interpolation_needs_the_same_parameters():

@@ -208,11 +208,14 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
         card = metadata_load(folder / "README.md") or {}
     known = {key: card.get(key, hf_config.get(key)) for key in ("license", "license_name", "license_link")}
     license = {key: value for key, value in known.items() if isinstance(value, str)}
-    language = card.get("language") or ()
-    languages = tuple(map(str, [language] if isinstance(language, str) else language))
+    language = card.get("language")
+    codes = language if isinstance(language, list) else [language]
+    # YAML reads `no`, the code of Norwegian, as False.
+    languages = tuple("no" if code is False else code for code in codes if isinstance(code, str | bool))
     name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
     if is_local(name_or_path):
-        name, base = os.path.basename(os.path.realpath(io.expand_path(name_or_path))), card.get("base_model")
+        name = os.path.basename(os.path.realpath(io.expand_path(name_or_path)))
+        base = card.get("base_model")
         origins = [*(base if isinstance(base, list) else [base]), hf_config.get("_name_or_path")]
         hub_id = next(filter(is_hub_id, origins), "")
     return BaseModel(name, hub_id, license if "license" in license else {}, languages)

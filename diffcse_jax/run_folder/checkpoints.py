@@ -123,8 +123,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         returned, with an empty position.
 
         Raises:
-            CheckpointError: All checkpoints are damaged, or names or shapes of arrays are not those of `like`.
-            ConfigError: The text, the dev metric or its data has changed.
+            CheckpointError: All checkpoints are damaged, or an array of `like` is missing or has another shape.
+            ConfigError: The training text, the dev metric or its data has changed.
         """
         if self._manager.latest_step() is None:
             return like, {}
@@ -398,7 +398,7 @@ def read_encoder(path: Path) -> SavedEncoder:
     if selection and selection.interpolation < 1:
         params, record = load_file(workdir / WEIGHTS), selection.record
     else:
-        params, record = read_parameters(path)
+        params, record = read_parameters(workdir / CHECKPOINTS / str(selection.record.step) if selection else path)
     start, prompts = read_start(workdir)
     checkpoint = dataclasses.replace(
         start,
