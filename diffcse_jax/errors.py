@@ -44,12 +44,9 @@ class DiskError(CheckpointError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Work that was asked to stop and has saved what it had done.
+    """Work that was asked to stop, and has saved what it had done. `except Exception` does not catch it."""
 
-    It is a `KeyboardInterrupt`: `except Exception` does not catch it, so that a loop over several runs ends, too.
-    """
-
-    exit_code = 130  # as for programs that Ctrl-C ended
+    exit_code = 130  # what shells report for a program that Ctrl-C ended
 
 
 @contextlib.contextmanager
@@ -116,7 +113,7 @@ def no_interruption_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handled(signals: Iterable[int], handler: Any) -> Iterator[None]:
-    """Handle signals in the block. Other threads than the main one cannot do this, so they change nothing."""
+    """Handle signals in the block. Only the main thread can do this; in another one, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -129,10 +126,7 @@ def handled(signals: Iterable[int], handler: Any) -> Iterator[None]:
 
 
 def ctrl_c_ends_process() -> contextlib.AbstractContextManager[None]:
-    """Let Ctrl-C end the process at once inside the block, which imports packages.
-
-    Some packages swallow the exception of Ctrl-C while they are imported, or turn it into another one.
-    """
+    """Let Ctrl-C end the process at once in the block. Some packages swallow its exception while they are imported."""
     return handled([signal.SIGINT], signal.SIG_DFL)
 
 

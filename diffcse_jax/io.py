@@ -252,10 +252,8 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
 
 def find_run(path: Path) -> Path | None:
     """Return the run folder if `path` is one, or is `checkpoints/STEP` in one; otherwise None."""
-    candidates = [path]
-    if path.parent.name == CHECKPOINTS and path.name.isdecimal():
-        candidates.append(path.parent.parent)
-    for folder in candidates:
+    is_checkpoint = path.parent.name == CHECKPOINTS and path.name.isdecimal()
+    for folder in [path, path.parent.parent] if is_checkpoint else [path]:
         with contextlib.suppress(CheckpointError):
             model = read_json_object(folder / CONFIG).get("model")  # Hugging Face's files of this name have no such key
             if isinstance(model, dict) and "name_or_path" in model:

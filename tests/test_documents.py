@@ -299,7 +299,7 @@ def test_tables_without_title_or_text(tmp_path):
     with pytest.raises(DataError, match=r"a\.jsonl, line 4: missing key"):
         list(opened(tmp_path / "a.jsonl", "lead", on_bad_line="error"))
     (tmp_path / "b.md").write_text("Never read.")
-    assert opened(tmp_path, "lead", columns=["title", "text"]).summary() == "skipped 1 file without columns"
+    assert opened(tmp_path, "lead", columns=("title", "text")).summary() == "skipped 1 file without columns"
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,12 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
 def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
     start(tmp_path)
     (tmp_path / "checkpoints/1").rmdir()
+    records.write_selection(tmp_path, MIXED, WEIGHTS)
     head = tmp_path / "generator"
     head.mkdir()
     start(tmp_path, {"mesh": {"data": 2}})
     assert head.is_dir()  # of the same run: it is kept
+    assert records.read_selection(tmp_path) is None
     (tmp_path / "checkpoints/1").rmdir()
     (tmp_path / "config.json").unlink()  # it is written last: a start that was interrupted
     start(tmp_path)

@@ -64,7 +64,7 @@ def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
 
 
 def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple[BatchShape, ...]:
-    """Choose at most four shapes that fit all batches. Each lowers the positions of the needed ones the most."""
+    """Choose at most four shapes that fit all batches. Each one added is the one that saves the most positions."""
     counts = collections.Counter(needed)
     chosen = [BatchShape(length, STEPS_OF_SHARE) for length in lengths]
 

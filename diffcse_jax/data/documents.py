@@ -63,7 +63,7 @@ def in_text_file(path: Path) -> Iterator[Placed]:
     separated, numbered = has_blank_lines(path), enumerate(lines(path), 1)
     for _, group in itertools.groupby(numbered, lambda line: bool(line[1].strip()) if separated else line[0]):
         numbers, text = zip(*group, strict=True)
-        yield numbers[0], (Section("", text),) if text[0].strip() else Fault.EMPTY
+        yield numbers[0], ((Section("", text),) if text[0].strip() else Fault.EMPTY)
 
 
 def has_blank_lines(path: Path) -> bool:
@@ -88,7 +88,8 @@ def of_file(path: Path) -> Document | Fault:
         raise
     except (Exception, SystemExit):  # for damaged and encrypted files, libraries raise many types
         return Fault.UNREADABLE
-    return tuple(Section(title, text) for title, text in found) or Fault.EMPTY
+    sections = tuple(Section(title, text) for title, text in found if any(map(str.strip, text)))
+    return sections or Fault.EMPTY
 
 
 # Files: titled sections of plain paragraphs, without code, tables, pictures or markup
@@ -130,10 +131,7 @@ def markdown_sections(content: bytes) -> Sections:
 
 
 def html_sections(content: bytes | str, title: str = "") -> Sections:
-    """Read the text of an html page, without navigation, forms, tables and code.
-
-    The page's own title, or else the given one, counts if no heading of level 1 has text.
-    """
+    """Read the text of an html page, without navigation, forms, tables and code. A title counts if no h1 has text."""
     page = require_extra("bs4", EXTRA).BeautifulSoup(content, "html.parser")
     if page.title:
         title = " ".join(page.title.get_text().split())
@@ -181,16 +179,12 @@ def pdf_sections(content: bytes) -> Sections:
     """Read the text of a pdf as one section without a title; a paragraph may continue on the next page."""
     pypdf = require_extra("pypdf", EXTRA)
     pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(content)).pages]
-    return _untitled([line.strip() for page in pages for line in page.split("\n")])
+    yield "", [line.strip() for page in pages for line in page.split("\n")]
 
 
 def text_sections(content: bytes) -> Sections:
     """Read a txt file as one section without a title."""
-    return _untitled(content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n").split("\n"))
-
-
-def _untitled(lines: list[str]) -> Sections:
-    return iter([("", lines)] if any(map(str.strip, lines)) else [])
+    yield "", content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n").split("\n")
 
 
 READERS: dict[str, Callable[[bytes], Sections]] = {

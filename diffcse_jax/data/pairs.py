@@ -35,8 +35,6 @@ HELD_OUT = "of them held out"
 REPEATED = "repeated text{s} left out (boilerplate)"
 SHARED = "text{s} left out that held-out documents also contain"
 
-Counts = collections.Counter[str]
-
 
 def stored_length(data: DataConfig) -> int:
     """Return the largest number of tokens of a row. Passages are longer than the spans that are drawn from them."""
@@ -45,7 +43,7 @@ def stored_length(data: DataConfig) -> int:
 
 def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
     """Return the rows of the documents that are not held out, without texts of held-out documents."""
-    counted: Counts = collections.Counter()
+    counted: collections.Counter[str] = collections.Counter()
     columns, rows = _FORMS[data.pairs]
 
     def records() -> Iterator[tuple[Place, Row | Fault]]:
@@ -91,9 +89,9 @@ class Holdout:
     texts of held-out documents. The source is read once if the share is positive.
     """
 
-    def __init__(self, documents: Documents, share: float, counted: Counts | None = None):
+    def __init__(self, documents: Documents, share: float, counted: collections.Counter[str] | None = None):
         self._documents, self._share = documents, share
-        self.counted: Counts = collections.Counter() if counted is None else counted
+        self.counted: collections.Counter[str] = collections.Counter() if counted is None else counted
         self._held = set[int]()
         found: list[np.ndarray] = []
         seen: set[int] = set()
@@ -239,8 +237,8 @@ def _halved(sentences: Sequence[str], characters: int) -> list[str]:
     return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)
 
 
-Rows = Callable[[Document, Holdout, DataConfig], Iterator[Row | Fault]]
-_FORMS: dict[str, tuple[tuple[str, ...], Rows]] = {  # by `data.pairs`
+# By `data.pairs`: the columns, and the function that makes rows of a document.
+_FORMS: dict[str, tuple[tuple[str, ...], Callable[[Document, Holdout, DataConfig], Iterator[Row | Fault]]]] = {
     "dropout": (("sentence",), _in_order),
     "neighbours": (("sentence",), _in_order),
     "lead": (("lead", "rest"), _leads),

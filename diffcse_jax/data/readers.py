@@ -57,7 +57,7 @@ class Corpus:
     records: Callable[[], Iterable[tuple[Place, Row | Fault]]]  # starts a pass
     fingerprint: Callable[[], str]  # returns the SHA-256 of the content in hexadecimal
     on_bad_line: str = "skip"  # or `error`
-    # How documents became rows; empty if a row is a line. Otherwise a fault ends a document, and no empty place counts.
+    # How documents became rows; empty if a row is a line. In documents, a fault ends a document, and `EMPTY` only that.
     reading: tuple[str, ...] = ()
     note: str = ""  # what was left out before reading, for example files of other kinds
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)  # by the latest pass
@@ -70,9 +70,7 @@ class Corpus:
     def in_documents(self) -> Iterator[tuple[Place, int, Row]]:
         """Yield the place, the document's increasing number and the row without surrounding white space.
 
-        Raises:
-            NoSentencesError: No row is usable.
-            DataError: A row is not usable, and `on_bad_line` is `error`.
+        Raises `NoSentencesError` if no row is usable, and `DataError` for an unusable row if `on_bad_line` is `error`.
         """
         self.skipped.clear()
         self.counted.clear()
@@ -207,7 +205,7 @@ def row_of(entry: Entry, columns: Sequence[str], optional: Sequence[str] = ()) -
     values = [None if isinstance(value, float) and value != value else value for value in map(entry.get, columns)]
     if any(value is None and column not in optional for column, value in zip(columns, values, strict=True)):
         return Fault.EMPTY
-    is_text = {*map(type, values)} <= {str, int, float, bool, type(None)}
+    is_text = all(value is None or isinstance(value, str | int | float) for value in values)
     return tuple("" if value is None else str(value) for value in values) if is_text else Fault.NOT_STRING
 
 
@@ -220,7 +218,6 @@ def _open_table(path: Path) -> RowFile:
     """Open a table. Tabs separate fields in a tsv file, and in a csv file if its header has tabs and no commas."""
     first = next(lines(path), "")
     delimiter = "\t" if extension(path) == ".tsv" or ("\t" in first and "," not in first) else ","
-
     header: tuple[str, ...] = ()
     with contextlib.suppress(StopIteration, csv.Error):
         header = tuple(name.strip() for name in next(csv.reader(lines(path), delimiter=delimiter)))

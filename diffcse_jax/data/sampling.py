@@ -40,12 +40,8 @@ def examples_of(
 ) -> Examples:
     """Return the examples that `data.pairs` makes of a text, or raise an error if the text cannot give them.
 
-    Args:
-        store: The text.
-        data: The options.
-        tokenizer: The tokenizer of the text.
-        next_sentence: Add the next sentence as a further column.
-        prompt_tokens: The length of each column's prompt, which is a part of the text.
+    `prompt_tokens` are the lengths of the prompts with which the sentences of each column begin. With `next_sentence`,
+    the last column is the next sentence.
     """
     if data.pairs == "crops":
         return Crops(store, data.max_length, prompt_tokens[0])
@@ -60,7 +56,7 @@ def examples_of(
 
 
 class _Drawn(Examples):
-    """Examples made of some rows of a store. The row number is that of the kept row + their number * choice."""
+    """Examples drawn from rows of a store. Row `kept[i]` with the choice `c` is the example i + c * len(kept)."""
 
     def __init__(self, store: TokenStore, kept: Int[np.ndarray, " examples"]):
         self.token_ids, self.offsets, self.max_length = store.token_ids, store.offsets, store.max_length
@@ -107,8 +103,8 @@ class Neighbours(_Drawn):
 class Crops(_Drawn):
     """Pairs of random spans of a passage.
 
-    A span has a share of the passage's tokens that is drawn from `CROP_SHARES`, at least `FEWEST_CROPPED`, between
-    [CLS], with the prompt if there is one, and [SEP]. With them it has at most `max_length` tokens.
+    A span's share of the passage's tokens is drawn from `CROP_SHARES`; it has at least `FEWEST_CROPPED` tokens. It
+    stands between [CLS], with the prompt if there is one, and [SEP], and has at most `max_length` tokens with these.
     """
 
     def __init__(self, store: TokenStore, max_length: int, prompt_tokens: int = 0):
@@ -128,7 +124,8 @@ class Crops(_Drawn):
         return self.positions(rows, 0)[1]
 
     def positions(self, rows: Rows, width: int) -> tuple[TokenIds, OfSentences]:
-        first, end = (self.offsets[self.text_rows(rows) + i][:, None] for i in (0, 1))
+        text_rows = self.text_rows(rows)
+        first, end = self.offsets[text_rows][:, None], self.offsets[text_rows + 1][:, None]
         tokens = end - first - self._before - 1
         low, high = CROP_SHARES
         numbers = _uniform(rows[:, None] * 4 + np.arange(4))
@@ -144,17 +141,13 @@ class Crops(_Drawn):
 class Cloze(_Drawn):
     """Pairs of a lead and its rest, and of a window of words and the passage from which it is taken out.
 
-    A row of `store` with two equal texts is a passage; an epoch uses a share of them. A window has as many words as
-    `WINDOW` says, and at least as many as its smallest number are left. In text without spaces, where hardly a token
-    begins a word, tokens count as words. `prompt_tokens` is the length of the prompt of each column.
+    A row of `store` with two equal texts is a passage, and an epoch uses a share of the passages. `WINDOW` limits the
+    words of a window; at least `WINDOW[0]` words are left. In text without spaces, where hardly a token begins a word,
+    tokens count as words. `prompt_tokens` is the length of the prompt of each column.
     """
 
     def __init__(
-        self,
-        store: TokenStore,
-        share: float,
-        begins_word: Bool[np.ndarray, " vocabulary"],
-        prompt_tokens: Sequence[int],
+        self, store: TokenStore, share: float, begins_word: Bool[np.ndarray, " vocab"], prompt_tokens: Sequence[int]
     ):
         super().__init__(store, np.arange(len(store)))
         self.columns, self._store, self._begins_word = store.columns, store, begins_word

@@ -23,7 +23,7 @@ END = regex.compile(
     r"(?V1)(?<=[.?!])[\"')\p{Pi}\p{Pf}]?\s+"
     r"|(?<=[\p{Sentence_Terminal}--[.?!]])(?![\p{Sentence_Terminal}\d]|\p{Pe}+\p{Hiragana})[\p{Pe}\p{Pf}]*\s*"
 )
-_LOUD = regex.compile(r"\s[?!]$")
+_MARK_AFTER_SPACE = regex.compile(r"\s[?!]$")
 _CJK = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}"
 _WORD = regex.compile(rf"[{_CJK}]{{1,2}}|\p{{Line_Break=SA}}{{1,4}}|[^\s{_CJK}\p{{Line_Break=SA}}]+")
 _CJK_SPACE = regex.compile(rf"(?<=[{_CJK}])\s+(?=[{_CJK}])")
@@ -38,7 +38,7 @@ def sentences_of(text: Sequence[str]) -> list[str]:
 def paragraphs(text: Sequence[str]) -> Iterator[str]:
     """Join lines that were wrapped to a width, and yield other lines alone. Blank lines end a paragraph.
 
-    Wrapped lines but the last fill the width, and a sentence continues from one of them to the next.
+    Wrapped lines, except the last, nearly fill the width, and at least one sentence continues on the next line.
     """
     for is_text, group in itertools.groupby((line.strip() for line in text), bool):
         block = list(group)
@@ -71,15 +71,13 @@ def split_sentences(text: str) -> list[str]:
         begun, before = text[start : gap.end()].strip(), text[start : gap.start()]
         if width(begun) < FEWEST_CHARACTERS or ABBREVIATION.search(before):
             continue
-        if not capitals or not text[gap.end() : gap.end() + 1].islower() or _LOUD.search(before):
+        if not capitals or not text[gap.end() : gap.end() + 1].islower() or _MARK_AFTER_SPACE.search(before):
             found.append(begun)
             start = gap.end()
     rest = text[start:].strip()
-    if not rest:
-        return found
-    if found and width(rest) < FEWEST_CHARACTERS:
-        return [*found[:-1], join([found[-1], rest])]
-    return [*found, rest]
+    if found and rest and width(rest) < FEWEST_CHARACTERS:
+        rest = join([found.pop(), rest])
+    return [*found, rest] if rest else found
 
 
 def join(texts: Iterable[str]) -> str:

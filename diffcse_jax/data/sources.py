@@ -25,7 +25,6 @@ WIKI1M_FILE = "wiki1m_for_simcse.txt"
 KNOWN_NAMES = "Known names: wiki1m, docstrings"
 KNOWN_EXTENSIONS = tuple(dict.fromkeys((*readers.EXTENSIONS, *documents.READERS)))
 ROLES = ("sentence", "positive", "hard_negative")
-TITLE_AND_TEXT = ("title", "text")
 SIMCSE_ROLES = ("sent0", "sent1", "hard_neg")
 PASSAGE_TOKENS = 128  # approximate length of the passages into which `open_text` splits documents
 EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
@@ -72,17 +71,11 @@ def open_text(
     on_bad_line: str = "skip",
     titled: bool = False,
 ) -> Corpus:
-    """Open any text that a user may name; see `find_source`.
+    """Open any text that a user may name; see `find_source`. Errors name the `option` that named it.
 
     Documents (markdown, html, rst, pdf, folders of them, tables with `title` and `text`) become passages of about 100
-    words. Other files keep their rows. Errors name `option`.
-
-    Args:
-        name: The name.
-        option: The option that named it.
-        columns: Columns to read. Empty: the only one, or those with known names.
-        on_bad_line: `skip` or `error`.
-        titled: Put the title of a section on a line above each of its passages.
+    words. With `titled`, the title of a section is on a line above each of its passages. Other files keep their rows.
+    Without `columns`, the only column is read, or those with known names.
     """
     source = find_source(str(name), option)
     if columns or not _has_documents(source):
@@ -146,7 +139,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _once(files: Iterable[Path]) -> list[Path]:
-    """Return files in the order of their names, without links to others of them."""
+    """Return files in the order of their names. A link to a file that is also there is left out."""
     links_first = sorted(files, key=lambda file: (file.is_symlink(), file), reverse=True)
     return sorted({os.path.realpath(file): file for file in links_first}.values())
 
@@ -188,8 +181,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
     if source.is_prepared:
         raise DataError(f"{name}: an ArrayRecord data set has rows, not documents. Set data.pairs='columns'")
     if len(columns) > 2:
-        advice = "name a title and a text, or set data.pairs='columns' to read rows"
-        raise DataError(f"{name}, data.columns={columns}: {advice}")
+        raise DataError(f"{name}, data.columns={columns}: name a title and a text, or set data.pairs='columns'")
     if source.is_file and extension(source.files[0]) == ".txt":
         (file,) = source.files
         return Documents(name, lambda: documents.in_text_file(file), lambda: _fingerprint([file]))
@@ -198,7 +190,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
     if columns and prose:
         notes.append(f"skipped {counted(len(prose), 'file{s} without columns')}")
         prose = []
-    columns = columns or TITLE_AND_TEXT
+    columns = columns or ("title", "text")
     found = source.tables(columns)
     tables = [table for table in found if columns[-1] in table.columns]
     if not prose and not tables:
@@ -273,11 +265,8 @@ def _known_columns(available: Sequence[str]) -> tuple[str, ...]:
     """Return the only column, or those with known names in the order of their roles, or none."""
     if len(available) == 1:
         return tuple(available)
-    for roles in (ROLES, SIMCSE_ROLES):
-        names = column_names(len(available), roles)
-        if set(names) == set(available):
-            return names
-    return ()
+    known = [column_names(len(available), roles) for roles in (ROLES, SIMCSE_ROLES)]
+    return next((names for names in known if set(names) == set(available)), ())
 
 
 def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:

@@ -26,9 +26,9 @@ from diffcse_jax.models.sentence_folder import text_settings
 
 FORMAT_VERSION = 5
 META = "meta.json"
-BLOCK_ROWS = 1000  # that are tokenised at once
-CHARACTERS_PER_TOKEN = 16  # length of the beginning that is tokenised first. English has 4 to 5
-TEXTS_AT_ONCE = 1000  # the library needs about 100 bytes per token
+BLOCK_ROWS = 1000  # rows that are tokenised and written at once
+READ_FIRST = 16  # characters per wanted token that are tokenised first. English has 4 to 5 per token
+TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
 
 Rows = Integer[np.ndarray, " B"]  # numbers of examples
 OfSentences = Int[np.ndarray, "B C"]  # a number for each sentence of these examples
@@ -78,11 +78,11 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
 def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
     """Return the tokens of texts, including special tokens, and whether the backend's truncation cut each text.
 
-    Mostly, the part that is cut is not read: the beginning of a text, up to a space, is tokenised first. If that gives
-    too few tokens, the whole text is.
+    The beginning of a long text, up to a space, is tokenised first. The whole text is tokenised only if that gives too
+    few tokens, so the part that is cut costs nothing as a rule.
     """
     assert backend.truncation is not None
-    size = CHARACTERS_PER_TOKEN * backend.truncation["max_length"]
+    size = READ_FIRST * backend.truncation["max_length"]
     ids: list[list[int]] = []
     cut: list[bool] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
@@ -106,7 +106,7 @@ def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
 
 
 class Examples:
-    """Examples of one or more sentences. The number of an example, its row, may include a random choice."""
+    """Examples of one or more sentences each. The number of an example, its row, may also encode a random choice."""
 
     columns: tuple[str, ...]  # an example has one sentence per column
     max_length: int  # the largest number of tokens of a sentence
@@ -181,8 +181,7 @@ def build_or_open(
     parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str(), corpus.reading, list(prompts)]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
-    lock_file = folder.with_name(f".{name}.lock")
-    built = False
+    built, lock_file = False, folder.with_name(f".{name}.lock")
     with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
         if _damage(folder):
             with io.lock(lock_file, wait=True):
@@ -198,10 +197,9 @@ def build_or_open(
                     built = True
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
-    action = "tokenised" if built else "found tokens of"
     size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
     note = f" ({store.note})" if store.note else ""
-    log_line(f"{action} {corpus.name}: {size}{note}, in {folder}")
+    log_line(f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}")
     if built and not corpus.reading:  # rows of documents need further passes
         row = zip(corpus.columns, next(iter(corpus)), strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")

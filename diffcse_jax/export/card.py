@@ -17,9 +17,9 @@ from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run
 from diffcse_jax.models import hf
 from diffcse_jax.models.pooling import OTHER_POOLERS
 from diffcse_jax.models.sentence_folder import max_length_of
-from diffcse_jax.run_folder import BaseModel, is_local
+from diffcse_jax.run_folder import SELECTION, BaseModel, is_local
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
-from diffcse_jax.run_folder.records import SELECTION, origin
+from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.summary import RESULTS, read_results
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")

@@ -44,6 +44,7 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, SETTINGS, TEXT_SETTINGS, Prompts, max_length_of, read_prompts
 
 START = "start.json"
+SELECTION = "selection.json"
 HEADS = "heads"  # in the folder of a fine-tuning: the heads that were trained alone
 
 _FILES = "files"  # in start.json: digests of the files in encoder/
@@ -114,6 +115,7 @@ def open_run(
                 (workdir / io.CONFIG).unlink()  # first: without it the folder is not a run's
                 for name in _BEFORE_CHECKPOINTS:
                     shutil.rmtree(workdir / name, ignore_errors=True)
+        (workdir / SELECTION).unlink(missing_ok=True)  # of a run whose checkpoints were removed
         _write_encoder(workdir, config, encoder, tokenizer, prompts)
         files = io.file_digests(workdir, (workdir / _ENCODER).iterdir())
         io.write_json(workdir / START, {**digests, io.CONFIG: io.json_digest(config.to_dict()), _FILES: files})
@@ -208,10 +210,9 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
         card = metadata_load(folder / "README.md") or {}
     known = {key: card.get(key, hf_config.get(key)) for key in ("license", "license_name", "license_link")}
     license = {key: value for key, value in known.items() if isinstance(value, str)}
-    language = card.get("language")
+    language = card.get("language")  # YAML reads `no`, the code of Norwegian, as False
     codes = language if isinstance(language, list) else [language]
-    # YAML reads `no`, the code of Norwegian, as False.
-    languages = tuple("no" if code is False else code for code in codes if isinstance(code, str | bool))
+    languages = tuple("no" if code is False else str(code) for code in codes if code is not None)
     name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
     if is_local(name_or_path):
         name = os.path.basename(os.path.realpath(io.expand_path(name_or_path)))

@@ -292,8 +292,6 @@ def _damage_named(checkpoint: Path) -> Iterator[None]:
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
     """Return the options that keep Orbax from waiting for other processes."""
-    if jax.process_count() == 1:
-        return ocp.options.MultiprocessingOptions()
     index = jax.process_index()
     return ocp.options.MultiprocessingOptions(
         primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"reader_{index}"
@@ -340,7 +338,6 @@ def array_digests(tree: Any) -> dict[str, str]:
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
-    """Return the arrays of a tree by their paths."""
     return {_name_of(path): array for path, array in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -383,12 +380,9 @@ class SavedEncoder(Record):
 
 
 def read_encoder(path: Path) -> SavedEncoder:
-    """Read the encoder that a finished run has selected, the best one so far, or the one of a checkpoint.
+    """Read the encoder of a checkpoint, `WORKDIR/checkpoints/STEP`, or of a run's folder.
 
-    If no checkpoint is eligible as the best one, the newest is read.
-
-    Args:
-        path: The run's folder, or `WORKDIR/checkpoints/STEP`.
+    Of a finished run, this is the selected encoder; before that, the best one so far or, if none is, the newest.
     """
     workdir = find_run(path) or path
     if not (workdir / CHECKPOINTS).is_dir() or not (workdir / CONFIG).is_file():

@@ -20,10 +20,9 @@ from diffcse_jax import io
 from diffcse_jax.config import Config
 from diffcse_jax.hosts import log_line
 from diffcse_jax.models.layers import Params
-from diffcse_jax.run_folder import START
+from diffcse_jax.run_folder import SELECTION, START
 
 METRICS = "metrics.jsonl"
-SELECTION = "selection.json"
 WEIGHTS = "selected.safetensors"  # of a selected model that is not a checkpoint, under the names of a checkpoint
 STARTS = "starts.jsonl"
 SEARCH = "search.json"  # in an export: how to search with the model, as in `Selection`
@@ -34,7 +33,6 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 
 # Dev scores and the selected model
-
 
 Outcomes = list[list[float]]  # for each data set of a dev metric, one value per query or pair
 FEWEST = 20  # outcomes: with fewer, the bootstrap interval is too narrow
@@ -190,7 +188,8 @@ def read_starts(workdir: Path) -> list[dict[str, Any]]:
     for line in path.read_bytes().split(b"\n") if path.is_file() else ():
         with contextlib.suppress(ValueError):
             start = json.loads(line)
-            starts += [start] if isinstance(start, dict) else []
+            if isinstance(start, dict):
+                starts.append(start)
     return starts
 
 

@@ -105,16 +105,14 @@ class Run:
     def warnings(self) -> list[str]:
         """What a reader must know before trusting the numbers."""
         skipped = max((row.get("bad_steps", 0) for row in self.rows), default=0)
+        stalled = any(norm == 0 for _, norm in self.points("grad_norm"))
+        dirty = any(isinstance(start.get("git"), dict) and start["git"].get("dirty") for start in self.starts)
         environments = {str([start.get(name) for name in ("versions", "devices", "git")]) for start in self.starts}
         found = {
             f"{counted(int(skipped), 'step{s}')} skipped because the loss or gradient was NaN or infinite": skipped,
-            "the gradient was 0 at some steps, so nothing was learned there": any(
-                norm == 0 for _, norm in self.points("grad_norm")
-            ),
+            "the gradient was 0 at some steps, so nothing was learned there": stalled,
             "the run was resumed with other versions, devices or code than it started with": len(environments) > 1,
-            "the code had uncommitted changes": any(
-                isinstance(git := each.get("git"), dict) and git.get("dirty") for each in self.starts
-            ),
+            "the code had uncommitted changes": dirty,
         }
         return [warning for warning, applies in found.items() if applies]
 
