@@ -20,10 +20,10 @@ from typing import Any
 
 from diffcse_jax import __version__
 from diffcse_jax.errors import ConfigError, ctrl_c_ends_process, reported_to_user
-from diffcse_jax.io import expand_path
 
 with ctrl_c_ends_process():
     from diffcse_jax.config import SHIPPED, Config, configuration, read_overrides
+    from diffcse_jax.io import expand_path
     from diffcse_jax.models.pooling import check_pooler
 
 MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with reported_to_user():
         options, rest = parser.parse_known_args(arguments)
         if rest and options.name not in WITH_KEYS:
-            spelling = "Options have underscores, such as --top_k. " if "-" in rest[0].lstrip("-") else ""
+            has_hyphen = any(re.match("--(?!no-)[a-z]+-", argument) for argument in rest)
+            spelling = "Options have underscores, such as --top_k. " if has_hyphen else ""
             parser.error(f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {options.name} --help")
         for name in ("batch_size", "rows_per_file", "top_k"):
             if (count := getattr(options, name, None)) is not None and count < 1:

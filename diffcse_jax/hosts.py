@@ -41,12 +41,12 @@ def set_verbosity(verbosity: Verbosity) -> None:
     logging.basicConfig(level=logging.INFO if verbosity == "verbose" else logging.WARNING, force=verbosity == "verbose")
 
 
-def log_line(message: str) -> None:
-    """Print a line to standard error, above any progress bar, on the first process only.
+def log_line(message: str, *, on_all: bool = False) -> None:
+    """Print a line to standard error, above any progress bar, on the first process only unless `on_all`.
 
     In quiet mode only lines that start with `warning:` are printed.
     """
-    if jax.process_index() == 0 and (_verbosity != "quiet" or message.startswith("warning:")):
+    if (on_all or jax.process_index() == 0) and (_verbosity != "quiet" or message.startswith("warning:")):
         tqdm.tqdm.write(message, file=sys.stderr)
 
 

@@ -88,8 +88,8 @@ def test_commands_describe_themselves_under_their_names(diffcse):
     assert code == 0
     assert all(f"  {command.__name__} " in printed.out for command in COMMANDS)
     assert diffcse("--version") == (0, (f"diffcse_jax {diffcse_jax.__version__}\n", ""))
-    code, printed = diffcse("report", "--model", "runs/a", "--corpus", "x")
-    assert (code, "unrecognized arguments: --corpus x" in printed.err) == (2, True)
+    code, printed = diffcse("report", "--model", "runs/a", "runs/my-b")
+    assert (code, "unrecognized arguments: runs/my-b. See diffcse" in printed.err) == (2, True)
     code, printed = diffcse("search", "--input", "text.txt", "--top-k", "3", "words")
     assert (code, "--top-k. Options have underscores, such as --top_k" in printed.err) == (2, True)
     code, printed = diffcse("embed", "--model", "minilm", "--input", "text.txt", "--output", "gs://bucket/embeddings")

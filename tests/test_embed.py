@@ -144,8 +144,7 @@ def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
     for suffix in app.FORMATS:
         cli.main([*options, f"{tmp_path}/out{suffix}"])
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), HashEncoder().encode(LINES, normalize=True))
-    lines = (tmp_path / "out.jsonl").read_text().splitlines()
-    assert [json.loads(line)["sentence"] for line in lines] == LINES
+    assert [json.loads(line)["sentence"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == LINES
     message = error_of(capsys, *options, "x.csv")
     assert "--output x.csv: the suffix chooses the format. Use one of: .jsonl, .npy" in message
     Path(text).write_text("one\n\nthree\n")
@@ -259,8 +258,9 @@ def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path
     assert capsys.readouterr().err == ""
 
 
-def test_processes_share_the_files(tmp_path, shards, monkeypatch):
+def test_processes_share_the_files(tmp_path, shards, monkeypatch, capsys):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    monkeypatch.setattr(app.jax, "process_index", lambda: 1)  # each process reports its own work
     done = []  # files, where a process waits for the others
     monkeypatch.setattr(app.hosts, "wait_for_all", lambda: done.append(len(read(tmp_path / "out"))))
     for index, unfinished in enumerate((2, 1, 0)):
@@ -268,7 +268,7 @@ def test_processes_share_the_files(tmp_path, shards, monkeypatch):
         cli.main(arguments(tmp_path))
         with pytest.warns(UserWarning, match=f"not finished {unfinished} of") if unfinished else nullcontext():
             find_store(tmp_path / "out")
-    assert done == [2, 3, 4]
+    assert (done, capsys.readouterr().err.count(" of 3: embedded")) == ([2, 3, 4], 3)
     check(tmp_path / "out", shards)
 
 

@@ -143,7 +143,7 @@ def embed(
         kept = f"{job.embedded:,} sentences; complete Parquet files are kept"
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
-    log_line(f"{who}embedded {job.embedded:,} sentences into {output}")
+    log_line(f"{who}embedded {job.embedded:,} sentences into {output}", on_all=True)
     hosts.wait_for_all()
 
 
@@ -197,7 +197,7 @@ class _Job:
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
-            log_line(f"resuming {self.output}: {complete}, {found:,} Parquet files exist")
+            log_line(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", on_all=True)
         with self.encoder.warning_once(), Progress("embedding", "sentences") as progress:
             for path in pending:
                 try:
