@@ -15,7 +15,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import write_json
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search import embeddings, lexical
-from diffcse_jax.search.embeddings import STORAGES, nearest
+from diffcse_jax.search.embeddings import STORAGES, Embeddings, nearest
 from diffcse_jax.search.index import MODES, SentenceIndex, check_count, find_index, recommended
 from diffcse_jax.search.lexical import DEFAULT_WEIGHT, LexicalIndex, best_rows, choose_weight, combine
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, vector_table
@@ -88,6 +88,11 @@ def test_an_index_finds_the_same_however_it_is_stored(storage, tmp_path):
     assert (loaded.encoder, loaded.mode, loaded.lexical.language, loaded.weight) == (RECORD, "hybrid", "english", 0.3)
     for mode in MODES:
         assert hits_of(loaded, queries, mode=mode) == hits_of(index, queries, mode=mode)
+
+
+def test_bits_tell_apart_embeddings_that_point_almost_the_same_way():
+    vectors = normalize(random_vectors(300) + 20)
+    np.testing.assert_array_equal(Embeddings.of(vectors, "bits").nearest(vectors, 1)[1][:, 0], np.arange(300))
 
 
 def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:

@@ -17,7 +17,7 @@ BLOCK_ROWS = 8192  # embeddings compared at once
 BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
 STORAGES = ("float32", "float16", "int8", "bits")
 RESCORED = 8  # for each hit, the signs choose this many rows, which int8 then scores
-_FILES = ("vectors.npy", "scale.npy", "precise.npy")
+_FILES = ("vectors.npy", "scale.npy", "center.npy", "precise.npy")
 _ALIGNMENT = 64  # bytes; on a CPU, JAX reads arrays that start at a multiple of this without copying them
 
 Vectors = Float32[np.ndarray, "rows dimension"]
@@ -30,11 +30,14 @@ Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same
 class Embeddings:
     """Embeddings of length 1, stored as one of `STORAGES`.
 
-    With `bits`, a search compares the signs of all dimensions. Then it scores the nearest rows with int8.
+    `int8` and `bits` store differences from the mean embedding. All embeddings of encoders such as e5 are near it, so
+    their own signs would be almost equal. With `bits`, a search compares signs, and then scores the nearest rows with
+    int8.
     """
 
     stored: Shaped[np.ndarray, "rows columns"]  # float32, float16, int8, or uint32 with 32 bits each
-    scale: Float32[np.ndarray, " dimension"] | None = None  # embeddings are the int8 numbers times this
+    scale: Float32[np.ndarray, " dimension"] | None = None  # of int8 numbers: embeddings are center + scale * numbers
+    center: Float32[np.ndarray, " dimension"] | None = None
     precise: Int8[np.ndarray, "rows dimension"] | None = None  # the int8 numbers, if `stored` holds bits
 
     @classmethod
@@ -45,10 +48,13 @@ class Embeddings:
             return cls(vectors)
         if storage in ("float32", "float16"):
             return cls(_converted(vectors, lambda block: block.astype(storage)))
-        largest = np.maximum(vectors.max(axis=0, initial=0), -vectors.min(axis=0, initial=0))
+        center = vectors.sum(axis=0) / np.float32(max(1, len(vectors)))
+        largest = np.maximum(vectors.max(axis=0, initial=-1) - center, center - vectors.min(axis=0, initial=1))
         scale = np.maximum(largest / 127, 1e-12)
-        codes = _converted(vectors, lambda block: np.rint(block / scale).astype(np.int8))
-        return cls(codes, scale) if storage == "int8" else cls(_converted(vectors, _bits), scale, codes)
+        codes = _converted(vectors, lambda block: np.rint((block - center) / scale).astype(np.int8))
+        if storage == "int8":
+            return cls(codes, scale, center)
+        return cls(_converted(vectors, lambda block: _bits(block - center)), scale, center, codes)
 
     @classmethod
     def load(cls, folder: Path) -> "Embeddings":
@@ -59,7 +65,7 @@ class Embeddings:
 
     def save(self, folder: Path) -> None:
         """Write the embeddings to a folder."""
-        for name, array in zip(_FILES, (self.stored, self.scale, self.precise), strict=True):
+        for name, array in zip(_FILES, (self.stored, self.scale, self.center, self.precise), strict=True):
             if array is not None:
                 np.save(folder / name, array)
 
@@ -67,13 +73,17 @@ class Embeddings:
         """Return the embeddings of some rows. Their length is 1 up to rounding."""
         numeric = self.stored if self.precise is None else self.precise
         found = np.asarray(numeric[numbers])
-        return found.astype(np.float32, copy=False) if self.scale is None else found * self.scale
+        return found.astype(np.float32, copy=False) if self.scale is None else found * self.scale + self.center
 
     def nearest(self, queries: Queries, k: int) -> Nearest:
         """Find the rows with the highest cosine similarities; see `nearest`."""
+        if self.scale is None:
+            return nearest(queries, self.stored, k)
         if self.precise is None:
-            return nearest(queries if self.scale is None else queries * self.scale, self.stored, k)
-        rows = np.sort(nearest(_bits(queries), self.stored, RESCORED * k)[1], axis=1)  # equal scores keep this order
+            scores, rows = nearest(queries * self.scale, self.stored, k)
+            return scores + (queries @ self.center)[:, None], rows
+        found = nearest(_bits(queries - self.center), self.stored, RESCORED * k)[1]
+        rows = np.sort(found, axis=1)  # equal scores keep this order
         scores = np.zeros(rows.shape, np.float32)
         for number, query in enumerate(queries):
             scores[number] = self.rows(rows[number]) @ query
