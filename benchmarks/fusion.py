@@ -3,8 +3,7 @@
     python -m benchmarks.fusion --data FOLDER --output FILE.json
 
 FOLDER contains a folder for each collection, with `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. Weights are
-those of BM25. `float16`, `int8` and `bits` say how embeddings are stored. `left out` is this collection's score with
-the weight that is best on the average of the others.
+those of BM25. `float16`, `int8` and `bits` say how embeddings are stored.
 """
 
 import argparse
@@ -74,20 +73,14 @@ def main() -> None:
     """Measure all collections and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--collections", nargs="+", help="names of folders (default: all)")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     encoder = SentenceEncoder.from_pretrained(options.model)
-    folders = sorted(path.parent for path in options.data.glob("*/corpus.jsonl"))
-    table = {folder.name: measure_collection(folder, encoder) for folder in folders}
-    systems = [*next(iter(table.values()))]
-    means = {system: float(np.mean([scores[system] for scores in table.values()])) for system in systems}
-    hybrids = [system for system in systems if system.startswith("z ")]
-    for name, scores in table.items():
-        others = [each for other, each in table.items() if other != name]
-        best = max(hybrids, key=lambda system: sum(each[system] for each in others))
-        scores |= {"left out": scores[best], "left out: weight": float(best.removeprefix("z "))}
-    record = {"collections": table, "mean": means, "default weight": DEFAULT_WEIGHT}
+    names = options.collections or sorted(path.parent.name for path in options.data.glob("*/corpus.jsonl"))
+    table = {name: measure_collection(options.data / name, encoder) for name in names}
+    record = {"model": Path(options.model).name, "collections": table, "default weight": DEFAULT_WEIGHT}
     measure.write_record(options.output, "benchmarks.fusion", sys.argv[1:], record)
 
 

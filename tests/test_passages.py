@@ -82,7 +82,7 @@ LONG = " ".join(["the cat sleeps on the warm roof ."] * 20 + ["a dog runs in the
 
 
 def test_a_long_text_is_found_by_its_end(tiny):
-    tiny.build_index([LONG, "the cat sleeps"], mode="hybrid")
+    tiny.build_index([LONG, "the cat sleeps"], mode="hybrid", weight=0.3)
     hits = tiny.search_hits("a dog runs in the park .", top_k=2)[0]
     assert [hit.row["document"] for hit in hits] == [0, 1]
     assert hits[0].row["sentence"].endswith("a dog runs in the park .")

@@ -85,7 +85,7 @@ def test_an_index_finds_the_same_however_it_is_stored(storage, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"index"}
     loaded = find_index(tmp_path / "index")
     assert isinstance(loaded.embeddings.stored, np.memmap)
-    assert (loaded.encoder, loaded.mode, loaded.lexical.language, loaded.weight) == (RECORD, "hybrid", "english", 0.3)
+    assert (loaded.encoder, loaded.mode, loaded.lexical.language, loaded.weight) == (RECORD, "hybrid", "english", 0.1)
     for mode in MODES:
         assert hits_of(loaded, queries, mode=mode) == hits_of(index, queries, mode=mode)
 

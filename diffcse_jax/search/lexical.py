@@ -28,7 +28,7 @@ FEWEST_STOP_WORDS = 0.1  # the share of stop words in a text whose language is d
 DETECTION_TEXTS = 1000  # about as many texts are read to detect the language
 
 CANDIDATES = 100  # best rows of each half, whose scores are combined
-DEFAULT_WEIGHT = 0.3  # of BM25; docs/records/search.md has the measurement
+DEFAULT_WEIGHT = 0.1  # of BM25; docs/records/search.md has the measurement
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
 
 _LETTERS = r"[\p{L}\p{M}\p{N}_]"
