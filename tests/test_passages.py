@@ -28,10 +28,7 @@ def words_of(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-@given(
-    st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=60).map(" ".join),
-    st.integers(1, 20),
-)
+@given(st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=60).map(" ".join), st.integers(1, 20))
 def test_passages_cover_the_text_and_fit(text, limit):
     tokens = words_of(text)
     passages = split_text(text, tokens, limit)

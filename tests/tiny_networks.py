@@ -35,9 +35,7 @@ NO_DROPOUT = {"model": {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}, 
 SIMCSE = {"model": {"projector": "mlp"}, "difference": {"weight": 0.0}}
 ENCODER = Pretrained(Path("tiny"), {}, SIZES, random_params(Transformer, SIZES), pooler=None, mlm_head=None)
 GENERATOR = dataclasses.replace(
-    ENCODER,
-    transformer=random_params(Transformer, SIZES, seed=1),
-    mlm_head=random_params(MaskedLMHead, SIZES, seed=2),
+    ENCODER, transformer=random_params(Transformer, SIZES, seed=1), mlm_head=random_params(MaskedLMHead, SIZES, seed=2)
 )
 # A ModernBERT: a global and a local block.
 MODERN_SIZES = dataclasses.replace(
