@@ -65,7 +65,7 @@ def resume(settings: dict[str, Any]) -> Callable[..., None]:
 @pytest.mark.slow
 def test_a_batch_that_shrank_is_recorded_and_resumes(resume: Callable[..., None], tmp_path: Path):
     for _ in range(2):
-        resume(tmp_path, train={"steps": 2, "batch_size": 104})
+        resume(tmp_path, train={"steps": 2, "batch_size": 104}, difference={"weight": 0.0})
     assert read_config(tmp_path).train.batch_size == 56  # of 60 sentences, on 8 devices
     assert "--config.train.batch_size=56" in (tmp_path / "export/README.md").read_text()
 
@@ -126,8 +126,9 @@ def test_finished_run_is_not_trained_again_and_refuses_another_configuration_or_
 def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(resume: Callable[..., None], tmp_path: Path):
     """The first update makes the weights huge, so that steps 2, 3 and 4 are skipped. Short runs log every step."""
     message = "3 steps were skipped .* at step 4 .* At step 4 the loss is .* The last checkpoint is kept"
+    groups = {"optim": {"learning_rate": 1e30, "clip_norm": 0.0}, "difference": {"weight": 0.0}}
     with jax.debug_nans(False), pytest.raises(UserError, match=message):
-        resume(tmp_path, optim={"learning_rate": 1e30, "clip_norm": 0.0}, train={"log_every": 1000, "max_bad_steps": 2})
+        resume(tmp_path, **groups, train={"log_every": 1000, "max_bad_steps": 2})
     rows = read_metrics(tmp_path)
     assert [row["bad_steps"] for row in rows if "loss" in row] == [0]
     assert [row["step"] for row in rows if "dev/halves_retrieval" in row] == [0]
