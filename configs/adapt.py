@@ -6,10 +6,11 @@ Pairs:    the title or first sentence, and the rest of the document. Of text wit
           new in each epoch, and the passage around it. A tenth of the documents is held out, and retrieval with queries
           of several forms selects the checkpoint. The starting checkpoint is exported if the halves of held-out
           sentences find each other significantly less often than before.
+Weights:  halfway between the starting checkpoint and the best one (WiSE-FT, Wortsman et al. 2022). That is better on
+          people's own questions than either of them; see docs/records/search.md.
 Settings: as in configs/base/sentence_encoder.py, with contrast alone: 20 steps of 256 pairs of 64 tokens, in chunks of
           64 pairs. There is no dropout, because the two texts of a pair differ (single sentences need 0.1). The
-          learning rate was chosen on MiniLM for queries that look like titles. Try a lower one for other queries. For
-          another encoder, start with 2e-5.
+          learning rate was chosen on MiniLM. For another encoder, start with 2e-5.
 """
 
 from ml_collections import ConfigDict
@@ -32,5 +33,6 @@ def get_config() -> ConfigDict:
     config.optim.learning_rate = 1e-4
     config.eval.every = 10
     config.eval.metric = "mixed_retrieval"
+    config.eval.interpolate = (0.5,)
     config.eval.hold = ("halves_retrieval",)
     return config

@@ -323,7 +323,7 @@ def test_only_results_of_this_model_are_used(tmp_path):
 
 def test_a_card_cites_the_methods_used():
     assert papers_of(config_of("diffcse_simcsepp_base")) == ["simcse", "simcsepp", "diffcse"]
-    config = config_of("adapt", {"matryoshka.sizes": (8,), "data.pairs": "crops", "eval.interpolate": 4})
+    config = config_of("adapt", {"matryoshka.sizes": (8,), "data.pairs": "crops", "eval.interpolate": (0.5,)})
     assert papers_of(config)[-3:] == ["matryoshka", "contriever", "wise_ft"]
     card = card_of(saved_with(config_of("simcse_base")))
     assert ("@inproceedings{gao2021simcse," in card, "chuang2022diffcse" in card) == (True, False)

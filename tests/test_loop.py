@@ -133,7 +133,7 @@ def test_a_short_run_logs_every_step_and_warns_once_of_a_gradient_of_0(start, tm
         ({}, 6, "1! 2! 3! 4! 5! 6!"),
         ({"patience": 2}, 4, "1! 2! 3! 4!"),
         ({"guard": True, "max_drop": 0.5}, 3, "1! 2! 3"),
-        ({"guard": True, "max_drop": 0.5, "interpolate": 5}, 6, "1! 2! 3! 4! 5! 6!"),
+        ({"guard": True, "max_drop": 0.5, "interpolate": (0.5,)}, 6, "1! 2! 3! 4! 5! 6!"),
     ],
 )
 def test_training_ends_early_and_stays_ended(options, last, expected, start):

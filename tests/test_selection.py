@@ -83,12 +83,18 @@ def chosen(tmp_path, monkeypatch):
     [
         ((1, 2), {}, 2.0, "Better than tiny: mrr 65.00, was 60.00 (+5.00, 95% interval +3.50 to +6.50 over", "step 2"),
         ((1,), {"keep_start": True}, 0.0, "warning: Not better than tiny", "tiny unchanged"),
-        ((4,), {"interpolate": 4}, 2.0, "Better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
-        ((3,), {"interpolate": 3, "max_drop": 1.0}, 2.0, "Better", "0.666667 x step 3 + 0.333333 x the"),
+        ((4,), {"interpolate": (0.25, 0.5, 1.0)}, 2.0, "Better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
+        (
+            (3,),
+            {"interpolate": (1 / 3, 2 / 3, 1.0), "max_drop": 1.0},
+            2.0,
+            "Better",
+            "0.666667 x step 3 + 0.333333 x the",
+        ),
         ((4,), {"max_drop": 1.0}, 4.0, "warning: Better than tiny", "step 4 anyway."),
         ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: Not clearly better than tiny", "tiny unchanged."),
         ((4,), {"hold": HOLD, "keep_start": True}, 0.0, "warning: Not clearly better than tiny", "tiny unchanged ("),
-        ((4,), {"hold": HOLD, "keep_start": True, "interpolate": 4}, 2.0, "Better", "0.5 x step 4 + 0.5 x the"),
+        ((4,), {"hold": HOLD, "keep_start": True, "interpolate": (0.5,)}, 2.0, "Better", "0.5 x step 4 + 0.5 x the"),
     ],
 )
 def test_what_is_exported(steps, options, weight, opening, exported, chosen):
@@ -146,8 +152,13 @@ def test_no_other_checkpoint_takes_the_place_of_the_selected_one(chosen, tmp_pat
 
 
 def test_interpolation_needs_the_same_parameters():
-    kept = {"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}, "eval": {"interpolate": 2}}
+    kept = {
+        "model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False},
+        "eval": {"interpolate": (0.5,)},
+    }
     start = StartingCheckpoint("tiny", ENCODER, mock.MagicMock(spec=PreTrainedTokenizerFast), RecordedPooler())
-    with pytest.raises(ConfigError, match=r"eval\.interpolate=2 needs a starting checkpoint with all trained weights"):
+    with pytest.raises(
+        ConfigError, match=r"eval\.interpolate=\(0\.5,\) needs a starting checkpoint with all trained weights"
+    ):
         check_interpolation(config_of(SIMCSE, kept), start)
-    check_interpolation(config_of(SIMCSE, AVG, {"eval": {"interpolate": 2}}), start)
+    check_interpolation(config_of(SIMCSE, AVG, {"eval": {"interpolate": (0.5,)}}), start)

@@ -1,7 +1,8 @@
-"""`configs/adapt.py` with titles and first sentences alone, as in the measurements of docs/records/adaptation.md.
+"""`configs/adapt.py` for queries that look like titles or first sentences.
 
 Command:  python train.py --config configs/base/leads.py --config.data.train_file=documents.txt
 Pairs:    documents without a title or first sentence are left out. `lead_retrieval` selects the checkpoint.
+Weights:  those of the best checkpoint. Halfway to the start, such queries would find less (docs/records/adaptation.md).
 """
 
 from ml_collections import ConfigDict
@@ -13,4 +14,5 @@ def get_config() -> ConfigDict:
     config = shipped_config("adapt")
     config.data.cloze = 0.0
     config.eval.metric = "lead_retrieval"
+    config.eval.interpolate = ()
     return config

@@ -29,7 +29,7 @@ SIMCSEPP = {
     "dcl.temperature": 5.0,
 }
 ANCHOR = {"anchor.weight": 1.0}
-INTERPOLATION = {"eval.interpolate": 5}
+INTERPOLATION = {"eval.interpolate": (0.2, 0.4, 0.6, 0.8, 1.0)}
 VARIANTS: dict[str, Settings] = {
     "lead": {},
     "lead, learning rate 2e-5": {"optim.learning_rate": 2e-5},

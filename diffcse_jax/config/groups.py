@@ -211,11 +211,12 @@ class EvalConfig:
         choices=HELD_OUT_METRICS,
         changes="selection",
     )
-    interpolate: int = option(
-        0,
-        "after training, also score this many models (1 - a) start + a trained, a = 1/n, 2/n, ... 1, between the "
-        "starting checkpoint and the best one, and export the best of them; 0: off",
-        low=0,
+    interpolate: tuple[float, ...] = option(
+        (),
+        "after training, score models with the weights (1 - a) start + a trained for each a given, and export the best "
+        "of them in place of the best checkpoint; trained weights alone are a = 1",
+        low=0.01,
+        high=1.0,
         changes="selection",
     )
     patience: int = option(0, "stop after this many evaluations in a row without a better eval.metric; 0: off", low=0)

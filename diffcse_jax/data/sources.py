@@ -86,9 +86,6 @@ def open_text(
     return corpus_of(_documents(source, ()), data)
 
 
-# Names
-
-
 def find_source(name: str, option: str = "data.train_file") -> Source:
     """Find what a name stands for, or raise a `DataError` that names the option.
 

@@ -177,9 +177,6 @@ def paired_interval(
     return float(low), float(high)
 
 
-# Search systems
-
-
 @dataclasses.dataclass(frozen=True)
 class System:
     """A way to search, and its mean reciprocal rank on held-out queries, x 100."""

@@ -168,9 +168,6 @@ def f1(predicted: Rows, labels: Rows) -> float:
     return round(100 * (2 * hits / max(int((predicted + labels).sum()), 1)), 2)
 
 
-# The classifier
-
-
 def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
     """Return a fit whose dev rows are a random 5 % of these rows."""
     permuted = rows[np.random.RandomState(SEED).permutation(len(rows))]

@@ -211,9 +211,6 @@ def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-# ONNX
-
-
 def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
     """Add transformer, pooling, truncation to `truncate_dim` and normalisation as one graph to an exported folder.
 

@@ -30,9 +30,8 @@ Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same
 class Embeddings:
     """Embeddings of length 1, stored as one of `STORAGES`.
 
-    `int8` and `bits` store differences from the mean embedding. All embeddings of encoders such as e5 are near it, so
-    their own signs would be almost equal. With `bits`, a search compares signs, and then scores the nearest rows with
-    int8.
+    `int8` and `bits` store differences from the mean embedding, because all embeddings of encoders such as e5 are near
+    it. With `bits`, a search compares the signs of the differences, and then scores the nearest rows with int8.
     """
 
     stored: Shaped[np.ndarray, "rows columns"]  # float32, float16, int8, or uint32 with 32 bits each

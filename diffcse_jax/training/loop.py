@@ -172,7 +172,7 @@ def loop(
                 measured = run.measure(state.params)
                 observer.on_evaluation(step, measured.scores)
                 log_line(f"step {step}: {format_scores(measured.scores)} ({before_training})")
-                eligible = config.eval.interpolate > 0 or run.keeps_quality(baseline.dev, measured.scores)
+                eligible = bool(config.eval.interpolate) or run.keeps_quality(baseline.dev, measured.scores)
             checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
             saving.append(run.workdir / CHECKPOINTS / str(step))
             logger.restart_clock()

@@ -226,14 +226,14 @@ def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
     if config.eval.interpolate and config.keeps_projector and base.recorded.head is None:
         raise ConfigError(
             f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all trained weights, but "
-            f"{base.name} has no projector, and model.projector_train_only=False keeps one. Set eval.interpolate=0."
+            f"{base.name} has no projector, and model.projector_train_only=False keeps one. Set eval.interpolate=()."
         )
 
 
 def select(run: Run, baseline: Record) -> str:
     """Choose the model of a run and store the choice, once all checkpoints are written. Return the verdict.
 
-    Candidates are the best checkpoint and, with `eval.interpolate`, weights between the start and that checkpoint.
+    The candidate is the best checkpoint or, with `eval.interpolate`, mixtures of the start and that checkpoint.
     Models that keep `eval.max_drop` come first, then models without a regression in `eval.hold`, then the best score;
     of equal models, the one nearest to the start. With `eval.keep_start`, the starting checkpoint is chosen instead if
     the gain may be chance or if a metric of `eval.hold` dropped.
@@ -246,9 +246,11 @@ def select(run: Run, baseline: Record) -> str:
     def encoder(weight: float) -> SentenceEncoder:
         return SentenceEncoder.from_saved(interpolate(base, best, weight))
 
-    measured = {1.0: records.Measured(best.dev, best.outcomes)} if best.outcomes else {}
-    for weight in [step / options.interpolate for step in range(1, options.interpolate + 1)] or [1.0]:
-        if weight not in measured:
+    measured = {}
+    for weight in options.interpolate or (1.0,):
+        if weight == 1 and best.outcomes:
+            measured[weight] = records.Measured(best.dev, best.outcomes)
+        else:
             measured[weight] = evaluation.measure(encoder(weight))
             log_line(f"{records.origin(weight, best.step)}: {format_scores(measured[weight].scores)}")
     keeping = [each for each in measured if run.keeps_quality(baseline.dev, measured[each].scores)]
