@@ -32,30 +32,19 @@ RANKING = {
 }
 LABELLED = {"finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}}}
 RECONSTRUCTION = {"reconstruction": {"weight": 0.01, "blocks": 1}, "generator": {"name_or_path": "start"}}
+PREFIXES = {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}}
 MASKED = {"generator": {"positions": "masked", "decode": "sample"}}
 BOTH = {"data": {"pairs": "dropout", "max_length": 16}, "difference": {"weight": 0.5, "sentence": "both"}}
+MIXED = {"difference": {"edit": "mixed", "condition": "pooled"}}
 CORRECTIVE = {"difference": {"weight": 0.5, "objective": "corrective_lm"}}
 INSERTIONS = {"edited_contrast": {"weight": 0.5, "role": "negative", "edit": "insert"}}
 CASES = {
     "hard negatives": (3, SIMCSE),
     "noise and means": (2, SIMCSE, NOISE_AND_MEANS),
-    "ranking, labelled pairs": (
-        2,
-        SIMCSE,
-        OFF_DROPOUT,
-        RANKING,
-        LABELLED,
-        {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}},
-    ),
+    "ranking, labelled pairs": (2, SIMCSE, OFF_DROPOUT, RANKING, LABELLED, PREFIXES),
     "reconstruction": (3, SIMCSE, {"mlm": {"weight": 0.1, "tied": True}}, RECONSTRUCTION),
     "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
-    "difference, mixed edits of both sentences": (
-        1,
-        TANH,
-        MASKED,
-        BOTH,
-        {"difference": {"edit": "mixed", "condition": "pooled"}},
-    ),
+    "difference, mixed edits of both sentences": (1, TANH, MASKED, BOTH, MIXED),
     "corrective LM, edited negatives": (1, TANH, CORRECTIVE, INSERTIONS),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}, "dropout_contrast": {"weight": 0.5}}),
 }
