@@ -6,8 +6,8 @@ Pairs:    the title or first sentence, and the rest of the document. Of text wit
           new in each epoch, and the passage around it. A tenth of the documents is held out, and retrieval with queries
           of several forms selects the checkpoint. The starting checkpoint is exported if the halves of held-out
           sentences find each other significantly less often than before.
-Weights:  halfway between the starting checkpoint and the best one (WiSE-FT, Wortsman et al. 2022). That is better on
-          people's own questions than either of them; see docs/records/search.md.
+Weights:  halfway between the starting checkpoint and the best one (WiSE-FT, Wortsman et al. 2022). On people's own
+          questions that is better than all trained weights (docs/records/search.md).
 Settings: as in configs/base/sentence_encoder.py, with contrast alone: 20 steps of 256 pairs of 64 tokens, in chunks of
           64 pairs. There is no dropout, because the two texts of a pair differ (single sentences need 0.1). The
           learning rate was chosen on MiniLM. For another encoder, start with 2e-5.

@@ -251,7 +251,7 @@ def _watch() -> None:
                 sign, when = heard[process]
                 message = (
                     f"warning: process {process} of {count}, on host {sign.partition(' ')[0]}, has been silent for "
-                    f"{now - when:.0f} s. It hangs or cannot be reached. After {HEARTBEAT_SECONDS} s the other "
+                    f"{now - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
                     "processes end. Everything saved is intact; run the same command again to resume."
                 )
                 print(message, file=sys.stderr, flush=True)  # from every process: the first one may be silent

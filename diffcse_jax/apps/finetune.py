@@ -266,7 +266,7 @@ class TasksMetric(Metric):
 
 
 class TaskEvaluation(DevEvaluation):
-    """The dev evaluation of a fine-tuning. Its models are no encoders, whose embeddings `DevEvaluation` would cache."""
+    """The dev evaluation of a fine-tuning. Its models are not encoders, so it caches no embeddings."""
 
     def measure(self, model: TaskModel) -> Measured:
         return self.chosen.measure(model)
