@@ -6,12 +6,13 @@ differ, its embeddings, blocks and attention bias. To add a family, add a module
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from transformers import PreTrainedConfig
+import transformers
 
 from diffcse_jax.models.transformer import TransformerConfig
 
+PreTrainedConfig: TypeAlias = "transformers.PreTrainedConfig"  # only named: its module imports PyTorch
 Modules = Mapping[str, str]  # ours by the checkpoint's names; several of ours, joined by "+", are stacked there
 
 

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from transformers import PreTrainedConfig
-
-from diffcse_jax.models.families import Family
+from diffcse_jax.models.families import Family, PreTrainedConfig
 from diffcse_jax.models.transformer import TransformerConfig
 
 EMBEDDINGS = {

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from transformers import PreTrainedConfig
-
-from diffcse_jax.models.families import Family, bert
+from diffcse_jax.models.families import Family, PreTrainedConfig, bert
 from diffcse_jax.models.transformer import TransformerConfig
 
 NAMES = {

@@ -7,10 +7,9 @@ import dataclasses
 
 from flax import nnx
 from jax.typing import DTypeLike
-from transformers import PreTrainedConfig
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens
-from diffcse_jax.models.families import bert
+from diffcse_jax.models.families import PreTrainedConfig, bert
 from diffcse_jax.models.layers import Dense
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedConfig
-
-from diffcse_jax.models.families import Family, bert, rotary_base
+from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)  # one object, so equal sizes are equal

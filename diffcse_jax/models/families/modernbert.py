@@ -9,10 +9,9 @@ import dataclasses
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
-from transformers import PreTrainedConfig
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens, unpack
-from diffcse_jax.models.families import Family, bert, rotary_base
+from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.layers import dropout
 from diffcse_jax.models.transformer import Block, LogitBias, TransformerConfig, split_keys
 

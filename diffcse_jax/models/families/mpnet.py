@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
-from transformers import PreTrainedConfig
 
-from diffcse_jax.models.families import bert, roberta
+from diffcse_jax.models.families import PreTrainedConfig, bert, roberta
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedConfig
-
-from diffcse_jax.models.families import Family, bert, rotary_base
+from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 GATED_BLOCK = partial(Block, bias=False, gated=True)  # one object, so equal sizes are equal. Its norms have biases

@@ -6,10 +6,9 @@ Tokens are numbered from the padding id + 1. The position of padding is the padd
 import dataclasses
 
 import jax.numpy as jnp
-from transformers import PreTrainedConfig
 
 from diffcse_jax.batch import TokenRows, Tokens, pack_ids
-from diffcse_jax.models.families import bert
+from diffcse_jax.models.families import PreTrainedConfig, bert
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
 
