@@ -23,6 +23,7 @@ from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.train import check_interpolation, select
 
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
+THIRDS = (1 / 3, 2 / 3, 1.0)
 HOLD = ("halves_retrieval",)
 BASELINE = Record(0, "avg_top2", {"mrr": 60.0, "guard": 80.0}, "mrr", "text", [[60.0] * 20])
 MEASURED = {  # by the mean weight
@@ -84,13 +85,7 @@ def chosen(tmp_path, monkeypatch):
         ((1, 2), {}, 2.0, "Better than tiny: mrr 65.00, was 60.00 (+5.00, 95% interval +3.50 to +6.50 over", "step 2"),
         ((1,), {"keep_start": True}, 0.0, "warning: Not better than tiny", "tiny unchanged"),
         ((4,), {"interpolate": (0.25, 0.5, 1.0)}, 2.0, "Better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
-        (
-            (3,),
-            {"interpolate": (1 / 3, 2 / 3, 1.0), "max_drop": 1.0},
-            2.0,
-            "Better",
-            "0.666667 x step 3 + 0.333333 x the",
-        ),
+        ((3,), {"interpolate": THIRDS, "max_drop": 1.0}, 2.0, "Better", "0.666667 x step 3 + 0.333333 x the"),
         ((4,), {"max_drop": 1.0}, 4.0, "warning: Better than tiny", "step 4 anyway."),
         ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: Not clearly better than tiny", "tiny unchanged."),
         ((4,), {"hold": HOLD, "keep_start": True}, 0.0, "warning: Not clearly better than tiny", "tiny unchanged ("),

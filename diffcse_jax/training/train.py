@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -28,7 +28,7 @@ from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
 from diffcse_jax.run_folder import open_run, records
 from diffcse_jax.run_folder.checkpoints import Checkpoints, SavedEncoder, default_step, read_encoder
-from diffcse_jax.run_folder.records import FEWEST, Record, Selection
+from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback, format_scores
 from diffcse_jax.training.loop import Run, loop
@@ -230,92 +230,108 @@ def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
         )
 
 
+class Candidate(NamedTuple):
+    """A model that a run may export."""
+
+    weight: float  # the share of the trained weights; the rest is the starting checkpoint's
+    measured: Measured
+    keeps_quality: bool  # as `eval.max_drop` limits
+    lost: Sequence[str] = ()  # metrics of `eval.hold` that dropped
+
+
 def select(run: Run, baseline: Record) -> str:
     """Choose the model of a run and store the choice, once all checkpoints are written. Return the verdict.
 
-    The candidate is the best checkpoint or, with `eval.interpolate`, mixtures of the start and that checkpoint.
-    Models that keep `eval.max_drop` come first, then models without a regression in `eval.hold`, then the best score;
-    of equal models, the one nearest to the start. With `eval.keep_start`, the starting checkpoint is chosen instead if
-    the gain may be chance or if a metric of `eval.hold` dropped.
+    The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of the start and that checkpoint. With
+    `eval.keep_start`, the starting checkpoint is chosen instead if the gain may be chance or if a limit was broken.
     """
     options, evaluation, base = run.config.eval, run.evaluation, run.base
-    metric, drift = evaluation.metric, evaluation.drift_metric
     checkpoints = run.workdir / CHECKPOINTS
     best = read_encoder(checkpoints / str(default_step(checkpoints)))  # ignores an earlier selection
 
     def encoder(weight: float) -> SentenceEncoder:
         return SentenceEncoder.from_saved(interpolate(base, best, weight))
 
-    measured = {}
-    for weight in options.interpolate or (1.0,):
-        if weight == 1 and best.outcomes:
-            measured[weight] = records.Measured(best.dev, best.outcomes)
-        else:
-            measured[weight] = evaluation.measure(encoder(weight))
-            log_line(f"{records.origin(weight, best.step)}: {format_scores(measured[weight].scores)}")
-    keeping = [each for each in measured if run.keeps_quality(baseline.dev, measured[each].scores)]
-    ranked = sorted(keeping or measured, key=lambda weight: (-measured[weight].scores[metric], weight))
-    higher = [weight for weight in ranked if measured[weight].scores[metric] > baseline.dev[metric]]
-    regressions: dict[float, Sequence[str]] = {}
-    if higher and options.hold:
-        log_line(f"Checking that general quality ({', '.join(options.hold)}) did not drop.")
-        held = evaluation.held(base.encoder(run.config))
-        for weight in higher:
-            regressions[weight] = evaluation.regressions(held, evaluation.held(encoder(weight)))
-            if not regressions[weight]:
-                break
-    weight = next((weight for weight in higher if not regressions.get(weight)), ranked[0])
-    chosen = measured[weight]
-
-    objections = []
-    if not keeping:
-        limit = f"eval.max_drop={options.max_drop:g} of {baseline.dev[drift]:.2f}"
-        objections.append(f"No model keeps {drift} within {limit}.")
-    if lost := regressions.get(weight):
-        objections.append(f"But other queries got worse: {', '.join(lost)} (eval.hold).")
-    low, high = evaluation.chosen.interval(baseline.outcomes, chosen.outcomes)
-    doubt = "the interval includes 0" if higher and low <= 0 else ""
-    if not doubt and higher and sum(map(len, chosen.outcomes)) < FEWEST:
+    candidate = _best_candidate(run, baseline, best, encoder)
+    scores, outcomes = candidate.measured
+    before, after = baseline.dev[evaluation.metric], scores[evaluation.metric]
+    low, high = evaluation.chosen.interval(baseline.outcomes, outcomes)
+    is_higher = after > before
+    doubt = "the interval includes 0" if is_higher and low <= 0 else ""
+    if not doubt and is_higher and sum(map(len, outcomes)) < FEWEST:
         doubt = f"fewer than {FEWEST} are too few"
-    keeps_start = options.keep_start and bool(not higher or objections or doubt)
+    objections = []
+    if not candidate.keeps_quality:
+        limit = f"eval.max_drop={options.max_drop:g} of {baseline.dev[evaluation.drift_metric]:.2f}"
+        objections.append(f"No model keeps {evaluation.drift_metric} within {limit}.")
+    if candidate.lost:
+        objections.append(f"But other queries got worse: {', '.join(candidate.lost)} (eval.hold).")
+    keeps_start = options.keep_start and bool(not is_higher or objections or doubt)
 
-    before, after = baseline.dev[metric], chosen.scores[metric]
+    better = "Not better"
+    if is_higher:
+        better = "Not clearly better" if keeps_start else "Better"
     gain = f"{after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f} over {evaluation.chosen.units}"
-    chance = f"; {doubt}, so this may be chance" if doubt else ""
-    better = "Not better" if after <= before else "Not clearly better" if keeps_start else "Better"
-    trained, gains = records.origin(weight, best.step), bool(higher and keeping)
+    gain += f"; {doubt}, so this may be chance" if doubt else ""
+    trained, gains = records.origin(candidate.weight, best.step), is_higher and candidate.keeps_quality
     if keeps_start:
         exported = f"{base.name} unchanged" + (f" (eval.keep_start=False would export {trained})" if gains else "")
     else:
-        exported = trained + ("" if gains else " anyway")
-    verdict = f"{better} than {base.name}: {metric} {after:.2f}, was {before:.2f} ({gain}{chance})."
-    compared = _compare_systems(run, lambda: encoder(weight))
+        exported = trained if gains else f"{trained} anyway"
+    result = f"{better} than {base.name}: {evaluation.metric} {after:.2f}, was {before:.2f} ({gain})."
+    compared = _compare_systems(run, lambda: encoder(candidate.weight))
     advice = [systems.describe_recommendation(compared, systems.recommend(compared))] if compared else []
-    verdict = " ".join([verdict, *objections, f"Exported {exported}.", *advice])
-    if not higher or keeps_start or objections:
+    verdict = " ".join([result, *objections, f"Exported {exported}.", *advice])
+    if not is_higher or keeps_start or objections:
         verdict = f"warning: {verdict}"
 
     if keeps_start:
         weight, record = 0.0, dataclasses.replace(baseline, outcomes=[])
         model = dataclasses.replace(base.checkpoint, pooler=base.pooler_head)
     else:
-        model = interpolate(base, best, weight).checkpoint
-        record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text, dev_text=evaluation.text)
+        weight, model = candidate.weight, interpolate(base, best, candidate.weight).checkpoint
+        record = Record(best.step, best.pooler, scores, evaluation.metric, baseline.text, dev_text=evaluation.text)
     of_exported = [system for system in compared if system.encoder == (base.name if keeps_start else THIS_MODEL)]
     how = systems.recommend(of_exported) if of_exported else None
-    selection = Selection(
-        record,
-        weight,
-        verdict,
-        systems=[system.summary() for system in compared],
-        search={"mode": how.mode, "weight": how.weight} if how else {},
-    )
+    search = {"mode": how.mode, "weight": how.weight} if how else {}
+    selection = Selection(record, weight, verdict, [system.summary() for system in compared], search)
     weights = layers.prefixed(model.transformer, "encoder")
     if record.pooler == "cls":
         weights |= layers.prefixed(model.pooler or {}, "projector")
     weights |= layers.prefixed(model.sentence_head.of(record.pooler).params, SENTENCE_HEAD)
     records.write_selection(run.workdir, selection, weights)
     return verdict
+
+
+def _best_candidate(
+    run: Run, baseline: Record, best: SavedEncoder, encoder: Callable[[float], SentenceEncoder]
+) -> Candidate:
+    """Return the best model of a run; `encoder` makes the one with a share of the trained weights.
+
+    Models that keep `eval.max_drop` come first, then models that lose nothing in `eval.hold`, then the best score. Of
+    equal models, the one nearest to the start is returned.
+    """
+    options, evaluation, metric = run.config.eval, run.evaluation, run.evaluation.metric
+    candidates = []
+    for weight in options.interpolate or (1.0,):
+        if weight == 1 and best.outcomes:
+            measured = Measured(best.dev, best.outcomes)
+        else:
+            measured = evaluation.measure(encoder(weight))
+            log_line(f"{records.origin(weight, best.step)}: {format_scores(measured.scores)}")
+        candidates.append(Candidate(weight, measured, run.keeps_quality(baseline.dev, measured.scores)))
+    candidates = [each for each in candidates if each.keeps_quality] or candidates
+    candidates.sort(key=lambda each: (-each.measured.scores[metric], each.weight))
+    higher = [each for each in candidates if each.measured.scores[metric] > baseline.dev[metric]]
+    if higher and options.hold:
+        log_line(f"Checking that general quality ({', '.join(options.hold)}) did not drop.")
+        held = evaluation.held(run.base.encoder(run.config))
+        for index, each in enumerate(higher):
+            lost = evaluation.regressions(held, evaluation.held(encoder(each.weight)))
+            if not lost:
+                return each
+            higher[index] = each._replace(lost=lost)
+    return (higher or candidates)[0]
 
 
 def _compare_systems(run: Run, trained: Callable[[], SentenceEncoder]) -> list[systems.System]:
