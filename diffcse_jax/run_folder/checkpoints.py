@@ -72,7 +72,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             cleanup_tmp_directories=True,
             todelete_subdir=_DISCARDED,
         )
-        self._hidden_messages = _hidden_messages()
+        self._hidden_messages: contextlib.AbstractContextManager[None] = _hidden_messages()
         self._hidden_messages.__enter__()
         with self._disk_errors():
             self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
@@ -157,6 +157,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     read_arrays(self._folder / str(step), item)
             except CheckpointError as error:
                 damaged[step] = error
+                self._hidden_messages = contextlib.nullcontext()  # later errors of this reading may follow the run
                 continue
             for other, problem in damaged.items():
                 with disk_errors(self._workdir, safe="Its checkpoints are unchanged."):
@@ -253,10 +254,9 @@ def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
     record, folder = read_record(checkpoint), checkpoint.absolute() / item
     with _damage_named(checkpoint), _hidden_messages():
         handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
-        like = jax.tree.map(
-            lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape),  # takes no memory
-            handler.metadata(folder).tree,
-        )
+        metadata = handler.metadata(folder).tree
+        # Broadcast zeros take no memory.
+        like = jax.tree.map(lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape), metadata)
         arrays = handler.restore(folder, args=ocp.args.StandardRestore(like))
         found = array_digests(arrays)
         if changed := [name for name, digest in record.digests[item].items() if found.get(name) != digest]:
@@ -400,12 +400,11 @@ def read_encoder(path: Path) -> SavedEncoder:
         pooler=layers.subset(params, "projector") if record.pooler == "cls" else start.pooler,
         sentence_head=start.sentence_head.of(record.pooler, params),
     )
-    selection = selection or Selection(record, interpolation=1.0, verdict="")
     return SavedEncoder(
         **vars(record),
         config=config,
         checkpoint=checkpoint,
-        selection=selection,
+        selection=selection or Selection(record, interpolation=1.0, verdict=""),
         prompts=prompts,
         baseline=read_baseline(workdir),
     )
