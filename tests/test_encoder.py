@@ -48,7 +48,7 @@ def test_weights_that_only_transformers_does_not_find_are_not_random(tmp_path, m
 
 
 def test_vectors_are_cut_before_they_are_normalised(tiny, tiny_dir):
-    cut = SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", truncate_dim=5)
+    cut = SentenceEncoder.from_pretrained(tiny_dir, pooler="mean", truncate_dim=5)
     np.testing.assert_array_equal(cut.encode(SENTENCES), tiny.encode(SENTENCES)[:, :5])
     np.testing.assert_allclose(np.linalg.norm(cut.encode(SENTENCES, normalize=True), axis=1), 1.0, rtol=1e-6)
     assert (cut.dimension, tiny.dimension) == (5, HIDDEN)

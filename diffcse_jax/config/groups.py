@@ -7,7 +7,7 @@ authors' code where it differs from the paper. The groups of losses are the loss
 import dataclasses
 
 from diffcse_jax.losses import option
-from diffcse_jax.models.pooling import POOLERS, is_pooler
+from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, is_pooler
 from diffcse_jax.models.transformer import DROPOUT_MASKS
 
 SWITCH = ("auto", "on", "off")
@@ -37,7 +37,7 @@ class ModelConfig:
         "`own`: the one that the checkpoint records, or else `avg`",
         choices=(*POOLERS, OWN_POOLER),
         also=is_pooler,
-        aliases={"mean": "avg"},
+        aliases=OTHER_NAMES,
     )
     projector: str = option(
         "batchnorm",

@@ -4,7 +4,6 @@ File formats and formulas are those of SimCSE's copy of SentEval. Nothing is tra
 STS-B follows SimCSE (section 5) and DiffCSE (section 5 and appendix).
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from jaxtyping import Float, Float32
 from diffcse_jax.errors import DataError, UserError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups
 from diffcse_jax.evaluation.senteval_data import OFFICIAL_SIZES, Form, numbered_lines, parse_rows, read_lines
+from diffcse_jax.hosts import log_line
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
 
 RATINGS = (0.0, 5.0)  # the scale of the ratings in all STS data sets
@@ -179,7 +179,7 @@ def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     try:
         require_extra("matplotlib", "report")
     except UserError as error:
-        print(f"notice: no pictures of the geometry: {error}", file=sys.stderr)
+        log_line(f"notice: no pictures of the geometry: {error}")
         return []
     from matplotlib.figure import Figure
 

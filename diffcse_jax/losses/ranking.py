@@ -14,7 +14,7 @@ from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
 from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher
 from diffcse_jax.models.layers import Network
-from diffcse_jax.models.pooling import POOLERS, cosine_similarity, is_pooler, similarity_lists
+from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, cosine_similarity, is_pooler, similarity_lists
 
 Lists = Float[Array, "rows candidates"]  # similarities of each sentence to the candidates, or logits
 
@@ -56,7 +56,7 @@ class RankingDistillation(Loss):
         "frozen encoders with the same vocabulary: run or model folders, hub ids, or `start` (the starting checkpoint)",
     )
     poolers: tuple[str, ...] = option(
-        (), "each teacher's pooler; empty: as recorded", choices=(*POOLERS, ""), also=is_pooler, aliases={"mean": "avg"}
+        (), "each teacher's pooler; empty: as recorded", choices=(*POOLERS, ""), also=is_pooler, aliases=OTHER_NAMES
     )
     shares: tuple[float, ...] = option((), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0)
     form: str = option("listmle", "likelihood of the teachers' order or cross-entropy", choices=("listmle", "listnet"))

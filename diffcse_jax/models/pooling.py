@@ -18,6 +18,7 @@ CLS_POOLERS = ("cls", "cls_before_pooler")
 AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
 OTHER_POOLERS = ("max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")  # as sentence-transformers names them
 POOLERS = (*CLS_POOLERS, *AVERAGED_LAYERS, *OTHER_POOLERS)
+OTHER_NAMES = {"mean": "avg"}  # as sentence-transformers names it
 JOINED_POOLERS = ("cls_before_pooler", "avg", *OTHER_POOLERS)  # the poolers over the last layer can be joined by "+"
 # How embeddings are compared, by the names of sentence-transformers: distances are negative.
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -35,6 +36,7 @@ def is_pooler(name: str) -> bool:
 
 def check_pooler(name: str) -> str:
     """Return the name of a pooler, or raise ConfigError."""
+    name = OTHER_NAMES.get(name, name)
     if not is_pooler(name):
         joined = f'{", ".join(JOINED_POOLERS[:-1])} and {JOINED_POOLERS[-1]} can be joined by "+"'
         raise ConfigError(f"unknown pooler {name!r}. Use one of: {', '.join(POOLERS)}. {joined}")

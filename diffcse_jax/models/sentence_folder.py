@@ -393,8 +393,8 @@ def _expect(is_valid: bool, path: Path, key: str, value: Any, expected: str) -> 
 
 def choose_pooler(explicit: str | None, recorded: str, source: str) -> str:
     """Return the explicit pooler if there is one, otherwise the recorded one. If there is neither, raise an error."""
-    pooler = explicit or recorded
-    if not pooler:
+    explicit = explicit and check_pooler(explicit)
+    if not (pooler := explicit or recorded):
         raise CheckpointError(
             f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}. The authors of DiffCSE and of "
             "unsupervised SimCSE evaluate with cls_before_pooler, those of supervised SimCSE with cls"

@@ -8,7 +8,6 @@ import json
 import platform
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +178,7 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
         if before and before[group].get(name, value) != value
     ]
     if changed:
-        print(f"notice: results may differ in their last digits from here on: {', '.join(changed)}", file=sys.stderr)
+        log_line(f"notice: results may differ in their last digits from here on: {', '.join(changed)}")
 
 
 def read_starts(workdir: Path) -> list[dict[str, Any]]:
