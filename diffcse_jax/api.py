@@ -89,6 +89,8 @@ def train(
             `KeyboardInterrupt`.
     """
     name, checked = configuration(config, overrides)
+    if checked.distributed:
+        hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:
         checked = Config.from_dict(flat(checked.to_dict()) | _text_settings(sentences_or_path, checked))
     folder = named_workdir(workdir, name, checked)

@@ -141,9 +141,9 @@ def token_keys(keys: Key[Array, " rows"], rows: TokenRows, positions: int | None
     With `positions`, return the keys of the first positions, as rows.
     """
     if rows.layout is None or positions is not None:
-        numbers = jnp.arange(positions or rows.input_ids.shape[1])
+        numbers = jnp.arange(rows.input_ids.shape[1] if positions is None else positions)
         by_row = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, numbers))(keys)
-        return by_row if positions else by_row.reshape(-1)
+        return by_row.reshape(-1) if positions is None else by_row
     length, where = rows.input_ids.shape[1], rows.layout.positions
     of_rows = jax.vmap(lambda keys, rows: keys[rows])(keys.reshape(len(where), -1), where // length)
     return jax.vmap(jax.random.fold_in)(of_rows.reshape(-1), where.reshape(-1) % length)

@@ -34,7 +34,7 @@ Any key of the configuration is an option: --config.train.steps=100, --config.op
 docs/reference.md lists all keys with their meaning, default and range.
 """
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
-ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `load`
+ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `_load_encoder`
 
 Add = Callable[..., Any]  # a parser's `add_argument`
 

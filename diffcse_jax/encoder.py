@@ -220,8 +220,7 @@ class SentenceEncoder(Searcher):
         token_ids, cut = self._tokenize([prompt + text for text in distinct], limit)
         if limit != max_length:  # the model needs this limit, the caller has not asked for it
             number_cut = sum(cut[distinct[text]] for text in texts)
-            counts = self._truncated
-            if counts is None:
+            if (counts := self._truncated) is None:
                 warn_of_cut(number_cut, len(texts), limit)
             else:
                 counts.update(cut=number_cut, texts=len(texts))

@@ -210,11 +210,6 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     return outcome["value"]
 
 
-def wait_for_all() -> None:
-    """Wait until all processes have reached this point, because the first one to exit would end the others."""
-    decided_by_first(lambda: None)
-
-
 def _watch() -> None:
     """Tell the other processes that this one is alive, and print a warning that names processes which hang.
 

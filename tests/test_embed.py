@@ -262,7 +262,7 @@ def test_processes_share_the_files(tmp_path, shards, monkeypatch, capsys):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
     monkeypatch.setattr(app.jax, "process_index", lambda: 1)  # each process reports its own work
     done = []  # files, where a process waits for the others
-    monkeypatch.setattr(app.hosts, "wait_for_all", lambda: done.append(len(read(tmp_path / "out"))))
+    monkeypatch.setattr(app.hosts, "decided_by_first", lambda _: done.append(len(read(tmp_path / "out"))))
     for index, unfinished in enumerate((2, 1, 0)):
         monkeypatch.setenv("JAX_PROCESS_ID", str(index))
         cli.main(arguments(tmp_path))

@@ -144,7 +144,7 @@ def embed(
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
     log_line(f"{who}embedded {job.embedded:,} sentences into {output}", on_all=True)
-    hosts.wait_for_all()
+    hosts.decided_by_first(lambda: None)  # waits for all, because the first one to exit would end the others
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:

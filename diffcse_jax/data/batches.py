@@ -102,7 +102,7 @@ class Packing(NamedTuple):
     """How batches without padding are laid out."""
 
     chunks: int = 1  # parts that the networks compute one after the other
-    anchors: bool = False  # the anchors alone also have a layout; those of next sentences are never read alone
+    anchors: bool = False  # also lay out the anchors alone, but not those of next sentences
     fullest: int = STEPS_OF_SHARE - 1  # sixteenths of real positions; fuller batches keep their padding
 
 
@@ -124,7 +124,7 @@ class BatchSource:
     packing: Packing | None = None  # how batches are laid out; None: padding is also computed
     next_sentence: bool = False  # the last column is the next sentence and not a view
     augmentation: Augmentation | None = None  # changes second views, as a function of the seed and the batch's number
-    prompt_tokens: Sequence[int] = ()  # the number of the prompt's tokens in each column, which no augmentation changes
+    prompt_tokens: Sequence[int] = ()  # the number of the prompt's tokens in each column, which `augmentation` keeps
     pools_prompts: bool = True  # pooling reads the prompts' tokens
     labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)  # by task: to add
 

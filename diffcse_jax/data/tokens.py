@@ -106,7 +106,7 @@ def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
 
 
 class Examples:
-    """Examples of one or more sentences each. The number of an example, its row, may also encode a random choice."""
+    """Examples of one or more sentences each. An example has a number, its row, which may include a random choice."""
 
     columns: tuple[str, ...]  # an example has one sentence per column
     max_length: int  # the largest number of tokens of a sentence

@@ -190,11 +190,11 @@ class Contrast(Loss):
 
     @property
     def papers(self) -> tuple[str, ...]:
-        return ("simcse", "simcsepp") if self.negatives == "off_dropout" else ("simcse",)
+        return ("simcse",) if self._compares_views else ("simcse", "simcsepp")
 
     @property
     def needs(self) -> frozenset[str]:
-        extra = {"anchors": self.negatives == "off_dropout", "dropout": self.positives == "dropout"}
+        extra = {"anchors": self.negatives == "off_dropout", "dropout": self.positives != "noise"}
         return frozenset({"vectors", *(name for name, needed in extra.items() if needed)})
 
     @property
@@ -238,12 +238,11 @@ class Contrast(Loss):
         if self.mask_duplicates == "none":
             return None
         duplicates = equal_texts(batch.input_ids)
-        backward = duplicates[:, : len(duplicates)].T
+        backward = duplicates[:, : len(duplicates)]  # equality is symmetric
         if self.mask_duplicates == "similarity":
-            z1, z2, *others = batch.by_view(frozen.map_chunks(frozen.network(START), batch.rows))
-            duplicates |= near_duplicates((z1, z2, *others), threshold=self.duplicate_similarity)
-            # Not the transpose: the bound belongs to the anchor, and in this direction view 2 is the anchor.
-            backward |= near_duplicates((z2, z1), threshold=self.duplicate_similarity)
+            views = batch.by_view(frozen.map_chunks(frozen.network(START), batch.rows))
+            duplicates |= near_duplicates(views, threshold=self.duplicate_similarity)
+            backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)  # view 2 is the anchor
         return duplicates, backward
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:

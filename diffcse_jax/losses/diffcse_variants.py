@@ -90,8 +90,11 @@ def change_lengths(
     real = rows.attention_mask > 0
     has_next = jnp.pad(real[:, 1:], ((0, 0), (0, 1)))  # all real tokens except the last one, [SEP]
     dropped = real & ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype)) & drawn(delete_keys, delete)
-    after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
     inserted = has_next & drawn(insert_keys, insert) if insert else nothing
+    if rows.prompt_tokens is not None:  # pooling leaves these positions out, so they stay where they are
+        after_prompt = jnp.arange(length)[None] >= rows.prompt_tokens[:, None]
+        dropped, inserted = dropped & after_prompt, inserted & after_prompt
+    after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
     mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id  # read only if something is inserted
 
     # Each token is followed by the gap after it. Then the tokens that exist move together.
@@ -113,7 +116,8 @@ def change_lengths(
     new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
     attention_mask = place(exists.astype(rows.attention_mask.dtype))
     labels = place(interleave(after_dropped, ~nothing))
-    return TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels
+    new_rows = TokenRows(new_ids, attention_mask, prompt_tokens=rows.prompt_tokens)
+    return new_rows, place(interleave(nothing, ~nothing)), labels
 
 
 def generated_second_views(

@@ -230,7 +230,8 @@ class SharedForward:
         if "second_encoder" not in self.computation.networks.definitions:
             return self._pooled(batch.rows, keys)
         keys = keys.reshape(-1, batch.per_example)
-        others = Batch(batch.input_ids[:, 1:], batch.attention_mask[:, 1:]).rows
+        prompt_tokens = None if batch.prompt_tokens is None else batch.prompt_tokens[:, 1:]
+        others = Batch(batch.input_ids[:, 1:], batch.attention_mask[:, 1:], prompt_tokens=prompt_tokens).rows
         first = self._pooled(batch.anchors, keys[:, 0])
         second = self._pooled(others, keys[:, 1:].reshape(-1), encoder="second_encoder")
         second = second.reshape(len(first), -1, first.shape[-1])

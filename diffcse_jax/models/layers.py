@@ -96,7 +96,7 @@ class LayerNorm(nnx.Module):
 
 @jax.named_scope("dropout")
 def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None) -> Shaped[Array, "*shape"]:
-    """Zero elements with probability `rate` (to 1/65536) and rescale the others. Without keys, return `x`.
+    """Zero elements with probability `rate`, in steps of 1/65536, and rescale the others. Without keys, return `x`.
 
     An element uses half a random word. `jax.random.bernoulli` uses a whole word and takes twice the time.
 

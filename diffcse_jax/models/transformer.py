@@ -93,7 +93,7 @@ class TransformerConfig:
     final_norm: bool = False  # whether a norm follows the last block
     embeddings: type[Embeddings] = Embeddings
     block: Callable[..., Any] | None = None  # a module with the arguments and calls of `Block`. None: `Block`
-    rotary_bases: tuple[float, ...] = ()  # of each block's rotary positions. Empty: there are position embeddings
+    rotary_bases: tuple[float, ...] = ()  # of the rotary positions of each block. Empty: position embeddings instead
     windows: tuple[int, ...] = ()  # for each block, how many tokens to either side a token sees. 0 or empty: all
     # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of positions to a bias on
     # attention logits, (1, heads, positions, positions) in float32.

@@ -53,8 +53,8 @@ class Callback:
         """Run after every step, counted from 1.
 
         The metrics are `loss`, the loss of each term, `learning_rate`, `sentences_per_second` and others, as in
-        metrics.jsonl, without NaN and infinite values. They are empty except every `train.log_every` steps and at dev
-        evaluations, because reading them from the device takes time. The first ones of a process have no
+        metrics.jsonl, without NaN and infinite values. They are empty except at steps that have a row there,
+        because reading them from the device takes time. The first ones of a process have no
         `sentences_per_second`, because most of that time is compilation.
         """
 

@@ -243,7 +243,7 @@ class MetricLogger:
     def _report_bad_steps(self, step: int, row: Mapping[str, float]) -> None:
         limit, workdir = self._run.config.train.max_bad_steps, self._run.workdir
         path = workdir / "report" / "bad_steps.jsonl"
-        latest = f"the skipped steps were before step {step - RECENT_STEPS}"
+        latest = f"the skipped steps were before step {step - RECENT_STEPS + 1}"
         for at, metrics in self._recent:
             values = {name: float(value) for name, value in metrics.items()}
             if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):

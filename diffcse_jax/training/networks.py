@@ -63,7 +63,7 @@ class StartingCheckpoint:
         return "cls_before_pooler" if pooler == "cls" and self.pooler_head is None else pooler
 
     def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
-        """Return the starting checkpoint as its users use it, or the encoder that a run has trained from it."""
+        """Return the starting checkpoint with whole embeddings, or the encoder that a run has trained from it."""
         start = self.checkpoint
         transformer, trained_length = start.transformer, 0
         record = self.recorded._replace(pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None)

@@ -243,7 +243,7 @@ def select(run: Run, baseline: Record) -> str:
     """Choose the model of a run and store the choice, once all checkpoints are written. Return the verdict.
 
     The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of the start and that checkpoint. With
-    `eval.keep_start`, the starting checkpoint is chosen instead if the gain may be chance or if a limit was broken.
+    `eval.keep_start`, the starting checkpoint is chosen if that is not better, may be by chance, or breaks a limit.
     """
     options, evaluation, base = run.config.eval, run.evaluation, run.base
     checkpoints = run.workdir / CHECKPOINTS
@@ -308,8 +308,8 @@ def _best_candidate(
 ) -> Candidate:
     """Return the best model of a run; `encoder` makes the one with a share of the trained weights.
 
-    Models that keep `eval.max_drop` come first, then models that lose nothing in `eval.hold`, then the best score. Of
-    equal models, the one nearest to the start is returned.
+    Of the models that keep `eval.max_drop`, if there are any, it is the best one that beats the start and loses nothing
+    in `eval.hold`; else the best one. Of equal models, the one nearest to the start is returned.
     """
     options, evaluation, metric = run.config.eval, run.evaluation, run.evaluation.metric
     candidates = []
