@@ -17,7 +17,7 @@ from benchmarks import measure
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.evaluation.retrieval import read_collection
 from diffcse_jax.search.embeddings import STORAGES, Embeddings
-from diffcse_jax.search.lexical import DEFAULT_WEIGHT, WEIGHTS, LexicalIndex, best_rows, combine, found_by_words, ndcg
+from diffcse_jax.search.lexical import DEFAULT_WEIGHT, WEIGHTS, LexicalIndex, best_rows, combine, ndcg
 
 RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al. 2009)
 Fusion = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
@@ -57,10 +57,7 @@ def measure_collection(folder: Path, encoder: SentenceEncoder) -> dict[str, floa
     dense = asked @ vectors.T
     words = LexicalIndex.build(documents)
     lexical = [words.scores(query) for query in queries]
-    results = {
-        "dense": score(dense, grades),
-        "bm25": 100 * float(np.mean([*map(ndcg, (found_by_words(each, 10) for each in lexical), grades)])),
-    }
+    results = {"dense": score(dense, grades), "bm25": score(lexical, grades)}
     for name, fuse in FUSIONS.items():
         for weight in WEIGHTS[1:-1]:
             fused = [fuse(one, other, weight) for one, other in zip(dense, lexical, strict=True)]
