@@ -36,7 +36,7 @@ PREFIXES = {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}}
 MASKED = {"generator": {"positions": "masked", "decode": "sample"}}
 BOTH = {"data": {"pairs": "dropout", "max_length": 16}, "difference": {"weight": 0.5, "sentence": "both"}}
 MIXED = {"difference": {"edit": "mixed", "condition": "pooled"}}
-CORRECTIVE = {"difference": {"weight": 0.5, "objective": "corrective_lm"}}
+CORRECTIVE = {"difference": {"objective": "corrective_lm"}}
 INSERTIONS = {"edited_contrast": {"weight": 0.5, "role": "negative", "edit": "insert"}}
 CASES = {
     "hard negatives": (3, SIMCSE),
@@ -45,7 +45,7 @@ CASES = {
     "reconstruction": (3, SIMCSE, {"mlm": {"weight": 0.1, "tied": True}}, RECONSTRUCTION),
     "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
     "difference, mixed edits of both sentences": (1, TANH, MASKED, BOTH, MIXED),
-    "corrective LM, edited negatives": (1, TANH, CORRECTIVE, INSERTIONS),
+    "corrective LM of both sentences, edited negatives": (1, TANH, BOTH, CORRECTIVE, INSERTIONS),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}, "dropout_contrast": {"weight": 0.5}}),
 }
 FAST = SEVERAL_BLOCKS = {"hard negatives"}

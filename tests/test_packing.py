@@ -19,6 +19,8 @@ PAD = 1
 LENGTHS = np.array([3, 10, 5, 7, 2, 2, 9, 4])
 MASK = (np.arange(10) < LENGTHS[:, None]).astype(np.int32)
 IDS = np.where(MASK, np.random.default_rng(0).integers(2, 20, MASK.shape), PAD).astype(np.int32)
+UNOPTIMISED = {"xla_backend_optimization_level": 0}
+OTHER_FAMILIES = ("roberta", "mpnet", "electra", "modernbert", "gte")
 STATES = np.random.default_rng(1).normal(size=(8, 10, 3)).astype(np.float32)
 
 
@@ -60,6 +62,12 @@ def test_a_block_holds_the_rows_that_are_computed_together():
     ]  # fmt: skip
 
 
+def test_without_a_layout_all_positions_are_tokens():
+    states, rows = jnp.asarray(STATES), rows_with(None)
+    np.testing.assert_array_equal(pack(states, rows), STATES.reshape(-1, 3))
+    np.testing.assert_array_equal(unpack(pack(states, rows), rows), STATES)
+
+
 def test_a_tokens_key_is_the_same_in_every_layout():
     keys = row_keys(jax.random.key(0), 8)
     padded, packed = (jax.random.key_data(token_keys(keys, rows)) for rows in (rows_with(None), rows_with(2)))
@@ -72,22 +80,22 @@ def test_a_tokens_key_is_the_same_in_every_layout():
     np.testing.assert_array_equal(first, padded.reshape(8, 10, -1)[:, :3])
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("family", "dropped", "last_positions"),
-    compiler_options={"xla_backend_optimization_level": 0},
-)
+def test_gradients_return_to_the_packed_positions():
+    rows = rows_with(2)
+    weights = jnp.asarray(np.random.default_rng(2).normal(size=STATES.shape).astype(np.float32))
+    loss = lambda states: (unpack(jnp.sin(pack(states, rows)), rows) * weights).sum()  # noqa: E731
+    expected = np.cos(STATES) * weights * MASK[:, :, None].astype(np.float32)
+    np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(STATES)), expected, rtol=1e-6)
+
+
+@functools.partial(jax.jit, static_argnames=("family", "dropped", "last_positions"), compiler_options=UNOPTIMISED)
 def outputs_and_gradients(family, params, rows, *, dropped=True, last_positions=None):
     definition = layers.definition(functools.partial(Transformer, sizes(family)))
     condition = jnp.asarray(np.random.default_rng(3).normal(size=(8, 16)).astype(np.float32))
 
     def loss(params):
-        states = layers.bind(definition, params)(
-            rows,
-            condition=condition,
-            keys=row_keys(jax.random.key(0), 8) if dropped else None,
-            last_positions=last_positions,
-        )
+        keys = row_keys(jax.random.key(0), 8) if dropped else None
+        states = layers.bind(definition, params)(rows, condition=condition, keys=keys, last_positions=last_positions)
         real = [layer * MASK[:, : layer.shape[1], None].astype(layer.dtype) for layer in states]
         return sum(jnp.sin(layer).sum() for layer in real), real
 
@@ -99,10 +107,7 @@ def outputs_and_gradients(family, params, rows, *, dropped=True, last_positions=
     ("family", "options"),
     [
         ("bert", {}),
-        *(
-            pytest.param(family, {}, marks=pytest.mark.slow)
-            for family in ("roberta", "mpnet", "electra", "modernbert", "gte")
-        ),
+        *(pytest.param(family, {}, marks=pytest.mark.slow) for family in OTHER_FAMILIES),
         pytest.param("bert", {"dropped": False}, marks=pytest.mark.slow),
         pytest.param("bert", {"last_positions": 1}, marks=pytest.mark.slow),
     ],

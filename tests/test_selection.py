@@ -147,13 +147,9 @@ def test_no_other_checkpoint_takes_the_place_of_the_selected_one(chosen, tmp_pat
 
 
 def test_interpolation_needs_the_same_parameters():
-    kept = {
-        "model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False},
-        "eval": {"interpolate": (0.5,)},
-    }
+    halfway = {"eval": {"interpolate": (0.5,)}}
+    kept = {"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}}
     start = StartingCheckpoint("tiny", ENCODER, mock.MagicMock(spec=PreTrainedTokenizerFast), RecordedPooler())
-    with pytest.raises(
-        ConfigError, match=r"eval\.interpolate=\(0\.5,\) needs a starting checkpoint with all trained weights"
-    ):
-        check_interpolation(config_of(SIMCSE, kept), start)
-    check_interpolation(config_of(SIMCSE, AVG, {"eval": {"interpolate": (0.5,)}}), start)
+    with pytest.raises(ConfigError, match=r"eval\.interpolate=\(0\.5,\) needs a starting checkpoint with all trained"):
+        check_interpolation(config_of(SIMCSE, kept, halfway), start)
+    check_interpolation(config_of(SIMCSE, AVG, halfway), start)
