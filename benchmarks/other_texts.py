@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from diffcse_jax.data.documents import markdown_sections
+from diffcse_jax.data.formats import markdown_sections
 from diffcse_jax.errors import ConfigError, reported_to_user
 
 WORDS = 64

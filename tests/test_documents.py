@@ -12,8 +12,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import documents
+from diffcse_jax.data import docstrings, documents
 from diffcse_jax.data import sentences as rules
+from diffcse_jax.data.formats import READERS
 from diffcse_jax.data.pairs import REPEATED, SHARED, Holdout
 from diffcse_jax.data.readers import Corpus, Fault
 from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
@@ -159,7 +160,7 @@ Text of it.
 
 def read(content: bytes | str, extension: str = ".md") -> list[tuple[str, list[str]]]:
     content = content.encode() if isinstance(content, str) else content
-    return [(title, [line for line in lines if line]) for title, lines in documents.READERS[extension](content)]
+    return [(title, [line for line in lines if line]) for title, lines in READERS[extension](content)]
 
 
 @pytest.mark.parametrize(("content", "extension"), [(PAGE, ".md"), (HTML_PAGE, ".html"), (RST_PAGE, ".rst")])
@@ -425,7 +426,7 @@ GOOGLE_STYLE = """Opens the file at the path.
     ],
 )  # fmt: skip
 def test_sentences_are_prose_without_markup(docstring, expected):
-    assert [*filter(documents.is_english, documents.spans_of(docstring))] == expected
+    assert [*filter(docstrings.is_english, docstrings.spans_of(docstring))] == expected
 
 
 FUNCTION = '''
@@ -443,13 +444,13 @@ def test_functions_are_either_in_the_corpus_or_held_out(tmp_path, monkeypatch):
     (tmp_path / "module.py").write_text("".join(map(FUNCTION.format, range(200))) + "\n1 / 0\n")
     (tmp_path / "broken.py").write_text("def (")
     files = [("package.broken", tmp_path / "broken.py"), ("package.module", tmp_path / "module.py")]
-    monkeypatch.setattr(documents, "_source_files", lambda: iter(files))
-    documents._docstrings.cache_clear()
-    pairs = documents.docstring_pairs()
+    monkeypatch.setattr(docstrings, "_source_files", lambda: iter(files))
+    docstrings._docstrings.cache_clear()
+    pairs = docstrings.docstring_pairs()
     corpus = [sentence for (sentence,) in open_corpus(DataConfig(train_file="docstrings"))]
     leads = list(open_corpus(DataConfig(train_file="docstrings", pairs="lead")))
-    assert documents.docstring_pairs(3) == pairs[:3]
-    documents._docstrings.cache_clear()
+    assert docstrings.docstring_pairs(3) == pairs[:3]
+    docstrings._docstrings.cache_clear()
     assert 5 <= len(pairs) <= 40  # 20 expected, standard deviation 4
     summaries = [f"Compute the value of function {number}." for number in range(200)]
     values = [f"The value of number {number} is large for most of the arguments." for number in range(200)]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import documents, readers
+from diffcse_jax.data import docstrings, documents, readers
 from diffcse_jax.data.documents import Documents, Placed
+from diffcse_jax.data.formats import READERS
 from diffcse_jax.data.pairs import corpus_of, digest, is_in_share
 from diffcse_jax.data.readers import Corpus, Fault, Place, Row, RowFile, extension, listed, open_file
 from diffcse_jax.errors import DataError, NoSentencesError, counted
@@ -23,7 +24,7 @@ from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, sha
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 KNOWN_NAMES = "Known names: wiki1m, docstrings"
-KNOWN_EXTENSIONS = tuple(dict.fromkeys((*readers.EXTENSIONS, *documents.READERS)))
+KNOWN_EXTENSIONS = tuple(dict.fromkeys((*readers.EXTENSIONS, *READERS)))
 ROLES = ("sentence", "positive", "hard_negative")
 SIMCSE_ROLES = ("sent0", "sent1", "hard_neg")
 PASSAGE_TOKENS = 128  # approximate length of the passages into which `open_text` splits documents
@@ -174,7 +175,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
     if columns and not (source.is_prepared or source.of_kinds(readers.TABLES)):
         raise DataError(f"{name} has no columns. Leave data.columns empty")
     if name == "docstrings":
-        return documents.docstring_documents()
+        return docstrings.docstring_documents()
     if source.is_prepared:
         raise DataError(f"{name}: an ArrayRecord data set has rows, not documents. Set data.pairs='columns'")
     if len(columns) > 2:
@@ -183,7 +184,7 @@ def _documents(source: Source, columns: Sequence[str]) -> Documents:
         (file,) = source.files
         return Documents(name, lambda: documents.in_text_file(file), lambda: _fingerprint([file]))
     notes = [source.note] if source.note else []
-    prose = source.of_kinds(tuple(documents.READERS))
+    prose = source.of_kinds(tuple(READERS))
     if columns and prose:
         notes.append(f"skipped {counted(len(prose), 'file{s} without columns')}")
         prose = []
@@ -228,7 +229,7 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
             f"such as '{source.root}/**/*{next(iter(kinds))}'"
         )
     if name == "docstrings":
-        files = [readers.single_column(Path(name), documents.docstring_sentences)]
+        files = [readers.single_column(Path(name), docstrings.docstring_sentences)]
     elif source.is_prepared:
         files = [readers.open_prepared(source.root)]
     elif not kinds:
@@ -251,7 +252,7 @@ def _rows(source: Source, wanted: Sequence[str], advice: str, on_bad_line: str) 
 
     def fingerprint() -> str:
         if name == "docstrings":
-            return documents.docstring_fingerprint()
+            return docstrings.docstring_fingerprint()
         shards = sorted(files[0].path.glob("*.array_record*")) if source.is_prepared else []
         return _fingerprint(shards or source.of_kinds(readers.EXTENSIONS))
 

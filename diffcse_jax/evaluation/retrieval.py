@@ -157,7 +157,7 @@ def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, An
 def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
     """Read pairs of query and target from a file of two tab-separated texts, or those of held-out docstrings."""
     if file == DOCSTRINGS:
-        from diffcse_jax.data.documents import docstring_pairs
+        from diffcse_jax.data.docstrings import docstring_pairs
 
         return docstring_pairs(MOST_DOCSTRINGS)
     path, pairs = expand_path(file), []

@@ -22,7 +22,7 @@ from matplotlib.image import imread
 from tiny_model import HIDDEN, write_tiny_model
 from tiny_run import overrides
 
-from diffcse_jax.data import documents
+from diffcse_jax.data import docstrings
 from diffcse_jax.models import sentence_folder
 from diffcse_jax.run_folder.records import read_metrics
 from journeys.pages import Block, Workspace, blocks_of, write_documents
@@ -37,12 +37,12 @@ SHORT |= {"eval.hold": (), "eval.guard": False, "train.packing": "off", "train.r
 @pytest.fixture(scope="module", autouse=True)
 def of_numpy():
     """Let few modules be documented: reading all packages takes half a minute, and scoring their functions as long."""
-    files = [each for each in documents._source_files() if each[0].startswith(("numpy.lib.", "numpy.polynomial."))]
-    documents._docstrings.cache_clear()
+    files = [each for each in docstrings._source_files() if each[0].startswith(("numpy.lib.", "numpy.polynomial."))]
+    docstrings._docstrings.cache_clear()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(documents, "_source_files", lambda: iter(files))
+        patched.setattr(docstrings, "_source_files", lambda: iter(files))
         yield
-    documents._docstrings.cache_clear()
+    docstrings._docstrings.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,138 @@
+"""The ledger of a source: everything that was there, what was read, and what was not, with the reason.
+
+Whatever reads text makes entries here, so that the numbers add up: each file that was found is either read or listed
+with a reason, and each text in a file is either kept or counted with a reason. A new pass over a source begins a new
+ledger.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from diffcse_jax.errors import DataError, counted
+
+NAMED = 5  # the files and places that a message names for each reason
+
+# Why a text in a file is left out. Readers may add reasons of their own.
+EMPTY = "empty"
+TOO_LONG = "longer than 131,072 characters"
+NUL_BYTE = "with NUL bytes"
+WRONG_WIDTH = "with a wrong number of fields"
+INVALID_CSV = "not valid CSV"
+NOT_OBJECT = "not a JSON object"
+MISSING_KEY = "without the column"
+NOT_STRING = "with a value that is not text"
+
+# Why a file is not read.
+NO_TEXT = "without text"
+
+
+class Place(NamedTuple):
+    """Where a text stands: its file, as the user named it, and the line or row, from 1."""
+
+    file: str = ""  # empty: the text was given in memory
+    row: int = 0  # 0: the whole file
+
+    def __str__(self) -> str:
+        row = f"line {self.row}" if self.row else ""
+        return ", ".join(filter(None, [self.file, row]))
+
+
+@dataclasses.dataclass
+class Entry:
+    """What a ledger holds for one reason."""
+
+    count: int = 0
+    first: list[str] = dataclasses.field(default_factory=list)  # names or places, at most `NAMED`
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Count something, and keep its name if it is one of the first."""
+        self.count += number
+        if name and len(self.first) < NAMED:
+            self.first.append(name)
+
+    def describe(self, reason: str) -> str:
+        """Return the number, the reason and the first names."""
+        more = ", ..." if self.count > len(self.first) else ""
+        names = f" ({', '.join(self.first)}{more})" if self.first else ""
+        return f"{self.count:,} {reason}{names}"
+
+
+@dataclasses.dataclass
+class Ledger:
+    """The account of one pass over a source.
+
+    Args:
+        name: The source, as the user named it.
+        strict: Raise `DataError` at the first loss: a file that is not read, or a text that is left out. Empty lines
+            and empty files hold no text, so they are not a loss.
+        refuse_empty: With `strict`, also raise for an empty line.
+    """
+
+    name: str
+    strict: bool = False
+    refuse_empty: bool = False
+    files: int = 0  # that were read and gave text
+    unread: dict[str, Entry] = dataclasses.field(default_factory=dict)  # files, by reason
+    texts: int = 0  # lines, rows or documents that were kept
+    left_out: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the others, by reason
+    made: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    notes: dict[str, None] = dataclasses.field(default_factory=dict)  # what was assumed or changed, each once
+
+    def read_file(self) -> None:
+        """Count a file that gave text."""
+        self.files += 1
+
+    def skip_file(self, name: str, reason: str, *, is_loss: bool = True) -> None:
+        """List a file that is not read. An empty file is not a loss."""
+        self.unread.setdefault(reason, Entry()).add(name)
+        if self.strict and is_loss:
+            raise DataError(f"{name} was not read: {reason}. Mend or remove it, or leave out --strict")
+
+    def keep(self, number: int = 1) -> None:
+        """Count texts that are used."""
+        self.texts += number
+
+    def leave_out(self, reason: str, place: Place | str, number: int = 1) -> None:
+        """Count texts that are not used, with the place of the first."""
+        self.left_out.setdefault(reason, Entry()).add(str(place), number)
+        if self.strict and (reason != EMPTY or self.refuse_empty):
+            raise DataError(f"{place or self.name}: {reason}. Correct or remove it")
+
+    def make(self, what: str, number: int = 1) -> None:
+        """Count what was made of the texts, such as `passage{s}`."""
+        self.made[what] += number
+
+    def note(self, text: str) -> None:
+        """Keep a remark for the user, such as the encoding of a file that had to be guessed."""
+        self.notes.setdefault(text)
+
+    @property
+    def has_losses(self) -> bool:
+        """Return whether a file was not read or a text was left out, apart from empty ones."""
+        return any(reason != EMPTY for reason in (*self.unread, *self.left_out))
+
+    def lines(self) -> list[str]:
+        """Return the account for a person, one sentence a line."""
+        made = [counted(number, what) for what, number in self.made.items() if number]
+        found = []
+        if self.files or made:
+            source = f"{counted(self.files, 'file{s}')} of " if self.files > 1 else ""
+            found.append(f"read {source}{self.name}: {', '.join(made) or counted(self.texts, 'text{s}')}")
+        found += _listed("skipped", "file{s}", self.unread)
+        found += _listed("left out", "text{s}", self.left_out)
+        return [*found, *self.notes]
+
+    def summary(self) -> str:
+        """Return the account in one line."""
+        return "; ".join(self.lines())
+
+
+def _listed(verb: str, what: str, entries: Mapping[str, Entry]) -> Iterable[str]:
+    """Yield one line for all reasons, the most frequent first."""
+    if not entries:
+        return
+    total = counted(sum(entry.count for entry in entries.values()), what)
+    by_count: list[tuple[str, Any]] = sorted(entries.items(), key=lambda item: -item[1].count)
+    yield f"{verb} {total}: {', '.join(entry.describe(reason) for reason, entry in by_count)}"
