@@ -13,7 +13,7 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.cli import main
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.sampling import Crops, open_augmentation
 from diffcse_jax.data.tokens import build_or_open, load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
@@ -111,9 +111,9 @@ def test_wrong_prompts_are_refused(folder):
 def test_views_begin_with_their_prompt(tmp_path, minilm_dir, pairs):
     """Neither crops nor augmentations touch it."""
     tokenizer = load_tokenizer(minilm_dir)
-    rows = [(" ".join(f"{number}" for number in range(start, start + 30)),) for start in range(8)]
+    rows = [Row((" ".join(map(str, range(start, start + 30))),), start) for start in range(8)]
     data = DataConfig("rows", pairs=pairs, max_length=20, augmentation="none" if pairs == "crops" else "crop")
-    corpus = Corpus("rows", ("sentence",), lambda: enumerate(rows, 1), lambda: "rows")
+    corpus = Corpus("rows", ("sentence",), lambda _: iter(rows), lambda: "rows")
     store = build_or_open(corpus, tokenizer, 64, tmp_path, prompts=["search query: "])
     examples = Crops(store, 20, 3) if pairs == "crops" else store  # the prompt has three tokens
     options = {"augmentation": open_augmentation(data, tokenizer), "pools_prompts": False, "pad_token_id": 0}

@@ -23,7 +23,7 @@ from diffcse_jax.data.tokens import Examples
 if TYPE_CHECKING:
     import grain
 
-SAMPLE = 512  # batches that determine a run's shapes
+SAMPLE = 512  # batches that determine the shapes of a longer run
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)  # lengths in tokens
 STEPS_OF_SHARE = 16
 
@@ -144,7 +144,7 @@ class BatchSource:
         # Prefetching threads straddle two epochs. Augmented views are read for lengths first, then for tokens.
         self._order = functools.lru_cache(maxsize=2)(self._ordered)
         self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)
-        sample = [self._lengths(index) for index in range(SAMPLE)]
+        sample = [self._lengths(index) for index in range(min(SAMPLE, max(1, self.steps)))]
         longest = [max(int(part.max()) for part in lengths) for lengths in sample]
         self._lengths_of_batches = choose_lengths(longest, self.store.max_length)
         self.shapes = choose_shapes(map(self._needed_shape, sample), self._lengths_of_batches)

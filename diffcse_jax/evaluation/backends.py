@@ -10,7 +10,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from diffcse_jax.data.sources import open_text
+from diffcse_jax.data.sentences import join
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.sources import open_documents_to_search
 from diffcse_jax.data.tokens import warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
@@ -117,7 +119,9 @@ def post_process(encoder: Encoder, specification: str) -> PostProcessed:
     method, _, file = specification.partition(":")
     if method not in ("whitening", "dcl") or not file:
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
-    sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post")))
+    documents = open_documents_to_search(file, "--post").read(Ledger(file))
+    texts = (join(section.lines) for document in documents for section in document.sections)
+    sentences = list(dict.fromkeys(filter(None, map(str.strip, texts))))
     embeddings = encoder.encode(sentences)
     try:
         return PostProcessed(encoder, *(whitening(embeddings) if method == "whitening" else decorrelation(embeddings)))
