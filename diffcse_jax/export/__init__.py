@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from diffcse_jax import io
 from diffcse_jax.data.tokens import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
+from diffcse_jax.errors import CheckpointError, require_extra
 from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.models import hf, sentence_folder
@@ -79,8 +79,6 @@ def export(
     for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if with_onnx else ():
         require_extra(package, "onnx")
     saved = read_encoder(source)
-    if with_onnx and not saved.prompts.pooled:
-        raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
     sentence_folder.checked_truncation(truncate_dim, saved.checkpoint.embedding_size(saved.pooler))
     results = recorded_results(source, saved, truncate_dim)
     safe = "The checkpoints and any earlier export are complete."

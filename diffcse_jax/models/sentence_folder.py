@@ -57,7 +57,6 @@ class Prompts:
 
     by_name: Mapping[str, str] = dataclasses.field(default_factory=dict)  # as recorded
     default_name: str | None = None  # of texts for which none is chosen; None: no prompt
-    pooled: bool = True  # whether pooling reads the prompt's tokens (`include_prompt`)
     in_readme: tuple[str, ...] = ()  # prompts that the folder's README names, if none is recorded
 
     @property
@@ -116,7 +115,7 @@ class Prompts:
 NO_PROMPTS = Prompts()
 
 
-def read_prompts(folder: Path, *, pooled: bool = True) -> Prompts:
+def read_prompts(folder: Path) -> Prompts:
     """Read the prompts of a folder, or those that its README names if none is recorded, or raise CheckpointError."""
     path = folder / SETTINGS
     recorded = read_json_object(path) if path.is_file() else {}
@@ -128,7 +127,7 @@ def read_prompts(folder: Path, *, pooled: bool = True) -> Prompts:
     in_readme: list[str] = []
     if not any(by_name.values()) and os.path.isfile(folder / "README.md"):
         in_readme = _IN_README.findall((folder / "README.md").read_text(encoding="utf-8", errors="replace"))
-    return Prompts(by_name, default, pooled, tuple(dict.fromkeys(in_readme)))
+    return Prompts(by_name, default, tuple(dict.fromkeys(in_readme)))
 
 
 def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[tuple[str, ...], Prompts]:
@@ -184,7 +183,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
     if pooler in TWO_LAYER_POOLERS:
         weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
         modules.append(("WeightedLayerPooling", size | {"layer_start": 0, "num_hidden_layers": num_blocks}, weights))
-    modules.append(("Pooling", size | _pooling_config(pooler, prompts), {}))
+    modules.append(("Pooling", size | _pooling_config(pooler), {}))
     layers, params = record.sentence_head.layers, record.sentence_head.params
     if pooler == "cls":
         assert record.head is not None
@@ -205,13 +204,12 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
     write_json(folder / "modules.json", entries)
 
 
-def _pooling_config(pooler: str, prompts: Prompts) -> dict[str, Any]:
+def _pooling_config(pooler: str) -> dict[str, Any]:
     of_pooler = {pooler: mode for mode, pooler in _MODES.items()} | {"cls": "cls"}
     modes = [of_pooler.get(each, "mean") for each in pooler.split("+")]
-    config: dict[str, Any] = {} if prompts.pooled else {"include_prompt": False}
     if modes != [mode for mode in _MODES if mode in modes]:
-        return config | {"pooling_mode": modes}
-    return {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in (*_FIRST_MODES, *modes)} | config
+        return {"pooling_mode": modes}
+    return {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in (*_FIRST_MODES, *modes)}
 
 
 def _tanh_layer(size: int) -> HeadLayer:
@@ -266,7 +264,7 @@ def read(folder: Path) -> RecordedPooler:
     _expect(size is None or _is_number(size), path, "truncate_dim", size, "a whole number from 1")
     _expect(similarity in [*SIMILARITIES], path, "similarity_fn_name", similarity, f"one of {', '.join(SIMILARITIES)}")
     config = read_json_object(modules[place][1] / "config.json")
-    prompts = read_prompts(folder, pooled=config.get("include_prompt") is not False)
+    prompts = read_prompts(folder)
     pooler = _pooler_of(config, modules[place][1])
     if place == 2:
         if pooler != "avg":
@@ -323,7 +321,14 @@ def _pooler_of(config: dict[str, Any], module: Path) -> str:
     found = config.get("pooling_mode", by_keys)
     modes = found if isinstance(found, list) else [found]
     is_known = bool(modes) and all(mode in [*_MODES] for mode in modes)
-    _expect(is_known, module / "config.json", "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
+    path = module / "config.json"
+    _expect(is_known, path, "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
+    if not config.get("include_prompt", True):
+        raise CheckpointError(
+            f"{path}: include_prompt is false: the model leaves prompts out of the pooling, which is "
+            "not supported. Use sentence-transformers for this model. If you never use a prompt, set "
+            "include_prompt to true: the embeddings are the same"
+        )
     return "+".join(_MODES[mode] for mode in modes)
 
 
