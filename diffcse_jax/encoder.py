@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax.data.tokens import load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
+from diffcse_jax.data.tokens import check_token_ids, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
@@ -83,11 +83,9 @@ class SentenceEncoder(Searcher):
                 f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this model has no weights "
                 "for it. Use 'cls_before_pooler' for the first position without a head"
             )
-        if len(tokenizer) > config.vocab_size:
-            raise CheckpointError(
-                f"the tokenizer has {len(tokenizer)} tokens, but the model only {config.vocab_size} token embeddings. "
-                "Use the tokenizer of this model"
-            )
+        check_token_ids(tokenizer, config.vocab_size, config.type_vocab_size, name)
+        if max_length is not None and max_length > config.max_length:
+            raise ConfigError(f"max_length={max_length}: {name} reads at most {config.max_length} tokens")
         self.config = config
         self.tokenizer = tokenizer
         self.pooler = pooler

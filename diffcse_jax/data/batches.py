@@ -203,7 +203,7 @@ class BatchSource:
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
         """Return the second views of a global batch, padded to the maximal length, and their lengths."""
         assert self.augmentation is not None
-        input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, self.pad_token_id)
+        input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, 0)
         generator = np.random.Generator(np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")]))
         second, lengths = self.augmentation(input_ids[:, 0], lengths[:, 0], generator, self.prompt_tokens)
         padding = np.arange(second.shape[1]) >= lengths[:, None]

@@ -255,6 +255,9 @@ def _check(config: TransformerConfig) -> None:
         raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
     if config.rotary_bases and config.hidden_size // config.num_heads % 2:
         raise ValueError(f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions")
+    if config.max_length < 1:
+        numbered = f"positions are numbered from pad_token_id + 1 = {config.position_offset}"
+        raise ValueError(f"max_position_embeddings is {config.max_positions}, but {numbered}")
     last = config.vocab_size - 1
     _expect(0 <= config.pad_token_id <= last, "pad_token_id", f"a token id up to {last}", config.pad_token_id)
     for activation in (config.activation, config.mlm_activation or config.activation):
