@@ -22,10 +22,12 @@ from diffcse_jax import io
 from diffcse_jax.data.readers import Corpus
 from diffcse_jax.errors import CheckpointError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.sentence_folder import text_settings
 
 FORMAT_VERSION = 5
 META = "meta.json"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
 BLOCK_ROWS = 1000  # rows that are tokenised and written at once
 READ_FIRST = 16  # characters per wanted token that are tokenised first. English has 4 to 5 per token
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
@@ -40,8 +42,7 @@ TokenIds = Integer[np.ndarray, "B C T"]
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder has the files of a tokenizer."""
-    names = ("tokenizer.json", "vocab.txt", "vocab.json")
-    return any(os.path.isfile(folder / name) for name in names)
+    return any(os.path.isfile(folder / name) for name in TOKENIZER_FILES)
 
 
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
@@ -49,6 +50,9 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     # Without any of these, transformers returns a tokenizer with an empty vocabulary.
     if not has_tokenizer(folder):
         raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
+    for name in TOKENIZER_FILES:
+        if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
+            raise CheckpointError(problem)
     for path in folder.iterdir():
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
             raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")

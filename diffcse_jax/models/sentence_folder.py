@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
-from diffcse_jax.io import read_json, read_json_object, write_json, write_tensors
+from diffcse_jax.io import read_json_object, write_json, write_tensors
+from diffcse_jax.models.files import FLOATS, MODULES, read_modules, read_tensors
 from diffcse_jax.models.heads import HEAD_SETTINGS, NO_HEAD, TORCH_ACTIVATIONS, HeadLayer, RecordedHead, SentenceHead
-from diffcse_jax.models.hf import FLOATS, Pretrained, read_tensors
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params, prefixed, shapes, subset
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, check_pooler
 
 SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"
-_BEFORE_HEAD = (["Transformer", "Pooling"], ["Transformer", "WeightedLayerPooling", "Pooling"])
 # Poolers over one layer by the mode of a Pooling module, in the order in which sentence-transformers concatenates them.
 # Since release 5.2 the module records `pooling_mode`, before that a key of its own for each mode.
 _MODES = {
@@ -201,7 +201,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
             write_json(folder / path / "config.json", config)
         if weights:
             write_tensors(folder / path / "model.safetensors", weights)
-    write_json(folder / "modules.json", entries)
+    write_json(folder / MODULES, entries)
 
 
 def _pooling_config(pooler: str) -> dict[str, Any]:
@@ -233,31 +233,30 @@ def recorded(checkpoint: Pretrained) -> RecordedPooler:
 
     Raise CheckpointError as `read` does, or if the sizes of modules do not fit.
     """
-    record = read(checkpoint.folder)
+    record = read(checkpoint.root)
     if not record.pooler and (pooler := checkpoint.evaluated_with):
         return record._replace(pooler=pooler, head=checkpoint.pooler if pooler == "cls" else None)
     size = checkpoint.config.hidden_size * len(record.pooler.split("+"))
     for layer in record.sentence_head.layers:
         expected = layer.in_features or layer.dimension or size
         if expected != size:
-            where = f"{checkpoint.folder}/modules.json"
+            where = checkpoint.root / MODULES
             raise CheckpointError(f"{where}: a module {layer.kind} reads {expected} features, and gets {size}")
         size = layer.out_features or size
     return record
 
 
 def read(folder: Path) -> RecordedPooler:
-    """Read what a folder records (only prompts if it has no `modules.json`), or raise CheckpointError."""
-    if not os.path.isfile(folder / "modules.json"):
-        return RecordedPooler(prompts=read_prompts(folder))
-    modules = _read_modules(folder)
+    """Read what a folder records, only prompts if it has no Pooling module.
+
+    Raises:
+        CheckpointError: The record is malformed or not supported.
+    """
+    modules = read_modules(folder) if os.path.isfile(folder / MODULES) else []
     kinds = [kind for kind, _ in modules]
-    place = kinds.index("Pooling") if "Pooling" in kinds else len(kinds)
-    if kinds[: place + 1] not in _BEFORE_HEAD or not set(kinds[place + 1 :]) <= {*HEAD_SETTINGS}:
-        raise CheckpointError(
-            f"{folder}/modules.json: the modules {', '.join(kinds)[:200]} are not supported. Supported: Transformer, "
-            f"Pooling, and then any of {', '.join(HEAD_SETTINGS)}"
-        )
+    if "Pooling" not in kinds:
+        return RecordedPooler(prompts=read_prompts(folder))
+    place = kinds.index("Pooling")
     path = folder / SETTINGS
     settings = read_json_object(path) if path.is_file() else {}
     size, similarity = settings.get("truncate_dim"), settings.get("similarity_fn_name") or "cosine"
@@ -268,7 +267,7 @@ def read(folder: Path) -> RecordedPooler:
     pooler = _pooler_of(config, modules[place][1])
     if place == 2:
         if pooler != "avg":
-            raise CheckpointError(f"{folder}/modules.json: WeightedLayerPooling with {pooler} pooling is not supported")
+            raise CheckpointError(f"{folder / MODULES}: WeightedLayerPooling with {pooler} pooling is not supported")
         pooler = _layer_pooler(modules[1][1])
     layers, params = _read_head(modules[place + 1 :])
     if pooler == "cls_before_pooler" and layers and layers == (_tanh_layer(layers[0].in_features),):
@@ -298,21 +297,6 @@ def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
         found = read_json_object(of_tokenizer).get("model_max_length")
         recorded = found if _is_number(found, 3) else None
     return min(max(recorded or positions, trained), positions)
-
-
-def _read_modules(folder: Path) -> list[tuple[str, Path]]:
-    """Return the types of the modules and their folders, which are inside the folder."""
-    path = folder / "modules.json"
-    listed, modules = read_json(path), []
-    for module in listed if isinstance(listed, list) else [None]:
-        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
-            raise CheckpointError(f"{path} is not a list of modules with `type` and `path`")
-        place = Path(module["path"])
-        if place.is_absolute() or ".." in place.parts:
-            raise CheckpointError(f"{path}: {module['path'][:60]!r} is not a folder inside {folder}")
-        library, _, kind = module["type"].rpartition(".")  # code of other libraries or of the folder is not run
-        modules.append((kind if library.startswith("sentence_transformers") else module["type"], folder / place))
-    return modules
 
 
 def _pooler_of(config: dict[str, Any], module: Path) -> str:

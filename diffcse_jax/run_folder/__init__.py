@@ -263,7 +263,7 @@ def _write_encoder(
     folder.mkdir(exist_ok=True, parents=True)
     io.write_json(folder / "config.json", dict(encoder.hf_config))
     tokenizer.save_pretrained(folder)
-    base = describe_base_model(config.model.name_or_path, encoder.folder, encoder.hf_config)
+    base = describe_base_model(config.model.name_or_path, encoder.root, encoder.hf_config)
     io.write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
     length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
     io.write_json(folder / TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
