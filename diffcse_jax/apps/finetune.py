@@ -452,8 +452,6 @@ def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint,
         pad_token_id=start.checkpoint.config.pad_token_id,
         shards=shards_of(mesh),
         packing=packing_of(config, mesh, chunks=config.train.chunks),
-        prompt_tokens=[len(start.tokenizer.encode(prompt, add_special_tokens=False))] * len(columns),
-        pools_prompts=start.recorded.prompts.pooled,
         labels={data.name: labels_of(data.train)},
     )
 

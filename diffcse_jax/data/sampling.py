@@ -15,7 +15,15 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Kind, usable
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.lines import read_lines
-from diffcse_jax.data.tokens import Examples, OfSentences, Rows, TokenIds, TokenStore, unlimited_tokenizer
+from diffcse_jax.data.tokens import (
+    Examples,
+    OfSentences,
+    Rows,
+    TokenIds,
+    TokenStore,
+    largest_token,
+    unlimited_tokenizer,
+)
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import expand_path
 
@@ -280,7 +288,7 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
 def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"]:
     """Return whether each token begins a word."""
     vocabulary = backend.get_vocab()
-    begins = np.ones(max(vocabulary.values()) + 1, bool)
+    begins = np.ones(largest_token(backend)[0] + 1, bool)
     if isinstance(backend.model, tokenizers.models.WordPiece):
         prefix = backend.model.continuing_subword_prefix
         begins[[number for token, number in vocabulary.items() if token.startswith(prefix)]] = False

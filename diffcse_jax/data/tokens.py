@@ -23,10 +23,12 @@ from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.errors import CheckpointError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.sentence_folder import text_settings
 
 FORMAT_VERSION = 6
 META = "meta.json"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
 BLOCK_ROWS = 1000  # rows that are tokenised and written at once
 READ_FIRST = 16  # characters per wanted token that are tokenised first. English has 4 to 5 per token
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
@@ -41,11 +43,19 @@ TokenIds = Integer[np.ndarray, "B C T"]
 # Tokenizers
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has the files of a tokenizer."""
+    return any(os.path.isfile(folder / name) for name in TOKENIZER_FILES)
+
+
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`. Code in the folder never runs."""
     # Without any of these, transformers returns a tokenizer with an empty vocabulary.
-    if not any(os.path.isfile(folder / name) for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+    if not has_tokenizer(folder):
         raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
+    for name in TOKENIZER_FILES:
+        if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
+            raise CheckpointError(problem)
     for path in folder.iterdir():
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
             raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")
@@ -76,6 +86,48 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def largest_token(backend: tokenizers.Tokenizer) -> tuple[int, str]:
+    """Return the largest token id that a tokenizer may give, and its token.
+
+    The tokens that it puts around a text have ids of their own, perhaps outside its vocabulary.
+    """
+    around = backend.encode("")
+    ids = itertools.chain(backend.get_vocab().items(), zip(around.tokens, around.ids, strict=True))
+    return max((number, token) for token, number in ids)
+
+
+def check_token_ids(
+    tokenizer: transformers.PreTrainedTokenizerFast, embeddings: int, token_types: int, source: str
+) -> None:
+    """Raise `CheckpointError` if a model lacks the embedding of an id that its tokenizer may give.
+
+    Without this check JAX would read another row of the table, and different texts would get equal
+    embeddings.
+
+    Args:
+        tokenizer: The tokenizer whose ids the model reads.
+        embeddings: The number of token embeddings of the model.
+        token_types: The number of its token types; 0 if it has none.
+        source: The model's name or the configuration key, for the error.
+    """
+    largest, token = largest_token(tokenizer.backend_tokenizer)
+    if largest >= embeddings:
+        raise CheckpointError(
+            f"{source}: the tokenizer's largest token id is {largest} ({token!r:.60}), but the "
+            f"model has {embeddings} token embeddings, for the ids 0 to {embeddings - 1}. Use the "
+            "tokenizer that the model was trained with, or enlarge the model with transformers' "
+            "`resize_token_embeddings` and train it on"
+        )
+    has_types = token_types and "token_type_ids" in tokenizer.model_input_names
+    types = tokenizer.backend_tokenizer.encode("a").type_ids
+    if has_types and any(types):
+        raise CheckpointError(
+            f"{source}: the tokenizer gives a single text the token type {max(types)}, and only "
+            "type 0 is supported. If the model was trained with type 0, set each `type_id` of "
+            "`single` in the post_processor of its tokenizer.json to 0"
+        )
 
 
 def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
@@ -238,7 +290,7 @@ def _write_arrays(
 ) -> np.dtype:
     """Write the arrays of a store, block by block, and return the type of token ids."""
     prompts = prompts or [""] * len(corpus.columns)
-    dtype = np.dtype(np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32)
+    dtype = np.dtype(np.uint16 if largest_token(backend)[0] < 1 << 16 else np.uint32)
     ends = [np.zeros(1, np.int64)]  # one array per block
     kinds = [np.zeros(0, ROW)]
     rows = corpus.rows(ledger)

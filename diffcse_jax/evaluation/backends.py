@@ -20,7 +20,7 @@ from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run, read_json_object, write_json
 from diffcse_jax.losses.contrastive import dimension_contrast
-from diffcse_jax.models import hf, sentence_folder
+from diffcse_jax.models import files, sentence_folder
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
@@ -64,7 +64,7 @@ class TorchEncoder:
         ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)  # checks both
         self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
         self._tokenizer, self._max_length = ours.tokenizer, ours.max_length
-        source = hf.find_folder(path_or_id)
+        source = files.transformer_folder(files.find_folder(path_or_id))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for file in source.iterdir():

@@ -90,8 +90,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         packing=packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
-        prompt_tokens=prompt_tokens * (len(examples.columns) // len(prompts)),
-        pools_prompts=base.recorded.prompts.pooled,
+        prompt_tokens=prompt_tokens[0],
     )
     if discriminator:
         digests["difference.discriminator"] = discriminator.digest()
