@@ -111,3 +111,11 @@ READERS: dict[str, Callable[[bytes], Sections]] = {
     ".rst": rst_sections,
     ".pdf": pdf_sections,
 }
+from typing import NamedTuple
+class Unreadable(NamedTuple):
+    reason: str
+class Parsed(NamedTuple):
+    sections: tuple
+    left_out: dict
+    notes: tuple
+KINDS = tuple(READERS)

@@ -4,6 +4,7 @@ Training writes it to a file, from which a run trains and, after an interruption
 it as documents.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Document, Documents, Section, digest
-from diffcse_jax.data.layout import Layout, document_of, layout_of, require_columns
+from diffcse_jax.data.layout import Layout, as_text, document_of, layout_of, require_columns
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.sources import column_names
 from diffcse_jax.data.split import held_out_together
@@ -45,21 +46,22 @@ def as_texts(given: Any) -> Iterable[Any]:
 # For search
 
 
-def documents_in_memory(given: Any, *, id_column: str = "") -> Documents:
+def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> Documents:
     """Return texts in memory as documents.
 
     Args:
         given: Strings, dicts, or a table; see `as_texts`. A dict has a `sentence` or `text`, and perhaps
             a `title`; its other keys are columns, which hits repeat.
         id_column: The key that identifies dicts. By default it is `_id` or `id`, if there is one.
-            Other texts are identified by their number, from 0.
+            Other texts are identified by their number.
+        first: The number of the first text.
     """
     texts = list(as_texts(given))
 
     def read(ledger: Ledger) -> Iterator[Document]:
         layout = _layout_of(texts, id_column)
         for number, text in enumerate(texts):
-            document = _document(text, number, layout, ledger)
+            document = _document(text, first + number, layout, ledger)
             if document:
                 yield document
 
@@ -87,16 +89,16 @@ def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Documen
     if isinstance(text, Mapping):
         values = {str(key): value for key, value in text.items()}
         document = document_of(values, layout, place, ledger)
-        has_id = layout.id and document and document.id != str(place.row)
-        if document is None or has_id:
+        if document is None or as_text(values.get(layout.id)):
             return document
-        return Document(str(number), document.sections, place, document.columns, document.whole)
+        return dataclasses.replace(document, id=str(number))
     if not isinstance(text, str):
         raise DataError(f"text {number} is {text!r:.60}, not a string or a dict. {EXPECTED}")
-    if own := usable((text,), place, ledger):
-        ledger.keep()
-        return Document(str(number), (Section("", own),), place, whole=True)
-    return None
+    own = usable((text,), place, ledger)
+    if own is None:
+        return None
+    ledger.keep()
+    return Document(str(number), (Section("", own),), place, whole=True)
 
 
 # For training
