@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from test_sts import TableEncoder
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Settings, dev, retrieval
+from diffcse_jax.evaluation import Settings, dev, retrieval, trec_runs
 from diffcse_jax.evaluation.results import details, task_title
-from diffcse_jax.evaluation.retrieval import compare, measure, read_collection, read_run
+from diffcse_jax.evaluation.retrieval import compare, measure
 from diffcse_jax.evaluation.runner import expand_groups, find_task
+from diffcse_jax.evaluation.search_collections import read_collection
+from diffcse_jax.evaluation.trec_runs import read_run
 
 
 def test_scores_of_known_ranks():
@@ -138,7 +140,7 @@ def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
     ranking = read_run(run, read_collection(beir))
     assert {query: [*found] for query, found in ranking.items()} == {"q1": ["d1", "d2", "3"], "q2": ["3", "d2", "d1"]}
     close = {"q1": {"d1": 0.9000001, "d2": 0.90000004}}
-    retrieval.write_run(tmp_path / "close.trec", close, "it")
+    trec_runs.write_run(tmp_path / "close.trec", close, "it")
     assert read_run(tmp_path / "close.trec", read_collection(beir)) == close
     second = task.run(letters(), tmp_path, Settings(against=run))
     found = {"model": "it", "pooler": "avg", "tasks": {task.name: second}, "not_official": {}, "missing": {}}

@@ -1,16 +1,12 @@
 """Retrieval: how high queries rank the texts that they should find.
 
-The texts are sentences of STS-B, pairs of the user's own, or a search collection with human judgements: a folder in
-BEIR's form or in TREC's. The measures of collections are those of trec_eval, by the library ir-measures. A ranking is
-kept as TREC's tools expect it, so that rankings of other programs can be compared.
+The texts are sentences of STS-B, pairs of the user's own, or a search collection with human judgements. The measures
+of collections are those of trec_eval, by the library ir-measures.
 """
 
-import contextlib
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -18,9 +14,11 @@ from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
+from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
-from diffcse_jax.io import disk_errors, expand_path, write_text
+from diffcse_jax.evaluation.trec_runs import Ranking, read_run, write_run
+from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
 
@@ -32,19 +30,6 @@ COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
 DEPTH = 1000  # hits kept for each query, as in TREC's runs
 CHOOSES = "ndcg@10"  # the measure that chooses the best checkpoint, and by which two systems are compared
 _MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}  # as ir-measures calls them
-# The files of BEIR's form and of TREC's; the first that exists is read.
-_DOCUMENTS, _QUERIES = ("corpus.jsonl", "collection.tsv"), ("queries.jsonl", "queries.tsv", "topics.tsv")
-_JUDGEMENTS = ("qrels/test.tsv", "qrels/dev.tsv", "qrels.tsv", "qrels.txt")
-
-Ranking = Mapping[str, Mapping[str, float]]  # by query: scores by document
-
-
-class Collection(NamedTuple):
-    """Documents, queries and judgements by their ids. All queries are judged."""
-
-    documents: Mapping[str, str]  # title and text, joined
-    queries: Mapping[str, str]
-    judgements: Mapping[str, Mapping[str, int]]  # by query: grades by document; 0: not relevant
 
 
 def retrieval_scores(queries: Embeddings, targets: Embeddings) -> dict[str, float]:
@@ -174,77 +159,6 @@ def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
 # Search collections
 
 
-def read_collection(folder: Path) -> Collection:
-    """Read a collection.
-
-    Args:
-        folder: `corpus.jsonl` and `queries.jsonl` have objects with `_id`, `text` and perhaps `title`, as in BEIR;
-            `collection.tsv` and `queries.tsv` (or `topics.tsv`) have an id and a text, separated by a tab, as in TREC.
-            `qrels/test.tsv` (or `qrels/dev.tsv`, `qrels.tsv`, `qrels.txt`) has query, document and grade, below a
-            header; or query, 0, document and grade, separated by blanks. Queries without judgements are left out.
-    """
-    documents, queries = (_read_texts(_first_file(folder, names)) for names in (_DOCUMENTS, _QUERIES))
-    path = _first_file(folder, _JUDGEMENTS)
-    judgements: dict[str, dict[str, int]] = {}
-    first_lines: dict[str, int] = {}
-    for number, line in numbered_lines(path):
-        fields = line.split("\t") if line.count("\t") > 1 else line.split()
-        *ids, grade = (field.strip() for field in fields)
-        if not grade.removeprefix("-").isdecimal() or len(ids) not in (2, 3):
-            if number == 1 and len(ids) == 2:  # a header
-                continue
-            raise DataError(f"{path}, line {number}: expected a query, a document and a grade (a whole number)")
-        query, document = ids[0], ids[-1]
-        for kind, key, known in (("query", query, queries), ("document", document, documents)):
-            if key not in known:
-                raise DataError(f"{path}, line {number}: the {kind} {key[:60]!r} is not in the collection")
-        judgements.setdefault(query, {})[document] = int(grade)
-        first_lines.setdefault(query, number)
-    for query, grades in judgements.items():
-        if max(grades.values()) < 1:
-            raise DataError(f"{path}, line {first_lines[query]}: the query {query[:60]!r} has no relevant document")
-    if not judgements:
-        raise DataError(f"{path} has no judgements")
-    return Collection(documents, {query: queries[query] for query in judgements}, judgements)
-
-
-def _first_file(folder: Path, names: Iterable[str]) -> Path:
-    found = next((folder / name for name in names if (folder / name).is_file()), None)
-    if found is None:
-        raise DataError(f"{folder} is not a search collection: it has no {' or '.join(names)}")
-    return found
-
-
-def _read_texts(path: Path) -> dict[str, str]:
-    """Read texts by their id."""
-    texts: dict[str, str] = {}
-    is_json = path.suffix == ".jsonl"
-    for number, line in numbered_lines(path):
-        if is_json:
-            key, text = _from_json(line)
-        else:
-            key, tab, text = line.partition("\t")
-            key = key.strip() if tab else ""
-        if not key:
-            expected = "an object with `_id` and `text`" if is_json else "an id, a tab and a text"
-            raise DataError(f"{path}, line {number}: expected {expected}")
-        if key in texts:
-            raise DataError(f"{path}, line {number}: the id {key[:60]!r} occurs twice")
-        texts[key] = text.strip()
-    return texts
-
-
-def _from_json(line: str) -> tuple[str, str]:
-    """Return the id of an object, and its title and text. They are empty strings if the line is not valid."""
-    row = None
-    with contextlib.suppress(ValueError, RecursionError):
-        row = json.loads(line)
-    if not isinstance(row, dict) or row.get("_id") is None or not isinstance(row.get("text"), str):
-        return "", ""
-    title, text = row.get("title"), row["text"]
-    return str(row["_id"]), f"{title} {text}" if isinstance(title, str) and title else text
-
-
 def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> dict[str, dict[str, float]]:
     """Rank the documents of each query by cosine similarity, with the encoder's prompts of queries and documents."""
     texts = [*collection.documents.values()]
@@ -283,38 +197,6 @@ def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " qu
     test = scipy.stats.permutation_test((differences,), np.mean, permutation_type="samples", **options)
     low, high = scipy.stats.bootstrap((differences,), np.mean, method="percentile", **options).confidence_interval
     return {"difference": differences.mean(), "low": low, "high": high, "p": test.pvalue}
-
-
-def write_run(path: Path, ranking: Ranking, name: str) -> None:
-    """Write a ranking in TREC's form: `query Q0 document rank score name`, best first."""
-    lines = []
-    for query, scores in ranking.items():
-        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-        for rank, (document, score) in enumerate(best, 1):  # all digits of a float32, so that no ties arise
-            lines.append(f"{query} Q0 {document} {rank} {score:.9g} {name}")
-    with disk_errors(path, safe="Nothing else was changed.", instead="name another folder with --runs"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "\n".join([*lines, ""]))
-
-
-def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
-    """Read a ranking in TREC's form. Queries that the collection does not have are left out."""
-    ranking: dict[str, dict[str, float]] = {}
-    for number, line in numbered_lines(path):
-        try:
-            query, _, document, _, score, _ = line.split()
-            value = float(score)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: expected `query Q0 document rank score name`") from error
-        if not math.isfinite(value):
-            raise DataError(f"{path}, line {number}: the score {score[:60]!r} is not a finite number")
-        if document not in collection.documents:
-            raise DataError(f"{path}, line {number}: the document {document[:60]!r} is not in the collection")
-        if query in collection.queries:
-            ranking.setdefault(query, {})[document] = value
-    if not ranking:
-        raise DataError(f"{path} ranks no query of the collection")
-    return ranking
 
 
 def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_use
 from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, retrieval, sts
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import queries_of_documents
-from diffcse_jax.evaluation.metrics import BM25, HYBRID, compare_systems
 from diffcse_jax.evaluation.results import GROUPS, RECORDED, Results, compare, details
 from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
+from diffcse_jax.evaluation.systems import BM25, HYBRID, compare_systems
 from diffcse_jax.io import write_json
 
 
