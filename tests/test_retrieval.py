@@ -1,10 +1,9 @@
-import json
-
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from test_search_collections import write_beir
 from test_sts import TableEncoder
 
 from diffcse_jax.errors import DataError
@@ -86,31 +85,10 @@ def test_invalid_files_are_named(task, content, message, tmp_path, monkeypatch):
 
 # Search collections
 
-CORPUS = [{"_id": "d1", "title": "a", "text": "wing"}, {"_id": "d2", "text": "c"}, {"_id": 3, "title": "", "text": "f"}]
-QUERIES = [{"_id": "q1", "text": "b"}, {"_id": "q2", "text": "f"}, {"_id": "of another split", "text": "k"}]
-JUDGEMENTS = "query-id\tcorpus-id\tscore\nq1\td2\t2\nq1\td1\t1\nq2\t3\t1\nq2\td1\t0\n"
-
 
 @pytest.fixture
 def beir(tmp_path):
-    folder = tmp_path / "tiny"
-    (folder / "qrels").mkdir(parents=True)
-    for name, rows in (("corpus", CORPUS), ("queries", QUERIES)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "qrels/test.tsv").write_text(JUDGEMENTS)
-    return folder
-
-
-def test_both_forms_are_read_alike(beir, tmp_path):
-    trec = tmp_path / "trec"
-    trec.mkdir()
-    (trec / "collection.tsv").write_text("d1\ta wing\nd2\tc\n3\tf\n")
-    (trec / "topics.tsv").write_text("q1\tb\nq2\tf\nq9\tk\n")
-    (trec / "qrels.txt").write_text("q1 0 d2 2\nq1 0 d1 1\nq2 0 3 1\nq2 0 d1 0\n")
-    collection = read_collection(beir)
-    assert collection == read_collection(trec)
-    assert collection.documents == {"d1": "a wing", "d2": "c", "3": "f"}
-    assert collection.judgements == {"q1": {"d2": 2, "d1": 1}, "q2": {"3": 1, "d1": 0}}
+    return write_beir(tmp_path / "tiny")
 
 
 def test_measures_by_hand(beir):
@@ -147,25 +125,6 @@ def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
     assert "95% interval +0.00 to +0.00, p = 1.0000 (randomisation test)" in details(found)
     assert second.pop("against")["difference"] == 0
     assert second == first
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "problem"),
-    [
-        ("corpus.jsonl", '{"text": "a"}', r"corpus.jsonl, line 1: expected an object with `_id` and `text`"),
-        ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}', "line 2: the id 'd1' occurs twice"),
-        ("queries.jsonl", "[", "queries.jsonl, line 1: expected an object with"),
-        ("qrels/test.tsv", "q1\td1\t1\nq1\tother\t1", "line 2: the document 'other' is not in the collection"),
-        ("qrels/test.tsv", "q1\td1\t1\nq7\td1\t1", "line 2: the query 'q7' is not in the collection"),
-        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\t0", "line 2: the query 'q2' has no relevant document"),
-        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\tmuch", "line 2: expected a query, a document and a grade"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
-    ],
-)
-def test_invalid_collections_are_refused_with_file_and_line(beir, file, content, problem):
-    (beir / file).write_text(content)
-    with pytest.raises(DataError, match=problem):
-        read_collection(beir)
 
 
 @pytest.mark.parametrize(
