@@ -64,7 +64,8 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
         found = {"BM25": lexical, name: dense}
         found |= {other: combine(dense, lexical, weight, dense, lexical) for other, weight in weights.items()}
         for system, scores in found.items():
-            rows = found_by_words(scores, 100) if system == "BM25" else best_rows(scores, 100)
+            best_of = found_by_words if system == "BM25" else best_rows
+            rows = best_of(scores, 101)  # one more than counts: a query does not find itself
             best = {ids[row]: float(scores[row]) for row in rows.tolist()}
             rankings.setdefault(system, {})[key] = best
     return {system: score(collection.judgements, ranking) for system, ranking in rankings.items()}

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -101,6 +103,23 @@ def test_measures_by_hand(beir):
     assert scores["recall@100"] == {"q1": 100, "q2": 0}
 
 
+def test_a_query_that_is_a_document_does_not_find_itself(tmp_path):
+    """As in ArguAna and Quora. A document that is judged relevant has the query's number by chance."""
+    texts = {"t0": "a", "t1": "k", "c0": "b", "c1": "l"}
+    corpus, queries = ([{"_id": key, "text": texts[key]} for key in keys] for keys in (texts, ("t0", "t1")))
+    folder = write_beir(tmp_path / "self", corpus, queries, "t0\tc0\t1\nt1\tc1\t1\n")
+    task, runs = find_task(f"retrieval:{folder}"), Settings(runs=tmp_path / "runs", model="m")
+    found = task.run(letters(), tmp_path, runs)
+    assert (found["ndcg@10"], found["mrr@10"], found["map"]) == (100, 100, 100)
+    run = tmp_path / "runs/m.self.trec"
+    assert not re.search("(t.) Q0 \\1 ", run.read_text())
+    run.write_text(run.read_text() + "t0 Q0 t0 0 9 other\nt1 Q0 t1 0 9 other\n")
+    compared = task.run(letters(), tmp_path, Settings(against=run))["against"]
+    assert (compared["ndcg@10"], compared["difference"]) == (100, 0)
+    (folder / "qrels/test.tsv").write_text("t0\tt0\t1\nt1\tc1\t1\n")
+    assert task.run(letters(), tmp_path)["ndcg@10"] == 100
+
+
 def test_comparisons_by_hand():
     first = np.array([10.0, 20, 30, 40, 50, 60])
     assert compare(first, first) == {"difference": 0, "low": 0, "high": 0, "p": 1}
@@ -116,7 +135,7 @@ def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
     assert first["n"] == 2
     run = tmp_path / "runs/angles.tiny.trec"
     ranking = read_run(run, read_collection(beir))
-    assert {query: [*found] for query, found in ranking.items()} == {"q1": ["d1", "d2", "3"], "q2": ["3", "d2", "d1"]}
+    assert {query: [*found] for query, found in ranking.items()} == {"q1": ["d2", "d1", "3"], "q2": ["3", "d2", "d1"]}
     close = {"q1": {"d1": 0.9000001, "d2": 0.90000004}}
     trec_runs.write_run(tmp_path / "close.trec", close, "it")
     assert read_run(tmp_path / "close.trec", read_collection(beir)) == close

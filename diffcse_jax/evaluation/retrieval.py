@@ -4,6 +4,7 @@ The texts are sentences of STS-B, pairs of the user's own, or a search collectio
 of collections are those of trec_eval, by the library ir-measures.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_g
 from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
-from diffcse_jax.evaluation.trec_runs import Ranking, read_run, write_run
+from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_run, write_run
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
@@ -160,23 +161,48 @@ def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
 
 
 def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> dict[str, dict[str, float]]:
-    """Rank the documents of each query by cosine similarity, with the encoder's prompts of queries and documents."""
-    texts = [*collection.documents.values()]
-    queries, documents = map(normalize, encode_pairs(encoder, [*collection.queries.values()], texts, batch_size))
-    scores, rows = nearest(queries, documents, DEPTH)
+    """Rank the documents of each query by cosine similarity, without the query itself.
+
+    The encoder's prompts of queries and documents are used.
+    """
     ids = [*collection.documents]
-    return {
-        query: {ids[row]: score for row, score in zip(found.tolist(), own.tolist(), strict=True)}
-        for query, found, own in zip(collection.queries, rows, scores, strict=True)
-    }
+    texts = [*collection.queries.values()], [*collection.documents.values()]
+    queries, documents = map(normalize, encode_pairs(encoder, *texts, batch_size))
+    scores, rows = nearest(queries, documents, DEPTH + 1)
+    ranking = {}
+    for query, found, own in zip(collection.queries, rows.tolist(), scores.tolist(), strict=True):
+        hits = {ids[row]: score for row, score in zip(found, own, strict=True)}
+        hits = without_itself(query, hits, collection.judgements[query])
+        ranking[query] = dict(itertools.islice(hits.items(), DEPTH))
+    return ranking
+
+
+def without_itself(query: str, hits: Mapping[str, float], grades: Mapping[str, int]) -> dict[str, float]:
+    """Return the hits of a query without the document that has the query's own id.
+
+    Queries can be documents of the collection, as in ArguAna and Quora. Such a hit does not count,
+    as in BEIR and MTEB. If the document is judged relevant, ids of queries and of documents are
+    numbered alike by chance, and the hit stays.
+    """
+    if grades.get(query, 0) > 0:
+        return dict(hits)
+    return {document: score for document, score in hits.items() if document != query}
 
 
 def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> dict[str, dict[str, float]]:
-    """Return nDCG@10, MRR@10, recall@100 and MAP by measure and query, x 100. A query without hits has 0."""
+    """Return nDCG@10, MRR@10, recall@100 and MAP by measure and query, x 100.
+
+    A query without hits has 0. Gains of nDCG are the grades. Of equal scores, the last id in the
+    order of characters comes first, as in trec_eval: the library's measures would differ in this.
+    """
     library = require_extra("ir_measures", "search")
     names = {library.parse_measure(theirs): ours for ours, theirs in _MEASURES.items()}
     scores: dict[str, dict[str, float]] = {ours: dict.fromkeys(judgements, 0.0) for ours in _MEASURES}
-    for found in library.iter_calc([*names], judgements, ranking):
+    ranked = {}
+    for query, grades in judgements.items():
+        documents = best_first(without_itself(query, ranking.get(query, {}), grades))
+        ranked[query] = {document: -float(rank) for rank, document in enumerate(documents)}
+    for found in library.iter_calc([*names], judgements, ranked):
         scores[names[found.measure]][found.query_id] = 100 * found.value
     return scores
 

@@ -12,13 +12,21 @@ from diffcse_jax.io import disk_errors, write_text
 Ranking = Mapping[str, Mapping[str, float]]  # by query: scores by document
 
 
+def best_first(hits: Mapping[str, float]) -> list[str]:
+    """Return documents by their scores, the highest first, in the order of trec_eval.
+
+    Of equal scores, the last id in the order of characters comes first.
+    """
+    return sorted(hits, key=lambda document: (hits[document], document), reverse=True)
+
+
 def write_run(path: Path, ranking: Ranking, name: str) -> None:
     """Write a ranking in TREC's form: `query Q0 document rank score name`, best first."""
     lines = []
     for query, scores in ranking.items():
-        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-        for rank, (document, score) in enumerate(best, 1):  # all digits of a float32, so that no ties arise
-            lines.append(f"{query} Q0 {document} {rank} {score:.9g} {name}")
+        for rank, document in enumerate(best_first(scores), 1):
+            score = f"{scores[document]:.9g}"  # all digits of a float32, so that no ties arise
+            lines.append(f"{query} Q0 {document} {rank} {score} {name}")
     with disk_errors(path, safe="Nothing else was changed.", instead="name another folder with --runs"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "\n".join([*lines, ""]))
