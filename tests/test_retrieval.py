@@ -9,12 +9,11 @@ from test_search_collections import write_beir
 from test_sts import TableEncoder
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Settings, dev, retrieval, trec_runs
-from diffcse_jax.evaluation.results import details, task_title
+from diffcse_jax.evaluation import Settings, dev, retrieval
+from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import compare, measure
 from diffcse_jax.evaluation.runner import expand_groups, find_task
 from diffcse_jax.evaluation.search_collections import read_collection
-from diffcse_jax.evaluation.trec_runs import read_run
 
 
 def test_scores_of_known_ranks():
@@ -127,34 +126,3 @@ def test_comparisons_by_hand():
     assert compare(first, first + 6) == {"difference": 6, "low": 6, "high": 6, "p": p}
     with pytest.raises(DataError, match="two queries or more"):
         compare(first[:1], first[1:2])
-
-
-def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
-    task = find_task(f"retrieval:{beir}")
-    first = task.run(letters(), tmp_path, Settings(runs=tmp_path / "runs", model="angles"))
-    assert first["n"] == 2
-    run = tmp_path / "runs/angles.tiny.trec"
-    ranking = read_run(run, read_collection(beir))
-    assert {query: [*found] for query, found in ranking.items()} == {"q1": ["d2", "d1", "3"], "q2": ["3", "d2", "d1"]}
-    close = {"q1": {"d1": 0.9000001, "d2": 0.90000004}}
-    trec_runs.write_run(tmp_path / "close.trec", close, "it")
-    assert read_run(tmp_path / "close.trec", read_collection(beir)) == close
-    second = task.run(letters(), tmp_path, Settings(against=run))
-    found = {"model": "it", "pooler": "avg", "tasks": {task.name: second}, "not_official": {}, "missing": {}}
-    assert "95% interval +0.00 to +0.00, p = 1.0000 (randomisation test)" in details(found)
-    assert second.pop("against")["difference"] == 0
-    assert second == first
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("q1 Q0 d1 1 0.5", "line 2: expected `query Q0 document rank score name`"),
-        ("q1 Q0 d9 1 0.5 x", "line 2: the document 'd9' is not in the collection"),
-        ("q1 Q0 d1 1 nan x", "line 2: the score 'nan' is not a finite number"),
-    ],
-)
-def test_invalid_runs_are_refused_with_file_and_line(beir, tmp_path, line, problem):
-    (tmp_path / "run.trec").write_text(f"q2 Q0 d1 1 0.5 x\n{line}\n")
-    with pytest.raises(DataError, match=problem):
-        read_run(tmp_path / "run.trec", read_collection(beir))

@@ -175,7 +175,7 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
         return texts | {"queries": retrieval.read_retrieval_pairs(file or options.pairs_file)}
-    if kind == retrieval.COLLECTION:
+    if kind == search_collections.COLLECTION:
         return texts | {"collection": search_collections.read_collection(expand_path(file))}
     path = expand_path(options.pairs_file)  # the metric is pairs_spearman
     own = read_pairs(path, Form(0, (1, 2), labels=(-1e9, 1e9)))

@@ -18,7 +18,7 @@ from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_g
 from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
-from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_run, write_run
+from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_run, run_file, write_run
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
@@ -27,7 +27,6 @@ BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
 DOCSTRINGS = "docstrings"  # a name, instead of a file, for the pairs that training on `docstrings` holds out
 MOST_DOCSTRINGS = 1000
-COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
 DEPTH = 1000  # hits kept for each query, as in TREC's runs
 CHOOSES = "ndcg@10"  # the measure that chooses the best checkpoint, and by which two systems are compared
 _MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}  # as ir-measures calls them
@@ -207,6 +206,12 @@ def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> di
     return scores
 
 
+def check_count(queries: int) -> None:
+    """Raise an error if there are too few queries to compare two systems."""
+    if queries < 2:
+        raise DataError("two systems can only be compared by two queries or more")
+
+
 def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " queries"]) -> dict[str, float]:
     """Compare two systems by their scores of the same queries, x 100.
 
@@ -214,8 +219,7 @@ def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " qu
         The mean `difference`, second minus first; `low` and `high` of its 95% interval by the paired bootstrap; and `p`
         of a two-sided paired randomisation test (Smucker et al. 2007). A single query raises `DataError`.
     """
-    if len(first) < 2:
-        raise DataError("two systems can only be compared by two queries or more")
+    check_count(len(first))
     differences = second - first
     if not differences.any():
         return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
@@ -227,16 +231,21 @@ def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " qu
 
 def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """Search a collection of the user's own, write the ranking, and compare it with another one."""
-    place = expand_path(file)
-    collection = read_collection(place)
-    other = read_run(settings.against, collection) if settings.against else None  # before the search, which takes long
+    collection = read_collection(expand_path(file))
+    other = None
+    if settings.against:  # before the search, which takes long
+        other = read_run(settings.against, collection)
+        check_count(len(collection.queries))
     ranking = search(encoder, collection)
     scores = measure(collection.judgements, ranking)
-    if settings.runs:
-        write_run(settings.runs / f"{settings.model}.{place.name}.trec", ranking, settings.model)
     result: dict[str, Any] = {name: float(np.mean([*by_query.values()])) for name, by_query in scores.items()}
+    if settings.runs:
+        path, name = run_file(settings, file)
+        write_run(path, ranking, name, collection)
+        result["run"] = str(path)
     if other:
         before = np.array([*measure(collection.judgements, other)[CHOOSES].values()])
         after = np.array([*scores[CHOOSES].values()])
-        result["against"] = {"run": str(settings.against), CHOOSES: float(before.mean())} | compare(before, after)
+        run = {"run": str(settings.against), CHOOSES: float(before.mean())}
+        result["against"] = run | compare(before, after)
     return result | {"n": len(collection.queries)}

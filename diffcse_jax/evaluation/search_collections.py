@@ -17,6 +17,8 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.user_files import Tally, encodable, text_lines
 from diffcse_jax.hosts import log_line
 
+COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
+
 # The files of BEIR's form and of TREC's; the first that exists is read.
 _DOCUMENTS = ("corpus.jsonl", "collection.tsv")
 _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv")
