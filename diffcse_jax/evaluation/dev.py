@@ -24,7 +24,7 @@ from diffcse_jax.data.sentences import join, some_words, split_sentences, width,
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import Split, texts_of
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval
+from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval, search_collections
 from diffcse_jax.evaluation.metrics import Metric, RetrievalMetric
 from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder, size_problem
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs
@@ -187,8 +187,8 @@ def _texts(
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
         return texts | {"queries": retrieval.read_retrieval_pairs(file or options.pairs_file)}
-    if kind == retrieval.COLLECTION:
-        return texts | {"collection": retrieval.read_collection(expand_path(file))}
+    if kind == search_collections.COLLECTION:
+        return texts | {"collection": search_collections.read_collection(expand_path(file))}
     path = expand_path(options.pairs_file)  # the metric is pairs_spearman
     own = read_pairs(path, Form(0, (1, 2), labels=(-1e9, 1e9)))
     if np.ptp(own.gold) == 0:
@@ -202,7 +202,7 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
     if "queries" in texts:
         return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
     if "collection" in texts:
-        return metrics.CollectionMetric(name, batch_size, retrieval.Collection(*texts["collection"]))
+        return metrics.CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
     return metrics.CorrelationMetric(name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()})
 
 

@@ -17,7 +17,7 @@ from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError, counted
-from diffcse_jax.evaluation import metrics as systems
+from diffcse_jax.evaluation import systems
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
 from diffcse_jax.hosts import log_line
