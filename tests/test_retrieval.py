@@ -124,11 +124,38 @@ def test_tasks_on_own_files(tmp_path):
     assert scores == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3})
 
 
+TABBED = b'\xef\xbb\xbfq \t a\r\n\r\n "q2\tb"\r\nno tab\r\na\tb\tc\r\n\tb\r\nr\xe9\tz'
+ODD = r"3 lines without .* \(the first in line 4; left out\), 1 line with bytes that are not UTF-8 \(line 7"
+CSV = 'question,answer\nq,a\n"""q2","b"""\nq3\nr\ufffd,z\n'
+JSON = '{"x": "q", "y": "a"}\n{"x": "\\"q2", "y": "b\\""}\n{}\n{"x": "r\ufffd", "y": "z"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "odd"),
+    [
+        ("tsv", TABBED, ODD),
+        ("csv", CSV.encode(), r"pairs\.csv: .* 1 "),
+        ("jsonl", JSON.encode(), r"pairs\.jsonl: .* 1 "),
+    ],
+)
+def test_odd_lines_of_pairs_are_counted(name, content, odd, tmp_path):
+    path = tmp_path / f"pairs.{name}"
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match=odd):
+        pairs = retrieval.read_retrieval_pairs(str(path))
+    assert pairs == [("q", "a"), ('"q2', 'b"'), ("r\ufffd", "z")]
+
+
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
         ("pairs_retrieval:pairs.tsv", "a\tb\n", r"pairs\.tsv: pairs_retrieval needs at least two pairs"),
-        ("pairs_retrieval:pairs.tsv", "a\tb\nc\n", r"pairs\.tsv, line 2: expected two tab-separated texts, found 1"),
+        (
+            "pairs_retrieval:pairs.tsv",
+            "a\tb\nc\n",
+            r"at least two .* 1 line without two .* \(line 2; left out\)",
+        ),
+        ("pairs_retrieval:pairs.tsv", "a\tb\nc\tB \n", "at least two pairs with different second texts"),
         ("retrieval:.", "", r"it has no corpus\.jsonl or collection\.tsv"),
     ],
 )

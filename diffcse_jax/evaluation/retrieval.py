@@ -5,7 +5,7 @@ judgements. The measures of collections are those of trec_eval, by the library i
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,18 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float, Float32, Int
 
-from diffcse_jax.errors import DataError, require_extra
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.readers import TABLES, extension, open_file
+from diffcse_jax.data.sentences import canonical
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.errors import DataError, require_extra, warn_user
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
 from diffcse_jax.evaluation.answers import Answers, answers_of
 from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
 from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_run, run_file, write_run
+from diffcse_jax.evaluation.user_files import Tally, text_lines
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
@@ -168,20 +173,48 @@ def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, An
 
 
 def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
-    """Read pairs of query and target from a file of two tab-separated texts, or those of held-out docstrings."""
+    """Read pairs of query and target, and warn of lines that are not pairs.
+
+    Args:
+        file: Two texts in each line, separated by a tab, in which quotes are text; a csv, json,
+            jsonl or Parquet file with two columns, or with those that training knows; or
+            `docstrings`, for the docstrings that training holds out.
+    """
     if file == DOCSTRINGS:
         from diffcse_jax.data.documents import docstring_pairs
 
         return docstring_pairs(MOST_DOCSTRINGS)
-    path, pairs = expand_path(file), []
-    for number, line in numbered_lines(path):
-        query, *targets = line.strip().split("\t")
-        if len(targets) != 1:
-            raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {1 + len(targets)}")
-        pairs.append((query, targets[0]))
-    if len(pairs) < 2:
-        raise DataError(f"{path}: pairs_retrieval needs at least two pairs")
+    path, tally = expand_path(file), Tally()
+    if extension(path) in TABLES and extension(path) != ".tsv":
+        pairs, odd = _pairs_of_table(path)
+    else:
+        pairs = [*_pairs_of_lines(path, tally)]
+        odd = tally.describe()
+    if len({canonical(target) for _, target in pairs}) < 2:
+        needs = "pairs_retrieval needs at least two pairs with different second texts"
+        raise DataError(". ".join(filter(None, [f"{path}: {needs}", odd])))
+    if odd:
+        warn_user(odd)
     return pairs
+
+
+def _pairs_of_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str]]:
+    for number, line in text_lines(path, tally):
+        texts = [text.strip() for text in line.rstrip().split("\t")]
+        if len(texts) == 2 and all(texts):
+            yield texts[0], texts[1]
+        else:
+            tally.add(path, number, "line{s} without two tab-separated texts", "left out")
+
+
+def _pairs_of_table(path: Path) -> tuple[list[tuple[str, str]], str]:
+    """Return the pairs of a table, and what was left out, in words."""
+    columns = open_file(path).columns
+    wanted = columns if len(columns) == 2 else ()
+    rows = open_corpus(DataConfig(train_file=str(path), pairs="columns", columns=wanted))
+    pairs = [(row[0], row[1]) for row in rows if len(row) > 1]
+    odd = rows.skipped_summary()
+    return pairs, f"{path}: {odd}" if odd else ""
 
 
 # Search collections
@@ -282,7 +315,10 @@ def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[st
         check_count(len(collection.queries))
     ranking = search(encoder, collection)
     scores = measure(collection.judgements, ranking)
-    result: dict[str, Any] = {name: float(np.mean([*each.values()])) for name, each in scores.items()}
+    result: dict[str, Any] = {
+        name: float(np.mean([*each.values()]))  # over queries
+        for name, each in scores.items()
+    }
     if settings.runs:
         path, name = run_file(settings, file)
         write_run(path, ranking, name, collection)
