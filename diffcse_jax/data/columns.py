@@ -105,6 +105,12 @@ def _number(name: str, negative: str) -> int | None:
     return int(match[1] or 0) if match else None
 
 
+def column_names(count: int) -> tuple[str, ...]:
+    """Return the names of a sentence, its positive and hard negatives, for rows without names."""
+    sentence, positive, negative = FORMS[0]
+    return (sentence, positive, negative, *(f"{negative}_{n}" for n in range(2, count - 1)))[:count]
+
+
 # Rows with lists
 
 
