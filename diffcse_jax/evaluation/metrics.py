@@ -14,10 +14,12 @@ import scipy.stats
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval
+from diffcse_jax.evaluation.hybrid_weight import choose_weight
 from diffcse_jax.evaluation.sts import ScoredPairs, correlations, similarities
 from diffcse_jax.models.pooling import normalize, uniformity
 from diffcse_jax.run_folder.records import Measured, Outcomes
-from diffcse_jax.search.lexical import LexicalIndex, choose_weight, combine
+from diffcse_jax.search.fusion import combine
+from diffcse_jax.search.lexical import LexicalIndex
 
 SYMMETRIC_METRICS = {"neighbours_retrieval", "halves_retrieval"}  # both texts are of one kind
 RESAMPLES = 1000
