@@ -23,7 +23,8 @@ from diffcse_jax.io import disk_errors, expand_path, find_run, read_json_object,
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts
 from diffcse_jax.run_folder.records import SEARCH, read_selection
 from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors, check_storage
-from diffcse_jax.search.lexical import CANDIDATES, DEFAULT_WEIGHT, LexicalIndex, best_rows, combine, found_by_words
+from diffcse_jax.search.fusion import CANDIDATES, DEFAULT_WEIGHT, combine
+from diffcse_jax.search.lexical import LexicalIndex, best_rows, found_by_words
 from diffcse_jax.search.records import (
     TEXT,
     Record,
