@@ -29,6 +29,7 @@ with ctrl_c_ends_process():
 MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
 RUN_FOLDER = "the folder of the run; {name}, {seed} and {KEY} stand for its values (default: runs/NAME)"
 INPUT = "text: a file, a folder, a pattern in quotes such as 'pages/*.md', or `docstrings`"
+POOLER = "apply this pooler alone, such as cls or avg, without the modules after the recorded one"
 KEYS = """
 Any key of the configuration is an option: --config.train.steps=100, --config.optim.learning_rate=3e-5.
 docs/reference.md lists all keys with their meaning, default and range.
@@ -190,7 +191,7 @@ def evaluate(add: Add) -> str:
     add("--mode", choices=("test", "fasttest", "dev"), default="test", help=mode)
     aggregation = "how a task's subsets become one score (default: %(default)s)"
     add("--aggregation", choices=("all", "mean", "wmean"), default="all", help=aggregation)
-    add("--pooler", type=check_pooler, help="use this pooler instead of the recorded one, such as cls or avg")
+    add("--pooler", type=check_pooler, help=POOLER)
     add("--truncate_dim", type=int, metavar="SIZE", help="cut embeddings to this size (default: the recorded size)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
     add("--queries", type=expand_path, metavar="FILE", help="task `retrieval`: list the sentences nearest to each line")
@@ -363,7 +364,7 @@ def _add_encoder_options(add: Add, recorded: str = "") -> None:
     """Add the options of an encoder; `recorded` says where defaults come from if --model is optional."""
     default = recorded or "the model's"
     add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
-    add("--pooler", type=check_pooler, help=f"use this pooler instead of the recorded one (default: {default})")
+    add("--pooler", type=check_pooler, help=f"{POOLER} (default: {default})")
     add("--truncate_dim", type=int, metavar="SIZE", help=f"cut embeddings to this size (default: {default})")
     precision = f"precision of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), help=precision)

@@ -30,7 +30,7 @@ from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward
 from diffcse_jax.models.layers import Params
-from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation, choose_pooler
+from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
 from diffcse_jax.search.hits import Hits
@@ -90,13 +90,13 @@ class SentenceEncoder:
             raise ConfigError(f"max_length={max_length}: {name} reads at most {config.max_length} tokens")
         self.config = config
         self.tokenizer = tokenizer
-        self.pooler = pooler
+        self.pooler = sentence_head.applied(pooler)  # with the modules after it
         self.name = name
         self.prompts = record.prompts
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
         self.sentence_head = sentence_head
-        self.recorded = record._replace(sentence_head=sentence_head)
+        self.recorded = record._replace(pooler=pooler, sentence_head=sentence_head)
         size = sentence_head.embedding_size(pooler, config.hidden_size)
         self.truncate_dim = checked_truncation(record.truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
@@ -129,7 +129,8 @@ class SentenceEncoder:
         Args:
             path_or_id: A run folder (its best checkpoint is used), one of its checkpoints, a Hugging Face or
                 sentence-transformers folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`.
-            pooler: Replaces the recorded pooler and the modules after it, with a warning; needed if none is recorded.
+            pooler: This pooler alone, without the modules that the folder has after its own, as in
+                SimCSE's evaluation. By default the whole folder is applied, which needs a pooler.
             dtype: The precision of the computation, `float32` or `bfloat16`.
             truncate_dim: Keep only the first dimensions of each embedding. By default as many as the folder records.
 
@@ -159,8 +160,8 @@ class SentenceEncoder:
         truncate_dim: int | None = None,
         dtype: DTypeLike = jnp.float32,
     ) -> "SentenceEncoder":
+        record = sentence_folder.with_pooler(record, pooler, name)
         record = record._replace(
-            pooler=choose_pooler(pooler, record.pooler, name),
             head=record.head or model.pooler,
             truncate_dim=record.truncate_dim if truncate_dim is None else truncate_dim,
         )
@@ -397,7 +398,7 @@ class SentenceEncoder:
             changes_embeddings = field.repr and "dropout" not in field.name  # without repr: how to compute them
             if changes_embeddings and value != field.default and isinstance(value, str | int | float | tuple):
                 sizes[field.name] = value
-        settings: dict[str, Any] = {"transformer": sizes, "pooler": self.pooler}
+        settings: dict[str, Any] = {"transformer": sizes, "pooler": self.recorded.pooler}
         settings |= {"precision": self.dtype.name, "dimension": self.dimension}
         if self.sentence_head.layers:
             settings["head"] = self.sentence_head.layers
@@ -416,7 +417,8 @@ class SentenceEncoder:
         self, token_ids: list[list[int]], batch_size: int
     ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
         """Yield numbers of sentences and their embeddings, longest sentences first."""
-        forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh, self.sentence_head.layers)
+        pooler, modules = self.recorded.pooler, self.sentence_head.layers
+        forward = compiled_forward(self.config, pooler, self.dtype, self._mesh, modules)
         batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         while True:

@@ -24,7 +24,7 @@ PAIRS = ("query", "pos", "neg")
             ("query", "positive", "negative_1", "negative_2", "negative_10"),
             ("id",),
         ),
-        (("sentence", "positive", "hard_negative_2"), ("sentence", "positive", "hard_negative_2"), ()),
+        (("hard_negative_2", "sentence", "positive"), ("sentence", "positive"), ()),
         (("sentence1", "sentence2"), ("sentence1", "sentence2"), ()),
         (("question", "answer", "source"), ("question", "answer"), ("source",)),
         (("answer", "query"), ("query", "answer"), ()),

@@ -17,6 +17,7 @@ from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import compare, measure
 from diffcse_jax.evaluation.runner import expand_groups, find_task
 from diffcse_jax.evaluation.search_collections import read_collection
+from diffcse_jax.evaluation.trec_runs import read_run
 
 
 def test_scores_of_known_ranks():
@@ -182,6 +183,46 @@ def test_measures_by_hand(beir):
     assert scores["mrr@10"] == {"q1": 100, "q2": 0}
     assert scores["map"] == pytest.approx({"q1": 100 * (1 + 2 / 3) / 2, "q2": 0})
     assert scores["recall@100"] == {"q1": 100, "q2": 0}
+
+
+def measured(folder, judgements, ranking) -> dict[str, dict[str, float]]:
+    """Write judgements and a run in TREC's form, read both, and return measures by query, from 0 to 1."""
+    folder.mkdir()
+    documents = {line.split()[2] for line in [*judgements, *ranking]}
+    (folder / "collection.tsv").write_text("".join(f"{each}\ttext\n" for each in documents))
+    queries = dict.fromkeys(line.split()[0] for line in judgements)
+    (folder / "topics.tsv").write_text("".join(f"{each}\ttext\n" for each in queries))
+    (folder / "qrels.txt").write_text("\n".join(judgements))
+    (folder / "run").write_text("\n".join(f"{line} name" for line in ranking))
+    collection = read_collection(folder)
+    found = measure(collection.judgements, read_run(folder / "run", collection))
+    return {query: {name: scores[query] / 100 for name, scores in found.items()} for query in queries}
+
+
+def test_measures_are_those_of_trec_eval_and_its_bindings(tmp_path):
+    """The inputs and outcomes of their own documentation and tests, which are of trec_eval itself."""
+    # README of pytrec_eval.
+    judgements = ["q1 0 d1 0", "q1 0 d2 1", "q1 0 d3 0", "q2 0 d2 1", "q2 0 d3 1"]
+    first = ["q1 Q0 d1 0 1.0", "q1 Q0 d2 0 0.0", "q1 Q0 d3 0 1.5"]
+    found = measured(tmp_path / "a", judgements, [*first, "q2 Q0 d1 0 1.5", "q2 Q0 d2 0 0.2", "q2 Q0 d3 0 0.5"])
+    expected = {"ndcg@10": 0.5, "map": 0.3333333333333333, "mrr@10": 1 / 3, "recall@100": 1}
+    assert found["q1"] == pytest.approx(expected)
+    expected = {"ndcg@10": 0.6934264036172708, "map": 0.5833333333333333, "mrr@10": 1 / 2, "recall@100": 1}
+    assert found["q2"] == pytest.approx(expected)
+    # Its tests: a query without hits.
+    found = measured(tmp_path / "b", judgements, ["q1 Q0 d1 0 4.0", "q1 Q0 d2 0 2.0", "q1 Q0 d3 0 1.5"])
+    assert found["q1"]["ndcg@10"] == pytest.approx(0.6309297535714575)
+    assert {*found["q2"].values()} == {0}
+    # ir-measures, tests/test_pytrec_eval.py: grades, negative ones too. Scores decide, not the ranks in the file.
+    judgements = ["0 0 D0 1", "0 0 D1 -1", "0 0 D2 0", "0 0 D3 2", "0 0 D4 0"]
+    judgements += ["1 0 D0 1", "1 0 D3 2", "1 0 D4 -1", "1 0 D5 0"]
+    ranking = ["0 0 D0 1 0.8", "0 0 D2 2 0.7", "0 0 D1 3 0.3", "0 0 D3 4 0.4", "0 0 D4 5 0.1"]
+    ranking += ["1 0 D1 1 0.8", "1 0 D4 2 0.7", "1 0 D3 3 0.3", "1 0 D2 4 0.4"]
+    found = measured(tmp_path / "c", judgements, ranking)
+    assert [found[query]["ndcg@10"] for query in "01"] == pytest.approx([0.76018, 0.32739], abs=1e-5)
+    # form_res_rels.c of trec_eval: of equal scores, the last id comes first. Ours is the rank 3 of 3.
+    found = measured(tmp_path / "d", ["q 0 a 1", "q 0 c 0"], ["q 0 b 1 0.5", "q 0 a 2 0.5", "q 0 c 3 0.5"])
+    assert found["q"] == pytest.approx({"ndcg@10": 0.5, "map": 1 / 3, "mrr@10": 1 / 3, "recall@100": 1})
 
 
 def test_a_query_that_is_a_document_does_not_find_itself(tmp_path):

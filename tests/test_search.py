@@ -1,7 +1,5 @@
-"""Search against sorting all similarities; BM25 and its combination with embeddings against their formulas."""
+"""Search against sorting all similarities, and hybrid search against the formula."""
 
-import copy
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +14,12 @@ from diffcse_jax.data.ledger import Place
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import write_json
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search import embeddings, lexical
+from diffcse_jax.search import embeddings
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import STORAGES, Embeddings, nearest
+from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
 from diffcse_jax.search.index import Index, check_count, find_index
-from diffcse_jax.search.lexical import DEFAULT_WEIGHT, LexicalIndex, best_rows, choose_weight, combine
+from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import Passage
 from diffcse_jax.search.recommended import recommended
 from diffcse_jax.search.stored import MODES, Settings, Stored
@@ -225,73 +224,6 @@ TEXTS = [
     "!!!",
 ]
 QUERY = "falling price of the cat"
-
-
-def bm25_by_formula(documents: list[list[str]], query: list[str], k1: float = 1.2, b: float = 0.75) -> np.ndarray:
-    counts = np.array([[words.count(word) for word in query] for words in documents])
-    containing = (counts > 0).sum(axis=0)
-    idf = np.log(1 + (len(documents) - containing + 0.5) / (containing + 0.5))
-    lengths = np.array([[len(words)] for words in documents])
-    return (idf * counts / (counts + k1 * (1 - b + b * lengths / lengths.mean()))).sum(axis=1)
-
-
-def test_scores_are_those_of_the_formula():
-    index = LexicalIndex.build(TEXTS)  # in English
-    stems = [["cat", "were", "sleep", "warm", "roof"], ["cat", "chase", "two", "mice", "mice", "chase", "cat"],
-             ["share", "price", "fell", "sharpli", "monday"], ["price", "share", "fall", "again"], []]  # fmt: skip
-    queries = {"Cats chasing the mouse": ["cat", "chase", "mous"], "share PRICES, price": ["share", "price", "price"]}
-    for query, words in queries.items():
-        np.testing.assert_allclose(index.scores(query), bm25_by_formula(stems, words), rtol=1e-5)
-    assert not index.scores("the of unknownword").any()
-
-
-def test_words_of_scripts_without_spaces_are_pairs_of_characters():
-    assert lexical.split_words("東京タワー, ABC漢字!") == ["東京", "京タ", "タワ", "ワー", "abc", "漢字"]
-    assert lexical.split_words("ประเทศ 서울시 人") == ["ปร", "ระ", "ะเ", "เท", "ทศ", "서울", "울시", "人"]
-    assert lexical.split_words("हिन्दी cafe\u0301 ﬁne C № ㎐") == ["हिन्दी", "café", "fine", "no", "hz"]
-    index = LexicalIndex.build(["私は東京に住んでいます", "大阪は楽しい", "京都の寺"])
-    assert index.scores("東京の天気").argmax() == 0
-
-
-def test_the_language_is_detected_by_its_stop_words_and_its_stemmer_is_used():
-    german, french = "Die Katze liegt auf dem Dach und schläft.", "Le chat dort sur le toit parce que la maison est là."
-    texts = {german: "german", french: "french", "sqlite3 libxml2 gtk4": "english", "東京は日本の首都です": "english"}
-    assert {text: lexical.detect_language([text]) for text in texts} == texts
-    index = LexicalIndex.build(["viele Häuser", "eine Katze"], "german")
-    assert index.scores("Haus").tolist()[1] == 0
-    assert index.scores("Häusern")[0] > 0
-    for other in (pickle.loads(pickle.dumps(index)), copy.deepcopy(index)):
-        np.testing.assert_array_equal(other.scores("Häusern"), index.scores("Häusern"))
-    with pytest.raises(ConfigError, match=r"language='klingon': there is no stemmer for it\. Use one of: .*german"):
-        LexicalIndex.build(TEXTS, "klingon")
-    with pytest.raises(DataError, match="no words"):
-        LexicalIndex.build(["!!!", "?"])
-
-
-@given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 12))
-def test_best_rows_are_the_first_of_a_stable_sort(scores, count):
-    array = np.array(scores, np.float32)
-    np.testing.assert_array_equal(best_rows(array, count), np.argsort(-array, kind="stable")[:count])
-
-
-def test_scores_are_combined_after_standardising():
-    dense, words = np.array([0.9, 0.5, 0.1]), np.array([0.0, 0.0, 6.0])
-    one, other, rows = np.sqrt(1.5), np.sqrt(2), np.array([2, 0])
-    expected = [-0.75 * one + 0.25 * other, 0.75 * one - 0.25 / other]
-    np.testing.assert_allclose(combine(dense[rows], words[rows], 0.25, dense, words), expected)
-    alone = combine(dense, np.zeros(3), 0.25, dense, np.zeros(3))
-    np.testing.assert_allclose(alone, 0.75 * np.array([one, 0, -one]), atol=1e-9)
-    assert combine(*2 * [np.zeros(0)], 0.5, *2 * [np.zeros(0)]).shape == (0,)
-
-
-def test_the_weight_is_chosen_on_held_out_queries():
-    rng = np.random.default_rng(0)
-    relevant = [[row] for row in range(60)]
-    noise, signal = rng.normal(size=(60, 200)), rng.normal(size=(60, 200)) + 3 * np.eye(60, 200)
-    assert choose_weight(noise, np.maximum(signal, 0), relevant) >= 0.8
-    assert choose_weight(signal, np.maximum(noise, 0), relevant) <= DEFAULT_WEIGHT
-    assert choose_weight(noise[:2], noise[:2], relevant[:2]) == DEFAULT_WEIGHT  # no weight is better
-    assert choose_weight(np.zeros((0, 5)), np.zeros((0, 5)), []) == DEFAULT_WEIGHT
 
 
 def test_a_hybrid_search_ranks_by_both_halves():

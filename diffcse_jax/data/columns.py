@@ -175,6 +175,6 @@ def _texts(row: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], int
         if value is None:
             continue
         is_single = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
-        values += [value] if is_single else value
+        values.extend([value] if is_single else value)
     texts = [value for value in values if isinstance(value, str) and value.strip()]
     return texts, len(values) - len(texts)

@@ -24,7 +24,7 @@ from diffcse_jax.data.values import (
     LONGEST_ROW,
     Row,
     Rows,
-    is_sentence,
+    is_words,
     listed,
     unique_names,
 )
@@ -40,6 +40,10 @@ NAMED_SEPARATOR = re.compile(
     r'"?sep=([,;|\t])"?\s*', re.IGNORECASE
 )  # of Excel, on a line of its own
 
+LETTER = re.compile(r"[^\W\d_]")
+SENTENCE = re.compile("[.!\u2026\u3002\uff01]$")
+SIX_WORDS = re.compile(r"(\S+\s+){5}\S")
+
 Line = tuple[int, str]  # its number, and the text with its end
 
 
@@ -50,6 +54,16 @@ class Form(NamedTuple):
     has_quotes: bool = True  # of Python's rules
     spans_lines: bool = True  # fields in quotes may contain ends of lines
     skips_spaces: bool = False  # before a quote: `1, "a, b"`
+    width: int = 0  # fields of a row; 0: not known yet
+    shortest: int = 0  # fewer fields that a row may have, if its last ones are missing
+
+    @property
+    def is_lenient(self) -> bool:
+        """Return whether a line that breaks the rules is read as Python does if it is not strict.
+
+        Tabs separate text that often has quotes of its own, so that these stay.
+        """
+        return self.separator != "\t"
 
 
 class Record(NamedTuple):
@@ -66,6 +80,7 @@ class Head(NamedTuple):
 
     columns: tuple[str, ...]
     last: int = 0  # the line where it ends
+    shortest: int = 0  # see `Form`
     notes: tuple[str, ...] = ()
 
 
@@ -83,12 +98,13 @@ def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> Rows:
     form, skipped, notes = _form(sample, path, name)
     head = _head(sample[skipped:], form, name, wanted)
     places = {column: place for place, column in enumerate(head.columns)}
+    form = form._replace(width=len(places), shortest=head.shortest)
 
     def read(columns: Sequence[str], ledger: Ledger) -> Iterator[Row]:
         if missing := [column for column in columns if column not in places]:
             raise DataError(f"{name}: no column {missing[0]!r}. It has: {listed(places)}")
         rows = (line for line in lines(ledger) if line[0] > head.last)
-        for first, _, fields, fault in records(rows, form, len(places)):
+        for first, _, fields, fault in records(rows, form):
             if not any(map(str.strip, fields)):
                 ledger.leave_out(EMPTY, Place(name, first))
             elif fault:
@@ -171,16 +187,32 @@ def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) 
     if not found:
         return Head(())
     fields = _named([field.strip() for field in found[0].fields], found[1:])
+    rows = [record.fields for record in found[1:]]
+    shortest, notes = _shortest(rows, len(fields), name)
     is_named = bool(wanted) and set(wanted) <= set(fields)
-    if is_named or not _is_row(fields, [record.fields for record in found[1:]]):
-        columns, notes = unique_names(fields, name)
-        return Head(columns, found[0].last, notes)
+    if is_named or not _is_row(fields, rows):
+        columns, repeated = unique_names(fields, name)
+        return Head(columns, found[0].last, shortest, (*repeated, *notes))
     columns, _ = unique_names([""] * len(fields), name)
     note = (
         f"{name}: the first line holds no names of columns, so that it is read as a row; "
         f"the columns are called {listed(columns)}"
     )
-    return Head(columns, found[0].first - 1, (note,))
+    return Head(columns, found[0].first - 1, shortest, (note, *notes))
+
+
+def _shortest(rows: Sequence[Sequence[str]], width: int, name: str) -> tuple[int, tuple[str, ...]]:
+    """Return how few fields a row may have, and a note.
+
+    It is the width of the head, unless many rows have fewer: some programs leave out what is
+    missing at the end. A single short row is a part of a broken one.
+    """
+    counts = collections.Counter(len(fields) for fields in rows)
+    enough = max(3, len(rows) / 10)
+    usual = [each for each, count in counts.items() if 2 <= each < width and count >= enough]
+    if not usual:
+        return width, ()
+    return min(usual), (f"{name}: rows lack up to {width - min(usual)} of the last columns",)
 
 
 def _stands_beyond(rows: Sequence[Record], width: int) -> bool:
@@ -197,22 +229,27 @@ def _named(names: list[str], rows: Sequence[Record]) -> list[str]:
 
 def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Return whether the first line is a row: it has a sentence, and is like the lines below."""
-    kinds = [*map(_kind, fields)]
-    if "sentence" not in kinds:
+    kinds = [_kind(field, alone=len(fields) == 1) for field in fields]
+    if not {"sentence", "question"} & set(kinds):
         return False
     for place, kind in enumerate(kinds):
         below = collections.Counter(_kind(row[place]) for row in rows if place < len(row))
-        expected = below.most_common(1)[0][0] if below else "sentence"
-        if kind != expected:
+        below["words"] += below.pop("sentence", 0)  # a title may be one
+        expected = below.most_common(1)[0][0] if below.total() else "words"
+        if ("words" if kind == "sentence" else kind) != expected and below.total():
             return False
     return True
 
 
-def _kind(field: str) -> str:
+def _kind(field: str, *, alone: bool = True) -> str:
+    """Return what a field is. Beside others, a name may have many words, but no full stop."""
     text = field.strip()
-    if is_sentence(text):
+    if text.endswith(("?", "\uff1f")):
+        return "question"
+    is_long = len(text) > (60 if alone else 80)
+    if is_words(text) and (is_long or SENTENCE.search(text) or (alone and SIX_WORDS.match(text))):
         return "sentence"
-    return "words" if re.match(r"[^\W\d_]", text) else "other"
+    return "words" if LETTER.match(text) else "other"
 
 
 # Records
@@ -239,8 +276,8 @@ class _Feed:
             self.alone_until = lines[-2][0]
 
 
-def records(lines: Iterable[Line], form: Form, width: int = 0) -> Iterator[Record]:
-    """Yield the records of some lines. With a `width`, those with other widths have a fault."""
+def records(lines: Iterable[Line], form: Form) -> Iterator[Record]:
+    """Yield the records of some lines. If the width is known, those of another one have a fault."""
     feed = _Feed(lines)
     for number, line in feed:
         if not form.has_quotes or '"' not in line:
@@ -248,48 +285,50 @@ def records(lines: Iterable[Line], form: Form, width: int = 0) -> Iterator[Recor
         else:
             fields = _parsed([line], form) if len(line) <= csv.field_size_limit() else []
         if fields:
-            yield _checked(Record(number, number, fields), line, width)
+            yield _checked(Record(number, number, fields), line, form)
         elif form.spans_lines and number > feed.alone_until:
-            yield _spanning((number, line), feed, form, width)
+            yield _spanning((number, line), feed, form)
         else:
-            yield _alone((number, line), form, width)
+            yield _alone((number, line), form)
 
 
-def _checked(record: Record, text: str, width: int) -> Record:
+def _checked(record: Record, text: str, form: Form) -> Record:
     """Return a record with the right width, if nothing is lost by that, or with a fault.
 
     Empty fields at the end are dropped. In the only column of a table, separators are text.
     """
     fields = record.fields
-    if not width or len(fields) == width:
+    if not form.width or len(fields) == form.width:
         return record
-    if width == 1:
+    if form.width == 1:
         return record._replace(fields=[_bare(text)])
-    if len(fields) > width and not any(map(str.strip, fields[width:])):
-        return record._replace(fields=fields[:width])
+    if form.shortest <= len(fields) < form.width:
+        return record._replace(fields=[*fields, *[""] * (form.width - len(fields))])
+    if len(fields) > form.width and not any(map(str.strip, fields[form.width :])):
+        return record._replace(fields=fields[: form.width])
     return record._replace(fault=WRONG_WIDTH)
 
 
-def _spanning(first: Line, feed: _Feed, form: Form, width: int) -> Record:
+def _spanning(first: Line, feed: _Feed, form: Form) -> Record:
     """Read a record whose fields may span lines."""
     taken = [first]
     with _long_fields():
         fields = _parsed(_taking(taken, feed), form)
     text = "".join(line for _, line in taken)
-    record = _checked(Record(first[0], taken[-1][0], fields), text, width)
+    record = _checked(Record(first[0], taken[-1][0], fields), text, form)
     is_short = max(map(len, fields), default=LONGEST_ROW) <= LONGEST_TEXT
     if is_short and not record.fault:
         return record
     # Either a row of several lines that breaks a rule, or rows with one quote too many.
-    rows = _share_of_rows(taken, form, width)
+    rows = _share_of_rows(taken, form)
     if fields and rows < (1 if is_short else MOST):
         return record
-    if not fields and rows < MOST:
-        record = _loosely(taken, form, width)
+    if not fields and rows < MOST and form.is_lenient:
+        record = _loosely(taken, form)
         if not record.fault:
             return record
     feed.put_back(taken[1:])
-    return _alone(first, form, width)
+    return _alone(first, form)
 
 
 def _taking(taken: list[Line], feed: _Feed) -> Iterator[str]:
@@ -304,22 +343,25 @@ def _taking(taken: list[Line], feed: _Feed) -> Iterator[str]:
             return
 
 
-def _share_of_rows(taken: list[Line], form: Form, width: int) -> float:
+def _share_of_rows(taken: list[Line], form: Form) -> float:
     """Return how many lines are rows if each is read on its own."""
-    if not width:
+    if not form.width:
         return 1
-    return statistics.fmean(len(_alone(line, form, 0).fields) == width for line in taken)
+    free = form._replace(width=0)
+    return statistics.fmean(len(_alone(line, free).fields) == form.width for line in taken)
 
 
-def _alone(line: Line, form: Form, width: int) -> Record:
-    """Read a line as a record: by the rules, or with its quotes as they stand."""
+def _alone(line: Line, form: Form) -> Record:
+    """Read a line that breaks the rules, or with its quotes as they stand."""
     number, text = line
-    if form.spans_lines:
-        loose = _loosely([line], form, width)
+    if form.is_lenient:
+        loose = _loosely([line], form)
         if loose.fault != INVALID_CSV:
             return loose
-    plain = _checked(Record(number, number, _bare(text).split(form.separator)), text, width)
-    return plain._replace(fault=INVALID_CSV) if plain.fault and form.spans_lines else plain
+    fields = [] if form.is_lenient else _parsed([text], form)
+    plain = Record(number, number, fields or _bare(text).split(form.separator))
+    record = _checked(plain, text, form)
+    return record._replace(fault=INVALID_CSV) if record.fault and form.spans_lines else record
 
 
 def _parsed(texts: Iterable[str], form: Form) -> list[str]:
@@ -330,7 +372,7 @@ def _parsed(texts: Iterable[str], form: Form) -> list[str]:
         return []
 
 
-def _loosely(lines: Sequence[Line], form: Form, width: int) -> Record:
+def _loosely(lines: Sequence[Line], form: Form) -> Record:
     """Read lines as one record, as Python does if it is not strict."""
     text = "".join(line for _, line in lines)
     record = Record(lines[0][0], lines[-1][0], [])
@@ -342,7 +384,7 @@ def _loosely(lines: Sequence[Line], form: Form, width: int) -> Record:
             return record._replace(fault=INVALID_CSV)
     if reader.line_num != len(lines):  # it asked for more, because a quote is open
         return record._replace(fault=INVALID_CSV)
-    return _checked(record, text, width)
+    return _checked(record, text, form)
 
 
 def _reader(texts: Iterable[str], form: Form, *, strict: bool) -> Any:

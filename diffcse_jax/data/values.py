@@ -147,7 +147,7 @@ def text_columns(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> tupl
     Text is phrases, even if they are repeated, and short values such as titles and names if most
     of them differ. A column of few short values that repeat (`open`, `closed`) is a category.
     Numbers, dates, truth values, ids, codes and addresses are not text. If no column is text, the
-    categories are; without these, the codes: they are better read than left out.
+    categories are; without these, columns of letters: they are better read than left out.
     """
     judged = {column: _judge([row.get(column) for row in rows]) for column in columns}
     letters = [column for column in columns if judged[column] and not ID_NAME.search(column)]
@@ -157,11 +157,11 @@ def text_columns(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> tupl
 
 
 def _judge(values: Iterable[Any]) -> list[_Judged]:
-    """Return the texts of a column, or nothing if most of its values have no letters."""
+    """Return the texts of a column, or nothing if most of its values are not of letters."""
     present = [value for value in values if not is_missing(value)]
     judged = [_judged(value) for value in present if isinstance(value, str | bytes | list)]
-    with_letters = sum(bool(WORD.search(each.text)) for each in judged)
-    return judged if 2 * with_letters > len(present) else []
+    of_letters = sum(each.is_words or bool(WORD.fullmatch(each.text)) for each in judged)
+    return judged if 2 * of_letters > len(present) else []
 
 
 def _judged(value: Any) -> _Judged:
@@ -192,10 +192,3 @@ def is_words(text: str) -> bool:
     if not has_word or 2 * letters < len("".join(text.split())):
         return False
     return " " in text or not re.search(r"[\d_/\\@:]", text)
-
-
-def is_sentence(text: str) -> bool:
-    """Return whether a text is rather a sentence than the name of a column."""
-    return is_words(text) and bool(
-        len(text) > 60 or re.search(r"[.?!\u2026\u3002\uff01\uff1f]$|(\S+\s+){5}\S", text)
-    )

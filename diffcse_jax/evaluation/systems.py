@@ -14,9 +14,11 @@ from jaxtyping import Bool, Float, Float32, Int
 from diffcse_jax.data.sentences import canonical
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval
 from diffcse_jax.evaluation.answers import first_rows, groups_of
+from diffcse_jax.evaluation.hybrid_weight import choose_weight
 from diffcse_jax.evaluation.metrics import RetrievalMetric, paired_interval
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.lexical import LexicalIndex, choose_weight, combine
+from diffcse_jax.search.fusion import combine
+from diffcse_jax.search.lexical import LexicalIndex
 
 BM25 = "BM25"
 HYBRID = "mrr with BM25"

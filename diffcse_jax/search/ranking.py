@@ -12,8 +12,9 @@ from jaxtyping import Float32, Int
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.search.contents import Contents
 from diffcse_jax.search.embeddings import Queries
+from diffcse_jax.search.fusion import CANDIDATES, combine
 from diffcse_jax.search.hits import Hit, Hits, matches, plain_words, snippet
-from diffcse_jax.search.lexical import CANDIDATES, best_rows, combine, found_by_words
+from diffcse_jax.search.lexical import best_rows, found_by_words
 
 CLOSE = 0.35  # closeness of a query to its best passage; below, a note says so (docs/records/search.md)
 FEWEST_DOCUMENTS = 20  # of an index whose similarities say what is usual

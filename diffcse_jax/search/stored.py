@@ -13,7 +13,8 @@ from diffcse_jax.io import expand_path
 from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, Contents, Typical
 from diffcse_jax.search.embeddings import STORAGES, Embeddings, check_storage, expected_arrays
 from diffcse_jax.search.folder import Reader, Writer
-from diffcse_jax.search.lexical import DEFAULT_WEIGHT, LexicalIndex
+from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.vector_store import EncoderRecord
 
 STDIN = "-"
