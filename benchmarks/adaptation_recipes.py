@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks import measure
 from diffcse_jax.config import Config, shipped_config
+from diffcse_jax.data.corpus import Kind, Row
 from diffcse_jax.errors import reported_to_user
 
 KEPT = 0.4  # share of the words that TSDAE keeps (Wang et al. 2021, Section 3.1)
@@ -143,7 +144,7 @@ def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
     trainer = library.SentenceTransformerTrainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_dict(columns(name, texts, config.train.seed)),
+        train_dataset=Dataset.from_dict(columns(name, texts.rows(), config.train.seed)),
         loss=_loss(name, model),
     )
     trainer.train()
@@ -153,19 +154,20 @@ def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
     return times | dataclasses.asdict(recipe)
 
 
-def columns(name: str, texts: Iterable[tuple[str, ...]], seed: int) -> dict[str, list[str]]:
+def columns(name: str, rows: Iterable[Row], seed: int) -> dict[str, list[str]]:
     """Return the examples of a recipe of the library.
 
     Args:
         name: The recipe.
-        texts: Pairs or single sentences.
+        rows: Pairs or single sentences.
         seed: Decides which words TSDAE deletes, and which are taken out of a passage without a title.
     """
     generator = random.Random(seed)
     if name == "pairs":
-        leads, rests = zip(*[pair if pair[0] != pair[1] else _cloze(pair[0], generator) for pair in texts], strict=True)
+        pairs = [row.texts if row.kind == Kind.TEXTS else _cloze(row.texts[0], generator) for row in rows]
+        leads, rests = zip(*pairs, strict=True)
         return {"anchor": list(leads), "positive": list(rests)}
-    sentences = [sentence for (sentence,) in texts]
+    sentences = [row.texts[0] for row in rows]
     if name == "simcse":
         return {"anchor": sentences, "positive": sentences}
     return {"damaged": [_damaged(sentence, generator) for sentence in sentences], "original": sentences}

@@ -19,7 +19,7 @@ from benchmarks import measure, workload
 from benchmarks.measure import Implementation
 from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.models import hf
+from diffcse_jax.models import files
 
 
 def ours(folder: Path, sentences: list[str], batch_size: int, precision: str) -> Implementation:
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Measure as the command line says, write the record and return it."""
     args = parse(argv)
     measure.use_cores(args.threads)
-    folder = hf.find_folder(args.model)
+    folder = files.find_folder(args.model)
     if args.text:
         sentences = workload.read_sentences(args.text, args.sentences)
     else:

@@ -25,7 +25,7 @@ from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import Settings, Task, senteval, sts
 from diffcse_jax.evaluation.runner import find_task
 from diffcse_jax.evaluation.senteval_data import senteval_folder
-from diffcse_jax.models import hf
+from diffcse_jax.models import files
 
 # What SentEval also encodes, to choose the regularization of a trained regression.
 TRAINING_PAIRS = {
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     options = parser.parse_args(argv)
 
     folder = senteval_folder(options.data_dir)
-    torch_encoder = torch_senteval.Encoder(hf.find_folder(options.model))
+    torch_encoder = torch_senteval.Encoder(files.find_folder(options.model))
     record: dict[str, Any] = {"model": options.model, "mode": options.mode, "tasks": {}}
     for name in options.tasks.split(","):
         record["tasks"][name] = compare(find_task(name), folder, options.mode, options.model, torch_encoder)

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.evaluation.retrieval import read_collection
+from diffcse_jax.evaluation.search_collections import read_collection
 from diffcse_jax.search.embeddings import STORAGES, Embeddings
 from diffcse_jax.search.lexical import DEFAULT_WEIGHT, WEIGHTS, LexicalIndex, best_rows, combine, ndcg
 

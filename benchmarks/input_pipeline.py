@@ -22,7 +22,7 @@ from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import build_or_open, load_tokenizer
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.models import hf
+from diffcse_jax.models import files
 
 LENGTH = 32
 
@@ -54,7 +54,7 @@ def measure_batches(folder: Path, sentences: int, batch_size: int, seconds: floa
 
 def measure_tokenizing(folder: Path, sentences: int) -> dict[str, Any]:
     """Tokenise text into a store, including reading and writing, on all cores of this process."""
-    tokenizer = load_tokenizer(hf.find_folder("minilm"))
+    tokenizer = load_tokenizer(files.find_folder("minilm"))
     words = np.array(sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha()))
     rng = np.random.default_rng(0)
     text = folder / f"{sentences}.txt"

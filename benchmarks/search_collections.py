@@ -50,7 +50,7 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
     """
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.retrieval import measure as score
-    from diffcse_jax.evaluation.retrieval import read_collection
+    from diffcse_jax.evaluation.search_collections import read_collection
     from diffcse_jax.search.lexical import LexicalIndex, best_rows, combine, found_by_words
 
     collection = read_collection(folder)
@@ -64,7 +64,8 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
         found = {"BM25": lexical, name: dense}
         found |= {other: combine(dense, lexical, weight, dense, lexical) for other, weight in weights.items()}
         for system, scores in found.items():
-            rows = found_by_words(scores, 100) if system == "BM25" else best_rows(scores, 100)
+            best_of = found_by_words if system == "BM25" else best_rows
+            rows = best_of(scores, 101)  # one more than counts: a query does not find itself
             best = {ids[row]: float(scores[row]) for row in rows.tolist()}
             rankings.setdefault(system, {})[key] = best
     return {system: score(collection.judgements, ranking) for system, ranking in rankings.items()}
@@ -74,7 +75,7 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
     """Score a starting checkpoint on people's questions, and on the queries that are made of the documents."""
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.dev import queries_of_documents
-    from diffcse_jax.evaluation.metrics import compare_systems
+    from diffcse_jax.evaluation.systems import compare_systems
     from diffcse_jax.search.lexical import DEFAULT_WEIGHT
 
     scores = answer(folder, model, START, {START + WITH_BM25: DEFAULT_WEIGHT})

@@ -15,7 +15,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.models import hf, layers
+from diffcse_jax.models import files, hf, layers
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
 
@@ -151,7 +151,7 @@ def text_store(path: Path, folder: Path, sentences: int, length: int) -> TokenSt
     folder.mkdir(parents=True)
     lines = folder / "lines.txt"
     lines.write_text("".join(f"{sentence}\n" for sentence in read_sentences(path, sentences)), encoding="utf-8")
-    tokenizer = load_tokenizer(hf.find_folder("minilm"))
+    tokenizer = load_tokenizer(files.find_folder("minilm"))
     return build_or_open(open_corpus(DataConfig(train_file=str(lines))), tokenizer, length, folder)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from diffcse_jax import hosts
 from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, unknown_key_message
 from diffcse_jax.config.groups import OF_DOCUMENTS
-from diffcse_jax.data.sources import Text, as_texts, write_held_out, write_sentences
+from diffcse_jax.data.memory import Text, as_texts, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, Interrupted, UserError
 from diffcse_jax.export import export

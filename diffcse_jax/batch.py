@@ -34,7 +34,6 @@ class TokenRows(NamedTuple):
     input_ids: Any  # (rows, length) int32
     attention_mask: Any  # (rows, length) int32: 1 for real tokens, 0 for padding
     layout: PackedLayout | None = None  # None: padding is computed as well
-    prompt_tokens: Any = None  # (rows,) int32: first positions that pooling leaves out; None: it reads all
 
     def padded(self) -> "TokenRows":
         """Return the same rows without their layout, so that padding is computed."""
@@ -49,7 +48,6 @@ class Batch(NamedTuple):
     layout: PackedLayout | None = None  # layout of the rows of all views
     anchor_layout: PackedLayout | None = None  # layout of the anchors alone
     next: "Batch | None" = None  # the sentence that follows each example in its document, once per view
-    prompt_tokens: Any = None  # (examples, views) int32: as for `TokenRows`
     labels: Any = None  # labels by the name of their task: (examples,) int32 or float32
 
     @property
@@ -61,8 +59,7 @@ class Batch(NamedTuple):
     def rows(self) -> TokenRows:
         """All views as rows; row = example * count + view, so the rows of an example are on one device."""
         ids, mask = (values.reshape(-1, values.shape[-1]) for values in (self.input_ids, self.attention_mask))
-        prompt_tokens = None if self.prompt_tokens is None else self.prompt_tokens.reshape(-1)
-        return TokenRows(ids, mask, self.layout, prompt_tokens)
+        return TokenRows(ids, mask, self.layout)
 
     def by_view(self, values: Any) -> tuple[Any, ...]:
         """Split values of all rows, shape (rows, ...), into those of the first views, the second views, and so on."""
@@ -72,8 +69,7 @@ class Batch(NamedTuple):
     @property
     def anchors(self) -> TokenRows:
         """The first view of each example."""
-        prompt_tokens = None if self.prompt_tokens is None else self.prompt_tokens[:, 0]
-        return TokenRows(self.input_ids[:, 0], self.attention_mask[:, 0], self.anchor_layout, prompt_tokens)
+        return TokenRows(self.input_ids[:, 0], self.attention_mask[:, 0], self.anchor_layout)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("batch_size", "rows_per_file", "top_k"):
             if (count := getattr(options, name, None)) is not None and count < 1:
                 raise ConfigError(f"--{name}: expected at least 1, got {count}")
+        if options.name in WITH_KEYS and options.strict:
+            rest.append("--config.data.on_bad_line=error")
         options.overrides, options.command = rest, shlex.join(["diffcse", *arguments])
         with ctrl_c_ends_process():
             from diffcse_jax.hosts import keep_compiled, set_verbosity
@@ -329,12 +331,14 @@ def _add_run_options(add: Add, folder: str, files: Iterable[Path], workdir: str)
     names = ", ".join(sorted(file.stem for file in files))
     add("--config", metavar="NAME_OR_FILE", required=True, help=f"a file, or the name of one in {folder}: {names}")
     add("--workdir", metavar="DIR", help=workdir)
+    strict = "a file or text that cannot be used is an error (--config.data.on_bad_line=error)"
+    add("--strict", action="store_true", help=strict)
 
 
 def _read_run_options(options: argparse.Namespace) -> tuple[Config, Path]:
     """Return the chosen configuration with its overrides, and the run folder."""
     rest = [re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each) for each in options.overrides]
-    overrides = read_overrides(rest, others=("config", "workdir", "quiet", "verbose"))
+    overrides = read_overrides(rest, others=("config", "workdir", "strict", "quiet", "verbose"))
     name, config = configuration(options.config, overrides)
     from diffcse_jax.api import named_workdir
 

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax.data.tokens import load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
+from diffcse_jax.data.tokens import check_token_ids, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
@@ -83,11 +83,9 @@ class SentenceEncoder(Searcher):
                 f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this model has no weights "
                 "for it. Use 'cls_before_pooler' for the first position without a head"
             )
-        if len(tokenizer) > config.vocab_size:
-            raise CheckpointError(
-                f"the tokenizer has {len(tokenizer)} tokens, but the model only {config.vocab_size} token embeddings. "
-                "Use the tokenizer of this model"
-            )
+        check_token_ids(tokenizer, config.vocab_size, config.type_vocab_size, name)
+        if max_length is not None and max_length > config.max_length:
+            raise ConfigError(f"max_length={max_length}: {name} reads at most {config.max_length} tokens")
         self.config = config
         self.tokenizer = tokenizer
         self.pooler = pooler
@@ -227,7 +225,7 @@ class SentenceEncoder(Searcher):
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
         with alone, Progress("encoding", "sentences", len(distinct), quiet=not show_progress) as progress:
-            for rows, computed in self._encode_distinct(token_ids, batch_size, prompt):
+            for rows, computed in self._encode_distinct(token_ids, batch_size):
                 vectors[rows] = computed
                 progress.update(len(rows))
         require_finite(vectors)
@@ -303,8 +301,6 @@ class SentenceEncoder(Searcher):
         settings |= {"precision": self.dtype.name, "dimension": self.dimension}
         if self.sentence_head.layers:
             settings["head"] = self.sentence_head.layers
-        if not self.prompts.pooled:
-            settings["include_prompt"] = False
         if self.max_length != self.config.max_length:
             settings["max_length"] = self.max_length
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -317,18 +313,15 @@ class SentenceEncoder(Searcher):
         return digest.hexdigest()[:32]
 
     def _encode_distinct(
-        self, token_ids: list[list[int]], batch_size: int, prompt: str
+        self, token_ids: list[list[int]], batch_size: int
     ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
         """Yield numbers of sentences and their embeddings, longest sentences first."""
-        prompt_tokens = None
-        if prompt and not self.prompts.pooled:  # as in sentence-transformers, [CLS] counts as a part of the prompt
-            prompt_tokens = len(self._tokenize([prompt], self.max_length)[0][0]) - 1
         forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh, self.sentence_head.layers)
         batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         while True:
             for rows, batch in itertools.islice(batches, 3 - len(running)):  # two wait while the device computes one
-                running.append((rows, forward(self.params, *batch, prompt_tokens)))
+                running.append((rows, forward(self.params, *batch)))
             if not running:
                 return
             rows, computed = running.popleft()

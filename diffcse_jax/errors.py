@@ -131,8 +131,14 @@ def ctrl_c_ends_process() -> contextlib.AbstractContextManager[None]:
 
 
 def counted(count: int, what: str) -> str:
-    """Return a number with its noun. The plural is marked: `line{s}` becomes `1 line` or `3,200 lines`."""
-    return f"{count:,} {what.replace('{s}', '' if count == 1 else 's')}"
+    """Return a number with its noun, whose ending is marked.
+
+    `line{s}` becomes `1 line` or `3,200 lines`, and `quer{y}` becomes `1 query` or `2 queries`.
+    """
+    endings = {"{s}": "", "{y}": "y"} if count == 1 else {"{s}": "s", "{y}": "ies"}
+    for mark, ending in endings.items():
+        what = what.replace(mark, ending)
+    return f"{count:,} {what}"
 
 
 def require_extra(module: str, extra: str) -> Any:

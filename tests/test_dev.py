@@ -10,9 +10,10 @@ from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
 from diffcse_jax.data import documents
-from diffcse_jax.evaluation import CachedEncoder, dev, metrics, senteval_data
-from diffcse_jax.evaluation.metrics import HYBRID, RetrievalMetric, System, general_sentences, paired_interval
+from diffcse_jax.evaluation import CachedEncoder, dev, metrics, senteval_data, systems
+from diffcse_jax.evaluation.metrics import RetrievalMetric, general_sentences, paired_interval
 from diffcse_jax.evaluation.runner import find_task
+from diffcse_jax.evaluation.systems import HYBRID, System
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
 
@@ -210,11 +211,11 @@ TARGETS = [f"{letter} {word} text" for letter, word in zip("adgjmpsvyb", WORDS, 
 
 def test_each_half_finds_what_it_can():
     def compared(queries):
-        return metrics.compare_systems({"letters": letters()}, RetrievalMetric("lead_retrieval", 64, queries, TARGETS))
+        return systems.compare_systems({"letters": letters()}, RetrievalMetric("lead_retrieval", 64, queries, TARGETS))
 
     bm25, dense, hybrid = compared([f"{text[0]} nothing" for text in TARGETS])
-    systems = [(each.name, each.mode) for each in (bm25, dense, hybrid)]
-    assert systems == [("BM25", "lexical"), ("letters", "dense"), ("letters + BM25", "hybrid")]
+    found = [(each.name, each.mode) for each in (bm25, dense, hybrid)]
+    assert found == [("BM25", "lexical"), ("letters", "dense"), ("letters + BM25", "hybrid")]
     assert dense.score == hybrid.score == 100
     assert bm25.reciprocal_ranks == pytest.approx(100 / 5.5)  # no word in common, so all texts tie
     bm25, dense, hybrid = compared([f"k {text.split()[1]}" for text in TARGETS])
@@ -227,13 +228,13 @@ def test_simple_systems_are_recommended_unless_they_are_worse():
         return System(name, "dense", name, 0.0, 100 / np.array(ranks))
 
     start, adapted = system("start", [2] * 40), system("adapted", [1] * 40)
-    assert metrics.recommend([start, adapted]) is adapted
-    assert metrics.describe_recommendation([start, adapted], adapted) == "Recommended for search: adapted."
+    assert systems.recommend([start, adapted]) is adapted
+    assert systems.describe_recommendation([start, adapted], adapted) == "Recommended for search: adapted."
     hardly = system("hardly", [1] + [2] * 39)
-    assert metrics.recommend([start, hardly]) is start
-    described = metrics.describe_recommendation([start, hardly], start)
+    assert systems.recommend([start, hardly]) is start
+    described = systems.describe_recommendation([start, hardly], start)
     assert "The score of hardly is 1.25 higher, but this may be chance" in described
-    assert metrics.recommend([adapted, start]) is adapted
+    assert systems.recommend([adapted, start]) is adapted
     low, high = hardly.interval()
     assert low < hardly.score < high
     assert start.interval(system("same", [2] * 40)) == (0, 0)

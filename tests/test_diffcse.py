@@ -156,15 +156,6 @@ def test_a_full_sentence_loses_what_comes_last_and_keeps_sep(sentence_lengths, s
         assert short == (full if len(full) <= max_length else [*full[: max_length - 1], full[-1]])
 
 
-def test_a_prompt_that_pooling_leaves_out_stays():
-    ids = jnp.arange(MASK + 1, MASK + 9)[None]
-    rows = TokenRows(ids, jnp.ones_like(ids), prompt_tokens=jnp.array([3]))
-    options = EditOptions(edit="mixed", insert_ratio=1.0, delete_ratio=1.0)
-    changed, _, _ = change_lengths(jax.random.key(0), rows, options, VOCABULARY, 24)
-    assert changed.prompt_tokens.tolist() == [3]
-    assert changed.input_ids[0, :4].tolist() == [*ids[0, :3].tolist(), MASK]
-
-
 def test_lengths_change_in_the_shares_that_were_asked_for():
     lengths = np.full(100, 200)
     for edit, insert, delete in (("insert", 0.15, 0.0), ("delete", 0.0, 0.15), ("mixed", 0.3, 0.1)):

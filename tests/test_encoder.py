@@ -14,7 +14,7 @@ from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import write_tensors
-from diffcse_jax.models import hf
+from diffcse_jax.models import files, hf
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.search.records import checked_sentences, records_of
 
@@ -39,7 +39,7 @@ def tiny(tiny_dir):
 
 def test_weights_that_only_transformers_does_not_find_are_not_random(tmp_path, minilm_dir, monkeypatch):
     checkpoint = hf.read(str(write_tiny_model(tmp_path, minilm_dir)))
-    tensors = hf.read_tensors(tmp_path)
+    tensors = files.read_tensors(tmp_path)
     lost = "encoder.layer.0.output.dense.bias"
     write_tensors(tmp_path / "model.safetensors", {name: tensors[name] for name in tensors if name != lost})
     monkeypatch.setattr(hf, "read", lambda _: checkpoint)

@@ -25,7 +25,6 @@ from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.hf import Pretrained, transformer_config
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
@@ -264,11 +263,6 @@ def test_cut_embeddings_have_no_dev_results():
     assert "| embedding size | 8, cut from 16 |\n| sizes that it was trained for | 4, 8, 16 |" in cut.text
     assert "matryoshka" in cut.data.tags
     assert "| embedding size | 16 |" in card_of(saved_with(config_of("adapt")), truncate_dim=16)
-
-
-def test_a_card_says_what_transformers_cannot_do():
-    prompts = Prompts({"query": "query: "}, pooled=False)
-    assert "cannot leave the prompt out" in card_of(saved_with(config_of("adapt"), pooler="avg", prompts=prompts))
 
 
 @pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections

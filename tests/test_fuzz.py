@@ -150,7 +150,7 @@ def test_corpora(tmp_path, extension, data):
     path = write(tmp_path / f"a{extension}{compression}", content)
     options = {"on_bad_line": data.draw(st.sampled_from(["skip", "error"]))}
     options |= {"pairs": "lead"} if extension in DOCUMENTS else {}
-    rows = result_or_user_error(lambda: list(open_corpus(DataConfig(train_file=str(path), **options))))
+    rows = result_or_user_error(lambda: [row.texts for row in open_corpus(DataConfig(train_file=str(path), **options)).rows()])
     for row in rows or []:
         assert all(text.strip() and text.encode() for text in row)
         assert extension in DOCUMENTS or row == tuple(text.strip() for text in row)

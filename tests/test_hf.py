@@ -20,7 +20,7 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import write_tensors
-from diffcse_jax.models import hf, layers
+from diffcse_jax.models import files, hf, layers
 from diffcse_jax.models.families import nomic_bert
 from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
@@ -273,7 +273,7 @@ def test_a_pickle_is_read_without_running_code(bert, folder, monkeypatch):
     assert not marker.exists()
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pip install torch.*convert it to safetensors"):
-        hf.read_tensors(folder)
+        files.read_tensors(folder)
 
 
 def old_name(name: str) -> str:
@@ -396,7 +396,7 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
         "wrong shape: embeddings.LayerNorm.weight is (7,), config.json says (24,)",
         "wrong shape: encoder.layer.0.output.dense.weight is (40, 24), config.json says (24, 40)",
     ]
-    rewrite(folder, lambda tensors: tensors | {f"surprise.{number}": torch.zeros(1) for number in range(80)})
+    rewrite(folder, lambda tensors: tensors | {f"bert.more.{number}": torch.zeros(1) for number in range(80)})
     assert len(assert_refused(folder, r"and 37 more$").splitlines()) == 52
 
 
@@ -448,7 +448,7 @@ def test_missing_and_damaged_files_are_named(folder):
 
 @pytest.mark.parametrize("name", ["./nowhere", "~nobody-of-this-name", "a/b/c", "", "/" + "a" * 5000])
 def test_a_missing_path_is_not_looked_up_in_the_hub(name, monkeypatch):
-    monkeypatch.setattr(hf, "_download", lambda name: pytest.fail("asked the hub"))
+    monkeypatch.setattr(files, "_download", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match=f"^model folder not found: {name[:200]}$"):
         read(name)
 

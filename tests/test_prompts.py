@@ -9,11 +9,10 @@ from tiny_model import write_tiny_model
 from tiny_run import overrides, run_settings
 
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.batch import Batch
 from diffcse_jax.cli import main
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.sampling import Crops, open_augmentation
 from diffcse_jax.data.tokens import build_or_open, load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
@@ -41,12 +40,9 @@ def folder(tmp_path, minilm_dir):
     return make
 
 
-@pytest.mark.parametrize(
-    ("pooler", "pooled"),
-    [("avg", True), ("avg_first_last", False), ("cls", False), ("lasttoken", False), ("weightedmean", False)],
-)
-def test_embeddings_equal_those_of_sentence_transformers(folder, pooler, pooled):
-    path = folder(Prompts({**E5.by_name, "title": "title: "}, "title", pooled), pooler)
+@pytest.mark.parametrize("pooler", ["avg", "avg_first_last", "cls", "lasttoken", "weightedmean"])
+def test_embeddings_equal_those_of_sentence_transformers(folder, pooler):
+    path = folder(Prompts({**E5.by_name, "title": "title: "}, "title"), pooler)
     ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")
     for encode in (
         lambda model: model.encode(TEXTS),
@@ -107,17 +103,25 @@ def test_wrong_prompts_are_refused(folder):
         read(path)
 
 
+def test_a_model_whose_pooling_leaves_prompts_out_is_refused(folder):
+    path = folder() / "1_Pooling/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"include_prompt": False}))
+    message = r"1_Pooling/config\.json: include_prompt is false: .*not supported"
+    with pytest.raises(CheckpointError, match=message):
+        SentenceEncoder.from_pretrained(path.parents[1])
+
+
 @pytest.mark.parametrize("pairs", ["dropout", "crops"])
 def test_views_begin_with_their_prompt(tmp_path, minilm_dir, pairs):
     """Neither crops nor augmentations touch it."""
     tokenizer = load_tokenizer(minilm_dir)
-    rows = [(" ".join(f"{number}" for number in range(start, start + 30)),) for start in range(8)]
+    rows = [Row((" ".join(map(str, range(start, start + 30))),), start) for start in range(8)]
     data = DataConfig("rows", pairs=pairs, max_length=20, augmentation="none" if pairs == "crops" else "crop")
-    corpus = Corpus("rows", ("sentence",), lambda: enumerate(rows, 1), lambda: "rows")
+    corpus = Corpus("rows", ("sentence",), lambda _: iter(rows), lambda: "rows")
     store = build_or_open(corpus, tokenizer, 64, tmp_path, prompts=["search query: "])
     examples = Crops(store, 20, 3) if pairs == "crops" else store  # the prompt has three tokens
-    options = {"augmentation": open_augmentation(data, tokenizer), "pools_prompts": False, "pad_token_id": 0}
-    options |= {"batch_size": 4, "steps": 3, "seed": 1, "prompt_tokens": [3] * len(examples.columns)}
+    options = {"augmentation": open_augmentation(data, tokenizer), "prompt_tokens": 3, "pad_token_id": 0}
+    options |= {"batch_size": 4, "steps": 3, "seed": 1}
     source = BatchSource(examples, **options)
     for index in range(3):
         batch = source[index]
@@ -126,8 +130,6 @@ def test_views_begin_with_their_prompt(tmp_path, minilm_dir, pairs):
             assert words[:4] == ["[CLS]", "search", "query", ":"]
             numbers = [int(word) for word in words[4:] if word.isdecimal()]
             assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
-        assert (batch.prompt_tokens == 4).all()
-    assert Batch(*batch).rows.prompt_tokens.shape == (8,)
 
 
 @pytest.mark.slow

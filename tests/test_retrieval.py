@@ -1,17 +1,19 @@
-import json
+import re
 
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from test_search_collections import write_beir
 from test_sts import TableEncoder
 
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Settings, dev, retrieval
-from diffcse_jax.evaluation.results import details, task_title
-from diffcse_jax.evaluation.retrieval import compare, measure, read_collection, read_run
+from diffcse_jax.evaluation.results import task_title
+from diffcse_jax.evaluation.retrieval import compare, measure
 from diffcse_jax.evaluation.runner import expand_groups, find_task
+from diffcse_jax.evaluation.search_collections import read_collection
 
 
 def test_scores_of_known_ranks():
@@ -84,31 +86,10 @@ def test_invalid_files_are_named(task, content, message, tmp_path, monkeypatch):
 
 # Search collections
 
-CORPUS = [{"_id": "d1", "title": "a", "text": "wing"}, {"_id": "d2", "text": "c"}, {"_id": 3, "title": "", "text": "f"}]
-QUERIES = [{"_id": "q1", "text": "b"}, {"_id": "q2", "text": "f"}, {"_id": "of another split", "text": "k"}]
-JUDGEMENTS = "query-id\tcorpus-id\tscore\nq1\td2\t2\nq1\td1\t1\nq2\t3\t1\nq2\td1\t0\n"
-
 
 @pytest.fixture
 def beir(tmp_path):
-    folder = tmp_path / "tiny"
-    (folder / "qrels").mkdir(parents=True)
-    for name, rows in (("corpus", CORPUS), ("queries", QUERIES)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "qrels/test.tsv").write_text(JUDGEMENTS)
-    return folder
-
-
-def test_both_forms_are_read_alike(beir, tmp_path):
-    trec = tmp_path / "trec"
-    trec.mkdir()
-    (trec / "collection.tsv").write_text("d1\ta wing\nd2\tc\n3\tf\n")
-    (trec / "topics.tsv").write_text("q1\tb\nq2\tf\nq9\tk\n")
-    (trec / "qrels.txt").write_text("q1 0 d2 2\nq1 0 d1 1\nq2 0 3 1\nq2 0 d1 0\n")
-    collection = read_collection(beir)
-    assert collection == read_collection(trec)
-    assert collection.documents == {"d1": "a wing", "d2": "c", "3": "f"}
-    assert collection.judgements == {"q1": {"d2": 2, "d1": 1}, "q2": {"3": 1, "d1": 0}}
+    return write_beir(tmp_path / "tiny")
 
 
 def test_measures_by_hand(beir):
@@ -121,6 +102,23 @@ def test_measures_by_hand(beir):
     assert scores["recall@100"] == {"q1": 100, "q2": 0}
 
 
+def test_a_query_that_is_a_document_does_not_find_itself(tmp_path):
+    """As in ArguAna and Quora. A document that is judged relevant has the query's number by chance."""
+    texts = {"t0": "a", "t1": "k", "c0": "b", "c1": "l"}
+    corpus, queries = ([{"_id": key, "text": texts[key]} for key in keys] for keys in (texts, ("t0", "t1")))
+    folder = write_beir(tmp_path / "self", corpus, queries, "t0\tc0\t1\nt1\tc1\t1\n")
+    task, runs = find_task(f"retrieval:{folder}"), Settings(runs=tmp_path / "runs", model="m")
+    found = task.run(letters(), tmp_path, runs)
+    assert (found["ndcg@10"], found["mrr@10"], found["map"]) == (100, 100, 100)
+    run = tmp_path / "runs/m.self.trec"
+    assert not re.search("(t.) Q0 \\1 ", run.read_text())
+    run.write_text(run.read_text() + "t0 Q0 t0 0 9 other\nt1 Q0 t1 0 9 other\n")
+    compared = task.run(letters(), tmp_path, Settings(against=run))["against"]
+    assert (compared["ndcg@10"], compared["difference"]) == (100, 0)
+    (folder / "qrels/test.tsv").write_text("t0\tt0\t1\nt1\tc1\t1\n")
+    assert task.run(letters(), tmp_path)["ndcg@10"] == 100
+
+
 def test_comparisons_by_hand():
     first = np.array([10.0, 20, 30, 40, 50, 60])
     assert compare(first, first) == {"difference": 0, "low": 0, "high": 0, "p": 1}
@@ -128,53 +126,3 @@ def test_comparisons_by_hand():
     assert compare(first, first + 6) == {"difference": 6, "low": 6, "high": 6, "p": p}
     with pytest.raises(DataError, match="two queries or more"):
         compare(first[:1], first[1:2])
-
-
-def test_a_task_writes_its_run_and_compares_with_one(beir, tmp_path):
-    task = find_task(f"retrieval:{beir}")
-    first = task.run(letters(), tmp_path, Settings(runs=tmp_path / "runs", model="angles"))
-    assert first["n"] == 2
-    run = tmp_path / "runs/angles.tiny.trec"
-    ranking = read_run(run, read_collection(beir))
-    assert {query: [*found] for query, found in ranking.items()} == {"q1": ["d1", "d2", "3"], "q2": ["3", "d2", "d1"]}
-    close = {"q1": {"d1": 0.9000001, "d2": 0.90000004}}
-    retrieval.write_run(tmp_path / "close.trec", close, "it")
-    assert read_run(tmp_path / "close.trec", read_collection(beir)) == close
-    second = task.run(letters(), tmp_path, Settings(against=run))
-    found = {"model": "it", "pooler": "avg", "tasks": {task.name: second}, "not_official": {}, "missing": {}}
-    assert "95% interval +0.00 to +0.00, p = 1.0000 (randomisation test)" in details(found)
-    assert second.pop("against")["difference"] == 0
-    assert second == first
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "problem"),
-    [
-        ("corpus.jsonl", '{"text": "a"}', r"corpus.jsonl, line 1: expected an object with `_id` and `text`"),
-        ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}', "line 2: the id 'd1' occurs twice"),
-        ("queries.jsonl", "[", "queries.jsonl, line 1: expected an object with"),
-        ("qrels/test.tsv", "q1\td1\t1\nq1\tother\t1", "line 2: the document 'other' is not in the collection"),
-        ("qrels/test.tsv", "q1\td1\t1\nq7\td1\t1", "line 2: the query 'q7' is not in the collection"),
-        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\t0", "line 2: the query 'q2' has no relevant document"),
-        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\tmuch", "line 2: expected a query, a document and a grade"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
-    ],
-)
-def test_invalid_collections_are_refused_with_file_and_line(beir, file, content, problem):
-    (beir / file).write_text(content)
-    with pytest.raises(DataError, match=problem):
-        read_collection(beir)
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("q1 Q0 d1 1 0.5", "line 2: expected `query Q0 document rank score name`"),
-        ("q1 Q0 d9 1 0.5 x", "line 2: the document 'd9' is not in the collection"),
-        ("q1 Q0 d1 1 nan x", "line 2: the score 'nan' is not a finite number"),
-    ],
-)
-def test_invalid_runs_are_refused_with_file_and_line(beir, tmp_path, line, problem):
-    (tmp_path / "run.trec").write_text(f"q2 Q0 d1 1 0.5 x\n{line}\n")
-    with pytest.raises(DataError, match=problem):
-        read_run(tmp_path / "run.trec", read_collection(beir))

@@ -103,7 +103,7 @@ def test_shipped_studies_are_valid(file, tmp_path):
 def test_rows_with_and_without_next_sentences_read_the_same_sentences(name, tmp_path):
     (tmp_path / "a.txt").write_text("This is one. It has two.\nThis is\n\nAnother document is here.\nIt has two.\n")
     made = make_plan(*studies.read_study(name), [f"--config.data.train_file={tmp_path}/a.txt"], tmp_path)
-    assert len({tuple(open_corpus(run.config.data).in_documents()) for run in made.runs}) == 1
+    assert len({tuple(open_corpus(run.config.data).rows()) for run in made.runs}) == 1
 
 
 def test_fine_tunings_start_from_the_encoder_of_every_row(tmp_path):

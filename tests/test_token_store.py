@@ -14,7 +14,7 @@ from tiny_run import full_disk
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import tokens
-from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import TokenStore, build_or_open, tokenise, unlimited_tokenizer
 from diffcse_jax.errors import DataError, DiskError
@@ -85,17 +85,18 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, largest_id, dtype):
 
 
 def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeypatch):
-    (tmp_path / "a.csv").write_bytes(b"sentence,positive\none two,three\n,six\n\xe9,four\n")
+    (tmp_path / "a.csv").write_bytes(b"sentence,positive\none two,three\n,six\nfour\n")
     corpus = open_corpus(DataConfig(train_file=str(tmp_path / "a.csv")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     store = build_or_open(corpus, word_tokenizer(), 8)
     assert store.folder.parent == tmp_path / "xdg/diffcse_jax/tokens"
     assert capsys.readouterr().err.endswith("first row: sentence 'one two', positive 'three'\n")
-    monkeypatch.setattr(Corpus, "in_documents", lambda self: pytest.fail("the corpus was read again"))
+    monkeypatch.setattr(Corpus, "rows", lambda *_: pytest.fail("the corpus was read again"))
     build_or_open(corpus, word_tokenizer(), 8)
     message = capsys.readouterr().err
     assert "found tokens of " in message
-    assert "1 row (sentence, positive), 7 tokens (skipped 2 lines: 1 empty, 1 not UTF-8 (to convert" in message
+    assert "1 row (sentence, positive), 7 tokens (" in message
+    assert "left out 2 texts: 1 empty, 1 with a wrong number of fields" in message
 
 
 def test_each_change_of_the_tokens_makes_another_store(tmp_path):
@@ -193,7 +194,7 @@ def test_a_store_gets_its_name_when_its_content_is_on_disk(tmp_path, monkeypatch
     monkeypatch.setattr("diffcse_jax.io.sync", lambda path: synced.append(path.name))
 
     def renamed(path: Path, target: Path) -> Path:
-        assert {"meta.json", "offsets.npy", "token_ids", path.name} == set(synced)
+        assert {"meta.json", "offsets.npy", "rows.npy", "token_ids", path.name} == set(synced)
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", renamed)

@@ -2,7 +2,8 @@
 
 Command:  python train.py --config configs/base/masked_lm.py --config.data.train_file=sentences.txt
 Settings: unsupervised SimCSE for BERT-base (Gao et al. 2021): position 0 through a dense + tanh projector that is
-          dropped after training, learning rate 3e-5, temperature 0.05, 64 sentences of 32 tokens.
+          dropped after training, learning rate 3e-5, temperature 0.05, 64 sentences of 32 tokens. Equal sentences are
+          not negatives of one another.
 
 Use it as a base for your own configuration files (`shipped_config`). The papers' runs have their own settings.
 """
@@ -18,6 +19,7 @@ def get_config() -> ConfigDict:
     config.model.projector = "mlp"
     config.difference.weight = 0.0
     config.contrast.temperature = 0.05
+    config.contrast.mask_duplicates = "text"
     config.optim.learning_rate = 3e-5
     config.train.epochs = 1
     return config

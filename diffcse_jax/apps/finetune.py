@@ -21,13 +21,17 @@ from safetensors.numpy import load_file
 from diffcse_jax import hosts, io
 from diffcse_jax.api import export_with_curves, in_workdir
 from diffcse_jax.config import Config, flat
-from diffcse_jax.data import readers
+from diffcse_jax.data import corpus as corpora
+from diffcse_jax.data import tables
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
-from diffcse_jax.data.pairs import is_in_share
-from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.corpus import Corpus, usable
+from diffcse_jax.data.documents import digest, is_in_share
+from diffcse_jax.data.layout import listed, texts_of_row
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.lines import extension
 from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError, counted
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, NoSentencesError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
@@ -97,7 +101,7 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
         sides: dict[bool, list[Row]] = {True: [], False: []}
         for row in train:
             text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))  # for pairs in any order
-            sides[is_in_share(text, task.dev_share)].append(row)
+            sides[is_in_share(digest(text), task.dev_share)].append(row)
         dev, train = sides[True], sides[False]
     if not (train and dev):
         raise DataError(f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or dev_share")
@@ -119,26 +123,27 @@ def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> li
     source = f"{file} ({key}.{option})"
     if problem := io.why_unreadable(file):
         raise DataError(f"{key}.{option}: {problem}. Relative paths start at finetune.data_dir")
-    if readers.extension(file) not in readers.TABLES:
-        kinds = ", ".join(readers.TABLES)
-        raise DataError(f"{source}: unknown extension. Known: {kinds}; each except .parquet also .gz, .xz")
+    if extension(file) not in tables.KINDS:
+        raise DataError(f"{source}: unknown extension. Known: {', '.join(tables.KINDS)}")
     label = "" if option == "test_file" else task.label
     columns = [*dict.fromkeys(filter(None, (*task.texts, label, task.id)))]
-    table = readers.open_file(file)
+    table = tables.open_table(file, str(file))
     if missing := next((column for column in columns if column not in table.columns), None):
-        raise DataError(f"{source}: no column {missing!r}. It has: {readers.listed(table.columns)}")
-
-    def records() -> Iterator[tuple[int, readers.Row | readers.Fault]]:
-        return ((line, readers.row_of(entry, columns)) for line, entry in table.entries(columns))
-
-    corpus = Corpus(source, (), records, str, on_bad_line)
+        raise DataError(f"{source}: no column {missing!r}. It has: {listed(table.columns)}")
+    ledger = Ledger(source, strict=on_bad_line == "error", refuse_empty=True)
     rows = []
-    for line, _, fields in corpus.in_documents():
-        values = dict(zip(columns, fields, strict=True))
-        texts = tuple(values[column] for column in task.texts)
-        rows.append(Row(int(line), texts, values.get(task.id, str(line)), _canonical(values.get(label, ""))))
-    if skipped := corpus.skipped_summary():
-        log_line(f"{file}: {skipped}")
+    for line, values in table.rows(columns, ledger):
+        place = Place(source, line)
+        found = texts_of_row(values, columns, place, ledger)
+        if found is None or (found := usable(found, place, ledger)) is None:
+            continue
+        fields = dict(zip(columns, found, strict=True))
+        texts = tuple(fields[column] for column in task.texts)
+        rows.append(Row(line, texts, fields.get(task.id, str(line)), _canonical(fields.get(label, ""))))
+    if not rows:
+        raise NoSentencesError(f"{source}: no usable row ({ledger.summary()})")
+    if account := ledger.summary():
+        log_line(f"{file}: {account}")
     return rows
 
 
@@ -432,7 +437,12 @@ def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint,
     """Return the batches of one task."""
     columns, prompt = data.task.texts, start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]
-    corpus = Corpus(str(data.file), columns, lambda: rows, partial(io.json_digest, rows))
+
+    def read(_: Ledger) -> Iterator[corpora.Row]:
+        for number, (line, texts) in enumerate(rows):
+            yield corpora.Row(texts, number, Place(str(data.file), line))
+
+    corpus = Corpus(str(data.file), columns, read, partial(io.json_digest, rows))
     length, cache, prompts = config.data.max_length, config.data.cache_dir, [prompt] * len(columns)
     return BatchSource(
         build_or_open(corpus, start.tokenizer, length, cache, prompts=prompts),
@@ -442,8 +452,6 @@ def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint,
         pad_token_id=start.checkpoint.config.pad_token_id,
         shards=shards_of(mesh),
         packing=packing_of(config, mesh, chunks=config.train.chunks),
-        prompt_tokens=[len(start.tokenizer.encode(prompt, add_special_tokens=False))] * len(columns),
-        pools_prompts=start.recorded.prompts.pooled,
         labels={data.name: labels_of(data.train)},
     )
 

@@ -106,7 +106,7 @@ def sample_of(config: Config) -> Sample:
         name = config.data.train_file
         if name != "docstrings" and not expand_path(name).exists():  # a report downloads nothing
             raise DataError(f"{name} does not exist here")
-        return (row[0] for row in open_corpus(config.data))
+        return open_corpus(config.data).first_texts()
 
     try:
         is_labelled = config.needs("labels") or config.eval.metric in STS_METRICS

@@ -123,7 +123,8 @@ class DataConfig:
     max_length: int = option(32, "tokens per sentence, with [CLS], [SEP] and the prompt; longer ones are cut", low=3)
     on_bad_line: str = option(
         "skip",
-        "lines that are empty, not UTF-8, contain NUL or have a wrong number of fields: `skip` them or `error`",
+        "files that cannot be read, and lines that are empty, contain NUL bytes or have a wrong number of fields: "
+        "`skip` them and say how many, or `error`",
         choices=("skip", "error"),
     )
     language: tuple[str, ...] = option(

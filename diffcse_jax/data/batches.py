@@ -23,7 +23,7 @@ from diffcse_jax.data.tokens import Examples
 if TYPE_CHECKING:
     import grain
 
-SAMPLE = 512  # batches that determine a run's shapes
+SAMPLE = 512  # batches that determine the shapes of a longer run
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)  # lengths in tokens
 STEPS_OF_SHARE = 16
 
@@ -124,8 +124,7 @@ class BatchSource:
     packing: Packing | None = None  # how batches are laid out; None: padding is also computed
     next_sentence: bool = False  # the last column is the next sentence and not a view
     augmentation: Augmentation | None = None  # changes second views, as a function of the seed and the batch's number
-    prompt_tokens: Sequence[int] = ()  # the number of the prompt's tokens in each column, which `augmentation` keeps
-    pools_prompts: bool = True  # pooling reads the prompts' tokens
+    prompt_tokens: int = 0  # at the start of the first column, which `augmentation` keeps
     labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)  # by task: to add
 
     def __post_init__(self) -> None:
@@ -139,12 +138,11 @@ class BatchSource:
         self._columns = [views]
         if self.next_sentence:
             self._columns.append(columns[-1:] * len(views))
-        self._prompts = np.array([*self.prompt_tokens] or [0] * len(columns), np.int32)
         self._lock = threading.Lock()
         # Prefetching threads straddle two epochs. Augmented views are read for lengths first, then for tokens.
         self._order = functools.lru_cache(maxsize=2)(self._ordered)
         self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)
-        sample = [self._lengths(index) for index in range(SAMPLE)]
+        sample = [self._lengths(index) for index in range(min(SAMPLE, max(1, self.steps)))]
         longest = [max(int(part.max()) for part in lengths) for lengths in sample]
         self._lengths_of_batches = choose_lengths(longest, self.store.max_length)
         self.shapes = choose_shapes(map(self._needed_shape, sample), self._lengths_of_batches)
@@ -166,9 +164,6 @@ class BatchSource:
             views = views._replace(anchor_layout=self._layout(lengths[0][local, 0], shape))
         if self.next_sentence:
             views = views._replace(next=self._batch(parts[1], lengths[1][local], shape))
-        if not self.pools_prompts and self._prompts.any():  # as in sentence-transformers, [CLS] is a part of the prompt
-            prompts = np.where(self._prompts, self._prompts + 1, 0)[self._columns[0]].astype(np.int32)
-            views = views._replace(prompt_tokens=np.tile(prompts, (len(rows), 1)))
         if self.labels:
             views = views._replace(labels={name: each[rows] for name, each in self.labels.items()})
         return views
@@ -208,9 +203,9 @@ class BatchSource:
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
         """Return the second views of a global batch, padded to the maximal length, and their lengths."""
         assert self.augmentation is not None
-        input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, self.pad_token_id)
+        input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, 0)
         generator = np.random.Generator(np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")]))
-        second, lengths = self.augmentation(input_ids[:, 0], lengths[:, 0], generator, int(self._prompts[0]))
+        second, lengths = self.augmentation(input_ids[:, 0], lengths[:, 0], generator, self.prompt_tokens)
         padding = np.arange(second.shape[1]) >= lengths[:, None]
         return np.where(padding, np.int32(self.pad_token_id), second), lengths
 

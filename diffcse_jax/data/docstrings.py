@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.documents import Documents, Placed, Section
+from diffcse_jax.data.documents import Document, Documents, Section
+from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.rst import without_roles
 from diffcse_jax.data.sentences import SENTENCE_END, ends_with_abbreviation
 
@@ -78,10 +79,12 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
 def docstring_documents() -> Documents:
     """Return the docstrings that are not held out and have an English summary, without held-out sentences."""
 
-    def read() -> Iterator[Placed]:
+    def read(ledger: Ledger) -> Iterator[Document]:
         # Each text once, with the name of the last object that has it.
         texts = {item.sentences: item.name for item in _docstrings()[0] if item.has_summary}
-        return ((name, (Section("", text, sentence_a_line=True),)) for text, name in texts.items())
+        for text, name in texts.items():
+            ledger.keep()
+            yield Document(name, (Section("", text, sentence_a_line=True),), Place(name))
 
     return Documents("docstrings", read, docstring_fingerprint)
 

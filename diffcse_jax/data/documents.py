@@ -1,83 +1,93 @@
-"""Documents: text that belongs together. A document has sections. A section has sentences and may have a title.
+"""Documents: text that belongs together. A document has sections. A section has a title or none.
 
-A document is a block between blank lines (or a line) of a txt file, a row of a table, a file of a folder, or a
-docstring. Memory holds one document at a time.
+A document is a block between blank lines (or a line) of a txt file, a row of a table, a file of a
+folder, or a docstring. It keeps its identity from the file to the hit of a search: whatever is made
+of it carries its number.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from diffcse_jax.data.formats import READERS
-from diffcse_jax.data.readers import Fault, Place, extension, lines, opened
-from diffcse_jax.data.sentences import sentences_of
-from diffcse_jax.errors import UserError
-
-LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.sentences import canonical, sentences_of
 
 
 class Section(NamedTuple):
     """A part of a document."""
 
-    title: str  # may be empty
-    lines: Sequence[str]
+    title: str  # may be empty; that of a nested section is a path, `Guide: Installation`
+    lines: Sequence[str]  # a line is a paragraph, or blank
     sentence_a_line: bool = False
+    column: str = ""  # the column of a table that holds the text, if the user named columns
 
     def sentences(self) -> list[str]:
         """Return the sentences, without a title that the text repeats at its start."""
-        found = [line.strip() for line in self.lines] if self.sentence_a_line else sentences_of(self.lines)
+        if self.sentence_a_line:
+            found = [line.strip() for line in self.lines]
+        else:
+            found = sentences_of(self.lines)
         return found[1:] if self.title and found[:1] == [self.title] else found
 
 
-Document = Sequence[Section]
-Placed = tuple[Place, Document | Fault]  # with the line on which it begins or, in a folder, its file
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A text with its identity.
+
+    Attributes:
+        id: The value of the column `_id` or `id` (or of one that the user names); otherwise the path
+            of the file and the row, such as `faq.csv:3`; for texts in memory their number.
+        sections: The text.
+        place: Where the text stands, for messages and hits.
+        columns: The other columns of its row, which hits repeat.
+        whole: The text is a line, or a row with one text. Search keeps it whole unless the model
+            reads less.
+    """
+
+    id: str
+    sections: tuple[Section, ...]
+    place: Place = Place()
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    whole: bool = False
+
+    def text(self) -> str:
+        """Return the titles and lines, joined by spaces."""
+        return " ".join(text for part in self.sections for text in (part.title, *part.lines))
 
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """A source of documents."""
+    """A source of documents.
 
-    name: str  # in messages
-    read: Callable[[], Iterable[Placed]]  # starts a pass
-    fingerprint: Callable[[], str]  # returns the SHA-256 of the content in hexadecimal
-    note: str = ""  # which files were skipped
+    Attributes:
+        name: The source, as the user named it.
+        read: Starts a pass over the source. Its losses are entered in the ledger.
+        fingerprint: Returns the SHA-256 of the content in hexadecimal.
+    """
 
-    def __iter__(self) -> Iterator[Document]:
-        """Yield the documents that can be read."""
-        return (document for _, document in self.read() if not isinstance(document, Fault))
-
-
-def in_text_file(path: Path) -> Iterator[Placed]:
-    """Yield the documents of a txt file: the blocks between blank lines or, without blank lines, the lines."""
-    separated, numbered = has_blank_lines(path), enumerate(lines(path), 1)
-    for _, group in itertools.groupby(numbered, lambda line: bool(line[1].strip()) if separated else line[0]):
-        numbers, text = zip(*group, strict=True)
-        yield numbers[0], ((Section("", text),) if text[0].strip() else Fault.EMPTY)
+    name: str
+    read: Callable[[Ledger], Iterator[Document]]
+    fingerprint: Callable[[], str]
 
 
-def has_blank_lines(path: Path) -> bool:
-    """Return whether blank lines separate text, by the first lines."""
-    first = itertools.islice(lines(path), LOOKED_AT)
-    return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line.strip()))) > 1
+def text_document(text: str, place: Place, title: str = "") -> Document:
+    """Return the document of a row with a text and perhaps a title."""
+    section = Section(" ".join(title.split()), text.split("\n"))
+    return Document(id_of(place), (section,), place)
 
 
-def of_texts(*texts: str) -> Document:
-    """Return the document of a row of a table, which has a title and a text, or only a text."""
-    title = " ".join(texts[0].split()) if len(texts) > 1 else ""
-    return (Section(title, texts[-1].split("\n")),)
+def id_of(place: Place) -> str:
+    """Return the id of a document that has none of its own: its file and row."""
+    return f"{place.file}:{place.row}" if place.row else place.file
 
 
-def of_file(path: Path) -> Document | Fault:
-    """Return a file, which has one of the extensions of `READERS`, as a document."""
-    with opened(path) as file:
-        content = file.read()
-    try:
-        found = list(READERS[extension(path)](content))
-    except UserError:  # a library is missing
-        raise
-    except (Exception, SystemExit):  # for damaged and encrypted files, libraries raise many types
-        return Fault.UNREADABLE
-    sections = tuple(Section(title, text) for title, text in found if any(map(str.strip, text)))
-    return sections or Fault.EMPTY
+def digest(text: str) -> int:
+    """Return a 64-bit hash of a text that ignores case, white space and how letters are encoded."""
+    content = canonical(text).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
+
+
+def is_in_share(text_digest: int, share: float) -> bool:
+    """Return whether a text belongs to this share of all texts. The hash of the text decides."""
+    return text_digest < share * 2**64

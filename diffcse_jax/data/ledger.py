@@ -7,8 +7,8 @@ ledger.
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from diffcse_jax.errors import DataError, counted
 
@@ -39,24 +39,43 @@ class Place(NamedTuple):
         return ", ".join(filter(None, [self.file, row]))
 
 
+NOWHERE = Place()
+
+
 @dataclasses.dataclass
 class Entry:
     """What a ledger holds for one reason."""
 
     count: int = 0
-    first: list[str] = dataclasses.field(default_factory=list)  # names or places, at most `NAMED`
+    first: list[Place] = dataclasses.field(default_factory=list)  # at most `NAMED`
+    is_loss: bool = True
 
-    def add(self, name: str, number: int = 1) -> None:
-        """Count something, and keep its name if it is one of the first."""
+    def add(self, place: Place, number: int = 1) -> None:
+        """Count something, and keep its place if it is one of the first."""
         self.count += number
-        if name and len(self.first) < NAMED:
-            self.first.append(name)
+        if place.file or place.row:
+            self.first = [*self.first, place][:NAMED]
+
+    def merge(self, other: "Entry") -> None:
+        """Add the count and the places of another entry."""
+        self.count += other.count
+        self.first = [*self.first, *other.first][:NAMED]
 
     def describe(self, reason: str) -> str:
-        """Return the number, the reason and the first names."""
+        """Return the number and the reason, with the first places of a loss."""
+        if not self.is_loss or not self.first:
+            return f"{self.count:,} {reason}"
+        by_file: dict[str, list[str]] = {}
+        for place in self.first:
+            by_file.setdefault(place.file, []).extend([str(place.row)] if place.row else [])
+        names = [_named(file, rows) for file, rows in by_file.items()]
         more = ", ..." if self.count > len(self.first) else ""
-        names = f" ({', '.join(self.first)}{more})" if self.first else ""
-        return f"{self.count:,} {reason}{names}"
+        return f"{self.count:,} {reason} ({'; '.join(names)}{more})"
+
+
+def _named(file: str, rows: Sequence[str]) -> str:
+    lines = f"line{'s' if len(rows) > 1 else ''} {', '.join(rows)}" if rows else ""
+    return ", ".join(filter(None, [file, lines]))
 
 
 @dataclasses.dataclass
@@ -85,8 +104,8 @@ class Ledger:
         self.files += 1
 
     def skip_file(self, name: str, reason: str, *, is_loss: bool = True) -> None:
-        """List a file that is not read. An empty file is not a loss."""
-        self.unread.setdefault(reason, Entry()).add(name)
+        """List a file that is not read. It is not a loss if it holds no text, such as a picture."""
+        self.unread.setdefault(reason, Entry(is_loss=is_loss)).add(Place(name))
         if self.strict and is_loss:
             raise DataError(f"{name} was not read: {reason}. Mend or remove it, or leave out --strict")
 
@@ -94,11 +113,18 @@ class Ledger:
         """Count texts that are used."""
         self.texts += number
 
-    def leave_out(self, reason: str, place: Place | str, number: int = 1) -> None:
-        """Count texts that are not used, with the place of the first."""
-        self.left_out.setdefault(reason, Entry()).add(str(place), number)
-        if self.strict and (reason != EMPTY or self.refuse_empty):
-            raise DataError(f"{place or self.name}: {reason}. Correct or remove it")
+    def leave_out(
+        self, reason: str, place: Place = NOWHERE, number: int = 1, *, is_loss: bool = True
+    ) -> None:
+        """Count texts that are not used, with the place of the first.
+
+        It is not a loss if the configuration wants it, such as for boilerplate.
+        """
+        is_loss = self.refuse_empty if reason == EMPTY else is_loss
+        self.left_out.setdefault(reason, Entry(is_loss=is_loss)).add(place, number)
+        if self.strict and is_loss:
+            at = str(place) or self.name
+            raise DataError(f"{at}: {reason}. Correct or remove it")
 
     def make(self, what: str, number: int = 1) -> None:
         """Count what was made of the texts, such as `passage{s}`."""
@@ -108,10 +134,20 @@ class Ledger:
         """Keep a remark for the user, such as the encoding of a file that had to be guessed."""
         self.notes.setdefault(text)
 
+    def include(self, other: "Ledger") -> None:
+        """Add the entries of an earlier pass, which this pass does not repeat."""
+        self.files += other.files
+        self.texts += other.texts
+        for mine, theirs in ((self.unread, other.unread), (self.left_out, other.left_out)):
+            for reason, entry in theirs.items():
+                mine.setdefault(reason, Entry(is_loss=entry.is_loss)).merge(entry)
+        self.made.update(other.made)
+        self.notes.update(other.notes)
+
     @property
     def has_losses(self) -> bool:
-        """Return whether a file was not read or a text was left out, apart from empty ones."""
-        return any(reason != EMPTY for reason in (*self.unread, *self.left_out))
+        """Return whether a file was not read, or a text left out, that should have been used."""
+        return any(entry.is_loss for entry in (*self.unread.values(), *self.left_out.values()))
 
     def lines(self) -> list[str]:
         """Return the account for a person, one sentence a line."""
@@ -129,10 +165,10 @@ class Ledger:
         return "; ".join(self.lines())
 
 
-def _listed(verb: str, what: str, entries: Mapping[str, Entry]) -> Iterable[str]:
+def _listed(verb: str, what: str, entries: Mapping[str, Entry]) -> Iterator[str]:
     """Yield one line for all reasons, the most frequent first."""
     if not entries:
         return
     total = counted(sum(entry.count for entry in entries.values()), what)
-    by_count: list[tuple[str, Any]] = sorted(entries.items(), key=lambda item: -item[1].count)
+    by_count = sorted(entries.items(), key=lambda item: -item[1].count)
     yield f"{verb} {total}: {', '.join(entry.describe(reason) for reason, entry in by_count)}"

@@ -12,15 +12,24 @@ import transformers
 from jaxtyping import Bool, Float, Int, Integer
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.readers import Fault, checked, lines
-from diffcse_jax.data.tokens import Examples, OfSentences, Rows, TokenIds, TokenStore, unlimited_tokenizer
+from diffcse_jax.data.corpus import Kind, usable
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.lines import read_lines
+from diffcse_jax.data.tokens import (
+    Examples,
+    OfSentences,
+    Rows,
+    TokenIds,
+    TokenStore,
+    largest_token,
+    unlimited_tokenizer,
+)
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import expand_path
 
 CROP_SHARES = (0.1, 0.5)  # of a passage (Contriever, Izacard et al. 2022, appendix A)
 FEWEST_CROPPED = 8  # the smallest number of tokens in a span
 WINDOW = (5, 25)  # words that are taken out of a passage
-BLOCK = 4096  # rows that are compared at once
 DRAWS = 1 << 24  # the number of possible choices of two spans
 WORD_MARKS = ("Ġ", "▁")  # byte-level BPE and SentencePiece begin words with them
 
@@ -77,16 +86,16 @@ class Neighbours(_Drawn):
     """
 
     def __init__(self, store: TokenStore, within: int = 1):
-        assert store.document_starts is not None
-        ends = np.append(store.document_starts[1:], len(store))
-        following = ends.repeat(ends - store.document_starts) - np.arange(len(store)) - 1  # in its document
+        starts = np.flatnonzero(~store.follows)
+        ends = np.append(starts[1:], len(store))
+        following = ends.repeat(ends - starts) - np.arange(len(store)) - 1  # in its document
         super().__init__(store, np.flatnonzero(following))
         self._choices = np.minimum(following[self._kept], within)
         (unit,) = store.columns
         self.columns = (unit, f"next {unit}")
         if not len(self):
             raise DataError(
-                f"data.train_file: no document of {len(ends):,} has two {unit}s. Separate documents by blank lines, or "
+                f"data.train_file: no document of {len(np.unique(store.documents)):,} has two {unit}s. Separate documents by blank lines, or "
                 "write a document of several sentences on each line"
             )
 
@@ -141,7 +150,7 @@ class Crops(_Drawn):
 class Cloze(_Drawn):
     """Pairs of a lead and its rest, and of a window of words and the passage from which it is taken out.
 
-    A row of `store` with two equal texts is a passage, and an epoch uses a share of the passages. `WINDOW` limits the
+    A row of the kind `PASSAGE` has the passage in both columns, and an epoch uses a share of the passages. `WINDOW` limits the
     words of a window; at least `WINDOW[0]` words are left. In text without spaces, where hardly a token begins a word,
     tokens count as words. `prompt_tokens` is the length of the prompt of each column.
     """
@@ -152,8 +161,7 @@ class Cloze(_Drawn):
         super().__init__(store, np.arange(len(store)))
         self.columns, self._store, self._begins_word = store.columns, store, begins_word
         self._first = 1 + np.array(prompt_tokens)  # the first token of each text
-        blocks = (self._kept[start : start + BLOCK] for start in range(0, len(store), BLOCK))
-        self._is_passage = np.concatenate([self._has_equal_texts(rows) for rows in blocks])
+        self._is_passage = store.kinds == Kind.PASSAGE
         self.passages = int(self._is_passage.sum())
         self._used = round(share * self.passages)
 
@@ -196,16 +204,6 @@ class Cloze(_Drawn):
         kept = np.stack([around | np.roll(window, query - passage, axis=1), ~window], axis=1)
         kept |= ~self._is_passage[self.text_rows(rows)][:, None, None]
         return kept & (positions < lengths[..., None])
-
-    def _has_equal_texts(self, rows: Rows) -> Bool[np.ndarray, " B"]:
-        """Return whether both texts have the same tokens, but for their prompts, the first token and cut ends."""
-        token_ids, lengths = self._store.gather(rows, self.max_length, 0)
-        sizes = lengths - 1 - self._first
-        column = np.arange(self.max_length - self._first.max())
-        first, second = (token_ids[:, i, start : start + len(column)] for i, start in enumerate(self._first))
-        same = (first == second) | (column == 0) | (column >= sizes.min(axis=1)[:, None])
-        whole = (sizes[:, 0] == sizes[:, 1]) | (lengths.max(axis=1) == self.max_length)
-        return whole & same.all(axis=1) & (sizes.min(axis=1) > 1)
 
 
 def _uniform(numbers: Integer[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -290,7 +288,7 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
 def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"]:
     """Return whether each token begins a word."""
     vocabulary = backend.get_vocab()
-    begins = np.ones(max(vocabulary.values()) + 1, bool)
+    begins = np.ones(largest_token(backend)[0] + 1, bool)
     if isinstance(backend.model, tokenizers.models.WordPiece):
         prefix = backend.model.continuing_subword_prefix
         begins[[number for token, number in vocabulary.items() if token.startswith(prefix)]] = False
@@ -302,13 +300,14 @@ def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"
 def _read_synonyms(path: Path, backend: tokenizers.Tokenizer, unknown: int | None) -> Synonyms:
     """Read lines of a word and its replacements, separated by tabs. Those with the token `unknown` are left out."""
     table: dict[Word, dict[Word, None]] = collections.defaultdict(dict)
-    for number, line in enumerate(lines(path), 1):
+    ledger = Ledger(str(path), strict=True, refuse_empty=True)
+    for number, line in read_lines(path, str(path), ledger):
         if not line.strip():
             continue
-        texts = checked(tuple(line.split("\t")))
-        if isinstance(texts, Fault) or len(texts) < 2:
-            reason = f" ({texts})" if isinstance(texts, Fault) else ""
-            raise DataError(f"{path}, line {number}: expected a word and its synonyms, separated by tabs{reason}")
+        place = Place(str(path), number)
+        texts = usable(line.split("\t"), place, ledger)
+        if texts is None or len(texts) < 2:
+            raise DataError(f"{place}: expected a word and its synonyms, separated by tabs")
         # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
         for before in (" ", ""):
             word, *others = (tuple(backend.encode(before + text, add_special_tokens=False).ids) for text in texts)

@@ -1,8 +1,8 @@
 """Tokenizers of Hugging Face folders, and token stores: texts tokenised once, which training maps into memory.
 
 A token store is a folder: `token_ids` (of all sentences, without a header), `offsets.npy` (where each sentence starts),
-`meta.json` and, for documents, `document_starts.npy` (the first example of each). The folder's name is a hash of all
-that determines its content. `meta.json` contains the SHA-256 of the arrays, which is checked at each opening.
+`rows.npy` (what each row is, see `ROW`) and `meta.json`. The folder's name is a hash of all that determines its
+content. `meta.json` contains the SHA-256 of the arrays, which is checked at each opening.
 """
 
 import hashlib
@@ -16,19 +16,24 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 import transformers
-from jaxtyping import Int, Integer
+from jaxtyping import Bool, Int, Integer, UInt8
 
 from diffcse_jax import io
-from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.corpus import Corpus, Row
+from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.errors import CheckpointError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.sentence_folder import text_settings
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 META = "meta.json"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
 BLOCK_ROWS = 1000  # rows that are tokenised and written at once
 READ_FIRST = 16  # characters per wanted token that are tokenised first. English has 4 to 5 per token
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
+# The number of a row's document, whether it continues the row before, and its `corpus.Kind`.
+ROW = np.dtype([("document", np.int64), ("follows", np.bool_), ("kind", np.uint8)])
 
 Rows = Integer[np.ndarray, " B"]  # numbers of examples
 OfSentences = Int[np.ndarray, "B C"]  # a number for each sentence of these examples
@@ -38,11 +43,19 @@ TokenIds = Integer[np.ndarray, "B C T"]
 # Tokenizers
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has the files of a tokenizer."""
+    return any(os.path.isfile(folder / name) for name in TOKENIZER_FILES)
+
+
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`. Code in the folder never runs."""
     # Without any of these, transformers returns a tokenizer with an empty vocabulary.
-    if not any(os.path.isfile(folder / name) for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+    if not has_tokenizer(folder):
         raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
+    for name in TOKENIZER_FILES:
+        if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
+            raise CheckpointError(problem)
     for path in folder.iterdir():
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
             raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")
@@ -73,6 +86,48 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def largest_token(backend: tokenizers.Tokenizer) -> tuple[int, str]:
+    """Return the largest token id that a tokenizer may give, and its token.
+
+    The tokens that it puts around a text have ids of their own, perhaps outside its vocabulary.
+    """
+    around = backend.encode("")
+    ids = itertools.chain(backend.get_vocab().items(), zip(around.tokens, around.ids, strict=True))
+    return max((number, token) for token, number in ids)
+
+
+def check_token_ids(
+    tokenizer: transformers.PreTrainedTokenizerFast, embeddings: int, token_types: int, source: str
+) -> None:
+    """Raise `CheckpointError` if a model lacks the embedding of an id that its tokenizer may give.
+
+    Without this check JAX would read another row of the table, and different texts would get equal
+    embeddings.
+
+    Args:
+        tokenizer: The tokenizer whose ids the model reads.
+        embeddings: The number of token embeddings of the model.
+        token_types: The number of its token types; 0 if it has none.
+        source: The model's name or the configuration key, for the error.
+    """
+    largest, token = largest_token(tokenizer.backend_tokenizer)
+    if largest >= embeddings:
+        raise CheckpointError(
+            f"{source}: the tokenizer's largest token id is {largest} ({token!r:.60}), but the "
+            f"model has {embeddings} token embeddings, for the ids 0 to {embeddings - 1}. Use the "
+            "tokenizer that the model was trained with, or enlarge the model with transformers' "
+            "`resize_token_embeddings` and train it on"
+        )
+    has_types = token_types and "token_type_ids" in tokenizer.model_input_names
+    types = tokenizer.backend_tokenizer.encode("a").type_ids
+    if has_types and any(types):
+        raise CheckpointError(
+            f"{source}: the tokenizer gives a single text the token type {max(types)}, and only "
+            "type 0 is supported. If the model was trained with type 0, set each `type_id` of "
+            "`single` in the post_processor of its tokenizer.json to 0"
+        )
 
 
 def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
@@ -154,8 +209,22 @@ class TokenStore(Examples):
         self.note: str = meta["note"]  # what was skipped or left out when the store was built
         self.token_ids = np.memmap(folder / "token_ids", meta["dtype"], mode="r")
         self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
-        documents = folder / "document_starts.npy"  # the first example of each document, if the corpus has documents
-        self.document_starts: Int[np.ndarray, " documents"] | None = np.load(documents) if documents.exists() else None
+        self._rows = np.load(folder / "rows.npy", mmap_mode="r")
+
+    @property
+    def documents(self) -> Int[np.ndarray, " rows"]:
+        """The number of each row's document, in the order of the source."""
+        return self._rows["document"]
+
+    @property
+    def follows(self) -> Bool[np.ndarray, " rows"]:
+        """Whether each row continues the text of the row before it."""
+        return self._rows["follows"]
+
+    @property
+    def kinds(self) -> UInt8[np.ndarray, " rows"]:
+        """What each row is: numbers of `corpus.Kind`."""
+        return self._rows["kind"]
 
 
 def build_or_open(
@@ -178,7 +247,7 @@ def build_or_open(
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
     text = corpus.fingerprint()
-    parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str(), corpus.reading, list(prompts)]
+    parts = [FORMAT_VERSION, text, corpus.columns, corpus.strict, backend.to_str(), corpus.reading, list(prompts)]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
     built, lock_file = False, folder.with_name(f".{name}.lock")
@@ -189,10 +258,11 @@ def build_or_open(
                     if folder.exists():
                         print(f"warning: {damage}", file=sys.stderr)  # not log_line: each host has its own disk
                     with io.replace_dir(folder) as new:
-                        dtype = _write_arrays(corpus, backend, new, prompts or [""] * len(corpus.columns))
+                        ledger = corpus.new_ledger()
+                        dtype = _write_arrays(corpus, ledger, backend, new, prompts)
                         if corpus.fingerprint() != text:
                             raise DataError(f"{corpus.name} changed while it was read. Start again once it is complete")
-                        meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
+                        meta = {"columns": corpus.columns, "max_length": max_length, "note": ledger.summary()}
                         io.write_sealed(new / META, meta | {"dtype": dtype.name}, [*new.iterdir()])
                     built = True
                 lock_file.unlink(missing_ok=True)
@@ -201,7 +271,7 @@ def build_or_open(
     note = f" ({store.note})" if store.note else ""
     log_line(f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}")
     if built and not corpus.reading:  # rows of documents need further passes
-        row = zip(corpus.columns, next(iter(corpus)), strict=True)
+        row = zip(corpus.columns, next(corpus.rows()).texts, strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
     return store
 
@@ -215,24 +285,28 @@ def _damage(folder: Path) -> str:
     return ""
 
 
-def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, prompts: Sequence[str]) -> np.dtype:
+def _write_arrays(
+    corpus: Corpus, ledger: Ledger, backend: tokenizers.Tokenizer, folder: Path, prompts: Sequence[str]
+) -> np.dtype:
     """Write the arrays of a store, block by block, and return the type of token ids."""
-    dtype = np.dtype(np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32)
-    ends, document_starts = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]  # one array per block
-    rows_before, last_document = 0, -1
-    corpus_rows = corpus.in_documents()
+    prompts = prompts or [""] * len(corpus.columns)
+    dtype = np.dtype(np.uint16 if largest_token(backend)[0] < 1 << 16 else np.uint32)
+    ends = [np.zeros(1, np.int64)]  # one array per block
+    kinds = [np.zeros(0, ROW)]
+    rows = corpus.rows(ledger)
     with (folder / "token_ids").open("wb") as file, Progress(f"tokenising {corpus.name}", "rows") as progress:
-        while block := list(itertools.islice(corpus_rows, BLOCK_ROWS)):
-            _, documents, rows = zip(*block, strict=True)
-            document_starts.append(rows_before + np.flatnonzero(np.diff([last_document, *documents])))
-            rows_before, last_document = rows_before + len(rows), documents[-1]
-            texts = [prompt + text for row in rows for prompt, text in zip(prompts, row, strict=True)]
-            sentences, _ = tokenise(backend, texts)
+        while block := list(itertools.islice(rows, BLOCK_ROWS)):
+            kinds.append(np.array([(row.document, row.follows, row.kind) for row in block], ROW))
+            sentences, cut = tokenise(backend, _prompted(block, prompts))
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
             file.write(np.fromiter(itertools.chain.from_iterable(sentences), dtype, lengths.sum()).tobytes())
-            progress.update(len(rows))
+            ledger.make(f"text{{s}} cut to {backend.truncation['max_length']} tokens", sum(cut))
+            progress.update(len(block))
     np.save(folder / "offsets.npy", np.concatenate(ends))
-    if corpus.reading:
-        np.save(folder / "document_starts.npy", np.concatenate(document_starts))
+    np.save(folder / "rows.npy", np.concatenate(kinds))
     return dtype
+
+
+def _prompted(rows: Sequence[Row], prompts: Sequence[str]) -> list[str]:
+    return [prompt + text for row in rows for prompt, text in zip(prompts, row.texts, strict=True)]

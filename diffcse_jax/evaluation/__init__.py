@@ -87,7 +87,8 @@ class Settings:
     top_k: int = 3
     runs: Path | None = None
     against: Path | None = None
-    model: str = ""  # the name of the model in files of rankings; set for each model
+    model: str = ""  # the model that is evaluated; set for each model
+    compared: Sequence[str] = ()  # all models of the comparison, whose rankings get different names
 
 
 DEFAULTS = Settings()

@@ -10,7 +10,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from diffcse_jax.data.sources import open_text
+from diffcse_jax.data.sentences import join
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.sources import open_documents_to_search
 from diffcse_jax.data.tokens import warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
@@ -18,7 +20,7 @@ from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run, read_json_object, write_json
 from diffcse_jax.losses.contrastive import dimension_contrast
-from diffcse_jax.models import hf, sentence_folder
+from diffcse_jax.models import files, sentence_folder
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
@@ -62,7 +64,7 @@ class TorchEncoder:
         ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)  # checks both
         self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
         self._tokenizer, self._max_length = ours.tokenizer, ours.max_length
-        source = hf.find_folder(path_or_id)
+        source = files.transformer_folder(files.find_folder(path_or_id))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for file in source.iterdir():
@@ -117,7 +119,9 @@ def post_process(encoder: Encoder, specification: str) -> PostProcessed:
     method, _, file = specification.partition(":")
     if method not in ("whitening", "dcl") or not file:
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
-    sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post")))
+    documents = open_documents_to_search(file, "--post").read(Ledger(file))
+    texts = (join(section.lines) for document in documents for section in document.sections)
+    sentences = list(dict.fromkeys(filter(None, map(str.strip, texts))))
     embeddings = encoder.encode(sentences)
     try:
         return PostProcessed(encoder, *(whitening(embeddings) if method == "whitening" else decorrelation(embeddings)))

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
-from diffcse_jax.data.documents import Section
-from diffcse_jax.data.pairs import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, short_passages, texts_of
-from diffcse_jax.data.readers import Fault, checked
+from diffcse_jax.data.corpus import usable
+from diffcse_jax.data.documents import Section, digest
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.pairs import FEWEST_CHARACTERS, lead_and_rest, short_passages
 from diffcse_jax.data.sampling import WINDOW
 from diffcse_jax.data.sentences import join, some_words, split_sentences, width, words
-from diffcse_jax.data.sources import open_documents
+from diffcse_jax.data.sources import open_split
+from diffcse_jax.data.split import Split, texts_of
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval
+from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval, search_collections
 from diffcse_jax.evaluation.metrics import Metric, RetrievalMetric
 from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder, size_problem
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs
@@ -92,7 +94,10 @@ class DevEvaluation:
 
 
 def build_dev_evaluation(
-    config: Config, training: Training, start: Callable[[], Encoder] | None = None
+    config: Config,
+    training: Training,
+    start: Callable[[], Encoder] | None = None,
+    split: Split | None = None,
 ) -> DevEvaluation:
     """Build the evaluation that `eval` describes, the same on all processes.
 
@@ -103,9 +108,10 @@ def build_dev_evaluation(
         config: The run's configuration.
         training: Starts a pass over the sentences of the training text.
         start: Returns the encoder of the starting checkpoint, for the drift check. None: no drift check.
+        split: The documents of the text, if they are open already. They are not read again.
     """
     options = config.eval
-    chosen, also, hold = decided_by_first(lambda: _all_texts(config, training))
+    chosen, also, hold = decided_by_first(lambda: _all_texts(config, training, split))
     return DevEvaluation(
         chosen=_metric_of(chosen, options.batch_size),
         text=json_digest(chosen),
@@ -132,7 +138,9 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
 # The text of metrics
 
 
-def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], list[Texts]]:
+def _all_texts(
+    config: Config, training: Training, split: Split | None
+) -> tuple[Texts, list[Texts], list[Texts]]:
     """Return the text of the metric that chooses, of the metrics of `eval.beside`, and of those of `eval.hold`."""
     options, metric = config.eval, config.eval.metric
     also = [name for name in dict.fromkeys(options.beside) if name != metric]
@@ -144,11 +152,13 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
         if left_out := STS_METRICS.intersection(also):
             log_line(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
         also = [name for name in also if name not in {*STS_METRICS, metric}]
-    chosen, *others = [_texts(config, name, training) for name in (metric, *also)]
+    if split is None and config.data.held_out:
+        split = open_split(config.data)
+    chosen, *others = [_texts(config, name, training, split) for name in (metric, *also)]
     hold = []
     for name in dict.fromkeys(options.hold):
         try:
-            texts = _texts(config, name, training, MOST_HOLD_PAIRS)
+            texts = _texts(config, name, training, split, most=MOST_HOLD_PAIRS)
             if (count := len(texts["queries"])) < FEWEST:
                 raise DataError(f"it has {counted(count, 'pair{s}')} and needs at least {FEWEST}")
             hold.append(texts)
@@ -157,15 +167,17 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
     return chosen, others, hold
 
 
-def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAIRS) -> Texts:
+def _texts(
+    config: Config, metric: str, training: Training, split: Split | None, *, most: int = MOST_PAIRS
+) -> Texts:
     """Return a metric and its text. If pairs are made from documents or sentences, there are at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")
     texts: Texts = {"name": metric}
     if metric in STS_METRICS:
         return texts | {"sets": _sts_pairs(options)}
-    if metric in HELD_OUT_PAIRS and config.data.held_out:
-        return texts | {"queries": held_out_queries(config.data, metric, most)}
+    if metric in HELD_OUT_PAIRS and split:
+        return texts | {"queries": held_out_queries(split, config.data.max_length, metric, most)}
     if metric == "halves_retrieval":
         if len(found := training_halves(training, most)) < 2:
             raise DataError(
@@ -175,8 +187,8 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
         return texts | {"queries": retrieval.read_retrieval_pairs(file or options.pairs_file)}
-    if kind == retrieval.COLLECTION:
-        return texts | {"collection": retrieval.read_collection(expand_path(file))}
+    if kind == search_collections.COLLECTION:
+        return texts | {"collection": search_collections.read_collection(expand_path(file))}
     path = expand_path(options.pairs_file)  # the metric is pairs_spearman
     own = read_pairs(path, Form(0, (1, 2), labels=(-1e9, 1e9)))
     if np.ptp(own.gold) == 0:
@@ -190,7 +202,7 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
     if "queries" in texts:
         return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
     if "collection" in texts:
-        return metrics.CollectionMetric(name, batch_size, retrieval.Collection(*texts["collection"]))
+        return metrics.CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
     return metrics.CorrelationMetric(name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()})
 
 
@@ -221,30 +233,39 @@ def _sts_pairs(options: EvalConfig) -> dict[str, ScoredPairs]:
 
 def queries_of_documents(file: str) -> RetrievalMetric:
     """Return the dev metric `mixed_retrieval` of all documents of a file, folder or collection."""
-    data = DataConfig(train_file=file, held_out=1.0, max_length=MOST_TOKENS)
-    queries = held_out_queries(data, "mixed_retrieval", MOST_PAIRS)
+    split = open_split(DataConfig(train_file=file, held_out=1.0))
+    queries = held_out_queries(split, MOST_TOKENS, "mixed_retrieval", MOST_PAIRS)
     return _metric_of({"name": "mixed_retrieval", "queries": queries}, batch_size=64)
 
 
-def held_out_queries(data: DataConfig, metric: str, most: int) -> list[Query]:
-    """Return at most `most` queries of the held-out documents for a metric of `HELD_OUT_PAIRS`."""
-    passages = itertools.count()
+def held_out_queries(split: Split, max_length: int, metric: str, most: int) -> list[Query]:
+    """Return at most `most` queries of the held-out documents for a metric of `HELD_OUT_PAIRS`.
 
-    def usable() -> Iterator[Query]:
-        for number, document in enumerate(Holdout(open_documents(data), data.held_out)):
-            for section in document:
-                for pairs in HELD_OUT_PAIRS[metric](section, data.max_length):
-                    passage = next(passages)
-                    yield from ((*pair, passage, number) for pair in pairs if not isinstance(checked(pair), Fault))
-
-    chosen = choose_queries(usable(), most)
+    Args:
+        split: The documents.
+        max_length: The approximate number of tokens of a passage.
+        metric: The name of the metric.
+        most: The largest number of queries.
+    """
+    chosen = choose_queries(_queries_of(split, max_length, metric), most)
     if len(chosen) < 2:
-        left = f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves"
+        left = f"data.held_out={split.share} of data.train_file={split.name} leaves"
         raise DataError(
             f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more "
             "documents or choose another eval.metric"
         )
     return chosen
+
+
+def _queries_of(split: Split, max_length: int, metric: str) -> Iterator[Query]:
+    """Yield the queries of the held-out documents."""
+    passages = itertools.count()
+    unusable = Ledger(split.name)  # pairs whose texts are empty or too long
+    for number, document in split.held_out():
+        for section in document.sections:
+            for pairs in HELD_OUT_PAIRS[metric](section, max_length):
+                passage = next(passages)
+                yield from ((*pair, passage, number) for pair in pairs if usable(pair, Place(), unusable))
 
 
 def choose_queries(queries: Iterable[Query], limit: int, order: Callable[[str], int] = digest) -> list[Query]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.evaluation import DEFAULTS
-from diffcse_jax.evaluation.metrics import BM25, HYBRID
 from diffcse_jax.evaluation.retrieval import CHOOSES, CUTOFFS
 from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import STS_TASKS
+from diffcse_jax.evaluation.systems import BM25, HYBRID
 
 Results = dict[str, Any]
 RECORDED = ("backend", "mode", "aggregation", "post")  # settings kept with results

@@ -1,16 +1,13 @@
 """Retrieval: how high queries rank the texts that they should find.
 
-The texts are sentences of STS-B, pairs of the user's own, or a search collection with human judgements: a folder in
-BEIR's form or in TREC's. The measures of collections are those of trec_eval, by the library ir-measures. A ranking is
-kept as TREC's tools expect it, so that rankings of other programs can be compared.
+The texts are sentences of STS-B, pairs of the user's own, or a search collection with human judgements. The measures
+of collections are those of trec_eval, by the library ir-measures.
 """
 
-import contextlib
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -18,9 +15,11 @@ from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
+from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
-from diffcse_jax.io import disk_errors, expand_path, write_text
+from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_run, run_file, write_run
+from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
 
@@ -28,23 +27,9 @@ BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
 DOCSTRINGS = "docstrings"  # a name, instead of a file, for the pairs that training on `docstrings` holds out
 MOST_DOCSTRINGS = 1000
-COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
 DEPTH = 1000  # hits kept for each query, as in TREC's runs
 CHOOSES = "ndcg@10"  # the measure that chooses the best checkpoint, and by which two systems are compared
 _MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}  # as ir-measures calls them
-# The files of BEIR's form and of TREC's; the first that exists is read.
-_DOCUMENTS, _QUERIES = ("corpus.jsonl", "collection.tsv"), ("queries.jsonl", "queries.tsv", "topics.tsv")
-_JUDGEMENTS = ("qrels/test.tsv", "qrels/dev.tsv", "qrels.tsv", "qrels.txt")
-
-Ranking = Mapping[str, Mapping[str, float]]  # by query: scores by document
-
-
-class Collection(NamedTuple):
-    """Documents, queries and judgements by their ids. All queries are judged."""
-
-    documents: Mapping[str, str]  # title and text, joined
-    queries: Mapping[str, str]
-    judgements: Mapping[str, Mapping[str, int]]  # by query: grades by document; 0: not relevant
 
 
 def retrieval_scores(queries: Embeddings, targets: Embeddings) -> dict[str, float]:
@@ -174,97 +159,57 @@ def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
 # Search collections
 
 
-def read_collection(folder: Path) -> Collection:
-    """Read a collection.
-
-    Args:
-        folder: `corpus.jsonl` and `queries.jsonl` have objects with `_id`, `text` and perhaps `title`, as in BEIR;
-            `collection.tsv` and `queries.tsv` (or `topics.tsv`) have an id and a text, separated by a tab, as in TREC.
-            `qrels/test.tsv` (or `qrels/dev.tsv`, `qrels.tsv`, `qrels.txt`) has query, document and grade, below a
-            header; or query, 0, document and grade, separated by blanks. Queries without judgements are left out.
-    """
-    documents, queries = (_read_texts(_first_file(folder, names)) for names in (_DOCUMENTS, _QUERIES))
-    path = _first_file(folder, _JUDGEMENTS)
-    judgements: dict[str, dict[str, int]] = {}
-    first_lines: dict[str, int] = {}
-    for number, line in numbered_lines(path):
-        fields = line.split("\t") if line.count("\t") > 1 else line.split()
-        *ids, grade = (field.strip() for field in fields)
-        if not grade.removeprefix("-").isdecimal() or len(ids) not in (2, 3):
-            if number == 1 and len(ids) == 2:  # a header
-                continue
-            raise DataError(f"{path}, line {number}: expected a query, a document and a grade (a whole number)")
-        query, document = ids[0], ids[-1]
-        for kind, key, known in (("query", query, queries), ("document", document, documents)):
-            if key not in known:
-                raise DataError(f"{path}, line {number}: the {kind} {key[:60]!r} is not in the collection")
-        judgements.setdefault(query, {})[document] = int(grade)
-        first_lines.setdefault(query, number)
-    for query, grades in judgements.items():
-        if max(grades.values()) < 1:
-            raise DataError(f"{path}, line {first_lines[query]}: the query {query[:60]!r} has no relevant document")
-    if not judgements:
-        raise DataError(f"{path} has no judgements")
-    return Collection(documents, {query: queries[query] for query in judgements}, judgements)
-
-
-def _first_file(folder: Path, names: Iterable[str]) -> Path:
-    found = next((folder / name for name in names if (folder / name).is_file()), None)
-    if found is None:
-        raise DataError(f"{folder} is not a search collection: it has no {' or '.join(names)}")
-    return found
-
-
-def _read_texts(path: Path) -> dict[str, str]:
-    """Read texts by their id."""
-    texts: dict[str, str] = {}
-    is_json = path.suffix == ".jsonl"
-    for number, line in numbered_lines(path):
-        if is_json:
-            key, text = _from_json(line)
-        else:
-            key, tab, text = line.partition("\t")
-            key = key.strip() if tab else ""
-        if not key:
-            expected = "an object with `_id` and `text`" if is_json else "an id, a tab and a text"
-            raise DataError(f"{path}, line {number}: expected {expected}")
-        if key in texts:
-            raise DataError(f"{path}, line {number}: the id {key[:60]!r} occurs twice")
-        texts[key] = text.strip()
-    return texts
-
-
-def _from_json(line: str) -> tuple[str, str]:
-    """Return the id of an object, and its title and text. They are empty strings if the line is not valid."""
-    row = None
-    with contextlib.suppress(ValueError, RecursionError):
-        row = json.loads(line)
-    if not isinstance(row, dict) or row.get("_id") is None or not isinstance(row.get("text"), str):
-        return "", ""
-    title, text = row.get("title"), row["text"]
-    return str(row["_id"]), f"{title} {text}" if isinstance(title, str) and title else text
-
-
 def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> dict[str, dict[str, float]]:
-    """Rank the documents of each query by cosine similarity, with the encoder's prompts of queries and documents."""
-    texts = [*collection.documents.values()]
-    queries, documents = map(normalize, encode_pairs(encoder, [*collection.queries.values()], texts, batch_size))
-    scores, rows = nearest(queries, documents, DEPTH)
+    """Rank the documents of each query by cosine similarity, without the query itself.
+
+    The encoder's prompts of queries and documents are used.
+    """
     ids = [*collection.documents]
-    return {
-        query: {ids[row]: score for row, score in zip(found.tolist(), own.tolist(), strict=True)}
-        for query, found, own in zip(collection.queries, rows, scores, strict=True)
-    }
+    texts = [*collection.queries.values()], [*collection.documents.values()]
+    queries, documents = map(normalize, encode_pairs(encoder, *texts, batch_size))
+    scores, rows = nearest(queries, documents, DEPTH + 1)
+    ranking = {}
+    for query, found, own in zip(collection.queries, rows.tolist(), scores.tolist(), strict=True):
+        hits = {ids[row]: score for row, score in zip(found, own, strict=True)}
+        hits = without_itself(query, hits, collection.judgements[query])
+        ranking[query] = dict(itertools.islice(hits.items(), DEPTH))
+    return ranking
+
+
+def without_itself(query: str, hits: Mapping[str, float], grades: Mapping[str, int]) -> dict[str, float]:
+    """Return the hits of a query without the document that has the query's own id.
+
+    Queries can be documents of the collection, as in ArguAna and Quora. Such a hit does not count,
+    as in BEIR and MTEB. If the document is judged relevant, ids of queries and of documents are
+    numbered alike by chance, and the hit stays.
+    """
+    if grades.get(query, 0) > 0:
+        return dict(hits)
+    return {document: score for document, score in hits.items() if document != query}
 
 
 def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> dict[str, dict[str, float]]:
-    """Return nDCG@10, MRR@10, recall@100 and MAP by measure and query, x 100. A query without hits has 0."""
+    """Return nDCG@10, MRR@10, recall@100 and MAP by measure and query, x 100.
+
+    A query without hits has 0. Gains of nDCG are the grades. Of equal scores, the last id in the
+    order of characters comes first, as in trec_eval: the library's measures would differ in this.
+    """
     library = require_extra("ir_measures", "search")
     names = {library.parse_measure(theirs): ours for ours, theirs in _MEASURES.items()}
     scores: dict[str, dict[str, float]] = {ours: dict.fromkeys(judgements, 0.0) for ours in _MEASURES}
-    for found in library.iter_calc([*names], judgements, ranking):
+    ranked = {}
+    for query, grades in judgements.items():
+        documents = best_first(without_itself(query, ranking.get(query, {}), grades))
+        ranked[query] = {document: -float(rank) for rank, document in enumerate(documents)}
+    for found in library.iter_calc([*names], judgements, ranked):
         scores[names[found.measure]][found.query_id] = 100 * found.value
     return scores
+
+
+def check_count(queries: int) -> None:
+    """Raise an error if there are too few queries to compare two systems."""
+    if queries < 2:
+        raise DataError("two systems can only be compared by two queries or more")
 
 
 def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " queries"]) -> dict[str, float]:
@@ -274,8 +219,7 @@ def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " qu
         The mean `difference`, second minus first; `low` and `high` of its 95% interval by the paired bootstrap; and `p`
         of a two-sided paired randomisation test (Smucker et al. 2007). A single query raises `DataError`.
     """
-    if len(first) < 2:
-        raise DataError("two systems can only be compared by two queries or more")
+    check_count(len(first))
     differences = second - first
     if not differences.any():
         return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
@@ -285,50 +229,23 @@ def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " qu
     return {"difference": differences.mean(), "low": low, "high": high, "p": test.pvalue}
 
 
-def write_run(path: Path, ranking: Ranking, name: str) -> None:
-    """Write a ranking in TREC's form: `query Q0 document rank score name`, best first."""
-    lines = []
-    for query, scores in ranking.items():
-        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-        for rank, (document, score) in enumerate(best, 1):  # all digits of a float32, so that no ties arise
-            lines.append(f"{query} Q0 {document} {rank} {score:.9g} {name}")
-    with disk_errors(path, safe="Nothing else was changed.", instead="name another folder with --runs"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "\n".join([*lines, ""]))
-
-
-def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
-    """Read a ranking in TREC's form. Queries that the collection does not have are left out."""
-    ranking: dict[str, dict[str, float]] = {}
-    for number, line in numbered_lines(path):
-        try:
-            query, _, document, _, score, _ = line.split()
-            value = float(score)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: expected `query Q0 document rank score name`") from error
-        if not math.isfinite(value):
-            raise DataError(f"{path}, line {number}: the score {score[:60]!r} is not a finite number")
-        if document not in collection.documents:
-            raise DataError(f"{path}, line {number}: the document {document[:60]!r} is not in the collection")
-        if query in collection.queries:
-            ranking.setdefault(query, {})[document] = value
-    if not ranking:
-        raise DataError(f"{path} ranks no query of the collection")
-    return ranking
-
-
 def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """Search a collection of the user's own, write the ranking, and compare it with another one."""
-    place = expand_path(file)
-    collection = read_collection(place)
-    other = read_run(settings.against, collection) if settings.against else None  # before the search, which takes long
+    collection = read_collection(expand_path(file))
+    other = None
+    if settings.against:  # before the search, which takes long
+        other = read_run(settings.against, collection)
+        check_count(len(collection.queries))
     ranking = search(encoder, collection)
     scores = measure(collection.judgements, ranking)
-    if settings.runs:
-        write_run(settings.runs / f"{settings.model}.{place.name}.trec", ranking, settings.model)
     result: dict[str, Any] = {name: float(np.mean([*by_query.values()])) for name, by_query in scores.items()}
+    if settings.runs:
+        path, name = run_file(settings, file)
+        write_run(path, ranking, name, collection)
+        result["run"] = str(path)
     if other:
         before = np.array([*measure(collection.judgements, other)[CHOOSES].values()])
         after = np.array([*scores[CHOOSES].values()])
-        result["against"] = {"run": str(settings.against), CHOOSES: float(before.mean())} | compare(before, after)
+        run = {"run": str(settings.against), CHOOSES: float(before.mean())}
+        result["against"] = run | compare(before, after)
     return result | {"n": len(collection.queries)}

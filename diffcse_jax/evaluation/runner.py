@@ -13,13 +13,14 @@ from typing import Any
 import tqdm
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
-from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, retrieval, sts
+from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, retrieval, search_collections, sts
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import queries_of_documents
-from diffcse_jax.evaluation.metrics import BM25, HYBRID, compare_systems
 from diffcse_jax.evaluation.results import GROUPS, RECORDED, Results, compare, details
 from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
+from diffcse_jax.evaluation.systems import BM25, HYBRID, compare_systems
+from diffcse_jax.evaluation.trec_runs import check_run_files
 from diffcse_jax.io import write_json
 
 
@@ -35,7 +36,7 @@ def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str
 TASKS = {task.name: task for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)}
 # The tasks on the user's own files, which are named KIND:FILE.
 OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
-    retrieval.COLLECTION: retrieval.score_collection,
+    search_collections.COLLECTION: retrieval.score_collection,
     "documents": score_documents,
     "pairs_retrieval": retrieval.score_pairs,
 }
@@ -109,7 +110,8 @@ def run(
         so_far = [*done, found]
         write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, output)
 
-    for model in dict.fromkeys(models):
+    settings = dataclasses.replace(settings, compared=tuple(dict.fromkeys(models)))
+    for model in settings.compared:
         done.append(evaluate_model(model, settings, keep))
     parts = [*map(details, done)] if style == "text" else []
     parts.append(compare(done, with_published=with_published, style=style))
@@ -124,10 +126,9 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
 
     Each sentence is encoded once, however many tasks contain it.
     """
+    settings = dataclasses.replace(settings, model=model)
     tasks, mode = _plan(settings), settings.mode
     folder = Path() if all(map(own_kind, tasks)) else senteval_folder(settings.data_dir)
-    short_name = "-".join(Path(model).parts[-2:]).strip("/.").replace(" ", "_")
-    settings = dataclasses.replace(settings, model=short_name or "model")  # `.` has no name
     missing = {}
     for name, task in tasks.items():
         if paths := task.missing(folder, mode):
@@ -170,8 +171,10 @@ def _plan(settings: Settings) -> dict[str, Task]:
             retrieval.read_queries(settings.queries)
         except DataError as error:
             raise DataError(f"--queries: {error}") from error
-    if (settings.runs or settings.against) and retrieval.COLLECTION not in map(own_kind, names):
+    if (settings.runs or settings.against) and search_collections.COLLECTION not in map(own_kind, names):
         raise ConfigError("--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks")
+    if settings.runs:
+        check_run_files(settings)
     return {name: find_task(name) for name in names}
 
 

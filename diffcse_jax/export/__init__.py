@@ -3,11 +3,12 @@
 The folder is read back, also by PyTorch if installed, and compared with the encoder before it gets its name.
 """
 
+import contextlib
 import functools
 import importlib.util
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxtyping import Float32
 from diffcse_jax import io
 from diffcse_jax.data.tokens import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
+from diffcse_jax.errors import CheckpointError, UserError, require_extra
 from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.models import hf, sentence_folder
@@ -79,8 +80,6 @@ def export(
     for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if with_onnx else ():
         require_extra(package, "onnx")
     saved = read_encoder(source)
-    if with_onnx and not saved.prompts.pooled:
-        raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
     sentence_folder.checked_truncation(truncate_dim, saved.checkpoint.embedding_size(saved.pooler))
     results = recorded_results(source, saved, truncate_dim)
     safe = "The checkpoints and any earlier export are complete."
@@ -165,7 +164,8 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         raise CheckpointError(f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite")
     differences = {}
     for name, encode in _readers(folder).items():
-        found = embeddings(encode)
+        with _errors_of(name):
+            found = embeddings(encode)
         wanted = normalize(expected) if name == GRAPH else expected
         same_shape = found.shape == wanted.shape  # false if a reader ignores `truncate_dim`
         differences[name] = float(np.abs(found - wanted).max()) if same_shape else np.inf
@@ -184,12 +184,24 @@ def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
     if _installed("sentence_transformers"):
         from sentence_transformers import SentenceTransformer
 
-        with quiet_transformers():
+        with quiet_transformers(), _errors_of("sentence_transformers"):
             model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
         readers["sentence_transformers"] = functools.partial(model.encode, show_progress_bar=False)
     if (folder / GRAPH).is_file():
         readers[GRAPH] = functools.partial(encode_onnx, folder)
     return readers
+
+
+@contextlib.contextmanager
+def _errors_of(reader: str) -> Iterator[None]:
+    """Turn any error of a reader of the folder into a `CheckpointError` that names the reader."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # other libraries raise a dozen types
+        reason = f"{type(error).__name__}: {error}"[:300]
+        raise CheckpointError(f"{reader} cannot read the export: {reason}") from error
 
 
 def _describe(check: Mapping[str, Any]) -> str:

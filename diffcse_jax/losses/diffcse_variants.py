@@ -91,9 +91,6 @@ def change_lengths(
     has_next = jnp.pad(real[:, 1:], ((0, 0), (0, 1)))  # all real tokens except the last one, [SEP]
     dropped = real & ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype)) & drawn(delete_keys, delete)
     inserted = has_next & drawn(insert_keys, insert) if insert else nothing
-    if rows.prompt_tokens is not None:  # pooling leaves these positions out, so they stay where they are
-        after_prompt = jnp.arange(length)[None] >= rows.prompt_tokens[:, None]
-        dropped, inserted = dropped & after_prompt, inserted & after_prompt
     after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
     mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id  # read only if something is inserted
 
@@ -116,8 +113,7 @@ def change_lengths(
     new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
     attention_mask = place(exists.astype(rows.attention_mask.dtype))
     labels = place(interleave(after_dropped, ~nothing))
-    new_rows = TokenRows(new_ids, attention_mask, prompt_tokens=rows.prompt_tokens)
-    return new_rows, place(interleave(nothing, ~nothing)), labels
+    return TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels
 
 
 def generated_second_views(

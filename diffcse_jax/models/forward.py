@@ -230,8 +230,7 @@ class SharedForward:
         if "second_encoder" not in self.computation.networks.definitions:
             return self._pooled(batch.rows, keys)
         keys = keys.reshape(-1, batch.per_example)
-        prompt_tokens = None if batch.prompt_tokens is None else batch.prompt_tokens[:, 1:]
-        others = Batch(batch.input_ids[:, 1:], batch.attention_mask[:, 1:], prompt_tokens=prompt_tokens).rows
+        others = Batch(batch.input_ids[:, 1:], batch.attention_mask[:, 1:]).rows
         first = self._pooled(batch.anchors, keys[:, 0])
         second = self._pooled(others, keys[:, 1:].reshape(-1), encoder="second_encoder")
         second = second.reshape(len(first), -1, first.shape[-1])
@@ -294,18 +293,13 @@ class SentenceNetwork(nnx.Module):
 def compiled_forward(
     config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh, layers: tuple[HeadLayer, ...] = ()
 ) -> Callable[..., jax.Array]:
-    """Return `(params, input_ids, attention_mask, prompt_tokens) -> embeddings`, shared by encoders of these sizes."""
+    """Return `(params, input_ids, attention_mask) -> embeddings`, shared by encoders of these sizes."""
     config = config.on(mesh.devices.flat[0])
     network = definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
-    def forward(
-        params: Params, input_ids: jax.Array, attention_mask: jax.Array, prompt_tokens: jax.Array | None = None
-    ) -> jax.Array:
-        rows = TokenRows(input_ids, attention_mask)
-        if prompt_tokens is not None:
-            rows = rows._replace(prompt_tokens=jnp.full(len(input_ids), prompt_tokens, jnp.int32))
+    def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
         with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
-            return bind(network, params)(rows)
+            return bind(network, params)(TokenRows(input_ids, attention_mask))
 
     # Replicated, so that every host can read the whole result.
     return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))

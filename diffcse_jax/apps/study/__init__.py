@@ -368,7 +368,7 @@ def train_and_score(run: Run) -> dict[str, Any]:
             config, start, _ = open_start(run.config, make_mesh(run.config))
             settings = dataclasses.replace(settings, pooler=start.pooler(config))
         corpus = open_corpus(run.config.data)
-        measured = build_dev_evaluation(run.config, lambda: (row[0] for row in corpus))
+        measured = build_dev_evaluation(run.config, corpus.first_texts)
         dev = measured.measure(load_encoder(model, settings)).scores
         metric, dev_text = measured.metric, measured.text
         notes.append(f"{run.row}: {model} before training, pooler {settings.pooler}")

@@ -65,5 +65,5 @@ GTE = Family(
     },
     mlm_head={"lm_head.dense": "transform", "lm_head.norm": "norm", "lm_head.decoder": ""},
     decoder="lm_head.decoder.weight",
-    ignored=r"lm_head\.decoder\.weight|(classifier|pooler)\..*",
+    ignored=r"lm_head\.decoder\.weight",
 )

@@ -1,0 +1,172 @@
+"""Find the files that a name stands for: a file, a folder, a pattern, `wiki1m` or `docstrings`.
+
+Files that are found and not read are listed with the reason.
+"""
+
+import glob
+import mimetypes
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from diffcse_jax.data import formats, tables
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.lines import extension
+from diffcse_jax.errors import DataError
+from diffcse_jax.io import expand_path, hub_file, why_unreadable
+
+WIKI1M, WIKI1M_FILE = "wiki1m", "wiki1m_for_simcse.txt"
+DOCSTRINGS = "docstrings"
+STDIN = "-"
+KNOWN_NAMES = f"Known names: {WIKI1M}, {DOCSTRINGS}"
+KNOWN_EXTENSIONS = tuple(dict.fromkeys((*tables.KINDS, *formats.KINDS)))
+NOT_TEXT = ("image", "audio", "video", "font", "text/css", "text/javascript")  # kinds of media
+
+
+class Skipped(NamedTuple):
+    """A file or folder that was found and is not read."""
+
+    name: str
+    reason: str
+    is_loss: bool = True  # it may hold text
+
+
+class Source(NamedTuple):
+    """What a name stands for."""
+
+    name: str  # as it was given
+    files: tuple[Path, ...] = ()  # those of known kinds, in the order of their names
+    skipped: tuple[Skipped, ...] = ()  # the others
+    is_file: bool = False  # the name is that of one file
+    data_set: Path | None = None  # the folder of a prepared data set, which is read as one table
+
+    @property
+    def is_docstrings(self) -> bool:
+        return self.name == DOCSTRINGS
+
+    @property
+    def is_stdin(self) -> bool:
+        return self.name == STDIN
+
+    def of_kinds(self, kinds: Iterable[str]) -> list[Path]:
+        """Return the files with one of these extensions."""
+        wanted = set(kinds)
+        return [file for file in self.files if extension(file) in wanted]
+
+    def account(self, ledger: Ledger) -> None:
+        """Enter the files that are not read in a ledger."""
+        for name, reason, is_loss in self.skipped:
+            ledger.skip_file(name, reason, is_loss=is_loss)
+
+
+def find_source(name: str, option: str = "data.train_file") -> Source:
+    """Find what a name stands for, or raise a `DataError` that names the option.
+
+    It is a file; a folder; a pattern with `*`, `?`, `[...]` or `**` (folders of any depth); `wiki1m`
+    or `docstrings`; or `-`, standard input.
+    """
+    if name in (DOCSTRINGS, STDIN):
+        return Source(name)
+    if not name:
+        raise DataError(f"{option} is empty. Name a file or a folder. {KNOWN_NAMES}")
+    if name == WIKI1M:
+        file = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}")
+        return Source(name, (file,), is_file=True)
+    path = expand_path(name)
+    if glob.has_magic(name) and not os.path.exists(path):
+        return _checked(option, name, _matches(os.path.expanduser(name)))
+    if os.path.isdir(path):
+        found, skipped = _files_below(path)
+        if any(file.name == tables.DATA_SET for file in found):
+            return Source(name, data_set=path)
+        return _checked(option, name, found, skipped)
+    if problem := why_unreadable(path):
+        raise DataError(f"{option}: {problem}. {KNOWN_NAMES}")
+    return _checked(option, name, [path], is_file=True)
+
+
+def _checked(
+    option: str,
+    name: str,
+    found: Sequence[Path],
+    skipped: Sequence[Skipped] = (),
+    *,
+    is_file: bool = False,
+) -> Source:
+    """Return the source of these files. Raise `DataError` if none is of a known kind."""
+    files, others = _once(found)
+    collections = {file.parent for file in files if file.name.startswith("corpus.jsonl")}
+    usable = []
+    left = [*skipped, *others]
+    for file in files:
+        reason = _why_skipped(file, collections, is_named=is_file)
+        if reason is None:
+            usable.append(file)
+        else:
+            left.append(reason)
+    if not usable:
+        ledger = Ledger(name)
+        Source(name, skipped=tuple(left)).account(ledger)
+        account = ledger.summary() or "none found"
+        kinds = ", ".join(KNOWN_EXTENSIONS)
+        raise DataError(f"{option}: {name}: no file of a known kind ({account}). Known: {kinds}")
+    return Source(name, tuple(usable), tuple(left), is_file)
+
+
+def _matches(pattern: str) -> list[Path]:
+    return [path for path in map(Path, glob.glob(pattern, recursive=True)) if not path.is_dir()]
+
+
+def _files_below(folder: Path) -> tuple[list[Path], list[Skipped]]:
+    """Return the files in a folder and the folders below it, and what is skipped there.
+
+    Hidden files are skipped. Links to folders are not followed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    found: list[Path] = []
+    skipped: list[Skipped] = []
+    for root, folders, names in os.walk(folder, onerror=refuse):
+        here = Path(root)
+        skipped += [Skipped(str(here / each), "hidden", False) for each in _hidden(folders, names)]
+        links = [each for each in folders if os.path.islink(here / each) and each[0] != "."]
+        skipped += [Skipped(str(here / each), "a link to a folder") for each in links]
+        folders[:] = sorted(each for each in folders if each[0] != "." and each not in links)
+        found += [here / each for each in names if each[0] != "."]
+    return found, skipped
+
+
+def _hidden(*names: Sequence[str]) -> Iterator[str]:
+    return (name for each in names for name in each if name.startswith("."))
+
+
+def _once(files: Iterable[Path]) -> tuple[list[Path], list[Skipped]]:
+    """Return files in the order of their names, without links to files that are also there."""
+    links_first = sorted(files, key=lambda file: (file.is_symlink(), file), reverse=True)
+    kept: dict[str, Path] = {}
+    skipped = []
+    for file in links_first:
+        target = os.path.realpath(file)
+        if target in kept:
+            skipped.append(Skipped(str(kept[target]), "another name of a file that is read", False))
+        kept[target] = file
+    return sorted(kept.values()), skipped
+
+
+def _why_skipped(file: Path, collections: set[Path], *, is_named: bool) -> Skipped | None:
+    """Return why a file is not read, or None. `collections` are folders with a `corpus.jsonl`."""
+    name = str(file)
+    is_queries = file.name.startswith("queries.jsonl") and file.parent in collections
+    if is_queries or (file.parent.name == "qrels" and file.parent.parent in collections):
+        return Skipped(name, "of queries and judgements", False)
+    if extension(file) in tables.KINDS and file.name.startswith("_") and not is_named:
+        return Skipped(name, "named _*, as other programs name their notes")
+    if extension(file) in KNOWN_EXTENSIONS:
+        problem = "" if is_named else why_unreadable(file)
+        return Skipped(name, problem) if problem else None
+    kind = mimetypes.guess_type(file.name)[0] or ""
+    reason = f"of the kind {file.suffix}" if file.suffix else "without extension"
+    return Skipped(name, reason, not kind.startswith(NOT_TEXT))

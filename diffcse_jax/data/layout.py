@@ -1,0 +1,152 @@
+"""Which columns of a table hold the id, the title and the text, and the documents made of its rows."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from diffcse_jax.data import ledger as reasons
+from diffcse_jax.data.corpus import usable
+from diffcse_jax.data.documents import Document, Section, id_of
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.errors import DataError
+
+ID_COLUMNS = ("_id", "id")
+TITLE_COLUMN = "title"
+TEXT_COLUMNS = ("text", "sentence")  # the known names of a text
+CHOOSES = "--columns (for training: data.columns) chooses others"
+
+
+class Layout(NamedTuple):
+    """What the columns of a table hold.
+
+    Attributes:
+        texts: The columns of text.
+        title: The column of the title; empty if there is none.
+        id: The column that identifies rows; empty if there is none.
+        are_separate: Each column of text is a text of its own. Otherwise they are one text.
+        is_whole: The rows are single texts, which search does not divide unless the model reads less.
+        note: What was assumed, for the user; empty if nothing was.
+    """
+
+    texts: tuple[str, ...]
+    title: str = ""
+    id: str = ""
+    are_separate: bool = False
+    is_whole: bool = False
+    note: str = ""
+
+
+def layout_of(
+    name: str, columns: Sequence[str], text_columns: Sequence[str], id_column: str = ""
+) -> Layout | None:
+    """Return the layout of a table by the names of its columns, or None if it has no text.
+
+    Args:
+        name: The table, for messages.
+        columns: All columns.
+        text_columns: Those whose values are text for people.
+        id_column: The column that identifies rows, if the user named one.
+    """
+    own_id = id_column or next((each for each in ID_COLUMNS if each in columns), "")
+    known = next((each for each in TEXT_COLUMNS if each in columns), "")
+    if known:
+        title = TITLE_COLUMN if TITLE_COLUMN in columns else ""
+        return Layout((known,), title, own_id, is_whole=len(columns) == 1)
+    texts = tuple(each for each in text_columns if each != own_id)
+    if not texts:
+        return None
+    note = ""
+    if len(columns) > 1:
+        note = f"{name}: read the columns of text, {', '.join(texts)}. {CHOOSES}"
+    return Layout(texts, "", own_id, is_whole=len(columns) == 1, note=note)
+
+
+def require_columns(name: str, columns: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise `DataError` if a table lacks a column that the user named."""
+    if missing := [column for column in wanted if column not in columns]:
+        raise DataError(
+            f"{name}: no column {missing[0]!r}. It has: {listed(columns)}. Name the columns of "
+            "title and text, or of the text alone (data.columns or --columns)"
+        )
+
+
+def document_of(
+    values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
+) -> Document | None:
+    """Return the document of a row; None, with an entry in the ledger, if it has no text."""
+    sections = _sections(values, layout, place, ledger)
+    if not sections:
+        return None
+    used = {*layout.texts, layout.title, layout.id}
+    others = {name: value for name, value in values.items() if name not in used and is_value(value)}
+    own_id = as_text(values.get(layout.id))
+    ledger.keep()
+    is_whole = layout.is_whole or layout.are_separate
+    return Document(own_id or id_of(place), sections, place, others, is_whole)
+
+
+def _sections(
+    values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
+) -> tuple[Section, ...]:
+    found: list[tuple[str, str]] = []  # columns and their texts
+    absent = []
+    for column in layout.texts:
+        text = text_in(values, column)
+        if text is None:
+            absent.append(_why_absent(values, column))
+        elif own := usable((text,), place, ledger):
+            found.append((column, own[0]))
+    if not found:
+        if len(absent) == len(layout.texts):  # otherwise `usable` has entered the reason
+            ledger.leave_out(absent[0], place)
+        return ()
+    if layout.are_separate:
+        return tuple(Section("", text.split("\n"), column=column) for column, text in found)
+    title = text_in(values, layout.title) or ""
+    lines = [line for _, text in found for line in text.split("\n")]
+    return (Section(" ".join(title.split()), lines),)
+
+
+def texts_of_row(
+    values: Mapping[str, Any], columns: Sequence[str], place: Place, ledger: Ledger
+) -> tuple[str, ...] | None:
+    """Return the text of each column; None, with an entry in the ledger, if one is missing."""
+    texts = [text_in(values, column) for column in columns]
+    for column, text in zip(columns, texts, strict=True):
+        if text is None:
+            ledger.leave_out(_why_absent(values, column), place)
+            return None
+    return tuple(text for text in texts if text is not None)
+
+
+def _why_absent(values: Mapping[str, Any], column: str) -> str:
+    if column not in values:
+        return reasons.MISSING_KEY
+    return reasons.EMPTY if _is_missing(values[column]) else reasons.NOT_STRING
+
+
+def text_in(values: Mapping[str, Any], column: str) -> str | None:
+    """Return a value as text; None if it is missing or not text, a number or a date."""
+    value = values.get(column)
+    return None if _is_missing(value) or not is_value(value) else as_text(value)
+
+
+def is_value(value: Any) -> bool:
+    """Return whether a value is text, a number, a truth value or a date, and not missing."""
+    is_plain = isinstance(value, str | int | float | datetime.date | datetime.time)
+    return is_plain and not _is_missing(value)
+
+
+def as_text(value: Any) -> str:
+    """Return a value as text; an empty string if it is missing."""
+    return "" if _is_missing(value) else str(value)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names for a message, and cut a long list."""
+    text = ", ".join(names)
+    return text if len(text) <= 500 else f"{text[:500]}..."

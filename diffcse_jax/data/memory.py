@@ -1,0 +1,169 @@
+"""Text in memory: strings, tuples, dicts and tables of other libraries.
+
+Training writes it to a file, from which a run trains and, after an interruption, resumes. Search reads
+it as documents.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.data.corpus import usable
+from diffcse_jax.data.documents import Document, Documents, Section, digest
+from diffcse_jax.data.layout import Layout, as_text, document_of, layout_of, require_columns
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.sources import column_names
+from diffcse_jax.data.split import held_out_together
+from diffcse_jax.errors import DataError, counted
+from diffcse_jax.io import cache_folder, disk_errors, write_text
+
+EXPECTED = (
+    "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are "
+    "columns"
+)
+LOOKED_AT = 1000  # dicts whose keys are collected
+
+Text = str | Sequence[str] | Mapping[str, object]  # a sentence; a pair, triple, ...; columns by name
+
+
+def as_texts(given: Any) -> Iterable[Any]:
+    """Return the texts of an iterable, or the rows of a table (pandas, polars, pyarrow, datasets)."""
+    if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):  # polars; pyarrow
+        return rows()
+    if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
+        return given.to_dict("records")
+    is_text = isinstance(given, str | bytes | Mapping)  # a mapping has columns, or splits
+    if is_text or not isinstance(given, Iterable):
+        keys = f" with the keys {', '.join(map(str, [*given][:5]))}" if isinstance(given, Mapping) else ""
+        raise DataError(f"cannot read texts from a {type(given).__name__}{keys}. {EXPECTED}")
+    return given
+
+
+# For search
+
+
+def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> Documents:
+    """Return texts in memory as documents.
+
+    Args:
+        given: Strings, dicts, or a table; see `as_texts`. A dict has a `sentence` or `text`, and perhaps
+            a `title`; its other keys are columns, which hits repeat.
+        id_column: The key that identifies dicts. By default it is `_id` or `id`, if there is one.
+            Other texts are identified by their number.
+        first: The number of the first text.
+    """
+    texts = list(as_texts(given))
+
+    def read(ledger: Ledger) -> Iterator[Document]:
+        layout = _layout_of(texts, id_column)
+        for number, text in enumerate(texts):
+            document = _document(text, first + number, layout, ledger)
+            if document:
+                yield document
+
+    def fingerprint() -> str:
+        return hashlib.sha256(json.dumps(texts, default=str).encode()).hexdigest()
+
+    return Documents("the given texts", read, fingerprint)
+
+
+def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
+    """Return the layout of the dicts among the texts."""
+    keys: dict[str, bool] = {}  # whether the first value is text
+    for text in texts[:LOOKED_AT]:
+        if isinstance(text, Mapping):
+            keys = {str(key): isinstance(value, str) for key, value in text.items()} | keys
+    if id_column and keys:
+        require_columns("the given dicts", [*keys], [id_column])
+    text_columns = [key for key, is_text in keys.items() if is_text]
+    layout = layout_of("the given dicts", [*keys], text_columns, id_column)
+    return layout or Layout(("sentence",))
+
+
+def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Document | None:
+    place = Place(row=number + 1)
+    if isinstance(text, Mapping):
+        values = {str(key): value for key, value in text.items()}
+        document = document_of(values, layout, place, ledger)
+        if document is None or as_text(values.get(layout.id)):
+            return document
+        return dataclasses.replace(document, id=str(number))
+    if not isinstance(text, str):
+        raise DataError(f"text {number} is {text!r:.60}, not a string or a dict. {EXPECTED}")
+    own = usable((text,), place, ledger)
+    if own is None:
+        return None
+    ledger.keep()
+    return Document(str(number), (Section("", own),), place, whole=True)
+
+
+# For training
+
+
+def write_sentences(texts: Iterable[Text]) -> Path:
+    """Write texts of one kind (see `as_texts`) to a jsonl file in the cache folder.
+
+    The name of the file is a hash of the texts.
+    """
+    return _write((json.dumps(row, default=str) for row in _columns(texts)), ".jsonl")
+
+
+def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
+    """Write pairs (or triples, ...) to two files: rows to train on, and pairs to score.
+
+    A hash decides which rows are held out. Rows that share a text are held out together. Rows that
+    cannot be used stay with the training rows, where they are counted.
+    """
+    rows = [tuple(map(str, row.values())) for row in _columns(texts)]
+    ledger = Ledger("the given rows")
+    is_usable = [usable(row, Place(row=number), ledger) is not None for number, row in enumerate(rows, 1)]
+    keys = [[digest(text) for text in row] if ok else [] for row, ok in zip(rows, is_usable, strict=True)]
+    is_held_out = held_out_together([digest(row[0]) for row in rows], keys, share)
+    held_out = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if out and ok]
+    trained_on = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if not (out and ok)]
+    if not trained_on or len(held_out) < 2:
+        raise DataError(
+            f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows for training and "
+            f"{len(held_out)} for evaluation, which needs at least 2. Rows that share a text stay "
+            "together. Give more rows, change data.held_out, or set eval.metric"
+        )
+    pairs = dict.fromkeys("\t".join(" ".join(text.split()) for text in row[:2]) for row in held_out)
+    return write_sentences(trained_on), _write(pairs, ".tsv")
+
+
+def _write(lines: Iterable[str], suffix: str) -> Path:
+    """Write lines to a file in the cache folder, whose name is a hash of them."""
+    text = "".join(f"{line}\n" for line in lines)
+    path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}"
+    partial = path.with_name(f"{os.getpid()}-{path.name}")  # several processes may write the same text
+    instead = "set XDG_CACHE_HOME to another folder"
+    with disk_errors(path.parent, safe="Nothing was started.", instead=instead):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(partial, text)
+        return partial.replace(path)
+
+
+def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
+    """Yield the texts as dicts of their columns."""
+    width = 0  # of the tuples
+    number = 0
+    for number, text in enumerate(texts, 1):
+        if isinstance(text, str):
+            row: dict[str, object] = {"text": text}
+        elif isinstance(text, Mapping):
+            row = {str(name): value for name, value in text.items()}
+        elif isinstance(text, Sequence) and len(text) > 1 and all(isinstance(each, str) for each in text):
+            row = dict(zip(column_names(len(text)), text, strict=True))
+        else:
+            raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
+        width = width or len(row)
+        if len(row) != width and not isinstance(text, Mapping):
+            found = f"{counted(len(row), 'column{s}')} ({', '.join(row)})"
+            raise DataError(f"text {number} has {found}, but the first text has {width}")
+        yield row
+    if not number:
+        raise DataError("the list of texts to train on is empty")

@@ -1,0 +1,225 @@
+"""Documents for training, and documents that are held out for evaluation.
+
+The source is read once. A hash of a document's words decides whether it is held out, so that neither
+the order nor other documents matter. Documents that share a text are held out together.
+"""
+
+import functools
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse.csgraph
+from jaxtyping import Bool, UInt64
+
+from diffcse_jax.data.documents import Document, Documents, Section, digest, is_in_share
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.errors import DataError
+from diffcse_jax.hosts import Progress
+from diffcse_jax.io import disk_errors
+
+FEWEST_REPETITIONS = 10  # boilerplate is in at least this many documents,
+REPEATED_SHARE = 0.01  # and in at least this share of them
+LARGEST_GROUP = 0.5  # documents that share texts train if they are a larger share of all documents
+
+REPEATED = "of boilerplate, which many documents contain"
+SHARED = "that held-out documents also contain"
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd number: multiplying by it reorders hashes
+
+Numbered = tuple[int, Document]  # the number of a document in the order of the source, from 0
+
+
+class Split:
+    """The documents of a source, divided into training and held-out ones.
+
+    If a share is held out, the source is read once, at the first use, and its documents are kept in a
+    temporary file. Otherwise each pass reads the source.
+
+    Args:
+        documents: The source.
+        share: The share of the documents that is held out.
+        strict: A file or text that cannot be used is an error.
+    """
+
+    def __init__(self, documents: Documents, share: float, *, strict: bool = False):
+        self.name, self.share = documents.name, share
+        self.fingerprint = documents.fingerprint
+        self._documents, self._strict = documents, strict
+
+    def training(self, ledger: Ledger) -> Iterator[Numbered]:
+        """Yield the documents to train on."""
+        if not self.share:
+            for number, document in enumerate(self._documents.read(ledger)):
+                ledger.make("document{s}")
+                yield number, document
+            return
+        ledger.include(self.ledger)
+        yield from self._kept(self._read.is_training)
+
+    def held_out(self) -> Iterator[Numbered]:
+        """Yield the documents that are held out, without boilerplate."""
+        if not self.share:
+            return
+        for number, document in self._kept(~self._read.is_training):
+            sections = tuple(map(self._without_boilerplate, document.sections))
+            yield number, Document(document.id, sections, document.place)
+
+    def drops(self, text: str, ledger: Ledger) -> bool:
+        """Return whether training leaves out a text; if so, enter the reason in the ledger."""
+        if not self.share:
+            return False
+        text_digest = digest(text)
+        reason = ""
+        if text_digest in self._read.boilerplate:
+            reason = REPEATED
+        elif text_digest in self._read.held_texts:
+            reason = SHARED
+        if reason:
+            ledger.leave_out(reason, is_loss=False)
+        return bool(reason)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account of the one pass over the source, if a share is held out."""
+        return self._read.ledger
+
+    @functools.cached_property
+    def _read(self) -> "_Read":
+        ledger = Ledger(self.name, strict=self._strict)
+        found = _Read(self._documents, ledger, self.share)
+        ledger.make("document{s}", len(found.is_training))
+        ledger.make("of them held out", int((~found.is_training).sum()))
+        return found
+
+    def _kept(self, chosen: Bool[np.ndarray, " documents"]) -> Iterator[Numbered]:
+        with self._read.file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                if chosen[number]:
+                    yield number, _from_json(line)
+
+    def _without_boilerplate(self, section: Section) -> Section:
+        boilerplate = self._read.boilerplate
+        title = "" if digest(section.title) in boilerplate else section.title
+        texts = [text for text in section.sentences() if digest(text) not in boilerplate]
+        return Section(title, texts, sentence_a_line=True)
+
+
+class _Read:
+    """What one pass over documents gives: the documents in a temporary file, and how they divide."""
+
+    def __init__(self, documents: Documents, ledger: Ledger, share: float):
+        self.ledger = ledger
+        folder = tempfile.mkdtemp(prefix="diffcse_jax-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # also at the end of Python
+        self.file = Path(folder) / "documents.jsonl"
+        whole: list[int] = []  # the digest of each document
+        texts_of_each: list[UInt64[np.ndarray, " texts"]] = []
+        identities: list[list[int]] = []  # digests that documents have in common if they belong together
+        place = Path("a temporary file in TMPDIR or /tmp")
+        with (
+            disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"),
+            self.file.open("w", encoding="utf-8") as file,
+            Progress(f"reading {documents.name}", "documents") as progress,
+        ):
+            for document in documents.read(ledger):
+                file.write(_to_json(document))
+                whole.append(digest(document.text()))
+                texts = {digest(text) for part in document.sections for text in texts_of(part)}
+                texts_of_each.append(np.fromiter(texts, np.uint64, len(texts)))
+                identities.append(_identities(document))
+                progress.update(1)
+        if len(set(whole)) == 1:
+            raise DataError(
+                f"{documents.name} is a single document, and data.held_out={share} keeps whole "
+                "documents for evaluation. Name a folder of documents, put blank lines between them, "
+                "or set data.held_out=0"
+            )
+        self.boilerplate = _boilerplate([body for body, *_ in identities], texts_of_each)
+        keys = [[key for key in each if key not in self.boilerplate] for each in identities]
+        is_held_out = held_out_together(whole, keys, share)
+        self.is_training = ~is_held_out
+        held = [texts for texts, out in zip(texts_of_each, is_held_out, strict=True) if out]
+        self.held_texts = set(_joined(held).tolist()) - self.boilerplate
+
+
+def texts_of(section: Section) -> list[str]:
+    """Return a section's title, if it has one, and its sentences. The first text is the lead."""
+    return [*filter(None, [section.title]), *section.sentences()]
+
+
+def held_out_together(
+    own: Sequence[int], keys: Sequence[Sequence[int]], share: float
+) -> Bool[np.ndarray, " items"]:
+    """Choose items to hold out, so that items that share a key stay together.
+
+    Args:
+        own: A 64-bit hash of each item. An item that shares no key is held out if its hash is in the
+            share. Of a group, one member decides, chosen by another hash.
+        keys: Hashes of what each item may have in common with others.
+        share: The share of the items to hold out.
+    """
+    if not own:
+        return np.zeros(0, bool)
+    hashes = np.array(own, np.uint64)
+    group = _groups(keys)
+    order = np.lexsort((hashes * _MIX, group))
+    _, first = np.unique(group[order], return_index=True)
+    deciding = order[first]  # by group
+    chosen = np.array([is_in_share(int(each), share) for each in hashes[deciding]])
+    if share < 1:
+        chosen &= np.bincount(group) <= max(1, LARGEST_GROUP * len(own))
+    return chosen[group]
+
+
+def _groups(keys: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the number of each item's group: the items that are connected by shared keys."""
+    flat = np.array([key for each in keys for key in each], np.uint64)
+    items = np.repeat(np.arange(len(keys)), [len(each) for each in keys])
+    distinct, numbers = np.unique(flat, return_inverse=True)
+    size = len(keys) + len(distinct)
+    edges = scipy.sparse.coo_array(
+        (np.ones(len(flat), np.int8), (items, len(keys) + numbers)), shape=(size, size)
+    )
+    _, labels = scipy.sparse.csgraph.connected_components(edges, directed=False)
+    return np.unique(labels[: len(keys)], return_inverse=True)[1]
+
+
+def _identities(document: Document) -> list[int]:
+    """Return the digests by which documents are the same text: of all lines, and of a row's title."""
+    lines = [digest(" ".join(line for part in document.sections for line in part.lines))]
+    titles = [part.title for part in document.sections]
+    has_title = len(titles) == 1 and bool(titles[0])
+    return [*lines, digest(titles[0])] if has_title else lines
+
+
+def _boilerplate(
+    bodies: Sequence[int], texts_of_each: Sequence[UInt64[np.ndarray, " _"]]
+) -> set[int]:
+    """Return the digests of texts that many different documents contain.
+
+    Documents with equal bodies, such as answers that several questions share, count once.
+    """
+    first = np.unique(np.array(bodies, np.uint64), return_index=True)[1]
+    counted = _joined([texts_of_each[index] for index in first])
+    digests, counts = np.unique(counted, return_counts=True)
+    fewest = max(FEWEST_REPETITIONS, REPEATED_SHARE * len(first))
+    return set(digests[counts >= fewest].tolist())
+
+
+def _joined(arrays: Iterable[UInt64[np.ndarray, " _"]]) -> UInt64[np.ndarray, " all"]:
+    return np.concatenate([np.zeros(0, np.uint64), *arrays])
+
+
+def _to_json(document: Document) -> str:
+    sections = [[part.title, [*part.lines], part.sentence_a_line] for part in document.sections]
+    return json.dumps([document.id, document.place, sections]) + "\n"
+
+
+def _from_json(line: str) -> Document:
+    name, place, sections = json.loads(line)
+    return Document(name, tuple(Section(*section) for section in sections), Place(*place))

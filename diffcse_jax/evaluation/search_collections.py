@@ -1,0 +1,224 @@
+"""Search collections: documents, queries and human judgements, in BEIR's form or in TREC's.
+
+What trec_eval, BEIR and MTEB accept is accepted here. Whatever is left out or changed is counted,
+and one warning says so for the whole collection.
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation.user_files import Tally, encodable, text_lines
+from diffcse_jax.hosts import log_line
+
+COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
+
+# The files of BEIR's form and of TREC's; the first that exists is read.
+_DOCUMENTS = ("corpus.jsonl", "collection.tsv")
+_QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv")
+_JUDGEMENTS = ("qrels/test.tsv", "qrels/dev.tsv", "qrels/validation.tsv", "qrels.tsv", "qrels.txt")
+_GRADE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
+_LARGEST_GRADE = 1_000_000  # trec_eval counts the documents of each grade
+
+
+class Collection(NamedTuple):
+    """Documents, queries and judgements by their ids. Each query has a relevant document."""
+
+    documents: Mapping[str, str]  # title and text, joined
+    queries: Mapping[str, str]
+    # By query: grades by document; 0: not relevant. A document may be missing in `documents`.
+    judgements: Mapping[str, Mapping[str, int]]
+
+
+def read_collection(folder: Path) -> Collection:
+    """Read a collection, and warn once of all that is odd in its files.
+
+    Args:
+        folder: `corpus.jsonl` and `queries.jsonl` have objects with `_id` (or `id`), `text` and
+            perhaps `title`, as in BEIR; `collection.tsv` and `queries.tsv` (or `topics.tsv`) have
+            an id and a text, separated by a tab, as in TREC. `qrels/test.tsv` (or another split,
+            `qrels.tsv`, `qrels.txt`) has query, document and grade, or query, 0, document and
+            grade, separated by tabs or blanks, with or without a header.
+
+    Returns:
+        The collection, without queries that have no relevant document. Relevant documents that are
+        not in the corpus stay in the judgements, so they count as missed.
+    """
+    tally = Tally()
+    documents = _read_texts(_first_file(folder, _DOCUMENTS), "document{s}", tally)
+    queries = _read_texts(_first_file(folder, _QUERIES), "quer{y}", tally)
+    judgements = _read_judgements(_judgements_file(folder), documents, queries, tally)
+    tally.warn()
+    return Collection(documents, {query: queries[query] for query in judgements}, judgements)
+
+
+def _first_file(folder: Path, names: Iterable[str]) -> Path:
+    found = next((folder / name for name in names if os.path.isfile(folder / name)), None)
+    if found is None:
+        needed = " or ".join(names)
+        raise DataError(f"{str(folder)[:200]} is not a search collection: it has no {needed}")
+    return found
+
+
+def _judgements_file(folder: Path) -> Path:
+    """Return the judgements of the split `test` or, if there are none, of another split."""
+    splits = sorted((folder / "qrels").glob("*.tsv"))
+    names = [name for name in _JUDGEMENTS if os.path.isfile(folder / name)]
+    if not names and len(splits) > 1:
+        found = ", ".join(split.name for split in splits)
+        raise DataError(f"{folder}/qrels has several splits: {found}. Name one of them test.tsv")
+    path = _first_file(folder, _JUDGEMENTS) if names or not splits else splits[0]
+    if others := [split.name for split in splits if split != path]:
+        log_line(f"notice: {path}: other splits are not read: {', '.join(others)}")
+    return path
+
+
+# Texts
+
+
+class _Record(NamedTuple):
+    """An id and its text, or the reason why a line has none."""
+
+    key: str = ""
+    text: str = ""
+    problem: str = ""
+
+
+def _read_texts(path: Path, what: str, tally: Tally) -> dict[str, str]:
+    """Read texts by their id. `what` they are, is for messages."""
+    is_json = path.suffix == ".jsonl"
+    texts: dict[str, str] = {}
+    for number, line in text_lines(path, tally):
+        key, text, problem = _from_json(line) if is_json else _from_table(line)
+        if problem:
+            tally.add(path, number, problem, "left out")
+        elif key in texts:
+            tally.add(path, number, "text{s} with an id that came before", "left out")
+        else:
+            texts[key] = text
+            if not text:
+                tally.add(path, number, f"{what} without text", "kept")
+    if not any(texts.values()):
+        expected = "an object with `_id` and `text`" if is_json else "an id, a tab and a text"
+        found = tally.describe() or "The file is empty"
+        raise DataError(f"{path}: no line has text. Expected {expected} in each line. {found}")
+    return texts
+
+
+def _from_table(line: str) -> _Record:
+    key, tab, text = line.partition("\t")
+    if not tab or not key.strip():
+        return _Record(problem="line{s} without an id, a tab and a text")
+    return _Record(key.strip(), text.strip())
+
+
+def _from_json(line: str) -> _Record:
+    """Return the id of an object, and its title and text."""
+    row = None
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+    if not isinstance(row, dict):
+        return _Record(problem="line{s} without a JSON object")
+    key = _as_text(row.get("_id")).strip() or _as_text(row.get("id")).strip()
+    if not key:
+        return _Record(problem="line{s} without an id")
+    title, text = _as_text(row.get("title")), row.get("text")
+    if "text" not in row and not title:
+        return _Record(problem="line{s} without `text`")
+    if isinstance(text, list | dict | bool):
+        return _Record(problem="line{s} whose `text` is not a string")
+    joined = f"{title} {_as_text(text)}" if title else _as_text(text)
+    return _Record(key, joined.strip())
+
+
+def _as_text(value: Any) -> str:
+    """Return a string or number as text. Other values, such as null and NaN, are empty."""
+    if isinstance(value, str):
+        return encodable(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number and not math.isnan(value) else ""
+
+
+# Judgements
+
+
+class _Judgement(NamedTuple):
+    query: str
+    document: str
+    grade: float
+
+
+def _read_judgements(
+    path: Path, documents: Mapping[str, str], queries: Mapping[str, str], tally: Tally
+) -> dict[str, dict[str, int]]:
+    """Read grades by query and document, for queries with a relevant document."""
+    judgements: dict[str, dict[str, int]] = {}
+    lines: dict[str, int] = {}  # the first line of each query
+    is_first = True
+    for number, line in text_lines(path, tally):
+        found = _judgement(line)
+        if found is None:
+            if not _is_remark(line, queries, is_first=is_first):
+                what = "line{s} without a query, a document and a grade"
+                tally.add(path, number, what, "left out")
+        elif found.query not in queries:
+            what = "judgement{s} whose query is not among the queries"
+            tally.add(path, number, what, "left out")
+        else:
+            lines.setdefault(found.query, number)
+            grades = judgements.setdefault(found.query, {})
+            for what, outcome in _oddities(found, grades, documents):
+                tally.add(path, number, what, outcome)
+            grades[found.document] = max(0, int(found.grade))
+        is_first = is_first and line.startswith("#")
+    for query in [query for query, grades in judgements.items() if not any(grades.values())]:
+        del judgements[query]
+        tally.add(path, lines[query], "quer{y} without a relevant document", "left out")
+    if not judgements:
+        details = tally.describe() or "The file is empty"
+        raise DataError(f"{path}: no query has a relevant document. {details}")
+    return judgements
+
+
+def _judgement(line: str) -> _Judgement | None:
+    """Return the judgement in a line; None if the line has another form.
+
+    Between tabs, ids may contain blanks. A grade is a number from minus to plus `_LARGEST_GRADE`.
+    """
+    *ids, grade = _fields(line)
+    if len(ids) not in (2, 3) or not ids[0] or not ids[-1] or not _GRADE.fullmatch(grade):
+        return None
+    value = float(grade)
+    return _Judgement(ids[0], ids[-1], value) if abs(value) <= _LARGEST_GRADE else None
+
+
+def _fields(line: str) -> list[str]:
+    line = line.strip()
+    fields = line.split("\t") if line.count("\t") > 1 else line.split()
+    return [field.strip() for field in fields]
+
+
+def _is_remark(line: str, queries: Mapping[str, str], *, is_first: bool) -> bool:
+    """Return whether a line that is not a judgement is a comment, as in trec_eval, or a header."""
+    return line.startswith("#") or (is_first and _fields(line)[0] not in queries)
+
+
+def _oddities(
+    found: _Judgement,
+    grades: Mapping[str, int],
+    documents: Mapping[str, str],
+) -> Iterable[tuple[str, str]]:
+    """Yield what is odd about a judgement, and what becomes of it."""
+    if found.document not in documents:
+        what = "judgement{s} whose document is not in the corpus"
+        yield what, "a relevant document counts as missed"
+    if found.document in grades:  # trec_eval refuses the file
+        yield "repeated judgement{s}", "the last one counts, as in BEIR"
+    if not found.grade.is_integer():
+        yield "grade{s} with decimals", "cut to a whole number, as in trec_eval"

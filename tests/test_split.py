@@ -1,0 +1,116 @@
+"""Documents are read once and divided; what shares a text stays together."""
+
+import json
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.documents import Document, Documents, Section, digest
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.pairs import corpus_of
+from diffcse_jax.data.sources import open_split
+from diffcse_jax.data.split import REPEATED, SHARED, Split, held_out_together
+
+words = st.sampled_from(["Alpha", "beta", "gamma", "delta"])
+sentences = st.lists(words, min_size=3, max_size=6).map(lambda each: " ".join(each).capitalize() + ".")
+texts = st.lists(sentences, min_size=1, max_size=4)
+
+
+def documents(contents: list[list[str]], passes: list[int] | None = None) -> Documents:
+    def read(ledger: Ledger):
+        if passes is not None:
+            passes.append(len(contents))
+        for number, lines in enumerate(contents):
+            ledger.keep()
+            yield Document(str(number), (Section("", lines, sentence_a_line=True),))
+
+    return Documents("texts", read, str)
+
+
+@given(st.lists(texts, min_size=2, max_size=9, unique_by=tuple), st.randoms())
+def test_no_text_is_on_both_sides_whatever_the_order(contents, random):
+    data = DataConfig(pairs="dropout", held_out=0.4)
+
+    def held_out() -> set[str]:
+        split = Split(documents(contents), data.held_out)
+        found = {document.text() for _, document in split.held_out()}
+        kept = [text for text in contents if not found & {f" {' '.join(text)}", " ".join(["", *text])}]
+        kept_out = {sentence for text in contents if text not in kept for sentence in text}
+        expected = [sentence for text in kept for sentence in text if sentence not in kept_out]
+        rows = [row.texts[0] for row in corpus_of(split, data).read(Ledger("texts"))]
+        assert rows == expected
+        return found
+
+    before = held_out()
+    random.shuffle(contents)
+    contents += [*contents[:3], ["Something else entirely."]]
+    assert held_out() - {" Something else entirely."} == before
+
+
+def test_the_source_is_read_once():
+    passes: list[int] = []
+    contents = [[f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)]
+    split = Split(documents(contents, passes), 0.2)
+    corpus = corpus_of(split, DataConfig(pairs="lead", held_out=0.2))
+    rows = list(corpus.rows())
+    held_out = list(split.held_out())
+    assert len(rows) + len(held_out) == 60
+    assert {row.document for row in rows}.isdisjoint(number for number, _ in held_out)
+    assert list(corpus.first_texts())
+    assert passes == [60]
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=3), max_size=30), st.floats(0, 1))
+def test_what_shares_a_key_is_held_out_together(keys, share):
+    own = [digest(str(number)) for number in range(len(keys))]
+    held_out = held_out_together(own, keys, share)
+    for key in range(13):
+        sides = {bool(out) for out, each in zip(held_out, keys, strict=True) if key in each}
+        assert len(sides) < 2
+    if share == 1:
+        assert held_out.all()
+    alone = [number for number, each in enumerate(keys) if not each]
+    np.testing.assert_array_equal(held_out[alone], [own[i] < share * 2**64 for i in alone])
+
+
+def test_rows_with_the_same_answer_are_held_out_together(tmp_path):
+    rows = [
+        {"title": f"Question {i} on {i % 40}?", "text": f"This is the answer to {i % 40}. It is long."}
+        for i in range(400)
+    ]
+    (tmp_path / "faq.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = DataConfig(str(tmp_path / "faq.jsonl"), pairs="lead", held_out=0.1)
+    split = open_split(data)
+    held_out = list(split.held_out())
+    trained = list(corpus_of(split, data).rows())
+    assert 10 <= len(held_out) <= 120
+    assert len(held_out) + len(trained) == 400
+    answers = {document.sections[0].lines[0] for _, document in held_out}
+    assert len(held_out) == 10 * len(answers)
+
+
+def test_boilerplate_is_left_out_of_both_sides(tmp_path):
+    licence = " ".join(f"Licence sentence {i} is the same everywhere." for i in range(10))
+    rows = [
+        {"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"}
+        for i in range(580)
+    ]
+    twins = [
+        {"title": f"Twin {i}", "text": f"These are twins, {i % 20}. Only {i} has this."}
+        for i in range(40)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows + twins)))
+    data = DataConfig(str(tmp_path / "a.jsonl"), pairs="lead", held_out=0.1)
+    split = open_split(data)
+    corpus: Corpus = corpus_of(split, data)
+    ledger = corpus.new_ledger()
+    trained = list(corpus.rows(ledger))
+    held_out = list(split.held_out())
+    assert 30 < len(held_out) < 95
+    assert "Licence" not in str(trained) + str(held_out)
+    subjects = sum("subject" in " ".join(row.texts) for row in trained)
+    assert ledger.left_out[REPEATED].count == 10 * subjects
+    assert ledger.left_out[SHARED].count < 20  # texts of twins
