@@ -6,6 +6,7 @@ only read documents import this file, so it imports little, and libraries where 
 """
 
 import codecs
+import contextlib
 import html
 import io
 import json
@@ -15,11 +16,12 @@ import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from diffcse_jax.data.encodings import decode
 from diffcse_jax.data.ledger import EMPTY, NO_TEXT
 from diffcse_jax.data.pages import EXTRA, Sections, html_of_xhtml, html_sections
 from diffcse_jax.data.pdf import EncryptedError, pdf_paragraphs
 from diffcse_jax.data.rst import TooManySubstitutionsError, html_of_rst
-from diffcse_jax.errors import UserError, require_extra
+from diffcse_jax.errors import UserError, counted, require_extra
 
 DAMAGED = "damaged"
 ENCRYPTED = "encrypted"
@@ -99,20 +101,12 @@ def _checked(parsed: Parsed) -> Parsed | Unreadable:
     )
     if not sections:
         return Unreadable(NO_TEXT)
-    notes = (*parsed.notes, _replaced_note(broken)) if broken else parsed.notes
-    return Parsed(sections, dict(parsed.left_out), tuple(filter(None, notes)))
+    return Parsed(sections, dict(parsed.left_out), (*parsed.notes, *_replaced_note(broken)))
 
 
 # Text
 
 BROKEN = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of characters of UTF-16
-MARKS = (  # of byte order; the longer ones first
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 CHARSET = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?([\w.:-]+)""", re.I)
 DECLARED_BEFORE = 4096  # bytes
 WEB_ENCODINGS = {  # browsers read the left ones as the right ones
@@ -129,44 +123,23 @@ class Text(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _decoded(content: bytes, declared: str = "") -> Text:
-    """Decode a file. Line ends become line feeds. `declared` is an encoding that it names."""
-    mark = next((name for mark, name in MARKS if content.startswith(mark)), "")
-    is_utf8 = not mark and not declared.startswith("iso2022") and _is_utf8(content)
-    encoding = mark or ("utf-8" if is_utf8 else declared or _detected(content))
-    try:
-        text, replaced = content.decode(encoding), 0
-    except UnicodeDecodeError:
-        text = content.decode(encoding, errors="replace")
-        replaced = text.count("\ufffd")
+def _decoded(content: bytes) -> Text:
+    """Decode a file."""
+    found = decode(content)
+    return _cleaned(found.text, found.notes)
+
+
+def _cleaned(text: str, notes: tuple[str, ...] = ()) -> Text:
+    """End lines with line feeds, and replace what cannot be stored."""
     text, broken = BROKEN.subn("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
-    is_assumed = not mark and not is_utf8 and not declared
-    notes = (
-        f"read as {encoding}" if is_assumed else "",
-        _replaced_note(replaced + broken),
-    )
-    return Text(text, tuple(filter(None, notes)))
+    return Text(text, (*notes, *_replaced_note(broken)))
 
 
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _detected(content: bytes) -> str:
-    """Return the most probable encoding."""
-    best = require_extra("charset_normalizer", EXTRA).from_bytes(content).best()
-    return best.encoding if best else "utf-8"
-
-
-def _replaced_note(number: int) -> str:
-    """Say how many characters could not be read."""
+def _replaced_note(number: int) -> tuple[str, ...]:
+    """Say how many characters were replaced."""
     if not number:
-        return ""
-    return f"{number:,} unreadable character{'s' if number > 1 else ''} became U+FFFD"
+        return ()
+    return (f"{counted(number, 'character{s}')} without meaning became U+FFFD",)
 
 
 def _read_text(content: bytes, kind: str, with_code: bool) -> Parsed:
@@ -180,15 +153,25 @@ def _read_text(content: bytes, kind: str, with_code: bool) -> Parsed:
 
 def _read_html(content: bytes, kind: str, with_code: bool) -> Parsed:
     """Read a page, or XHTML."""
-    text = _decoded(content, _declared(content))
+    text = _decoded_page(content)
     is_xml = kind in (".xhtml", ".xht") or content.lstrip().startswith(b"<?xml")
     page = html_of_xhtml(text.text) if is_xml else text.text
     sections, left_out = html_sections(page, with_code=with_code, is_page=True)
     return Parsed(sections, left_out, text.notes)
 
 
+def _decoded_page(content: bytes) -> Text:
+    """Decode a page as UTF-8, else as it says, else as it seems."""
+    declared = _declared(content)
+    is_ascii = declared.startswith("iso2022")  # which is no UTF-8, though its bytes are valid
+    for encoding in [declared] if is_ascii else filter(None, ["utf-8-sig", declared]):
+        with contextlib.suppress(UnicodeDecodeError):
+            return _cleaned(content.decode(encoding))
+    return _decoded(content)
+
+
 def _declared(content: bytes) -> str:
-    """Return the encoding that a page says it has, or an empty text if Python does not know it."""
+    """Return the encoding that a page names, or an empty text if Python does not know it."""
     found = CHARSET.search(content[:DECLARED_BEFORE])
     if not found:
         return ""
@@ -297,9 +280,9 @@ def _read_rst(content: bytes, kind: str, with_code: bool) -> Parsed:
 
 def _read_pdf(content: bytes, kind: str, with_code: bool) -> Parsed:
     """Read a pdf as one section without a title."""
-    paragraphs, left_out, note = pdf_paragraphs(content)
+    paragraphs, left_out, notes = pdf_paragraphs(content)
     lines = [line for paragraph in paragraphs for line in (paragraph, "")]
-    return Parsed((("", lines),), left_out, (note,))
+    return Parsed((("", lines),), left_out, notes)
 
 
 # Notebooks

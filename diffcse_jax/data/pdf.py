@@ -49,8 +49,8 @@ class Line(NamedTuple):
     first_word: float  # its width
 
 
-def pdf_paragraphs(content: bytes) -> tuple[list[str], Mapping[str, int], str]:
-    """Return the paragraphs, what was left out by kind, and a note about pages without text.
+def pdf_paragraphs(content: bytes) -> tuple[list[str], Mapping[str, int], tuple[str, ...]]:
+    """Return the paragraphs, how much was left out by kind, and notes about pages without text.
 
     PDFium must not be used in two threads at a time.
     """
@@ -69,8 +69,8 @@ def pdf_paragraphs(content: bytes) -> tuple[list[str], Mapping[str, int], str]:
         except pdfium.PdfiumError:
             left_out["damaged page{s}"] += 1
     empty = sum(not page for page in pages)
-    note = f"{empty:,} of {len(pages):,} pages hold no text" if 0 < empty < len(pages) else ""
-    return list(_paragraphs(_without_edges(pages, left_out))), left_out, note
+    notes = (f"{empty:,} of {len(pages):,} pages hold no text",) if empty else ()
+    return list(_paragraphs(_without_edges(pages, left_out))), left_out, notes
 
 
 def _lines(page: Any, number: int) -> list[Line]:

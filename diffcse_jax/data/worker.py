@@ -1,7 +1,7 @@
 """A process that reads documents for another one: python -m diffcse_jax.data.worker.
 
 A request is a line of JSON, followed by the bytes of a file. The answer is a line of JSON. The
-process ends when its input does. It imports little, and a library when a format needs it.
+process ends with the other one. It imports little, and a library when a format needs it.
 """
 
 import contextlib
@@ -9,6 +9,8 @@ import faulthandler
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,7 @@ READY = b"ready\n"  # the first answer
 
 def main() -> None:
     """Answer requests until there are no more."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where libraries may print
     answers.write(READY)
@@ -32,6 +35,17 @@ def main() -> None:
         faulthandler.cancel_dump_traceback_later()
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
+
+
+def _end_with_parent() -> None:
+    """End this process soon after the one that started it, though a file may not be read yet.
+
+    While a library lets no other thread run, only the limit of time ends the process.
+    """
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _answer(request: Mapping[str, Any], content: bytes) -> dict[str, Any]:

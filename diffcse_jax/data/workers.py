@@ -107,18 +107,15 @@ class _Crew:
             self._tasks.put(None)
 
     def _work(self) -> None:
-        process = None
         while (found := self._tasks.get()) and not self._is_closed.is_set():
             task, answer = found
             try:
-                process = process or _Process.take()
-                answer.set_result(task.parse(by=process))
+                process = _Process.take()
+                result = task.parse(by=process)
+                process.give_back()
+                answer.set_result(result)
             except BaseException as error:  # raised where the answer is asked for
                 answer.set_exception(error)
-            if process and not process.is_running:
-                process = None
-        if process:
-            process.give_back()
 
 
 class _Process:
@@ -149,14 +146,15 @@ class _Process:
         """Return a process that is idle, or a new one."""
         while _idle:
             with contextlib.suppress(IndexError):  # another thread was faster
-                process = _idle.popleft()
+                process = _idle.pop()
                 if process._parent == os.getpid() and process._process.poll() is None:
                     return process
         return cls()
 
     def give_back(self) -> None:
-        """Keep the process for later files."""
-        _idle.append(self)
+        """Keep the process for later files, unless it had to be stopped."""
+        if self.is_running:
+            _idle.append(self)
 
     def parse(self, content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
         """Read a file. If that takes too long, or the process ends, stop it and say so."""
@@ -200,7 +198,7 @@ class _Process:
 
 
 _running: set[_Process] = set()
-_idle: collections.deque[_Process] = collections.deque()
+_idle: list[_Process] = []
 
 
 @atexit.register
