@@ -181,7 +181,9 @@ class _Window:
             try:
                 value, end = DECODER.raw_decode(self.text, self.place)
             except json.JSONDecodeError:
-                if len(self.text) - self.place > LONGEST_ROW or not self._read_on():
+                if len(self.text) - self.place > LONGEST_ROW:
+                    raise ValueError(f"longer than {LONGEST_ROW:,} characters") from None
+                if not self._read_on():
                     raise
                 continue
             if end < len(self.text) or not self._read_on():
