@@ -39,6 +39,12 @@ def by_ranks(dense: np.ndarray, lexical: np.ndarray, weight: float) -> np.ndarra
     return (1 - weight) * one + weight * other
 
 
+def own_weight(lexical: np.ndarray) -> float:
+    """Return a weight of BM25 for one query: larger if its best hit stands out."""
+    best, tenth = np.sort(lexical)[[-1, -10]]
+    return min(0.6, 0.4 * (best - tenth) / best) if best > 0 else 0.0
+
+
 FUSIONS: Mapping[str, Fusion] = {"z": by_z_scores, "rrf": by_ranks}
 
 
@@ -84,6 +90,9 @@ def measure_collection(
         for weight in WEIGHTS[1:-1]:
             fused = [fuse(one, other, weight) for one, other in zip(dense, lexical, strict=True)]
             results[f"{name} {weight}"] = score(fused, grades)
+    pairs = zip(dense, lexical, strict=True)
+    fused = [by_z_scores(one, other, own_weight(other)) for one, other in pairs]
+    results["z, own weight of each query"] = score(fused, grades)
     for storage in STORAGES[1:]:
         found = Embeddings.of(vectors, storage).nearest(asked, 10)[1]
         results[storage] = 100 * float(np.mean([*map(ndcg, found, grades)]))
