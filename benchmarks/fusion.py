@@ -2,11 +2,13 @@
 
     python -m benchmarks.fusion --data FOLDER --output FILE.json
 
-FOLDER contains a folder for each collection, with `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. Weights are
-those of BM25. `float16`, `int8` and `bits` say how embeddings are stored.
+FOLDER contains a folder for each collection, with `corpus.jsonl`, `queries.jsonl` and
+`qrels/test.tsv`. Weights are those of BM25. `float16`, `int8` and `bits` say how embeddings are
+stored.
 """
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +17,11 @@ import numpy as np
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
+from diffcse_jax.evaluation.hybrid_weight import WEIGHTS, ndcg
 from diffcse_jax.evaluation.search_collections import read_collection
 from diffcse_jax.search.embeddings import STORAGES, Embeddings
-from diffcse_jax.search.lexical import DEFAULT_WEIGHT, WEIGHTS, LexicalIndex, best_rows, combine, ndcg
+from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
+from diffcse_jax.search.lexical import LexicalIndex, best_rows
 
 RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al. 2009)
 Fusion = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
@@ -41,19 +45,37 @@ FUSIONS: Mapping[str, Fusion] = {"z": by_z_scores, "rrf": by_ranks}
 def score(scores: Sequence[np.ndarray], grades: Sequence[Mapping[int, float]]) -> float:
     """Return the mean nDCG@10 x 100."""
     return 100 * float(
-        np.mean([ndcg(best_rows(each, 10), wanted) for each, wanted in zip(scores, grades, strict=True)])
+        np.mean(
+            [ndcg(best_rows(each, 10), wanted) for each, wanted in zip(scores, grades, strict=True)]
+        )
     )
 
 
-def measure_collection(folder: Path, encoder: SentenceEncoder) -> dict[str, float]:
+def encoded(
+    encoder: SentenceEncoder, texts: Sequence[str], prompt: str | None, cache: Path | None
+) -> np.ndarray:
+    """Return embeddings of length 1, from the folder `cache` if they are there already."""
+    if cache is None:
+        return encoder.encode([*texts], normalize=True, prompt=prompt)
+    digest = hashlib.sha256("\0".join((encoder.fingerprint(), repr(prompt), *texts)).encode())
+    path = cache / f"{digest.hexdigest()[:16]}.npy"
+    if not path.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        np.save(path, encoder.encode([*texts], normalize=True, prompt=prompt))
+    return np.load(path)
+
+
+def measure_collection(
+    folder: Path, encoder: SentenceEncoder, cache: Path | None = None
+) -> dict[str, float]:
     """Return nDCG@10 of each system."""
     collection = read_collection(folder)
     documents, queries = [*collection.documents.values()], [*collection.queries.values()]
     rows = {key: row for row, key in enumerate(collection.documents)}
     judged = (collection.judgements[key] for key in collection.queries)
     grades = [{rows[document]: float(grade) for document, grade in each.items()} for each in judged]
-    vectors = encoder.encode_document(documents, normalize=True)
-    asked = encoder.encode_query(queries, normalize=True)
+    vectors = encoded(encoder, documents, encoder.prompts.document, cache)
+    asked = encoded(encoder, queries, encoder.prompts.query, cache)
     dense = asked @ vectors.T
     words = LexicalIndex.build(documents)
     lexical = [words.scores(query) for query in queries]
@@ -65,22 +87,40 @@ def measure_collection(folder: Path, encoder: SentenceEncoder) -> dict[str, floa
     for storage in STORAGES[1:]:
         found = Embeddings.of(vectors, storage).nearest(asked, 10)[1]
         results[storage] = 100 * float(np.mean([*map(ndcg, found, grades)]))
-    print(folder.name, words.language, {name: round(value, 1) for name, value in results.items()}, file=sys.stderr)
+    print(
+        folder.name,
+        words.language,
+        {name: round(value, 1) for name, value in results.items()},
+        file=sys.stderr,
+    )
     return results
 
 
 def main() -> None:
     """Measure all collections and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--collections", nargs="+", help="names of folders (default: all)")
     parser.add_argument("--model", default="minilm")
+    parser.add_argument(
+        "--cache", type=Path, help="folder that keeps embeddings for later commands"
+    )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     encoder = SentenceEncoder.from_pretrained(options.model)
-    names = options.collections or sorted(path.parent.name for path in options.data.glob("*/corpus.jsonl"))
-    table = {name: measure_collection(options.data / name, encoder) for name in names}
-    record = {"model": Path(options.model).name, "collections": table, "default weight": DEFAULT_WEIGHT}
+    names = options.collections or sorted(
+        path.parent.name for path in options.data.glob("*/corpus.jsonl")
+    )
+    table = {
+        name: measure_collection(options.data / name, encoder, options.cache) for name in names
+    }
+    record = {
+        "model": Path(options.model).name,
+        "collections": table,
+        "default weight": DEFAULT_WEIGHT,
+    }
     measure.write_record(options.output, "benchmarks.fusion", sys.argv[1:], record)
 
 

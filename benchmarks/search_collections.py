@@ -51,7 +51,8 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.retrieval import measure as score
     from diffcse_jax.evaluation.search_collections import read_collection
-    from diffcse_jax.search.lexical import LexicalIndex, best_rows, combine, found_by_words
+    from diffcse_jax.search.fusion import combine
+    from diffcse_jax.search.lexical import LexicalIndex, best_rows, found_by_words
 
     collection = read_collection(folder)
     encoder = SentenceEncoder.from_pretrained(str(model))
@@ -76,7 +77,7 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.dev import queries_of_documents
     from diffcse_jax.evaluation.systems import compare_systems
-    from diffcse_jax.search.lexical import DEFAULT_WEIGHT
+    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 
     scores = answer(folder, model, START, {START + WITH_BM25: DEFAULT_WEIGHT})
     compared = compare_systems({START: SentenceEncoder.from_pretrained(model)}, queries_of_documents(str(folder)))
@@ -86,7 +87,7 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
 def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Train as the configuration says, and score the best checkpoint and what the run recommends."""
     from diffcse_jax.run_folder.records import read_selection
-    from diffcse_jax.search.lexical import DEFAULT_WEIGHT
+    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
     from diffcse_jax.training.train import THIS_MODEL, train
 
     verdict = train(config, place)
@@ -107,7 +108,7 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
 
 def measure_theirs(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Train by the library's recipe for pairs, and score the result."""
-    from diffcse_jax.search.lexical import DEFAULT_WEIGHT
+    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 
     adaptation_recipes.train_theirs(PAIRS, config, place)
     return {"scores": answer(folder, place, TRAINED, {TRAINED + WITH_BM25: DEFAULT_WEIGHT})}

@@ -29,6 +29,7 @@ with ctrl_c_ends_process():
 MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
 RUN_FOLDER = "the folder of the run; {name}, {seed} and {KEY} stand for its values (default: runs/NAME)"
 INPUT = "text: a file, a folder, a pattern in quotes such as 'pages/*.md', or `docstrings`"
+POOLER = "apply this pooler alone, such as cls or avg, without the modules after the recorded one"
 KEYS = """
 Any key of the configuration is an option: --config.train.steps=100, --config.optim.learning_rate=3e-5.
 docs/reference.md lists all keys with their meaning, default and range.
@@ -109,6 +110,14 @@ def _prepare(options: argparse.Namespace) -> Callable[[], Any]:
 
         fields = {field.name for field in dataclasses.fields(Settings)}
         given["settings"] = Settings(**{name: given[name] for name in fields & given.keys()})
+    if options.name in ("search", "demo"):
+        from diffcse_jax.apps.demo import DemoOptions
+        from diffcse_jax.apps.search import SearchOptions
+
+        kind = SearchOptions if options.name == "search" else DemoOptions
+        names = {field.name for field in dataclasses.fields(kind)}
+        values = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
+        given["options"] = kind(**{name: values[name] for name in names & values.keys()})
     if options.name == "train" and (project := os.environ.get("WANDB_PROJECT")):
         from diffcse_jax.training.callbacks import WandB
 
@@ -182,7 +191,7 @@ def evaluate(add: Add) -> str:
     add("--mode", choices=("test", "fasttest", "dev"), default="test", help=mode)
     aggregation = "how a task's subsets become one score (default: %(default)s)"
     add("--aggregation", choices=("all", "mean", "wmean"), default="all", help=aggregation)
-    add("--pooler", type=check_pooler, help="use this pooler instead of the recorded one, such as cls or avg")
+    add("--pooler", type=check_pooler, help=POOLER)
     add("--truncate_dim", type=int, metavar="SIZE", help="cut embeddings to this size (default: the recorded size)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
     add("--queries", type=expand_path, metavar="FILE", help="task `retrieval`: list the sentences nearest to each line")
@@ -265,9 +274,12 @@ def search(add: Add) -> str:
     be left out. Scores are cosine similarities, BM25 scores (--mode lexical), or the weighted mean of both, each
     standardised over the texts (--mode hybrid).
 
+    --output saves an index. The same --input and --output again bring it up to date: only new and changed documents are
+    encoded.
+
       diffcse search --model runs/mine --input documents/ 'how do I stop a thread?'
-      diffcse search --input embeddings --queries questions.txt --top_k 10 --json > hits.jsonl
       diffcse search --model runs/mine --input documents/ --mode hybrid --output index 'first query'
+      diffcse search --input index --queries questions.txt --top_k 10 --json > hits.jsonl
     """
     add("queries", nargs="*", metavar="QUERY", help="queries; without them, those of --queries")
     add("--queries", dest="queries_file", default="-", metavar="FILE", help="one per line (default: standard input)")
@@ -277,9 +289,12 @@ def search(add: Add) -> str:
     add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
     _add_encoder_options(add, recorded="that of the embeddings")
     _add_text_options(add, "source", f"{INPUT}; or the output of `embed`, or an index", required=True)
-    add("--output", type=expand_path, metavar="DIR", help="save the index there, so that the next search is fast")
+    output = "save the index there, or bring the index there up to date"
+    add("--output", type=expand_path, metavar="DIR", help=output)
+    add("--add", action="store_true", help="put another --input into the index in --output")
+    add("--replace", action="store_true", help="build the index in --output again, whatever it holds")
     _add_mode_options(add, "that of the index, or what the run recommends")
-    _add_passages(add)
+    _add_passages(add, default=None)
     storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
     add("--storage", choices=("float32", "float16", "int8", "bits"), default="", help=storage)
     return "diffcse_jax.apps.search:search"
@@ -311,13 +326,13 @@ def demo(add: Add) -> str:
     """
     add("--model", required=True, help=MODEL)
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
-    _add_text_options(add, "text", INPUT, with_ids=False, required=True)
+    _add_text_options(add, "source", INPUT, required=True)
     add("--top_k", type=int, default=10, help="the number of hits (default: %(default)s)")
     _add_mode_options(add, "what the run recommends")
-    _add_passages(add)
+    _add_passages(add, default=None)
     add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="the port; 0: any free one (default: %(default)s)")
-    return "diffcse_jax.apps.search:serve"
+    return "diffcse_jax.apps.demo:serve"
 
 
 COMMANDS = (train, evaluate, encode, embed, search, export, finetune, study, report, demo)
@@ -349,19 +364,21 @@ def _add_encoder_options(add: Add, recorded: str = "") -> None:
     """Add the options of an encoder; `recorded` says where defaults come from if --model is optional."""
     default = recorded or "the model's"
     add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
-    add("--pooler", type=check_pooler, help=f"use this pooler instead of the recorded one (default: {default})")
+    add("--pooler", type=check_pooler, help=f"{POOLER} (default: {default})")
     add("--truncate_dim", type=int, metavar="SIZE", help=f"cut embeddings to this size (default: {default})")
     precision = f"precision of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), help=precision)
     add("--batch_size", type=int, default=64, metavar="N", help="texts encoded at a time (default: %(default)s)")
 
 
-def _add_text_options(add: Add, dest: str, about: str, *, with_ids: bool = True, **settings: Any) -> None:
-    """Add `--input`, whose value gets the name `dest`, `--columns` and perhaps `--id_column`."""
+def _add_text_options(add: Add, dest: str, about: str, **settings: Any) -> None:
+    """Add `--input`, whose value gets the name `dest`, and how it is read."""
     add("--input", dest=dest, metavar="TEXT", help=about, **settings)
-    add("--columns", nargs="+", default=[], help="columns of text (default: the only one, or one with a known name)")
-    if with_ids:
-        add("--id_column", default="", metavar="NAME", help="copy the values of this column to `id`")
+    columns = "columns of text, each a text of its own (default: those with known names, or all of text)"
+    add("--columns", nargs="+", default=[], help=columns)
+    add("--id_column", default="", metavar="NAME", help="the column that identifies rows (default: `_id` or `id`)")
+    strict = "stop at the first file that is not read and at the first text that is left out"
+    add("--strict", action="store_true", help=strict)
 
 
 def _add_mode_options(add: Add, default: str) -> None:
@@ -371,9 +388,11 @@ def _add_mode_options(add: Add, default: str) -> None:
     add("--weight", type=float, help="weight of BM25 in hybrid scores, from 0 to 1 (default: a measured one)")
 
 
-def _add_passages(add: Add, default: bool = True) -> None:
+def _add_passages(add: Add, default: bool | None) -> None:
+    """Add `--passages`; without a default, texts are split unless an index says otherwise."""
     split = "split texts that are longer than the model reads into overlapping passages, instead of truncating them"
-    add("--passages", action=argparse.BooleanOptionalAction, default=default, help=f"{split} (default: %(default)s)")
+    shown = "True" if default is None else "%(default)s"
+    add("--passages", action=argparse.BooleanOptionalAction, default=default, help=f"{split} (default: {shown})")
 
 
 def _load_encoder(options: argparse.Namespace, record: Any = None) -> Any:

@@ -30,11 +30,13 @@ from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward
 from diffcse_jax.models.layers import Params
-from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation, choose_pooler
+from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
-from diffcse_jax.search.index import Searcher, check_count
-from diffcse_jax.search.records import TEXT, Record, Sentences, as_passages, checked_sentences, split_text, title_of
+from diffcse_jax.search.hits import Hits
+from diffcse_jax.search.index import Index, check_count, find_index
+from diffcse_jax.search.passages import Passage, split_text
+from diffcse_jax.search.texts import Sentences, checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord
 
 SHORTEST_BUCKET = 16
@@ -46,7 +48,7 @@ IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows lengt
 _devices_lock = threading.RLock()
 
 
-class SentenceEncoder(Searcher):
+class SentenceEncoder:
     """A transformer with a pooler and a tokenizer. Load one with `SentenceEncoder.from_pretrained(name)`.
 
     Methods that take one string return one result; with an iterable of strings they return one row for each. Several
@@ -88,16 +90,17 @@ class SentenceEncoder(Searcher):
             raise ConfigError(f"max_length={max_length}: {name} reads at most {config.max_length} tokens")
         self.config = config
         self.tokenizer = tokenizer
-        self.pooler = pooler
+        self.pooler = sentence_head.applied(pooler)  # with the modules after it
         self.name = name
         self.prompts = record.prompts
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
         self.sentence_head = sentence_head
-        self.recorded = record._replace(sentence_head=sentence_head)
+        self.recorded = record._replace(pooler=pooler, sentence_head=sentence_head)
         size = sentence_head.embedding_size(pooler, config.hidden_size)
         self.truncate_dim = checked_truncation(record.truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
+        self._index: Index | None = None
         self._has_warned_of_prompts = False
         self._truncated: collections.Counter[str] | None = None  # numbers of `cut` and all `texts` in `warning_once`
         self._backend = unlimited_tokenizer(tokenizer)
@@ -126,7 +129,8 @@ class SentenceEncoder(Searcher):
         Args:
             path_or_id: A run folder (its best checkpoint is used), one of its checkpoints, a Hugging Face or
                 sentence-transformers folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`.
-            pooler: Replaces the recorded pooler and the modules after it, with a warning; needed if none is recorded.
+            pooler: This pooler alone, without the modules that the folder has after its own, as in
+                SimCSE's evaluation. By default the whole folder is applied, which needs a pooler.
             dtype: The precision of the computation, `float32` or `bfloat16`.
             truncate_dim: Keep only the first dimensions of each embedding. By default as many as the folder records.
 
@@ -156,8 +160,8 @@ class SentenceEncoder(Searcher):
         truncate_dim: int | None = None,
         dtype: DTypeLike = jnp.float32,
     ) -> "SentenceEncoder":
+        record = sentence_folder.with_pooler(record, pooler, name)
         record = record._replace(
-            pooler=choose_pooler(pooler, record.pooler, name),
             head=record.head or model.pooler,
             truncate_dim=record.truncate_dim if truncate_dim is None else truncate_dim,
         )
@@ -262,22 +266,119 @@ class SentenceEncoder(Searcher):
         """
         return pooling.similarities(self.encode(a), self.encode(b), self.sentence_head.similarity)
 
-    def split(self, records: Sequence[Record], prompt: str = "") -> list[Record]:
-        """Split texts that are longer than the model reads, after their titles and the prompt, into passages."""
-        whole = [prompt + title_of(record) + record[TEXT] for record in records]
+    # Search
+
+    def build_index(
+        self,
+        texts: Any,
+        batch_size: int = 64,
+        show_progress: bool = False,
+        *,
+        prompt_name: str | None = None,
+        mode: str = "dense",
+        language: str = "",
+        weight: float | None = None,
+        storage: str = "float32",
+        passages: bool = True,
+        id_column: str = "",
+        strict: bool = False,
+    ) -> None:
+        """Index the texts that `search` looks through. An earlier index is replaced.
+
+        `texts` are strings, dicts, rows of a table, or the path of a file or folder. Arguments are those of
+        `diffcse_jax.search.index.Index`.
+        """
+        self._index = Index(
+            self,
+            texts,
+            batch_size=batch_size,
+            show_progress=show_progress,
+            prompt_name=prompt_name,
+            mode=mode,
+            language=language,
+            weight=weight,
+            storage=storage,
+            passages=passages,
+            id_column=id_column,
+            strict=strict,
+        )
+
+    @property
+    def index(self) -> Index:
+        """The index that is searched; it can be changed. Raises `ConfigError` if there is none."""
+        if self._index is None:
+            raise ConfigError("there is no index to search. Call build_index(texts) or load_index(folder) first")
+        return self._index
+
+    def save_index(self, folder: str | Path) -> None:
+        """Write the index to a folder; see `Index.save`."""
+        self.index.save(folder)
+
+    def load_index(self, folder: str | Path) -> None:
+        """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk."""
+        self._index = find_index(expand_path(folder), self)
+
+    def search(
+        self, queries: Sentences, top_k: int = 5, threshold: float | None = None, **options: Any
+    ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
+        """Find the best texts of the index. Arguments are those of `search_hits`.
+
+        Returns:
+            Pairs (text, score), best first: a list for one string, a list of such lists for many.
+        """
+        hits = self.search_hits(queries, top_k, threshold, **options)
+        found = [[(hit.text, hit.score) for hit in each] for each in hits]
+        return found[0] if isinstance(queries, str) else found
+
+    def search_hits(
+        self,
+        queries: Sentences,
+        top_k: int = 5,
+        threshold: float | None = None,
+        *,
+        prompt_name: str | None = None,
+        mode: str = "",
+    ) -> list[Hits]:
+        """Find the best documents of the index, with their ids, places and columns; see `Index.search`."""
+        return self.index.search(queries, top_k, threshold, prompt_name=prompt_name, mode=mode)
+
+    def split(self, passages: Sequence[Passage], prompt: str = "") -> list[Passage]:
+        """Split passages that are longer than the model reads, after their titles and the prompt.
+
+        A title that takes more than half of the room becomes a part of the text.
+        """
         special = self._backend.num_special_tokens_to_add(is_pair=False)
-        spans = [[(0, len(record[TEXT]))] for record in records]
-        _, cut = self._tokenize(whole, self.max_length)
+        _, cut = self._tokenize([prompt + each.searched for each in passages], self.max_length)
+        found: list[Passage] = []
         with self._tokenizing:
             self._backend.no_truncation()
-            for row in np.flatnonzero(cut).tolist():
-                text = records[row][TEXT]
-                skipped = len(whole[row]) - len(text)
-                offsets = self._backend.encode(whole[row], add_special_tokens=False).offsets
-                tokens = [(start - skipped, end - skipped) for start, end in offsets if max(start, skipped) < end]
-                limit = self.max_length - special - (len(offsets) - len(tokens))
-                spans[row] = split_text(text, tokens, max(limit, 1))
-        return as_passages(records, spans)
+            for passage, is_cut in zip(passages, cut, strict=True):
+                found += self._parts(passage, prompt, self.max_length - special) if is_cut else [passage]
+        return found
+
+    def _parts(self, passage: Passage, prompt: str, room: int) -> list[Passage]:
+        """Return passages of at most `room` tokens. The caller holds the tokenizer."""
+        whole = passage.searched
+        title = len(whole) - len(passage.text)
+        offsets = self._backend.encode(prompt + whole, add_special_tokens=False).offsets
+
+        def tokens(skipped: int) -> list[tuple[int, int]]:
+            """Return the places of the tokens after so many characters, counted from there."""
+            return [(start - skipped, end - skipped) for start, end in offsets if max(start, skipped) < end]
+
+        own = tokens(len(prompt) + title)
+        limit = room - (len(offsets) - len(own))
+        if title and limit < room // 2:
+            passage, own = passage._replace(title="", text=whole), tokens(len(prompt))
+            limit = room - (len(offsets) - len(own))
+        else:
+            title = 0
+        return [
+            passage._replace(
+                text=passage.text[start:end], start=passage.start + max(0, start - title)
+            )
+            for start, end in split_text(passage.text, own, max(limit, 1))
+        ]
 
     def record(self, prompt: str = "") -> EncoderRecord:
         """Return what distinguishes its embeddings of texts with a prompt, and warn if they do not rank by cosine."""
@@ -297,7 +398,7 @@ class SentenceEncoder(Searcher):
             changes_embeddings = field.repr and "dropout" not in field.name  # without repr: how to compute them
             if changes_embeddings and value != field.default and isinstance(value, str | int | float | tuple):
                 sizes[field.name] = value
-        settings: dict[str, Any] = {"transformer": sizes, "pooler": self.pooler}
+        settings: dict[str, Any] = {"transformer": sizes, "pooler": self.recorded.pooler}
         settings |= {"precision": self.dtype.name, "dimension": self.dimension}
         if self.sentence_head.layers:
             settings["head"] = self.sentence_head.layers
@@ -316,7 +417,8 @@ class SentenceEncoder(Searcher):
         self, token_ids: list[list[int]], batch_size: int
     ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
         """Yield numbers of sentences and their embeddings, longest sentences first."""
-        forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh, self.sentence_head.layers)
+        pooler, modules = self.recorded.pooler, self.sentence_head.layers
+        forward = compiled_forward(self.config, pooler, self.dtype, self._mesh, modules)
         batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         while True:

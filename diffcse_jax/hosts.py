@@ -26,7 +26,9 @@ INITIALIZATION_SECONDS = 100  # all processes must have started within this time
 HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
 SHUTDOWN_SECONDS = 30  # a finished process waits this long for the others, because its exit would end them
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
-SECONDS_BETWEEN_LINES = 30.0  # between two lines of progress where there is no terminal
+# Where there is no terminal, progress is a line after some seconds, and then from time to time.
+SECONDS_BEFORE_FIRST_LINE = 5.0
+SECONDS_BETWEEN_LINES = 30.0
 
 # Messages
 
@@ -41,6 +43,11 @@ def set_verbosity(verbosity: Verbosity) -> None:
     logging.basicConfig(level=logging.INFO if verbosity == "verbose" else logging.WARNING, force=verbosity == "verbose")
 
 
+def is_quiet() -> bool:
+    """Return whether only warnings and errors are printed."""
+    return _verbosity == "quiet"
+
+
 def log_line(message: str, *, on_all: bool = False) -> None:
     """Print a line to standard error, above any progress bar, on the first process only unless `on_all`.
 
@@ -51,7 +58,10 @@ def log_line(message: str, *, on_all: bool = False) -> None:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Show progress on standard error: a bar on a terminal, otherwise a line every 30 seconds. `unit` is a plural."""
+    """Show progress on standard error, with the time that is left: a bar on a terminal, otherwise lines.
+
+    `unit` is a plural.
+    """
 
     def __init__(self, what: str, unit: str, total: int | None = None, *, done_before: int = 0, quiet: bool = False):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
@@ -59,7 +69,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         is_hidden = quiet or _verbosity == "quiet" or jax.process_index() > 0
         options = {"total": total, "initial": done_before, "disable": is_hidden or None}  # None: shown on terminals
         self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", dynamic_ncols=True, **options)
-        self._begun = self._printed = time.monotonic()
+        self._begun = time.monotonic()
+        self._next_line = self._begun + SECONDS_BEFORE_FIRST_LINE
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
@@ -71,8 +82,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(count)
         now = time.monotonic()
-        if self._bar.disable and not self._quiet and now - self._printed >= SECONDS_BETWEEN_LINES:
-            self._printed = now
+        if self._bar.disable and not self._quiet and now >= self._next_line:
+            self._next_line = now + SECONDS_BETWEEN_LINES
             meter = {"prefix": self._what, "unit": f" {self._unit}", "postfix": note, "initial": self._done_before}
             log_line(tqdm.tqdm.format_meter(self._done, self._total, now - self._begun, ncols=0, **meter))
 

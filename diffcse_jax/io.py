@@ -44,13 +44,28 @@ with contextlib.suppress(OSError):  # on Linux the container: containers can sha
 
 
 def expand_path(path: str | Path) -> Path:
-    """Replace a leading `~` or `~user`; raise `ConfigError` for addresses such as `gs://bucket/run`."""
+    """Replace a leading `~` or `~user`.
+
+    Raises `ConfigError` for addresses such as `gs://bucket/run`, and for paths that the system cannot look
+    up: a name that is too long, a loop of links, a folder above it that may not be read.
+    """
     if address := re.match(r"([a-z][a-z0-9+-]+):/", str(path)):  # a Path has lost the second slash
         raise ConfigError(
             f"{path}: addresses with {address[1]}:// are not supported. Give a local folder. To use a bucket, mount it "
             "first, for example with gcsfuse. File locks do not work there across hosts: write from one host at a time"
         )
-    return Path(os.path.expanduser(path))
+    expanded = Path(os.path.expanduser(path))
+    try:
+        str(path).encode()
+        expanded.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{str(path)[:200]!r} is not UTF-8. Rename the file or folder") from error
+    except (OSError, ValueError) as error:  # ValueError: the path contains NUL
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{str(path)[:200]!r} cannot be used as a path: {reason}. Give another path") from error
+    return expanded
 
 
 def why_unreadable(path: Path) -> str:

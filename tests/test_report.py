@@ -81,7 +81,7 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
     assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
     assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "<b>bold")
     texts = ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped", HOSTILE.partition("<script>")[2])
-    for text in (*texts, "SimCSE-BERT-base (published)", "68.40", f"{workdir}81.23", "diffcse train --config"):
+    for text in (*texts, "SimCSE-BERT-base (published)", "68.40", f"{workdir}cls81.23", "diffcse train --config"):
         assert text in shown.text
     titles = {"dev metric stsb spearman", "contrast loss", "replaced-token detection", "new measure", "alignment"}
     assert titles | {"sentences per second", "learning rate"} <= set(shown.values("aria-label"))

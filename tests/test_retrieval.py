@@ -5,15 +5,19 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import spatial
 from test_search_collections import write_beir
 from test_sts import TableEncoder
 
+from diffcse_jax.data.sentences import canonical
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Settings, dev, retrieval
+from diffcse_jax.evaluation.answers import answers_of, groups_of
 from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import compare, measure
 from diffcse_jax.evaluation.runner import expand_groups, find_task
 from diffcse_jax.evaluation.search_collections import read_collection
+from diffcse_jax.evaluation.trec_runs import read_run
 
 
 def test_scores_of_known_ranks():
@@ -48,14 +52,66 @@ def test_chosen_queries_depend_on_no_order_and_share_no_text(pairs, limit, rando
 def test_texts_of_one_passage_do_not_compete():
     queries, targets = np.eye(4, dtype=np.float32)[[0, 0, 1]], np.eye(4, dtype=np.float32)[[1, 0, 0]]
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets), [3, 1.5, 2.5])
-    np.testing.assert_array_equal(retrieval.target_ranks(queries, targets, [7, 7, 2]), [2, 1.5, 2])
+    answers = answers_of("abc", "def", [7, 7, 2])
+    np.testing.assert_array_equal(retrieval.target_ranks(queries, targets, answers), [2, 1.5, 2])
     assert len(dev.choose_queries([("a", "p", 0, 0), ("b", "p", 0, 0), ("c", "q", 1, 0), ("d", "q", 2, 0)], 4)) == 2
+
+
+# Letters that `canonical` maps to one another, wrapped and encoded in different ways.
+WRITTEN = {"a": ["a", " A\n", "\uff21"], "b": ["b", "B"], "c": ["c"], "d e": ["d e", "D\te "], "f": ["f"]}
+TEXTS = st.sampled_from(sorted(WRITTEN)).flatmap(lambda text: st.sampled_from(WRITTEN[text]))
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12), st.integers(1, 5))
+def test_a_query_ranks_its_target_among_all_texts_that_are_wrong(pairs, block):
+    vectors = dict(zip(WRITTEN, np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), strict=True))
+    queries, targets = zip(*pairs, strict=True)
+    asked, texts = ([canonical(text) for text in side] for side in (queries, targets))
+    expected = []
+    for own_query, own in zip(asked, texts, strict=True):
+        right = {target for query, target in zip(asked, texts, strict=True) if query == own_query}
+        others = {*texts} - right - {own_query}
+        cosine = {each: 1 - spatial.distance.cosine(vectors[own_query], vectors[each]) for each in {own, *others}}
+        expected.append(1 + sum(cosine[each] > cosine[own] for each in others))
+    embeddings = (np.stack([vectors[text] for text in side]) for side in (asked, texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrieval, "BLOCK", block)
+        ranks = retrieval.target_ranks(*embeddings, answers_of(queries, targets))
+    np.testing.assert_array_equal(ranks, expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcdef")), min_size=1))
+def test_groups_are_what_rows_connect(rows):
+    groups = groups_of(*zip(*rows, strict=True)).tolist()
+    assert [*dict.fromkeys(groups)] == [*range(max(groups) + 1)]  # in the order of their first rows
+    reached = {row: {row} for row in rows}
+    for _ in rows:
+        reached = {row: {end for near in found for end in rows if {*near} & {*end}} for row, found in reached.items()}
+    for row, group in zip(rows, groups, strict=True):
+        assert reached[row] == {other for other, its in zip(rows, groups, strict=True) if its == group}
 
 
 def letters() -> TableEncoder:
     """Texts on a circle: the first letter decides on the direction."""
     angles = {letter: number / 20 for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
-    return TableEncoder(lambda text: [np.cos(angles[text[0]]), np.sin(angles[text[0]])])
+
+    def vector_of(text) -> list[float]:
+        angle = angles[text[0].lower()]
+        return [np.cos(angle), np.sin(angle)]
+
+    return TableEncoder(vector_of)
+
+
+QUESTIONS = [f"{letter}{number}" for letter in "ajs" for number in range(4)]
+
+
+def test_questions_that_share_an_answer_all_find_it(tmp_path):
+    """And questions with two answers find each of them, apart from case and blanks."""
+    rows = [(question, f"{question[0]}nswer in {question[0]} few words.") for question in QUESTIONS]
+    rows += [("A0", "bn other answer"), ("S1", "SNSWER  in s few words."), ("k", "k")]
+    (tmp_path / "faq.tsv").write_text("".join(f"{question}\t{answer}\n" for question, answer in rows))
+    scores = find_task(f"pairs_retrieval:{tmp_path}/faq.tsv").run(letters(), tmp_path)
+    assert scores == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 15})
 
 
 def test_tasks_on_own_files(tmp_path):
@@ -69,11 +125,38 @@ def test_tasks_on_own_files(tmp_path):
     assert scores == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3})
 
 
+TABBED = b'\xef\xbb\xbfq \t a\r\n\r\n "q2\tb"\r\nno tab\r\na\tb\tc\r\n\tb\r\nr\xe9\tz'
+ODD = r"3 lines without .* \(the first in line 4; left out\), 1 line with bytes that are not UTF-8 \(line 7"
+CSV = 'question,answer\nq,a\n"""q2","b"""\nq3\nr\ufffd,z\n'
+JSON = '{"x": "q", "y": "a"}\n{"x": "\\"q2", "y": "b\\""}\n{}\n{"x": "r\ufffd", "y": "z"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "odd"),
+    [
+        ("tsv", TABBED, ODD),
+        ("csv", CSV.encode(), r"pairs\.csv: .* 1 "),
+        ("jsonl", JSON.encode(), r"pairs\.jsonl: .* 1 "),
+    ],
+)
+def test_odd_lines_of_pairs_are_counted(name, content, odd, tmp_path):
+    path = tmp_path / f"pairs.{name}"
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match=odd):
+        pairs = retrieval.read_retrieval_pairs(str(path))
+    assert pairs == [("q", "a"), ('"q2', 'b"'), ("r\ufffd", "z")]
+
+
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
         ("pairs_retrieval:pairs.tsv", "a\tb\n", r"pairs\.tsv: pairs_retrieval needs at least two pairs"),
-        ("pairs_retrieval:pairs.tsv", "a\tb\nc\n", r"pairs\.tsv, line 2: expected two tab-separated texts, found 1"),
+        (
+            "pairs_retrieval:pairs.tsv",
+            "a\tb\nc\n",
+            r"at least two .* 1 line without two .* \(line 2; left out\)",
+        ),
+        ("pairs_retrieval:pairs.tsv", "a\tb\nc\tB \n", "at least two pairs with different second texts"),
         ("retrieval:.", "", r"it has no corpus\.jsonl or collection\.tsv"),
     ],
 )
@@ -100,6 +183,46 @@ def test_measures_by_hand(beir):
     assert scores["mrr@10"] == {"q1": 100, "q2": 0}
     assert scores["map"] == pytest.approx({"q1": 100 * (1 + 2 / 3) / 2, "q2": 0})
     assert scores["recall@100"] == {"q1": 100, "q2": 0}
+
+
+def measured(folder, judgements, ranking) -> dict[str, dict[str, float]]:
+    """Write judgements and a run in TREC's form, read both, and return measures by query, from 0 to 1."""
+    folder.mkdir()
+    documents = {line.split()[2] for line in [*judgements, *ranking]}
+    (folder / "collection.tsv").write_text("".join(f"{each}\ttext\n" for each in documents))
+    queries = dict.fromkeys(line.split()[0] for line in judgements)
+    (folder / "topics.tsv").write_text("".join(f"{each}\ttext\n" for each in queries))
+    (folder / "qrels.txt").write_text("\n".join(judgements))
+    (folder / "run").write_text("\n".join(f"{line} name" for line in ranking))
+    collection = read_collection(folder)
+    found = measure(collection.judgements, read_run(folder / "run", collection))
+    return {query: {name: scores[query] / 100 for name, scores in found.items()} for query in queries}
+
+
+def test_measures_are_those_of_trec_eval_and_its_bindings(tmp_path):
+    """The inputs and outcomes of their own documentation and tests, which are of trec_eval itself."""
+    # README of pytrec_eval.
+    judgements = ["q1 0 d1 0", "q1 0 d2 1", "q1 0 d3 0", "q2 0 d2 1", "q2 0 d3 1"]
+    first = ["q1 Q0 d1 0 1.0", "q1 Q0 d2 0 0.0", "q1 Q0 d3 0 1.5"]
+    found = measured(tmp_path / "a", judgements, [*first, "q2 Q0 d1 0 1.5", "q2 Q0 d2 0 0.2", "q2 Q0 d3 0 0.5"])
+    expected = {"ndcg@10": 0.5, "map": 0.3333333333333333, "mrr@10": 1 / 3, "recall@100": 1}
+    assert found["q1"] == pytest.approx(expected)
+    expected = {"ndcg@10": 0.6934264036172708, "map": 0.5833333333333333, "mrr@10": 1 / 2, "recall@100": 1}
+    assert found["q2"] == pytest.approx(expected)
+    # Its tests: a query without hits.
+    found = measured(tmp_path / "b", judgements, ["q1 Q0 d1 0 4.0", "q1 Q0 d2 0 2.0", "q1 Q0 d3 0 1.5"])
+    assert found["q1"]["ndcg@10"] == pytest.approx(0.6309297535714575)
+    assert {*found["q2"].values()} == {0}
+    # ir-measures, tests/test_pytrec_eval.py: grades, negative ones too. Scores decide, not the ranks in the file.
+    judgements = ["0 0 D0 1", "0 0 D1 -1", "0 0 D2 0", "0 0 D3 2", "0 0 D4 0"]
+    judgements += ["1 0 D0 1", "1 0 D3 2", "1 0 D4 -1", "1 0 D5 0"]
+    ranking = ["0 0 D0 1 0.8", "0 0 D2 2 0.7", "0 0 D1 3 0.3", "0 0 D3 4 0.4", "0 0 D4 5 0.1"]
+    ranking += ["1 0 D1 1 0.8", "1 0 D4 2 0.7", "1 0 D3 3 0.3", "1 0 D2 4 0.4"]
+    found = measured(tmp_path / "c", judgements, ranking)
+    assert [found[query]["ndcg@10"] for query in "01"] == pytest.approx([0.76018, 0.32739], abs=1e-5)
+    # form_res_rels.c of trec_eval: of equal scores, the last id comes first. Ours is the rank 3 of 3.
+    found = measured(tmp_path / "d", ["q 0 a 1", "q 0 c 0"], ["q 0 b 1 0.5", "q 0 a 2 0.5", "q 0 c 3 0.5"])
+    assert found["q"] == pytest.approx({"ndcg@10": 0.5, "map": 1 / 3, "mrr@10": 1 / 3, "recall@100": 1})
 
 
 def test_a_query_that_is_a_document_does_not_find_itself(tmp_path):

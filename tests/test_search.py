@@ -1,7 +1,5 @@
-"""Search against sorting all similarities; BM25 and its combination with embeddings against their formulas."""
+"""Search against sorting all similarities, and hybrid search against the formula."""
 
-import copy
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffcse_jax.data.documents import text_document
+from diffcse_jax.data.ledger import Place
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import write_json
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search import embeddings, lexical
+from diffcse_jax.search import embeddings
+from diffcse_jax.search.contents import Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import STORAGES, Embeddings, nearest
-from diffcse_jax.search.index import MODES, SentenceIndex, check_count, find_index, recommended
-from diffcse_jax.search.lexical import DEFAULT_WEIGHT, LexicalIndex, best_rows, choose_weight, combine
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, vector_table
+from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
+from diffcse_jax.search.index import Index, check_count, find_index
+from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.passages import Passage
+from diffcse_jax.search.recommended import recommended
+from diffcse_jax.search.stored import MODES, Settings, Stored
+from diffcse_jax.search.vector_store import EncoderRecord, find_store, rows_table, vector_table
 
 DIMENSION = 33
 RECORD = EncoderRecord("mine", "avg", "float32", DIMENSION, "0123")
@@ -28,19 +33,28 @@ def random_vectors(rows: int, seed: int = 0, dimension: int = DIMENSION) -> np.n
     return np.random.default_rng(seed).normal(size=(rows, dimension)).astype(np.float32)
 
 
-def texts_of(rows: int) -> pa.Table:
+def texts_of(rows: int) -> list[str]:
     words = ["red fox", "blue bird", "red bird"]
-    sentences = [f"this is the {words[row % 3]} with number {row}" for row in range(rows)]
-    return pa.table({"line": range(1, rows + 1), "sentence": sentences})
+    return [f"this is the {words[row % 3]} with number {row}" for row in range(rows)]
 
 
-def index_of(vectors: np.ndarray, mode: str = "dense", storage: str = "") -> SentenceIndex:
-    return SentenceIndex.of(texts_of(len(vectors)), RECORD, normalize(vectors), mode, storage=storage)
+def contents_of(texts: list[str], vectors: np.ndarray | None, mode: str = "dense", storage: str = "float32") -> Contents:
+    documents = [text_document(text, Place(f"a.txt:{row}")) for row, text in enumerate(texts)]
+    passages = passages_table([Passage(row, "", text) for row, text in enumerate(texts)])
+    words = None if mode == "dense" else LexicalIndex.build(texts)
+    embeddings = None if vectors is None else Embeddings.of(normalize(vectors), storage)
+    return Contents(documents_table(documents, 0), passages, embeddings, words)
 
 
-def hits_of(index: SentenceIndex, queries: np.ndarray, top_k: int = 7, mode: str = "") -> list:
-    found = index.search(queries, top_k, texts=["red foxes"] * len(queries), mode=mode)
-    return [[(hit.row["line"], round(hit.score, 5)) for hit in hits] for hits in found]
+def index_of(vectors: np.ndarray, mode: str = "dense", storage: str = "float32") -> Index:
+    contents = contents_of(texts_of(len(vectors)), vectors, mode, storage)
+    return Index.of(Stored(Settings(mode, storage=storage), contents, RECORD))
+
+
+def ask(index: Index, queries: np.ndarray, top_k: int = 7, threshold: float | None = None, mode: str = "") -> list:
+    """The rows and scores that queries with these embeddings find."""
+    found = index.rank(["red foxes"] * len(queries), queries, top_k, threshold, mode=mode)
+    return [[(int(hit.id.rpartition(":")[2]), round(hit.score, 5)) for hit in hits] for hits in found]
 
 
 def by_sorting(queries: np.ndarray, vectors: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,24 +84,40 @@ def test_an_index_finds_the_same_however_it_is_stored(storage, tmp_path):
     queries = normalize(vectors[:20] + random_vectors(20, seed=1) / 20)
     index = index_of(vectors, "hybrid", storage)
     scores, rows = by_sorting(queries, vectors, 300)
-    everything = index.search(queries, 300, mode="dense")
+    everything = ask(index, queries, 300, mode="dense")
     for hits, expected, order in zip(everything, scores, rows, strict=True):
-        found = {hit.row["line"] - 1: hit.score for hit in hits}  # all rows, with scores up to rounding
-        np.testing.assert_allclose([found[row] for row in order.tolist()], expected, atol=8e-3)
-        assert hits[0].row["line"] - 1 == order[0]
-    best = [[hit for hit in hits if hit.score >= 0.2] for hits in everything]
-    assert index.search(queries, 300, 0.2, mode="dense") == best
+        np.testing.assert_allclose([dict(hits)[row] for row in order.tolist()], expected, atol=8e-3)
+        assert hits[0][0] == order[0]
+    texts = ["red foxes"] * 20
+    best = [[hit for hit in hits if hit.score >= 0.2] for hits in index.rank(texts, queries, 300, mode="dense")]
+    assert index.rank(texts, queries, 300, 0.2, mode="dense") == best
     size = {"float32": 4 * 33, "float16": 2 * 33, "int8": 33, "bits": 8}[storage]
-    assert index.embeddings.stored.nbytes == 300 * size
+    assert index.embeddings.vectors.nbytes == 300 * size
 
     index.save(tmp_path / "index")
-    find_index(tmp_path / "index").save(tmp_path / "index")  # from the folder that it replaces
-    assert {path.name for path in tmp_path.iterdir()} == {"index"}
-    loaded = find_index(tmp_path / "index")
-    assert isinstance(loaded.embeddings.stored, np.memmap)
-    assert (loaded.encoder, loaded.mode, loaded.lexical.language, loaded.weight) == (RECORD, "hybrid", "english", 0.1)
+    Index.load(tmp_path / "index").save(tmp_path / "index")  # from the folder that it replaces
+    loaded = Index.load(tmp_path / "index")
+    assert not loaded.embeddings.vectors.flags.writeable  # mapped from the file
+    assert (loaded.record, loaded.settings, loaded.lexical.language) == (RECORD, index.settings, "english")
     for mode in MODES:
-        assert hits_of(loaded, queries, mode=mode) == hits_of(index, queries, mode=mode)
+        assert ask(loaded, queries, mode=mode) == ask(index, queries, mode=mode)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_embeddings_are_exchanged(storage):
+    vectors, added = normalize(random_vectors(40) + 1), normalize(random_vectors(9, seed=1))
+    own = Embeddings.of(vectors[:20], storage)
+    order = np.array([3, 24, 0, 28, 19, 20])  # of 20 rows, and then of the added ones
+    found = own.updated(order, added)
+    expected = np.concatenate([vectors[:20], added])[order]
+    assert (found.storage, len(found.vectors)) == (storage, 6)
+    np.testing.assert_allclose(found.rows(np.arange(6)), expected, atol={"float32": 0, "float16": 1e-3}.get(storage, 0.02))
+    for row in range(20, 40):  # one by one, until the number of rows has doubled
+        own = own.updated(np.arange(row + 1), vectors[row : row + 1])
+    np.testing.assert_array_equal(own.nearest(vectors, 1)[1][:, 0], np.arange(40))
+    if storage in ("int8", "bits"):
+        assert own.measured == 40
+        np.testing.assert_allclose(own.rows(np.arange(40)), vectors, atol=1.5 * own.scale.max())
 
 
 def test_bits_tell_apart_embeddings_that_point_almost_the_same_way():
@@ -95,11 +125,17 @@ def test_bits_tell_apart_embeddings_that_point_almost_the_same_way():
     np.testing.assert_array_equal(Embeddings.of(vectors, "bits").nearest(vectors, 1)[1][:, 0], np.arange(300))
 
 
-def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:
+def write_parts(
+    folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0
+) -> None:
     folder.mkdir(exist_ok=True)
-    texts, start = texts_of(len(vectors)), 0
+    rows = [
+        (text_document(text, Place("a.txt", row + 1)), Passage(row, "", text))
+        for row, text in enumerate(texts_of(len(vectors)))
+    ]
+    start = 0
     for part, block in enumerate(np.array_split(vectors, parts)):
-        table = vector_table(texts.slice(start, len(block)), block, vars(record))
+        table = vector_table(rows_table(rows[start : start + len(block)]), block, vars(record))
         pq.write_table(table, folder / f"a.txt.{first + part:06d}.parquet")
         start += len(block)
 
@@ -108,27 +144,18 @@ def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRe
 def test_vectors_of_embed_are_searched(rows, tmp_path):
     vectors, queries = random_vectors(rows).astype(np.float16), normalize(random_vectors(3, seed=1))
     write_parts(tmp_path / "vectors", vectors, 3)
-    store = find_index(tmp_path / "vectors")
-    assert isinstance(store, VectorStore)
-    index = SentenceIndex.of_store(store)
-    assert hits_of(index, queries) == hits_of(index_of(vectors.astype(np.float32)), queries)
-    assert {hit.row["file"] for hits in index.search(queries, 1) for hit in hits} <= {"a.txt"}
+    index = find_index(tmp_path / "vectors")
+    expected = ask(index_of(vectors.astype(np.float32)), queries)
+    assert ask(index, queries) == [[(row + 1, score) for row, score in hits] for hits in expected]
+    assert {hit.file for hits in index.rank(["a"], queries[:1], 1) for hit in hits} <= {"a.txt"}
     index.save(tmp_path / "index")
-    assert hits_of(SentenceIndex.load(tmp_path / "index"), queries) == hits_of(index, queries)
-
-
-def test_what_is_no_index_is_refused(tmp_path):
-    assert find_index(tmp_path) is find_index(tmp_path / "none") is None
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(CheckpointError, match=r"not empty and not an index\. Choose another folder"):
-        index_of(random_vectors(5)).save(tmp_path)
-    assert (tmp_path / "notes.txt").exists()
+    assert ask(Index.load(tmp_path / "index"), queries) == ask(index, queries)
 
 
 def test_parquet_files_that_do_not_fit_are_refused(tmp_path):
     def refused(error: type, message: str) -> None:
         with pytest.raises(error, match=message):
-            find_index(tmp_path).mapped()
+            find_store(tmp_path).mapped()
 
     write_parts(tmp_path, random_vectors(9), 3)
     part = tmp_path / "a.txt.000002.parquet"
@@ -137,7 +164,7 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path):
     pq.write_table(pq.read_table(part).replace_schema_metadata(None), part)
     refused(CheckpointError, r"000002\.parquet does not name the encoder")
     write_parts(tmp_path, random_vectors(4, dimension=3), 1, first=2)
-    refused(DataError, r"000002\.parquet was not written by .* \(lists of 33 numbers")
+    refused(DataError, r"000002\.parquet was not written by this version .* \(lists of 33 numbers")
     write_parts(tmp_path, np.full((4, DIMENSION), np.nan, np.float32), 1, first=2)
     refused(DataError, r"000002\.parquet, row 1: the embedding is missing, NaN or infinite")
     part.write_bytes(b"PAR1")
@@ -145,28 +172,16 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path):
     write_parts(tmp_path, random_vectors(4), 1, first=2)
     for name in ("_metadata", "._a.txt.000000"):  # of other programs
         (tmp_path / f"{name}.parquet").write_bytes(b"PAR1")
-    assert len(find_index(tmp_path).parts) == 3
+    assert len(find_store(tmp_path).parts) == 3
     with pytest.raises(DataError, match=rf"000002\.parquet is a part of the embeddings in {tmp_path}\. Give"):
-        find_index(part)
+        find_store(part)
     table = pq.read_table(part)
-    pq.write_table(table.set_column(1, "sentence", pa.array(["a", None, "b", None])), part)
+    place = table.column_names.index("sentence")
+    pq.write_table(table.set_column(place, "sentence", pa.array(["a", None, "b", None])), part)
     with pytest.raises(DataError, match=r"000002\.parquet, row 2: the sentence is missing\. Remove the file"):
-        find_index(tmp_path).texts()
+        find_store(tmp_path).tables()
     (tmp_path / "a.txt.000001.parquet").unlink()
     refused(DataError, r"a\.txt\.000001\.parquet is missing\. Run the same `diffcse embed` command")
-
-
-@pytest.mark.parametrize(
-    ("name", "byte"), [("vectors.npy", 20), ("vectors.npy", -1), ("vocab.index.json", 1), ("index.json", 5)]
-)
-def test_a_damaged_index_is_refused(name, byte, tmp_path):
-    index_of(random_vectors(5), "hybrid").save(tmp_path / "index")
-    file = tmp_path / "index" / name
-    content = bytearray(file.read_bytes())
-    content[byte] ^= 0x40
-    file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"index/{name} (is|differs).* Build the index again"):
-        find_index(tmp_path / "index")
 
 
 def test_invalid_options_are_refused():
@@ -176,18 +191,18 @@ def test_invalid_options_are_refused():
         with pytest.raises(ConfigError, match=f"top_k={top_k}: expected a whole number of at least 1"):
             check_count("top_k", top_k)
     with pytest.raises(ConfigError, match="threshold=nan: expected a number"):
-        index.search(query, 1, float("nan"))
+        ask(index, query, threshold=float("nan"))
     with pytest.raises(ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"):
-        index_of(vectors, storage="int4")
+        Settings(storage="int4").check()
     with pytest.raises(ConfigError, match="mode='sparse': use one of: dense, lexical, hybrid"):
-        index.search(query, 1, mode="sparse")
+        ask(index, query, mode="sparse")
     with pytest.raises(ConfigError, match=r"the index was built with mode='dense'.* again with mode='hybrid'"):
-        index.search(query, 1, mode="hybrid")
+        ask(index, query, mode="hybrid")
     with pytest.raises(ConfigError, match=r"threshold=0\.5: the scores of a hybrid search"):
-        index_of(vectors, "hybrid").search(query, 1, 0.5, texts=["red"])
+        ask(index_of(vectors, "hybrid"), query, threshold=0.5)
     for weight in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match=f"weight={weight}: expected a number from 0"):
-            SentenceIndex.of(texts_of(5), RECORD, vectors, "hybrid", weight=weight)
+            Settings("hybrid", weight=weight).check()
 
 
 def test_search_uses_what_a_run_recommends(tmp_path):
@@ -211,91 +226,70 @@ TEXTS = [
 QUERY = "falling price of the cat"
 
 
-def bm25_by_formula(documents: list[list[str]], query: list[str], k1: float = 1.2, b: float = 0.75) -> np.ndarray:
-    counts = np.array([[words.count(word) for word in query] for words in documents])
-    containing = (counts > 0).sum(axis=0)
-    idf = np.log(1 + (len(documents) - containing + 0.5) / (containing + 0.5))
-    lengths = np.array([[len(words)] for words in documents])
-    return (idf * counts / (counts + k1 * (1 - b + b * lengths / lengths.mean()))).sum(axis=1)
-
-
-def test_scores_are_those_of_the_formula():
-    index = LexicalIndex.build(TEXTS)  # in English
-    stems = [["cat", "were", "sleep", "warm", "roof"], ["cat", "chase", "two", "mice", "mice", "chase", "cat"],
-             ["share", "price", "fell", "sharpli", "monday"], ["price", "share", "fall", "again"], []]  # fmt: skip
-    queries = {"Cats chasing the mouse": ["cat", "chase", "mous"], "share PRICES, price": ["share", "price", "price"]}
-    for query, words in queries.items():
-        np.testing.assert_allclose(index.scores(query), bm25_by_formula(stems, words), rtol=1e-5)
-    assert not index.scores("the of unknownword").any()
-
-
-def test_words_of_scripts_without_spaces_are_pairs_of_characters():
-    assert lexical.split_words("東京タワー, ABC漢字!") == ["東京", "京タ", "タワ", "ワー", "abc", "漢字"]
-    assert lexical.split_words("ประเทศ 서울시 人") == ["ปร", "ระ", "ะเ", "เท", "ทศ", "서울", "울시", "人"]
-    assert lexical.split_words("हिन्दी cafe\u0301 ﬁne C № ㎐") == ["हिन्दी", "café", "fine", "no", "hz"]
-    index = LexicalIndex.build(["私は東京に住んでいます", "大阪は楽しい", "京都の寺"])
-    assert index.scores("東京の天気").argmax() == 0
-
-
-def test_the_language_is_detected_by_its_stop_words_and_its_stemmer_is_used():
-    german, french = "Die Katze liegt auf dem Dach und schläft.", "Le chat dort sur le toit parce que la maison est là."
-    texts = {german: "german", french: "french", "sqlite3 libxml2 gtk4": "english", "東京は日本の首都です": "english"}
-    assert {text: lexical.detect_language([text]) for text in texts} == texts
-    index = LexicalIndex.build(["viele Häuser", "eine Katze"], "german")
-    assert index.scores("Haus").tolist()[1] == 0
-    assert index.scores("Häusern")[0] > 0
-    for other in (pickle.loads(pickle.dumps(index)), copy.deepcopy(index)):
-        np.testing.assert_array_equal(other.scores("Häusern"), index.scores("Häusern"))
-    with pytest.raises(ConfigError, match=r"language='klingon': there is no stemmer for it\. Use one of: .*german"):
-        LexicalIndex.build(TEXTS, "klingon")
-    with pytest.raises(DataError, match="no words"):
-        LexicalIndex.build(["!!!", "?"])
-
-
-@given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 12))
-def test_best_rows_are_the_first_of_a_stable_sort(scores, count):
-    array = np.array(scores, np.float32)
-    np.testing.assert_array_equal(best_rows(array, count), np.argsort(-array, kind="stable")[:count])
-
-
-def test_scores_are_combined_after_standardising():
-    dense, words = np.array([0.9, 0.5, 0.1]), np.array([0.0, 0.0, 6.0])
-    one, other, rows = np.sqrt(1.5), np.sqrt(2), np.array([2, 0])
-    expected = [-0.75 * one + 0.25 * other, 0.75 * one - 0.25 / other]
-    np.testing.assert_allclose(combine(dense[rows], words[rows], 0.25, dense, words), expected)
-    alone = combine(dense, np.zeros(3), 0.25, dense, np.zeros(3))
-    np.testing.assert_allclose(alone, 0.75 * np.array([one, 0, -one]), atol=1e-9)
-    assert combine(*2 * [np.zeros(0)], 0.5, *2 * [np.zeros(0)]).shape == (0,)
-
-
-def test_the_weight_is_chosen_on_held_out_queries():
-    rng = np.random.default_rng(0)
-    relevant = [[row] for row in range(60)]
-    noise, signal = rng.normal(size=(60, 200)), rng.normal(size=(60, 200)) + 3 * np.eye(60, 200)
-    assert choose_weight(noise, np.maximum(signal, 0), relevant) >= 0.8
-    assert choose_weight(signal, np.maximum(noise, 0), relevant) <= DEFAULT_WEIGHT
-    assert choose_weight(noise[:2], noise[:2], relevant[:2]) == DEFAULT_WEIGHT  # no weight is better
-    assert choose_weight(np.zeros((0, 5)), np.zeros((0, 5)), []) == DEFAULT_WEIGHT
-
-
 def test_a_hybrid_search_ranks_by_both_halves():
     vectors, query = normalize(random_vectors(5)), normalize(random_vectors(1, seed=1))
-    index = SentenceIndex.of(pa.table({"sentence": TEXTS}), RECORD, vectors, "hybrid")
-    (hits,) = index.search(query, 5, texts=[QUERY])
-    dense, words = vectors @ query[0], index.lexical.scores(QUERY)
+    contents = contents_of(TEXTS, vectors, "hybrid")
+    (hits,) = Index.of(Stored(Settings("hybrid"), contents, RECORD)).rank([QUERY], query, 5)
+    dense, words = vectors @ query[0], contents.lexical.scores(QUERY)
     expected = combine(dense, words, DEFAULT_WEIGHT, dense, words)
-    assert [hit.row["sentence"] for hit in hits] == [TEXTS[row] for row in np.argsort(-expected)]
+    assert [hit.text for hit in hits] == [TEXTS[row] for row in np.argsort(-expected)]
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(expected)[::-1], rtol=1e-4)
-    ranks = {hit.row["sentence"]: hit.ranks for hit in hits}
+    ranks = {hit.text: hit.ranks for hit in hits}
     assert ranks[TEXTS[dense.argmax()]]["dense"] == ranks[TEXTS[words.argmax()]]["lexical"] == 1
     assert "lexical" not in ranks["!!!"]
 
 
 def test_words_are_searched_without_an_encoder(tmp_path):
-    SentenceIndex.of(pa.table({"sentence": TEXTS}), mode="lexical").save(tmp_path / "lexical")
-    assert not (tmp_path / "lexical/vectors.npy").exists()
-    index = SentenceIndex.load(tmp_path / "lexical")
+    Index(texts=TEXTS, mode="lexical").save(tmp_path / "lexical")
+    assert not [*(tmp_path / "lexical").glob("vectors*")]
+    index = Index.load(tmp_path / "lexical")
     scores = index.lexical.scores(QUERY)
-    hits, *none = index.search(None, 5, texts=[QUERY, "zebra", ""])
-    assert [hit.row["sentence"] for hit in hits] == [TEXTS[row] for row in np.argsort(-scores) if scores[row] > 0]
+    hits, *none = index.search([QUERY, "zebra", ""])
+    assert [hit.text for hit in hits] == [TEXTS[row] for row in np.argsort(-scores) if scores[row] > 0]
     assert none == [[], []]
+    assert none[0].note == "No passage has a word of this query."
+
+
+# Snippets and notes
+
+PROSE = " ".join(f"filler{number}" for number in range(60))
+
+
+def test_a_snippet_shows_the_words_of_the_query():
+    text = f"{PROSE} the valve opens slowly {PROSE} the valves of the pump {PROSE}"
+    index = Index(texts=[text, "A short text about a pump."], mode="lexical")
+    (hits,) = index.search("pump valves")
+    assert [hit.id for hit in hits] == ["0", "1"]
+    shown = hits[0].snippet
+    assert "the valves of the pump" in shown
+    assert shown.startswith("... filler")
+    assert shown.endswith(" ...")
+    assert all(word in text.split() for word in shown.split()[1:-1])  # whole words
+    assert len(shown) <= 240
+    assert hits[1].snippet == "A short text about a pump."
+    japanese = "雨" * 300 + "東京タワー" + "雨" * 300
+    assert "東京タワー" in Index(texts=[japanese], mode="lexical").search("タワー")[0][0].snippet
+
+
+def test_notes_say_when_nothing_fits():
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(10, DIMENSION)) * (np.arange(DIMENSION) < 20)
+    vectors = centers.repeat(6, axis=0) + rng.normal(size=(60, DIMENSION)) / 5
+    vectors = normalize(vectors.astype(np.float32))
+    index = Index.of(Stored(Settings("hybrid"), contents_of(texts_of(60), vectors, "hybrid"), RECORD))
+    far, close = np.eye(DIMENSION, dtype=np.float32)[-1:], vectors[:1]
+
+    def note(vector: np.ndarray, text: str, mode: str = "") -> str:
+        (hits,) = index.rank([text], vector, 3, mode=mode)
+        assert len(hits) == 3
+        return hits.note
+
+    assert note(close, "red foxes") == note(close, "zebra", "dense") == note(close, "red", "lexical") == ""
+    assert note(close, "zebra") == "Found by meaning only: no passage has a word of this query."
+    assert "nothing is close" in note(far, "zebra").lower()
+    assert note(far, "zebra").endswith("No passage has its words.")
+    assert note(far, "red zebra").endswith("It has 1 of the 2 words.")
+    poor = "red zebra lion tiger bear"
+    assert note(far, poor, "lexical") == "The best hit has only 1 of the 5 words of this query."
+    (hits,) = index.rank(["x"], far, 3, 0.99, mode="dense")
+    assert (hits, hits.note) == ([], "Nothing has a score of 0.99 or more.")

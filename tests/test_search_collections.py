@@ -84,7 +84,7 @@ def test_what_cannot_be_used_is_counted_in_one_warning(tmp_path, recwarn):
         "document counts as missed), 1 judgement whose query is not among the queries (line 8; left out), 1 repeated "
         "judgement (line 9; the last one counts, as in BEIR), 2 grades with decimals (the first in line 9; cut to a "
         "whole number, as in trec_eval), 3 lines without a query, a document and a grade (the first in line 10; left "
-        "out), 1 query without a relevant document (line 12; left out)"
+        "out), 1 query without a relevant document (line 12; left out, though trec_eval scores 0)"
     )
 
 

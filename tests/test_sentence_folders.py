@@ -15,6 +15,7 @@ from tiny_model import HIDDEN, hf_config_of, random_torch_model, write_bpe_token
 from tiny_run import run_settings
 
 from diffcse_jax import SentenceEncoder, train
+from diffcse_jax.cli import main
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.backends import TorchEncoder
@@ -94,6 +95,40 @@ def weights_of(path):
 def test_embeddings_of_a_layout_equal_those_of_sentence_transformers(name, folder):
     path = folder(name)
     compare(SentenceEncoder.from_pretrained(path), path)
+
+
+@pytest.mark.filterwarnings("ignore:.*scores can be far lower", "ignore:.*made for similarity")
+@pytest.mark.parametrize(
+    ("name", "pooler", "applied"),
+    [
+        ("smaller", "avg", "avg + Dense"),
+        ("cls", "cls_before_pooler", "cls_before_pooler + Normalize"),
+        ("three", "cls_before_pooler+max+avg", "cls_before_pooler+max+avg + LayerNorm + Dense"),
+    ],
+)
+def test_an_explicit_pooler_is_applied_alone(name, pooler, applied, folder, tmp_path):
+    path = folder(name)
+    whole, alone = (SentenceEncoder.from_pretrained(path, pooler=each) for each in (None, pooler))
+    assert (whole.pooler, alone.pooler) == (applied, pooler)
+    assert alone.dimension == HIDDEN * len(pooler.split("+"))
+    assert whole.fingerprint() != alone.fingerprint()
+    model = SentenceTransformer(modules=[*SentenceTransformer(str(path), device="cpu")][:2], device="cpu")
+    np.testing.assert_allclose(alone.encode(TEXTS), model.encode(TEXTS), atol=1e-5)
+    assert TorchEncoder(str(path), pooler).pooler == pooler
+    # What a record names loads the same encoder again.
+    for encoder in (whole, alone):
+        encoder.build_index(TEXTS)
+        encoder.save_index(tmp_path / encoder.pooler)
+        main(["search", "--input", str(tmp_path / encoder.pooler), "package"])
+        again = SentenceEncoder.from_pretrained(path, pooler=encoder.pooler)
+        assert again.fingerprint() == encoder.fingerprint()
+    with pytest.raises(ConfigError, match=r"start does not apply 'avg \+ LSTM', but"):
+        SentenceEncoder.from_pretrained(path, pooler="avg + LSTM")
+
+
+def test_a_pooler_without_the_weights_after_it_is_warned_of(folder):
+    with pytest.warns(UserWarning, match=r"trained with 'avg \+ Dense' and is used with 'avg' alone"):
+        SentenceEncoder.from_pretrained(folder("smaller"), pooler="avg")
 
 
 def run_of(folder, start, tmp_path, minilm_dir, **settings):

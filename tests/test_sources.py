@@ -68,7 +68,7 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     lines = b'{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n'
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
     (folder / "b.jsonl").write_text("")
-    (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": []}\n{"text": "five"}\n')
+    (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": {"a": 1}}\n{"text": "five"}\n')
     for other in ("LICENSE", ".hidden.jsonl", "_meta.json"):
         (folder / other).write_text('{"text": "not this"}\n')
     for link in ("0.csv", "more/b.jsonl"):

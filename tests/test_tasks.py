@@ -107,11 +107,20 @@ def test_a_table_has_a_row_a_model_and_a_column_a_task():
         results.compare(models, with_published=False, style=style).splitlines()
         for style in ("text", "markdown", "latex")
     )
-    assert text == ["model      STS12  STS-B", "a          70.12  80.00", "long_name   9.50      -"]
-    rule, last = "| --------- | ----: | ----: |", "| long_name |  9.50 |     - |"
-    assert markdown == ["| model     | STS12 | STS-B |", rule, "| a         | 70.12 | 80.00 |", last]
-    rows = [r"model & STS12 & STS-B \\", r"\midrule", r"a & 70.12 & 80.00 \\", r"long\_name & 9.50 & - \\"]
-    assert latex == [r"\begin{tabular}{lrr}", r"\toprule", *rows, r"\bottomrule", r"\end{tabular}"]
+    assert text == [
+        "model      pooler  STS12  STS-B",
+        "a             avg  70.12  80.00",
+        "long_name     avg   9.50      -",
+    ]
+    assert markdown == [
+        "| model     | pooler | STS12 | STS-B |",
+        "| --------- | -----: | ----: | ----: |",
+        "| a         |    avg | 70.12 | 80.00 |",
+        "| long_name |    avg |  9.50 |     - |",
+    ]
+    rows = [r"model & pooler & STS12 & STS-B \\", r"\midrule", r"a & avg & 70.12 & 80.00 \\"]
+    rows.append(r"long\_name & avg & 9.50 & - \\")
+    assert latex == [r"\begin{tabular}{lrrr}", r"\toprule", *rows, r"\bottomrule", r"\end{tabular}"]
 
 
 def test_groups_have_tables_of_their_own_with_averages():
@@ -120,10 +129,12 @@ def test_groups_have_tables_of_their_own_with_averages():
     model["tasks"] |= {"geometry": {"alignment": 0.12345, "uniformity": -2.0}}
     text = results.compare([model], with_published=False, style="text")
     tables = [table.splitlines() for table in text.split("\n\n")]
-    heads = ["model STS-B average", "model CR average", "model pairs_retrieval a/b alignment uniformity"]
+    last = "model pooler pairs_retrieval a/b alignment uniformity"
+    heads = ["model pooler STS-B average", "model pooler CR average", last]
     assert [" ".join(head.split()) for head, _ in tables] == heads
     rows = [row.removeprefix("a, 64 dimensions").split() for _, row in tables]
-    assert rows == [["80.00", "80.00"], ["85.00", "70.00"], ["40.00", "0.123", "-2.000"]]
+    scores = [["80.00", "80.00"], ["85.00", "70.00"], ["40.00", "0.123", "-2.000"]]
+    assert rows == [["avg", *each] for each in scores]
 
 
 def test_published_averages_are_means_of_their_row():

@@ -8,6 +8,7 @@ SHA-256 of each input and the list of its files. The same command, started again
 import contextlib
 import dataclasses
 import glob
+import itertools
 import json
 import os
 import sys
@@ -21,16 +22,28 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from diffcse_jax import hosts
-from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.documents import Document, Documents
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.sources import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
-from diffcse_jax.search.records import Record, Records, in_chunks, read_all, read_records, searched_texts, table_of
-from diffcse_jax.search.vector_store import find_parts, input_state, read_settings, state_of, vector_table
+from diffcse_jax.search.passages import Passage, passages_of
+from diffcse_jax.search.reading import documents_of, report
+from diffcse_jax.search.vector_store import (
+    find_parts,
+    input_state,
+    read_settings,
+    rows_table,
+    state_of,
+    vector_table,
+)
 
 FORMATS = (".jsonl", ".npy")
 ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is what a crash can cost
+
+Placed = tuple[Document, Passage]
 
 
 # One file
@@ -46,30 +59,59 @@ def encode(
     prompt_name: str | None = None,
     columns: Sequence[str] = (),
     id_column: str = "",
+    strict: bool = False,
 ) -> None:
     """Encode the texts of all inputs into one file, which gets its name when it is complete.
 
-    Arguments are the options of `diffcse encode`. `load` loads the encoder; it is called once the inputs are open.
+    Arguments are the options of `diffcse encode`. `load` loads the encoder; it is called once the texts are
+    read.
     """
     path = expand_path(output)
-    if output != "-" and path.suffix not in FORMATS:
-        raise ConfigError(f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}")
-    on_bad_line = "error" if path.suffix == ".npy" else "skip"  # because its rows are the lines
-    records = [*read_all(inputs, columns=columns, id_column=id_column, on_bad_line=on_bad_line)]
+    if output != "-":
+        _require_format(path, output)
+    rows: list[Placed] = []
+    for source in [open_documents_to_search(each, columns=columns, id_column=id_column) for each in inputs]:
+        # The rows of .npy are the lines, so none may be missing.
+        is_npy = path.suffix == ".npy"
+        ledger = Ledger(source.name, strict=strict or is_npy, refuse_empty=is_npy)
+        rows += _placed(source, ledger)
+        report(ledger)
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
-    texts = searched_texts(table_of(records))
+    texts = [passage.searched for _, passage in rows]
     vectors = encoder.encode(texts, batch_size, normalize=normalize, show_progress=True, prompt=prompt)
-    lines = _json_lines(records, vectors)
+    lines = _json_lines(rows, vectors)
     if output == "-":
         sys.stdout.writelines(lines)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path, safe="Nothing else was changed."), _renamed(partial, path), partial.open("wb") as file:
+    with (
+        disk_errors(path, safe="Nothing else was changed."),
+        _renamed(partial, path),
+        partial.open("wb") as file,
+    ):
         if path.suffix == ".npy":
             np.save(file, vectors)
         else:
             file.writelines(line.encode() for line in lines)
+
+
+def _require_format(path: Path, output: str) -> None:
+    """Raise `ConfigError` unless a file in one of the formats can be written."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(
+            f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}"
+        )
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--output {output} is a folder, a pipe or a device. Name a file")
+
+
+def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
+    """Yield the passages of a source with their documents, and count them."""
+    for number, document in enumerate(documents_of(source, ledger)):
+        passages = passages_of(document, number)
+        ledger.make("passage{s}", len(passages))
+        yield from ((document, passage) for passage in passages)
 
 
 @contextlib.contextmanager
@@ -83,10 +125,15 @@ def _renamed(partial: Path, path: Path) -> Iterator[None]:
         partial.unlink(missing_ok=True)
 
 
-def _json_lines(records: list[Record], vectors: Float32[np.ndarray, "rows dimension"]) -> Iterator[str]:
+def _json_lines(
+    rows: Sequence[Placed], vectors: Float32[np.ndarray, "rows dimension"]
+) -> Iterator[str]:
     """Yield an object for each text, with the shortest numbers that are exact in float32."""
-    for record, vector in zip(records, vectors, strict=True):
-        text = json.dumps(record, ensure_ascii=False)
+    for row, vector in zip(rows_table(rows).to_pylist(), vectors, strict=True):
+        columns = json.loads(row.pop("columns") or "{}")
+        del row["document"]
+        kept = {name: value for name, value in row.items() if value is not None and value != ""}
+        text = json.dumps(kept | ({"columns": columns} if columns else {}), ensure_ascii=False)
         yield f'{text[:-1]}, "embedding": [{", ".join(map(str, vector))}]}}\n'
 
 
@@ -107,12 +154,13 @@ def embed(
     id_column: str = "",
     distributed: bool = False,
     passages: bool = False,
+    strict: bool = False,
     command: str = "the same command",
 ) -> None:
     """Embed the texts of the inputs that are not in the folder yet.
 
-    Arguments are the options of `diffcse embed`. `load` loads the encoder; it is called once the inputs are open.
-    `command` is what resumes the work, for messages.
+    Arguments are the options of `diffcse embed`. `load` loads the encoder; it is called once the inputs are
+    open. `command` is what resumes the work, for messages.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
@@ -122,13 +170,14 @@ def embed(
         hosts.join()
         process, count = jax.process_index(), jax.process_count()
     paths = find_inputs(inputs)
-    mine = {path: _open(path, columns, id_column, passages) for path in paths[process::count]}
+    _require_folder(output)
+    mine = {path: _open(path, columns, id_column) for path in paths[process::count]}
     encoder = load()
     prompt = encoder.prompts.choose(None, prompt_name, encoder.prompts.document)
     settings = dataclasses.asdict(encoder.record(prompt)) | {"dtype": dtype, "normalize": normalize}
     settings |= {"columns": [*columns], "id_column": id_column, "passages": passages, "rows_per_file": rows_per_file}
     _check_settings(output, settings)
-    job = _Job(output, encoder, settings, batch_size)
+    job = _Job(output, encoder, settings, batch_size, strict)
     try:
         safe, instead = "Complete Parquet files are kept.", "give another --output"
         with hosts.terminated_like_interrupted(), disk_errors(output, safe=safe, instead=instead):
@@ -140,10 +189,10 @@ def embed(
                         job.write_state(path)
             job.run(mine)
     except KeyboardInterrupt as error:
-        kept = f"{job.embedded:,} sentences; complete Parquet files are kept"
+        kept = f"{job.embedded:,} texts; complete Parquet files are kept"
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
-    log_line(f"{who}embedded {job.embedded:,} sentences into {output}", on_all=True)
+    log_line(f"{who}embedded {job.embedded:,} texts into {output}", on_all=True)
     hosts.decided_by_first(lambda: None)  # waits for all, because the first one to exit would end the others
 
 
@@ -152,7 +201,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     found: dict[str, str] = {}
     for pattern in map(os.path.expanduser, patterns):
         is_pattern = glob.has_magic(pattern) and not os.path.exists(pattern)
-        matches = glob.glob(pattern) if is_pattern else [pattern]  # `read_records` reports a file that does not exist
+        matches = glob.glob(pattern) if is_pattern else [pattern]  # a missing file is reported when it is opened
         if not matches:
             raise DataError(f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes")
         for path in matches:
@@ -161,11 +210,17 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     return [found[name] for name in sorted(found)]
 
 
-def _open(path: str, columns: Sequence[str], id_column: str, passages: bool) -> Records:
+def _require_folder(output: Path) -> None:
+    """Raise `ConfigError` if the folder of embeddings is something else."""
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"--output {output} is not a folder. Name a folder")
+
+
+def _open(path: str, columns: Sequence[str], id_column: str) -> Documents:
     try:
-        return read_records(path, columns=columns, id_column=id_column, titled=passages)
+        return open_documents_to_search(path, columns=columns, id_column=id_column)
     except NoSentencesError:  # not an error here; reading it will say so
-        return Records(Corpus(path, (), lambda: (), lambda: ""))
+        return Documents(path, lambda ledger: iter(()), lambda: "")
 
 
 def _check_settings(output: Path, settings: dict[str, Any]) -> None:
@@ -189,16 +244,17 @@ class _Job:
     encoder: SentenceEncoder
     settings: Mapping[str, Any]
     batch_size: int
+    strict: bool = False
     embedded: int = 0
 
-    def run(self, inputs: Mapping[str, Records]) -> None:
+    def run(self, inputs: Mapping[str, Documents]) -> None:
         """Embed what is missing of the inputs."""
-        digests = {path: texts.corpus.fingerprint() for path, texts in inputs.items()}
+        digests = {path: documents.fingerprint() for path, documents in inputs.items()}
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
             log_line(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", on_all=True)
-        with self.encoder.warning_once(), Progress("embedding", "sentences") as progress:
+        with self.encoder.warning_once(), Progress("embedding", "texts") as progress:
             for path in pending:
                 try:
                     held = lock(input_state(self.output, path).with_suffix(".lock"))
@@ -229,28 +285,37 @@ class _Job:
         written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
         return written and earlier.get("sha256") == digest
 
-    def write_parts(self, path: str, texts: Records, progress: Progress) -> list[str]:
+    def write_parts(self, path: str, source: Documents, progress: Progress) -> list[str]:
         """Write the missing Parquet files of an input, and return the names of all."""
         parts: list[str] = []
-        try:
-            for chunk in in_chunks(texts, self.settings["rows_per_file"]):
-                parts.append(f"{Path(path).name}.{len(parts):06d}.parquet")
-                if not (self.output / parts[-1]).is_file():
-                    self.write_part(parts[-1], chunk)
-                    self.embedded += len(chunk)
-                progress.update(len(chunk))
-            if skipped := texts.corpus.skipped_summary():
-                log_line(f"{path}: {skipped}")
-        except NoSentencesError as error:  # lines without text
-            log_line(str(error))
+        ledger = Ledger(path, strict=self.strict)
+        rows = _placed(source, ledger)
+        while chunk := list(itertools.islice(rows, self.settings["rows_per_file"])):
+            parts.append(f"{Path(path).name}.{len(parts):06d}.parquet")
+            if not (self.output / parts[-1]).is_file():
+                self.write_part(parts[-1], chunk)
+                self.embedded += len(chunk)
+            progress.update(len(chunk))
+        if not parts:
+            ledger.note(f"{path}: it contains no text")
+        report(ledger)
         return parts
 
-    def write_part(self, name: str, chunk: Sequence[Record]) -> None:
+    def write_part(self, name: str, chunk: Sequence[Placed]) -> None:
         """Embed texts and write their Parquet file."""
         prompt, normalize = self.settings["prompt"], self.settings["normalize"]
-        table = table_of(self.encoder.split(chunk, prompt) if self.settings["passages"] else chunk)
-        vectors = self.encoder.encode(searched_texts(table), self.batch_size, normalize=normalize, prompt=prompt)
+        rows = self.split(chunk, prompt) if self.settings["passages"] else chunk
+        texts = [passage.searched for _, passage in rows]
+        vectors = self.encoder.encode(texts, self.batch_size, normalize=normalize, prompt=prompt)
         partial = state_of(self.output) / f"{name}.tmp"
         with _renamed(partial, self.output / name):
-            stored = vector_table(table, vectors.astype(self.settings["dtype"]), self.settings)
-            pq.write_table(stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True)
+            stored = vector_table(rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings)
+            pq.write_table(
+                stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True
+            )
+
+    def split(self, chunk: Sequence[Placed], prompt: str) -> list[Placed]:
+        """Split passages that are longer than the model reads."""
+        documents = {passage.document: document for document, passage in chunk}
+        passages = self.encoder.split([passage for _, passage in chunk], prompt)
+        return [(documents[passage.document], passage) for passage in passages]

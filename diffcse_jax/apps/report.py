@@ -125,7 +125,8 @@ def sample_of(config: Config) -> Sample:
 
 def encoders_of(run: Run) -> dict[str, Loader]:
     """Return a loader of the starting checkpoint and one of the run, by label."""
-    name, pooler = run.config.model.name_or_path, run.baseline.pooler if run.baseline else None
+    name = run.config.model.name_or_path
+    pooler = run.applied(run.baseline.pooler) if run.baseline else None
     export = run.workdir / "export"
     before = f"{name} ({pooler}) before training" if pooler else f"{name} before training"
     return {

@@ -1,276 +1,343 @@
-"""Search a text, an index or stored embeddings: hits on the terminal, or a page in the browser.
+"""Search a text, an index or stored embeddings, print the hits, and keep an index up to date.
 
-The server of the page is the standard library's, for one person on one machine. It answers `GET` only, reads no file,
-and sends pages that load nothing. If only this machine may open the page, a request must name it in its Host header, so
-that pages of other sites cannot read answers through a name of their own (DNS rebinding).
+`_open` has the ways to an index: it exists, it is made of a text, or it is brought up to date. An index
+records its inputs. The same input replaces its own documents; another one needs `--add` or `--replace`.
 """
 
+import dataclasses
+import itertools
 import json
 import shutil
-import socket
 import sys
 import textwrap
-import time
-import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.apps import render
+from diffcse_jax.data.documents import Document
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.sources import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, DataError, UserError
+from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path
-from diffcse_jax.search.index import Hit, SentenceIndex, find_index, recommended
-from diffcse_jax.search.records import STDIN, TEXT, as_passages, in_chunks, place_of, read_all, table_of, title_of
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore
+from diffcse_jax.search.changes import plan
+from diffcse_jax.search.folder import Writer, is_index, writing
+from diffcse_jax.search.hits import Hit, Hits
+from diffcse_jax.search.index import Index
+from diffcse_jax.search.reading import documents_of, read_documents, report
+from diffcse_jax.search.recommended import recommended
+from diffcse_jax.search.stored import STDIN, Input, Settings, input_of
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 QUERIES_AT_ONCE = 1024
 LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
-# On the page:
-LONGEST_QUERY = 1000  # characters
-EXAMPLES = 3  # texts before the first query
 
 Load = Callable[[EncoderRecord | None], SentenceEncoder]  # loads the encoder, by default the recorded one
 
-_LOCAL = ("127.0.0.1", "::1", "localhost")
-_HEADERS = {
-    "Content-Type": "text/html; charset=utf-8",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-}
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """The options of `diffcse search`. None and empty values were not given."""
+
+    source: str
+    queries: tuple[str, ...] = ()
+    queries_file: str = STDIN
+    model: str | None = None
+    top_k: int = 5
+    threshold: float | None = None
+    as_json: bool = False
+    batch_size: int = 64
+    columns: tuple[str, ...] = ()
+    id_column: str = ""
+    output: Path | None = None
+    add: bool = False
+    replace: bool = False
+    prompt_name: str | None = None
+    mode: str = ""
+    language: str = ""
+    weight: float | None = None
+    storage: str = ""
+    passages: bool | None = None
+    strict: bool = False
+
+    def given(self) -> dict[str, Any]:
+        """Return those options that fix how an index is built, by their names in `Settings`."""
+        named = {
+            "mode": self.mode,
+            "language": self.language,
+            "weight": self.weight,
+            "storage": self.storage,
+            "passages": self.passages,
+        }
+        return {name: value for name, value in named.items() if value not in (None, "")}
+
+    def input(self) -> Input:
+        """Return how an index records the input."""
+        return input_of(self.source, self.id_column, self.columns)
 
 
-# On the terminal
+def search(options: SearchOptions, load: Load) -> None:
+    """Print the best texts for each query, or bring an index up to date."""
+    _check(options)
+    _print_hits(options, _open(options, load))
 
 
-def search(
-    source: str,
-    queries: Sequence[str],
-    load: Load,
-    *,
-    model: str | None = None,
-    queries_file: str = STDIN,
-    top_k: int = 5,
-    threshold: float | None = None,
-    as_json: bool = False,
-    batch_size: int = 64,
-    columns: Sequence[str] = (),
-    id_column: str = "",
-    output: Path | None = None,
-    prompt_name: str | None = None,
-    mode: str = "",
-    language: str = "",
-    weight: float | None = None,
-    storage: str = "",
-    passages: bool = True,
-) -> None:
-    """Print the best texts for each query. Arguments are the options of `diffcse search`."""
-    if not all(map(str.strip, queries)):
+def _check(options: SearchOptions) -> None:
+    """Raise `UserError` for options that do not fit together, before anything is read."""
+    if not all(map(str.strip, options.queries)):
         raise DataError("QUERY: the text is empty. Give a query")
-    if source == queries_file == STDIN and not queries:
+    if options.source == options.queries_file == STDIN and not options.queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
-    found = None if source == STDIN else find_index(expand_path(source))
-    index = found if isinstance(found, SentenceIndex) else None
-    if index:
-        mode = index.checked_mode(mode)
-    elif not mode:
+    if options.add and options.replace:
+        raise ConfigError("--add and --replace exclude each other. Give one of them")
+    if (options.add or options.replace) and not options.output:
+        raise ConfigError("--add and --replace need --output, the index to change")
+
+
+# The index
+
+
+def _open(options: SearchOptions, load: Load) -> Index:
+    """Return the index to search, with its encoder, and save it if `--output` names a folder."""
+    folder = expand_path(options.source)
+    if options.source != STDIN and is_index(folder):
+        return _open_index(folder, options, load)
+    store = None if options.source == STDIN else find_store(folder)
+    if store:
+        _refuse(options, ["columns", "id_column", "passages"], store.folder)
+    if not options.output:
+        return _build(_settings(options, has_store=store is not None), store or _read(options), options, load)
+    _require_outside(options.output, folder)
+    try:
+        with writing(options.output, wait=False) as writer:
+            return _keep(writer, store, options, load)
+    except InUseError as error:
+        raise InUseError(f"{error}. Wait until it ends") from error
+
+
+def _open_index(folder: Path, options: SearchOptions, load: Load) -> Index:
+    """Open an index, and perhaps save a copy."""
+    _refuse(options, ["columns", "id_column", "passages", "language", "weight", "storage"], folder)
+    index = Index.load(folder)
+    index.checked_mode(options.mode)
+    _give_encoder(index, options, load)
+    if options.output and options.output.resolve() != folder.resolve():
+        if is_index(options.output) and not options.replace:
+            raise ConfigError(f"{options.output} is an index already. To replace it, give --replace")
+        index.save(options.output)
+    return index
+
+
+def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
+    """Raise `ConfigError` for options that come too late: embeddings or an index exist already."""
+    given = [name for name in names if getattr(options, name) not in (None, "", ())]
+    flags = ["--no-passages" if name == "passages" and not options.passages else f"--{name}" for name in given]
+    if flags:
+        raise ConfigError(
+            f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the text"
+        )
+
+
+def _require_outside(output: Path, source: Path) -> None:
+    """Raise `ConfigError` if an index would be read as text the next time."""
+    root, folder = source.resolve(), output.resolve()
+    if folder.is_relative_to(root) and not any(part.startswith(".") for part in folder.relative_to(root).parts):
+        raise ConfigError(
+            f"--output {output} is inside --input {source}, so its files would be read as text. Choose a "
+            "folder outside, or one whose name starts with a dot"
+        )
+
+
+def _settings(options: SearchOptions, *, has_store: bool = False) -> Settings:
+    """Return the settings of a new index: those given, or else those that a run recommends."""
+    given = options.given()
+    if not options.mode:
         # Runs recommend how to search text. A hybrid search has no threshold.
-        mode, recommended_weight = recommended(None if found or threshold is not None else model)
-        weight = recommended_weight if weight is None else weight
+        is_free = not has_store and options.threshold is None
+        mode, weight = recommended(options.model if is_free else None)
         if mode != "dense":
-            log_line(f"notice: {model} recommends --mode {mode}. --mode dense compares embeddings only")
-
-    for_words = {"--language": language, "--weight": weight is not None}
-    fixed: dict[str, Any] = {}  # options that come too late
-    if found:
-        fixed = {"--columns": columns, "--id_column": id_column, "--no-passages": not passages}
-    if index:
-        fixed |= for_words | {"--storage": storage}
-    if given := [name for name, value in fixed.items() if value]:
-        raise ConfigError(f"{' and '.join(given)}: {source} is already built. Leave this out, or start from the text")
-    if mode == "dense" and any(for_words.values()):
+            log_line(f"notice: {options.model} recommends --mode {mode}. --mode dense compares embeddings only")
+        given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
+    settings = Settings(**given, id_column=options.id_column)
+    if settings.mode == "dense" and (options.language or options.weight is not None):
         raise ConfigError("--language and --weight need --mode lexical or hybrid")
-    if not found and not model and mode != "lexical":
-        raise ConfigError(f"{source} is text. Name the encoder with --model, for example --model minilm")
-
-    # The text first: it may have mistakes, and an encoder takes seconds to load.
-    texts = [] if found else [*read_all([source], columns=columns, id_column=id_column, titled=passages)]
-    encoder = None if mode == "lexical" else _load_for(found, load, source, model)
-    options: dict[str, Any] = {"mode": mode, "language": language, "weight": weight, "storage": storage}
-    if isinstance(found, VectorStore):
-        index = SentenceIndex.of_store(found, **options)
-    elif not index and encoder:
-        encoder.build_index(texts, batch_size, show_progress=True, passages=passages, **options)
-        index = encoder.index
-    elif not index:
-        index = SentenceIndex.of(table_of(as_passages(texts) if passages else texts), **options)
-    if output and not (index is found and expand_path(source) == output):
-        index.save(output)
-
-    prompt = index.query_prompt(encoder.prompts, prompt_name) if encoder else ""
-    for chunk in [[text.strip() for text in queries]] if queries else _read_queries(queries_file):
-        vectors = encoder.encode(chunk, batch_size, normalize=True, prompt=prompt) if encoder else None
-        for text, hits in zip(chunk, index.search(vectors, top_k, threshold, texts=chunk, mode=mode), strict=True):
-            print(_as_json(text, hits) if as_json else _as_text(text, hits, threshold), flush=True)
+    settings.check()
+    if not has_store and settings.mode != "lexical" and not options.model:
+        raise ConfigError(
+            f"{options.source} is text. Name the encoder with --model, for example --model minilm"
+        )
+    return settings
 
 
-def _load_for(found: SentenceIndex | VectorStore | None, load: Load, source: str, model: str | None) -> SentenceEncoder:
-    """Load the encoder. If the source holds embeddings, it must be the encoder that made them."""
-    there = found.encoder if found else None
-    if there is None:
-        return load(None)
+def _read(options: SearchOptions) -> list[Document]:
+    """Read the text: before an encoder is loaded, which takes seconds, because it may have mistakes."""
+    source = open_documents_to_search(options.source, columns=options.columns, id_column=options.id_column)
+    return read_documents(source, strict=options.strict)
+
+
+def _build(
+    settings: Settings, source: VectorStore | Sequence[Document], options: SearchOptions, load: Load
+) -> Index:
+    """Build an index of texts or of embeddings."""
+    if isinstance(source, VectorStore):
+        index = Index.of_store(source, settings)
+        index.inputs = (options.input(),)
+        _give_encoder(index, options, load)
+    else:
+        encoder = None if settings.mode == "lexical" else load(None)
+        index = Index.of_settings(settings, encoder)
+        index.put_input(options.input(), source, batch_size=options.batch_size, show_progress=True)
+    return index
+
+
+def _give_encoder(index: Index, options: SearchOptions, load: Load) -> None:
+    """Load the encoder of an index, unless only words are searched."""
+    there = index.record
+    if there is None or options.mode == "lexical":
+        return
     try:
         encoder = load(there)
     except UserError as error:
-        problem = f"{source} holds embeddings of {there}, and {model or 'this model'} cannot be loaded: {error}"
+        what = options.model or "this model"
+        problem = f"{index.name} holds embeddings of {there}, and {what} cannot be loaded: {error}"
         raise type(error)(problem) from error
-    there.require(encoder.record(there.prompt), source)
-    return encoder
+    index.use(encoder)
+
+
+# An index that is kept up to date
+
+
+def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, load: Load) -> Index:
+    """Build the index in a folder or bring it up to date, save it if it has changed, and return it."""
+    old = Index.load(writer.folder) if is_index(writer.folder) and not options.replace else None
+    if old is None:
+        settings = _settings(options, has_store=store is not None)
+        new = _build(settings, store or _read(options), options, load)
+        new.write(writer)
+        return new
+    options = _as_recorded(old, options)
+    _require_same_settings(old, options)
+    if store:
+        return _keep_store(writer, old, store, options, load)
+    documents, before = _read(options), old.documents
+    _give_encoder(old, options, load)
+    changes = old.put_input(options.input(), documents, batch_size=options.batch_size, show_progress=True)
+    log_line(f"index: {changes}")
+    if old.documents is not before:
+        old.write(writer)
+    return old
+
+
+def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
+    """Return the options with what an index has recorded of the input; refuse another input or columns."""
+    own = options.input()
+    recorded = next((each for each in index.inputs if each.name == own.name), None)
+    if recorded is None and not options.add:
+        names = ", ".join(each.name or "texts given in Python" for each in index.inputs)
+        raise ConfigError(
+            f"--output {options.output} is an index of {names}, not of --input {options.source}. To search "
+            "both, give --add. To replace the index, give --replace"
+        )
+    if recorded is None:
+        return options
+    for name in ("columns", "id_column"):
+        given, there = getattr(own, name), getattr(recorded, name)
+        if given and given != there:
+            raise ConfigError(
+                f"--{name}: {options.output} was built with {there or 'none'}, not {given}. Leave this out, or "
+                "give --replace to build the index again"
+            )
+    return dataclasses.replace(options, columns=recorded.columns, id_column=recorded.id_column)
+
+
+def _require_same_settings(index: Index, options: SearchOptions) -> None:
+    """Raise `ConfigError` if an index was built with other settings than those given."""
+    for name, given in options.given().items():
+        there = getattr(index.settings, name)
+        is_detected = name == "language" and index.lexical and index.lexical.language == given
+        if given != there and not is_detected:
+            raise ConfigError(
+                f"--{name} {given}: {options.output} was built with {there or 'another one'}. Leave this out, "
+                "or give --replace to build the index again"
+            )
+
+
+def _keep_store(
+    writer: Writer, old: Index, store: VectorStore, options: SearchOptions, load: Load
+) -> Index:
+    """Bring an index of embeddings up to date."""
+    own = options.input()
+    if old.inputs != (own,) or old.record is None:
+        raise ConfigError(f"--add {options.source}: only texts can be added to an index, not embeddings")
+    new = Index.of_store(store, old.settings)
+    old.record.require(store.encoder, old.name)
+    new.inputs = old.inputs
+    _give_encoder(new, options, load)
+    log_line(f"index: {plan(old.documents, new.documents, 'replace').changes}")
+    if not new.documents.equals(old.documents):
+        new.write(writer)
+    return new
+
+
+# Hits
+
+
+def _print_hits(options: SearchOptions, index: Index) -> None:
+    queries = [text.strip() for text in options.queries]
+    for chunk in [queries] if queries else _read_queries(options.queries_file):
+        found = index.search(
+            chunk, options.top_k, options.threshold, prompt_name=options.prompt_name, mode=options.mode
+        )
+        for text, hits in zip(chunk, found, strict=True):
+            print(_as_json(text, hits) if options.as_json else _as_text(text, hits), flush=True)
 
 
 def _read_queries(name: str) -> Iterator[list[str]]:
     """Yield some queries at a time; each by itself as it is typed on a terminal."""
     is_typed = name == STDIN and sys.stdin.isatty()
-    for chunk in in_chunks(read_all([name], "--queries"), 1 if is_typed else QUERIES_AT_ONCE):
-        yield [record[TEXT] for record in chunk]
+    ledger = Ledger(name)
+    texts = (
+        " ".join(" ".join([section.title, *section.lines]) for section in document.sections).strip()
+        for document in documents_of(open_documents_to_search(name, "--queries"), ledger)
+    )
+    while chunk := list(itertools.islice(texts, 1 if is_typed else QUERIES_AT_ONCE)):
+        yield chunk
+    if ledger.has_losses:
+        report(ledger)
 
 
-def _as_json(query: str, hits: Sequence[Hit]) -> str:
-    found = [{"score": round(hit.score, 6), **({"ranks": hit.ranks} if hit.ranks else {}), **hit.row} for hit in hits]
-    return json.dumps({"query": query, "hits": found}, ensure_ascii=False)
+def _as_json(query: str, hits: Hits) -> str:
+    found = {"query": query, "hits": [_fields(hit) for hit in hits]}
+    closeness = None if hits.closeness is None else round(hits.closeness, 4)
+    return json.dumps(found | {"closeness": closeness, "note": hits.note}, ensure_ascii=False)
 
 
-def _as_text(query: str, hits: Sequence[Hit], threshold: float | None) -> str:
-    """Return a query and its hits as wide as the terminal: score, place (the id, or file and line) and text."""
+def _fields(hit: Hit) -> dict[str, Any]:
+    return hit._asdict() | {"score": round(hit.score, 6)}
+
+
+def _as_text(query: str, hits: Hits) -> str:
+    """Return a query and its hits, as wide as the terminal."""
     lines = [*_wrapped(query), ""]
-    if not hits:
-        lines.append("  nothing" if threshold is None else f"  nothing with a score of {threshold:g} or more")
     for hit in hits:
-        text = title_of(hit.row) + hit.row[TEXT]
-        lines += _wrapped(f"  {hit.score:6.3f}  {place_of(hit.row)}  {text}", indent=" " * 10)
+        ranks = ", ".join(
+            f"{label}: {hit.ranks[mode]}"
+            for mode, label in (("dense", "by meaning"), ("lexical", "by words"))
+            if mode in hit.ranks
+        )
+        head = "  ".join(filter(None, [f"  {hit.score:6.3f}", hit.place(), ranks and f"[{ranks}]", hit.title]))
+        lines += _wrapped(head, indent=" " * 10, break_long_words=False)  # paths can be copied
+        lines += _wrapped(" " * 10 + hit.snippet, indent=" " * 10)
+    if hits.note:
+        lines += _wrapped(f"  {hits.note}", indent="  ")
     return "\n".join([*lines, ""])
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def _wrapped(text: str, indent: str = "", **options: Any) -> list[str]:
     """Return some lines of a text, without what would move a terminal's cursor or change its colours."""
     printable = "".join(character if character.isprintable() else " " for character in text)
     width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
-    return textwrap.wrap(printable, width, subsequent_indent=indent, max_lines=LINES_PER_HIT, placeholder=" ...")
-
-
-# In the browser
-
-
-def serve(
-    model: str,
-    text: str,
-    *,
-    against: str = "",
-    columns: Sequence[str] = (),
-    top_k: int,
-    host: str,
-    port: int,
-    mode: str = "",
-    language: str = "",
-    weight: float | None = None,
-    passages: bool = True,
-) -> None:
-    """Index a text with each model and serve its search page until Ctrl-C. Arguments are those of `diffcse demo`."""
-    if against == model:
-        raise ConfigError(f"--against {against} is the same as --model. Name another model, or leave --against out")
-    if find_index(expand_path(text)):
-        raise ConfigError(f"--input {text} is an index or embeddings. Name the text that it was made of")
-    records = read_texts(text, columns, passages)
-    texts = [title_of(each) + each[TEXT] for each in records]
-    models = {name: SentenceEncoder.from_pretrained(name) for name in filter(None, (model, against))}
-    with SearchServer(Path(text).name, texts, models, top_k, host, port) as server:  # first: the port may be in use
-        for name, encoder in models.items():
-            log_line(f"encoding {len(records):,} texts with {name}")
-            own_mode, own_weight = (mode, None) if mode else recommended(name)
-            options: dict[str, Any] = {"language": language, "weight": own_weight if weight is None else weight}
-            encoder.build_index(records, show_progress=True, mode=own_mode, passages=passages, **options)
-        for words in (1, 20):
-            server.search("word " * words)  # compiles what queries of up to 32 tokens need
-        shown_host = f"[{host}]" if ":" in host else host
-        print(f"search at http://{shown_host}:{server.server_port}/ (stop with Ctrl-C)", flush=True)
-        if host not in _LOCAL:
-            log_line(f"warning: with --host {host}, everyone who can reach this machine can search")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print("\nstopped", file=sys.stderr)
-
-
-def read_texts(text: str, columns: Sequence[str] = (), titled: bool = True) -> list[dict[str, Any]]:
-    """Read what `--input` names, and return its distinct texts in their order, with their places."""
-    distinct: dict[str, dict[str, Any]] = {}
-    for record in read_all([text], columns=columns, titled=titled):
-        distinct.setdefault(title_of(record) + record[TEXT], record)
-    return [*distinct.values()]
-
-
-class SearchServer(ThreadingHTTPServer):
-    """Listens at an address; `serve_forever` answers requests with searches of the models, which have an index."""
-
-    daemon_threads = True
-
-    def __init__(self, name: str, texts: Sequence[str], models: Mapping[str, Any], top_k: int, host: str, port: int):
-        self.name, self.size, self.models, self.top_k, self.host = name, len(texts), models, top_k, host
-        self.examples = [text[:LONGEST_QUERY] for text in texts[:: max(1, len(texts) // EXAMPLES)]][:EXAMPLES]
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            super().__init__((host, port), _Handler)
-        except (OSError, OverflowError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(
-                f"--host {host} --port {port}: cannot listen there: {reason}. Choose another --port, or 0"
-            ) from error
-
-    def search(self, query: str) -> dict[str, list[Hit]]:
-        """Return hits, best first, by the name of the model."""
-        return {name: model.search_hits(query, top_k=self.top_k)[0] for name, model in self.models.items()}
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore browsers that close the connection before their answer."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: SearchServer
-    timeout = 20  # seconds that a browser may take to send its request
-    server_version, sys_version = "diffcse", ""
-
-    def do_GET(self) -> None:
-        status, values = self._answer()
-        page = {"query": "", "hits": None, "problem": "", "milliseconds": 0.0} | values
-        body = render("demo.html.j2", corpus=self.server, longest_query=LONGEST_QUERY, **page).encode()
-        self.send_response(status)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: Any) -> None:
-        """Log nothing: queries are private."""
-
-    def _answer(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        """Return the status and what the page shows."""
-        address = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}")
-        if self.server.host in _LOCAL and address.hostname not in _LOCAL:
-            return HTTPStatus.MISDIRECTED_REQUEST, {"problem": "Open this page by its own address."}
-        fields = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, errors="replace")
-        query = fields.get("q", [""])[0].strip()[:LONGEST_QUERY]
-        if not query:
-            return HTTPStatus.OK, {}
-        start = time.perf_counter()
-        try:
-            hits = self.server.search(query)
-        except UserError as error:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, {"problem": str(error)}
-        return HTTPStatus.OK, {"query": query, "hits": hits, "milliseconds": 1000 * (time.perf_counter() - start)}
+    options = {"max_lines": LINES_PER_HIT, "placeholder": " ...", "break_on_hyphens": False} | options
+    return textwrap.wrap(printable, width, subsequent_indent=indent, **options)

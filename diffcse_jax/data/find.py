@@ -4,6 +4,7 @@ Files that are found and not read are listed with the reason.
 """
 
 import glob
+import hashlib
 import mimetypes
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,14 +12,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcse_jax.data import formats, tables
+from diffcse_jax.data.columnar import data_set_folders
+from diffcse_jax.data.docstrings import docstring_fingerprint
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.lines import extension
 from diffcse_jax.errors import DataError
-from diffcse_jax.io import expand_path, hub_file, why_unreadable
+from diffcse_jax.io import expand_path, hub_file, sha256, why_unreadable
 
 WIKI1M, WIKI1M_FILE = "wiki1m", "wiki1m_for_simcse.txt"
 DOCSTRINGS = "docstrings"
 STDIN = "-"
+LINES = (".txt", ".text")  # files of lines, or of documents between blank lines
 KNOWN_NAMES = f"Known names: {WIKI1M}, {DOCSTRINGS}"
 KNOWN_EXTENSIONS = tuple(dict.fromkeys((*tables.KINDS, *formats.KINDS)))
 NOT_TEXT = ("image", "audio", "video", "font", "text/css", "text/javascript")  # kinds of media
@@ -39,7 +43,7 @@ class Source(NamedTuple):
     files: tuple[Path, ...] = ()  # those of known kinds, in the order of their names
     skipped: tuple[Skipped, ...] = ()  # the others
     is_file: bool = False  # the name is that of one file
-    data_set: Path | None = None  # the folder of a prepared data set, which is read as one table
+    data_sets: tuple[Path, ...] = ()  # folders that are read as one table each
 
     @property
     def is_docstrings(self) -> bool:
@@ -78,8 +82,6 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
         return _checked(option, name, _matches(os.path.expanduser(name)))
     if os.path.isdir(path):
         found, skipped = _files_below(path)
-        if any(file.name == tables.DATA_SET for file in found):
-            return Source(name, data_set=path)
         return _checked(option, name, found, skipped)
     if problem := why_unreadable(path):
         raise DataError(f"{option}: {problem}. {KNOWN_NAMES}")
@@ -96,22 +98,25 @@ def _checked(
 ) -> Source:
     """Return the source of these files. Raise `DataError` if none is of a known kind."""
     files, others = _once(found)
+    data_sets = () if is_file else data_set_folders(files)
     collections = {file.parent for file in files if file.name.startswith("corpus.jsonl")}
     usable = []
     left = [*skipped, *others]
     for file in files:
+        if any(folder in file.parents for folder in data_sets):
+            continue
         reason = _why_skipped(file, collections, is_named=is_file)
         if reason is None:
             usable.append(file)
         else:
             left.append(reason)
-    if not usable:
+    if not usable and not data_sets:
         ledger = Ledger(name)
         Source(name, skipped=tuple(left)).account(ledger)
         account = ledger.summary() or "none found"
         kinds = ", ".join(KNOWN_EXTENSIONS)
         raise DataError(f"{option}: {name}: no file of a known kind ({account}). Known: {kinds}")
-    return Source(name, tuple(usable), tuple(left), is_file)
+    return Source(name, tuple(usable), tuple(left), is_file, data_sets)
 
 
 def _matches(pattern: str) -> list[Path]:
@@ -170,3 +175,18 @@ def _why_skipped(file: Path, collections: set[Path], *, is_named: bool) -> Skipp
     kind = mimetypes.guess_type(file.name)[0] or ""
     reason = f"of the kind {file.suffix}" if file.suffix else "without extension"
     return Skipped(name, reason, not kind.startswith(NOT_TEXT))
+
+
+def fingerprint(source: Source, columns: Sequence[str] = ()) -> str:
+    """Return the SHA-256 of the content of files in hexadecimal. Their names do not matter."""
+    if source.is_stdin:
+        raise DataError("standard input can be read only once. Name a file")
+    if source.is_docstrings:
+        return docstring_fingerprint()
+    files = list(source.files)
+    for folder in source.data_sets:
+        files += sorted(file for file in folder.rglob("*") if file.is_file())
+    parts = [f"{extension(file)} {sha256([file])}" for file in files]
+    return hashlib.sha256(
+        "\n".join([*parts, *columns]).encode(errors="surrogateescape")
+    ).hexdigest()

@@ -8,6 +8,7 @@ from diffcse_jax.data import ledger as reasons
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Document, Section, id_of
 from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.values import as_text, is_missing, listed
 from diffcse_jax.errors import DataError
 
 ID_COLUMNS = ("_id", "id")
@@ -61,9 +62,9 @@ def layout_of(
     return Layout(texts, "", own_id, is_whole=len(columns) == 1, note=note)
 
 
-def require_columns(name: str, columns: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raise `DataError` if a table lacks a column that the user named."""
-    if missing := [column for column in wanted if column not in columns]:
+def require_columns(name: str, columns: Sequence[str], missing: Sequence[str]) -> None:
+    """Raise `DataError` if a column that the user named is missing."""
+    if missing:
         raise DataError(
             f"{name}: no column {missing[0]!r}. It has: {listed(columns)}. Name the columns of "
             "title and text, or of the text alone (data.columns or --columns)"
@@ -78,8 +79,8 @@ def document_of(
     if not sections:
         return None
     used = {*layout.texts, layout.title, layout.id}
-    others = {name: value for name, value in values.items() if name not in used and is_value(value)}
-    own_id = as_text(values.get(layout.id))
+    others = {name: value for name, value in values.items() if name not in used and is_plain(value)}
+    own_id = text_in(values, layout.id)
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
     return Document(own_id or id_of(place), sections, place, others, is_whole)
@@ -122,31 +123,16 @@ def texts_of_row(
 def _why_absent(values: Mapping[str, Any], column: str) -> str:
     if column not in values:
         return reasons.MISSING_KEY
-    return reasons.EMPTY if _is_missing(values[column]) else reasons.NOT_STRING
+    return reasons.EMPTY if is_missing(values[column]) else reasons.NOT_STRING
 
 
 def text_in(values: Mapping[str, Any], column: str) -> str | None:
-    """Return a value as text; None if it is missing or not text, a number or a date."""
+    """Return a value as text; None if it is missing or not text."""
     value = values.get(column)
-    return None if _is_missing(value) or not is_value(value) else as_text(value)
+    return None if is_missing(value) else as_text(value)
 
 
-def is_value(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Return whether a value is text, a number, a truth value or a date, and not missing."""
-    is_plain = isinstance(value, str | int | float | datetime.date | datetime.time)
-    return is_plain and not _is_missing(value)
-
-
-def as_text(value: Any) -> str:
-    """Return a value as text; an empty string if it is missing."""
-    return "" if _is_missing(value) else str(value)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names for a message, and cut a long list."""
-    text = ", ".join(names)
-    return text if len(text) <= 500 else f"{text[:500]}..."
+    kinds = str | int | float | datetime.date | datetime.time
+    return isinstance(value, kinds) and not is_missing(value)

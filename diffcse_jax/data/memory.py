@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcse_jax.data.columns import column_names
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Document, Documents, Section, digest
-from diffcse_jax.data.layout import Layout, as_text, document_of, layout_of, require_columns
+from diffcse_jax.data.layout import Layout, document_of, layout_of, require_columns, text_in
 from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.sources import column_names
 from diffcse_jax.data.split import held_out_together
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.io import cache_folder, disk_errors, write_text
@@ -27,18 +27,26 @@ EXPECTED = (
 )
 LOOKED_AT = 1000  # dicts whose keys are collected
 
-Text = str | Sequence[str] | Mapping[str, object]  # a sentence; a pair, triple, ...; columns by name
+Text = (
+    str | Sequence[str] | Mapping[str, object]
+)  # a sentence; a pair, triple, ...; columns by name
 
 
 def as_texts(given: Any) -> Iterable[Any]:
     """Return the texts of an iterable, or the rows of a table (pandas, polars, pyarrow, datasets)."""
-    if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):  # polars; pyarrow
+    if rows := getattr(given, "to_dicts", None) or getattr(
+        given, "to_pylist", None
+    ):  # polars; pyarrow
         return rows()
     if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
         return given.to_dict("records")
     is_text = isinstance(given, str | bytes | Mapping)  # a mapping has columns, or splits
     if is_text or not isinstance(given, Iterable):
-        keys = f" with the keys {', '.join(map(str, [*given][:5]))}" if isinstance(given, Mapping) else ""
+        keys = (
+            f" with the keys {', '.join(map(str, [*given][:5]))}"
+            if isinstance(given, Mapping)
+            else ""
+        )
         raise DataError(f"cannot read texts from a {type(given).__name__}{keys}. {EXPECTED}")
     return given
 
@@ -78,7 +86,7 @@ def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
         if isinstance(text, Mapping):
             keys = {str(key): isinstance(value, str) for key, value in text.items()} | keys
     if id_column and keys:
-        require_columns("the given dicts", [*keys], [id_column])
+        require_columns("the given dicts", [*keys], [id_column] if id_column not in keys else [])
     text_columns = [key for key, is_text in keys.items() if is_text]
     layout = layout_of("the given dicts", [*keys], text_columns, id_column)
     return layout or Layout(("sentence",))
@@ -89,7 +97,7 @@ def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Documen
     if isinstance(text, Mapping):
         values = {str(key): value for key, value in text.items()}
         document = document_of(values, layout, place, ledger)
-        if document is None or as_text(values.get(layout.id)):
+        if document is None or text_in(values, layout.id):
             return document
         return dataclasses.replace(document, id=str(number))
     if not isinstance(text, str):
@@ -120,11 +128,20 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     """
     rows = [tuple(map(str, row.values())) for row in _columns(texts)]
     ledger = Ledger("the given rows")
-    is_usable = [usable(row, Place(row=number), ledger) is not None for number, row in enumerate(rows, 1)]
-    keys = [[digest(text) for text in row] if ok else [] for row, ok in zip(rows, is_usable, strict=True)]
+    is_usable = [
+        usable(row, Place(row=number), ledger) is not None for number, row in enumerate(rows, 1)
+    ]
+    keys = [
+        [digest(text) for text in row] if ok else []
+        for row, ok in zip(rows, is_usable, strict=True)
+    ]
     is_held_out = held_out_together([digest(row[0]) for row in rows], keys, share)
-    held_out = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if out and ok]
-    trained_on = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if not (out and ok)]
+    held_out = [
+        row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if out and ok
+    ]
+    trained_on = [
+        row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if not (out and ok)
+    ]
     if not trained_on or len(held_out) < 2:
         raise DataError(
             f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows for training and "
@@ -139,7 +156,9 @@ def _write(lines: Iterable[str], suffix: str) -> Path:
     """Write lines to a file in the cache folder, whose name is a hash of them."""
     text = "".join(f"{line}\n" for line in lines)
     path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}"
-    partial = path.with_name(f"{os.getpid()}-{path.name}")  # several processes may write the same text
+    partial = path.with_name(
+        f"{os.getpid()}-{path.name}"
+    )  # several processes may write the same text
     instead = "set XDG_CACHE_HOME to another folder"
     with disk_errors(path.parent, safe="Nothing was started.", instead=instead):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +175,11 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
             row: dict[str, object] = {"text": text}
         elif isinstance(text, Mapping):
             row = {str(name): value for name, value in text.items()}
-        elif isinstance(text, Sequence) and len(text) > 1 and all(isinstance(each, str) for each in text):
+        elif (
+            isinstance(text, Sequence)
+            and len(text) > 1
+            and all(isinstance(each, str) for each in text)
+        ):
             row = dict(zip(column_names(len(text)), text, strict=True))
         else:
             raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")

@@ -4,44 +4,35 @@
 text of any other command, so that all training text can also be encoded and searched.
 """
 
-import collections
-import hashlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import docstrings, formats, tables
-from diffcse_jax.data.corpus import Corpus, Row, usable
+from diffcse_jax.data.corpus import Corpus, usable
 from diffcse_jax.data.documents import Document, Documents, Section, id_of
-from diffcse_jax.data.find import DOCSTRINGS, STDIN, Skipped, Source, find_source
-from diffcse_jax.data.ledger import NO_TEXT, Ledger, Place
+from diffcse_jax.data.find import LINES, STDIN, Skipped, Source, find_source, fingerprint
 from diffcse_jax.data.layout import (
     Layout,
     document_of,
     layout_of,
-    listed,
     require_columns,
-    texts_of_row,
 )
+from diffcse_jax.data.ledger import NO_TEXT, Ledger, Place
 from diffcse_jax.data.lines import extension, lines_of, read_lines
 from diffcse_jax.data.pairs import corpus_of
+from diffcse_jax.data.rows import open_rows
 from diffcse_jax.data.split import Split
 from diffcse_jax.data.tables import Table, open_table
+from diffcse_jax.data.values import listed
 from diffcse_jax.data.workers import parse_files
-from diffcse_jax.errors import DataError, NoSentencesError
-from diffcse_jax.io import sha256
+from diffcse_jax.errors import DataError
 
-LINES = (".txt", ".text")  # files of lines, or of documents between blank lines
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
 LOOKED_AT_FILES = 10
-ROLES = ("sentence", "positive", "hard_negative")
-SIMCSE_ROLES = ("sent0", "sent1", "hard_neg")
-
-
-# Rows to train on
 
 
 def open_corpus(data: DataConfig, split: Split | None = None) -> Corpus:
@@ -51,86 +42,7 @@ def open_corpus(data: DataConfig, split: Split | None = None) -> Corpus:
     """
     if data.reads_documents:
         return corpus_of(split or open_split(data), data)
-    return _open_rows(data)
-
-
-def _open_rows(data: DataConfig) -> Corpus:
-    source = find_source(data.train_file)
-    found = _tables_of_rows(source, data.columns)
-    columns = tuple(data.columns) or _known_columns(found[0].columns)
-    advice = "Name the columns in data.columns"
-    if not columns:
-        has = f"it has {len(found[0].columns)} columns: {listed(found[0].columns)}"
-        raise DataError(f"{source.name}: {has}. {advice}")
-    for table in found:
-        if missing := [column for column in columns if column not in table.columns]:
-            has = f"It has: {listed(table.columns)}"
-            raise DataError(f"{table.name}: no column {missing[0]!r}. {has}. {advice}")
-
-    def read(ledger: Ledger) -> Iterator[Row]:
-        source.account(ledger)
-        numbers = itertools.count()
-        for table in found:
-            ledger.read_file()
-            for row, values in table.rows(columns, ledger):
-                place = Place(table.name, row)
-                texts = texts_of_row(values, columns, place, ledger)
-                if texts and (texts := usable(texts, place, ledger)):
-                    ledger.keep()
-                    yield Row(texts, next(numbers), place)
-
-    is_strict = data.on_bad_line == "error"
-    return Corpus(source.name, columns, read, lambda: _fingerprint(source), is_strict)
-
-
-def _tables_of_rows(source: Source, wanted: Sequence[str]) -> list[Table]:
-    """Open the files of a source, which must be of one kind, as tables."""
-    kinds = collections.Counter(map(extension, source.of_kinds((*LINES, *tables.KINDS))))
-    if len(kinds) > 1:
-        found = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
-        raise DataError(
-            f"{source.name}: files of several kinds ({found}). Name the files of one kind with a "
-            f"pattern, such as '{source.name}/**/*{next(iter(kinds))}'"
-        )
-    if source.is_docstrings:
-        return [_single_column(DOCSTRINGS, lambda _: enumerate(docstrings.docstring_sentences(), 1))]
-    if source.data_set:
-        return [open_table(source.data_set, source.name)]
-    if not kinds:
-        remedy = "Do not name columns" if wanted else "Set data.pairs, for example to 'lead'"
-        raise DataError(f"{source.name}: these files contain documents. {remedy}")
-    if lines := source.of_kinds(LINES):
-        return [_lines_table(file) for file in lines]
-    opened = [open_table(file, str(file)) for file in source.of_kinds(tables.KINDS)]
-    if not any(table.columns for table in opened):
-        raise NoSentencesError(f"{source.name}: no row has a column")
-    return [table for table in opened if table.columns]
-
-
-def _lines_table(file: Path) -> Table:
-    return _single_column(str(file), lambda ledger: read_lines(file, str(file), ledger))
-
-
-def _single_column(name: str, lines: Callable[[Ledger], Iterable[tuple[int, str]]]) -> Table:
-    """Return lines as a table of one column. Each pass calls `lines`."""
-
-    def rows(_: Sequence[str], ledger: Ledger) -> Iterator[tuple[int, dict[str, str]]]:
-        return ((number, {"sentence": text}) for number, text in lines(ledger))
-
-    return Table(Path(name), name, ("sentence",), ("sentence",), (), rows)
-
-
-def _known_columns(available: Sequence[str]) -> tuple[str, ...]:
-    """Return the only column, or those with known names in the order of their roles, or none."""
-    if len(available) == 1:
-        return tuple(available)
-    known = [column_names(len(available), roles) for roles in (ROLES, SIMCSE_ROLES)]
-    return next((names for names in known if set(names) == set(available)), ())
-
-
-def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
-    """Return names for columns: the roles, then `hard_negative_2`, `hard_negative_3`, ..."""
-    return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
+    return open_rows(data)
 
 
 # Documents
@@ -146,7 +58,9 @@ def open_split(data: DataConfig) -> Split:
     if source.is_docstrings:
         documents = docstrings.docstring_documents()
     elif source.is_file and extension(source.files[0]) in LINES:
-        documents = Documents(source.name, lambda ledger: _blocks(source, ledger), lambda: _fingerprint(source))
+        documents = Documents(
+            source.name, lambda ledger: _blocks(source, ledger), lambda: fingerprint(source)
+        )
     else:
         documents = _documents(source, _Reading(data.columns, with_code=False))
     return Split(documents, data.held_out, strict=data.on_bad_line == "error")
@@ -209,7 +123,7 @@ def _documents(source: Source, reading: _Reading) -> Documents:
         for table, layout in opened.tables:
             yield from _rows(table, layout, ledger)
 
-    return Documents(source.name, read, lambda: _fingerprint(source, reading.columns))
+    return Documents(source.name, read, lambda: fingerprint(source, reading.columns))
 
 
 def _open(source: Source, reading: _Reading) -> _Opened:
@@ -235,15 +149,15 @@ def _open_tables(
 
     A table that cannot be read is an error only if it is the one file that the user named.
     """
-    paths = [source.data_set] if source.data_set else source.of_kinds(tables.KINDS)
+    paths = [*source.data_sets, *source.of_kinds(tables.KINDS)]
     found = []
     skipped = []
     for path in paths:
         try:
-            table = open_table(path, str(path))
+            table = open_table(path, str(path), reading.columns)
             layout = _layout(table, reading)
         except DataError as error:
-            if len(source.files) < 2:
+            if len(source.files) + len(source.data_sets) < 2:
                 raise
             skipped.append(Skipped(str(path), str(error)))
             continue
@@ -251,7 +165,9 @@ def _open_tables(
             found.append((table, layout))
         else:
             reason = f"without a column of text. It has: {listed(table.columns)}"
-            skipped.append(Skipped(str(path), reason if table.columns else NO_TEXT, bool(table.columns)))
+            skipped.append(
+                Skipped(str(path), reason if table.columns else NO_TEXT, bool(table.columns))
+            )
     return found, skipped
 
 
@@ -259,7 +175,7 @@ def _layout(table: Table, reading: _Reading) -> Layout | None:
     if not table.columns:
         return None
     named = [*reading.columns, *filter(None, [reading.id_column])]
-    require_columns(table.name, table.columns, named)
+    require_columns(table.name, table.columns, table.missing(named))
     usual = layout_of(table.name, table.columns, table.text_columns, reading.id_column)
     if not reading.columns:
         return usual
@@ -309,7 +225,10 @@ def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
     ledger.read_file()
     if layout.note:
         ledger.note(layout.note)
-    for row, values in table.rows(table.columns, ledger):
+    columns = dict.fromkeys(
+        [*table.columns, *layout.texts, *filter(None, [layout.title, layout.id])]
+    )
+    for row, values in table.rows([*columns], ledger):
         if document := document_of(values, layout, Place(table.name, row), ledger):
             yield document
 
@@ -336,17 +255,7 @@ def _blocks(source: Source, ledger: Ledger) -> Iterator[Document]:
 def _has_blank_lines(file: Path) -> bool:
     """Return whether blank lines separate text, by the first lines."""
     first = itertools.islice(read_lines(file, str(file), Ledger(str(file))), LOOKED_AT)
-    return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line[1].strip()))) > 1
-
-
-def _fingerprint(source: Source, columns: Sequence[str] = ()) -> str:
-    """Return the SHA-256 of the content of files in hexadecimal. Their names do not matter."""
-    if source.is_stdin:
-        raise DataError("standard input can be read only once. Name a file")
-    if source.is_docstrings:
-        return docstrings.docstring_fingerprint()
-    files = list(source.files)
-    if source.data_set:
-        files = sorted(file for file in source.data_set.rglob("*") if file.is_file())
-    parts = [f"{extension(file)} {sha256([file])}" for file in files]
-    return hashlib.sha256("\n".join([*parts, *columns]).encode(errors="surrogateescape")).hexdigest()
+    return (
+        sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line[1].strip())))
+        > 1
+    )

@@ -115,11 +115,15 @@ class _Read:
     def __init__(self, documents: Documents, ledger: Ledger, share: float):
         self.ledger = ledger
         folder = tempfile.mkdtemp(prefix="diffcse_jax-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # also at the end of Python
+        weakref.finalize(
+            self, shutil.rmtree, folder, ignore_errors=True
+        )  # also at the end of Python
         self.file = Path(folder) / "documents.jsonl"
         whole: list[int] = []  # the digest of each document
         texts_of_each: list[UInt64[np.ndarray, " texts"]] = []
-        identities: list[list[int]] = []  # digests that documents have in common if they belong together
+        identities: list[
+            list[int]
+        ] = []  # digests that documents have in common if they belong together
         place = Path("a temporary file in TMPDIR or /tmp")
         with (
             disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"),

@@ -18,7 +18,7 @@ Embeddings = Float32[np.ndarray, "sentences dim"]
 class Encoder(Protocol):
     """Turns sentences into embeddings, with any framework."""
 
-    pooler: str
+    pooler: str  # with the modules after it, such as `avg + Normalize`
     truncate_dim: int | None
     prompts: Prompts
 

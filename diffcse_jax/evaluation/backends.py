@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from diffcse_jax.data.sentences import join
 from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.sentences import join
 from diffcse_jax.data.sources import open_documents_to_search
 from diffcse_jax.data.tokens import warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite

@@ -1,6 +1,7 @@
 """Dev metrics of an encoder, with intervals of the difference between two models."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,9 +9,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from diffcse_jax.data.sentences import canonical
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval, search_collections
+from diffcse_jax.evaluation.answers import Answers, answers_of, first_rows, groups_of
 from diffcse_jax.evaluation.sts import ScoredPairs, correlations, similarities
 from diffcse_jax.models.pooling import normalize, uniformity
 from diffcse_jax.run_folder.records import Measured, Outcomes
@@ -25,10 +28,13 @@ class Metric:
 
     name: str
     batch_size: int
-    units: ClassVar[Any] = ""  # what intervals are computed over, such as `1,000 queries of 300 documents`
+    units: ClassVar[Any] = ""  # what intervals are over, such as `1,000 queries of 300 documents`
 
     def measure(self, encoder: Encoder) -> Measured:
-        """Return scores x 100 by name, and what the metric summarises: a value per query or pair, by data set."""
+        """Return scores x 100 by name, and what the metric summarises.
+
+        That is a value per query or pair, by data set.
+        """
         raise NotImplementedError
 
     def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
@@ -38,40 +44,67 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalMetric(Metric):
-    """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts."""
+    """Mean reciprocal rank of each query's target. Also recalls, and the uniformity of the texts.
+
+    Texts that occur more than once are explained in `answers`.
+    """
 
     queries: Sequence[str]
     targets: Sequence[str]
-    passages: Sequence[int] | None = None  # the passage of each query; see `retrieval.target_ranks`
-    document_of: Sequence[int] | None = None  # the document of each query; intervals resample documents
+    passages: Sequence[int] | None = None  # the passage of each target; see `answers_of`
+    document_of: Sequence[int] | None = None  # the document of each query
+
+    @functools.cached_property
+    def answers(self) -> Answers:
+        """Which distinct targets answer which queries."""
+        return answers_of(self.queries, self.targets, self.passages)
+
+    @functools.cached_property
+    def groups(self) -> Int[np.ndarray, " queries"]:
+        """The group of each query. Queries of a document, or with a text in common, are in one."""
+        texts = [list(map(canonical, each)) for each in (self.queries, self.targets)]
+        return groups_of(*texts, *([] if self.document_of is None else [self.document_of]))
 
     def measure(self, encoder: Encoder) -> Measured:
         symmetric = self.name in SYMMETRIC_METRICS
-        first, second = encode_pairs(encoder, self.queries, self.targets, self.batch_size, symmetric=symmetric)
-        ranks = retrieval.target_ranks(first, second, self.passages)
-        scores = {f"{self.name}_{name}": value for name, value in retrieval.rank_scores(ranks).items()}
-        scores = {self.name: scores.pop(f"{self.name}_mrr")} | scores
-        scores["uniformity"] = float(uniformity(jnp.asarray(np.concatenate([first, second]))))
+        texts = self.queries, self.targets
+        first, second = encode_pairs(encoder, *texts, self.batch_size, symmetric=symmetric)
+        ranks = retrieval.target_ranks(first, second, self.answers)
+        by_name = retrieval.rank_scores(ranks)
+        scores = {self.name: by_name.pop("mrr")}
+        scores |= {f"{self.name}_{name}": value for name, value in by_name.items()}
+        distinct = [first_rows(groups_of(list(map(canonical, each)))) for each in texts]
+        each_once = np.concatenate([first[distinct[0]], second[distinct[1]]])
+        scores["uniformity"] = float(uniformity(jnp.asarray(each_once)))
         return Measured(scores, [(100 / ranks).tolist()])
 
     def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        return paired_interval(before, after, documents=self.document_of)
+        return paired_interval(before, after, groups=self.groups)
 
     @property
     def units(self) -> str:
-        queries, documents = len(self.queries), len(set(self.document_of or ()))
-        return f"{queries:,} queries" + (f" of {documents:,} documents" if 0 < documents < queries else "")
+        queries, groups = len(self.queries), len(first_rows(self.groups))
+        if groups in (1, queries):
+            return f"{queries:,} queries"
+        what = "groups with equal texts" if self.document_of is None else "documents"
+        return f"{queries:,} queries of {groups:,} {what}"
 
 
 @dataclasses.dataclass(frozen=True)
 class CorrelationMetric(Metric):
-    """Spearman's correlation of cosine similarities with human ratings: on one set of pairs, or the mean over all."""
+    """Spearman's correlation of cosine similarities with human ratings.
+
+    It is that on one set of pairs, or the mean over all.
+    """
 
     sets: Mapping[str, ScoredPairs]  # by the name of their score
 
     def measure(self, encoder: Encoder) -> Measured:
         systems = similarities(encoder, self.sets, self.batch_size)
-        scores = {name: correlations(systems[name], pairs.gold)["spearman"] for name, pairs in self.sets.items()}
+        scores = {
+            name: correlations(systems[name], pairs.gold)["spearman"]  # x 100
+            for name, pairs in self.sets.items()
+        }
         scores = {self.name: sum(scores.values()) / len(scores)} | scores
         return Measured(scores, [systems[name].tolist() for name in self.counted])
 
@@ -81,7 +114,8 @@ class CorrelationMetric(Metric):
         return {self.name: self.sets[self.name]} if self.name in self.sets else self.sets
 
     def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        return paired_interval(before, after, [np.array(pairs.gold) for pairs in self.counted.values()])
+        golds = [np.array(pairs.gold) for pairs in self.counted.values()]
+        return paired_interval(before, after, golds)
 
     @property
     def units(self) -> str:
@@ -97,9 +131,10 @@ class CollectionMetric(Metric):
     def measure(self, encoder: Encoder) -> Measured:
         ranking = retrieval.search(encoder, self.collection, self.batch_size)
         by_query = retrieval.measure(self.collection.judgements, ranking)
-        means = {f"{self.name}_{name}": float(np.mean([*each.values()])) for name, each in by_query.items()}
-        chosen = means.pop(f"{self.name}_{retrieval.CHOOSES}")
-        return Measured({self.name: chosen} | means, [[*by_query[retrieval.CHOOSES].values()]])
+        means = {name: float(np.mean([*each.values()])) for name, each in by_query.items()}
+        scores = {self.name: means.pop(retrieval.CHOOSES)}
+        scores |= {f"{self.name}_{name}": mean for name, mean in means.items()}
+        return Measured(scores, [[*by_query[retrieval.CHOOSES].values()]])
 
     @property
     def units(self) -> str:
@@ -108,7 +143,7 @@ class CollectionMetric(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class AgreementMetric(Metric):
-    """Spearman's correlation of the cosine similarities of general sentences with those of another encoder."""
+    """Spearman's correlation of cosine similarities of general sentences with another encoder's."""
 
     others: Float[np.ndarray, " pairs"]
 
@@ -119,13 +154,15 @@ class AgreementMetric(Metric):
 
 def general_sentences() -> list[str]:
     """Return plain English sentences on everyday subjects, shipped with the package."""
-    return Path(__file__).with_name("general_sentences.txt").read_text(encoding="utf-8").splitlines()
+    path = Path(__file__).with_name("general_sentences.txt")
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def general_cosines(encoder: Encoder, batch_size: int) -> Float[np.ndarray, " pairs"]:
     """Return the cosine similarity of each pair of `general_sentences`."""
     sentences = general_sentences()
-    embeddings = normalize(encoder.encode(sentences, batch_size=batch_size, prompt=encoder.prompts.default))
+    prompt = encoder.prompts.default
+    embeddings = normalize(encoder.encode(sentences, batch_size=batch_size, prompt=prompt))
     return (embeddings @ embeddings.T)[np.triu_indices(len(sentences), k=1)]
 
 
@@ -135,35 +172,56 @@ def paired_interval(
     golds: Sequence[Float[np.ndarray, " _"] | None] = (None,),
     *,
     ranked: bool = True,
-    documents: Sequence[int] | None = None,
+    groups: Int[np.ndarray, " items"] | None = None,
 ) -> tuple[float, float]:
-    """Return a 95% interval of the difference between two models on the same data, by the paired bootstrap.
+    """Return a 95% interval of the difference between two models on the same data.
 
-    Each resample draws as many documents, queries or pairs of a data set as it has, with replacement, and computes the
-    metric of both models on the same draw (Efron and Tibshirani 1993, percentile method).
+    It is that of the paired bootstrap (Efron and Tibshirani 1993, percentile method). Each resample
+    draws as many groups, queries or pairs of a data set as it has, with replacement, and computes
+    the metric of both models on the same draw.
 
     Args:
-        before, after: The scores of the models per item, by data set.
+        before: The scores of one model per item, by data set.
+        after: The scores of the other model.
         golds: For each data set, the ratings to correlate with. None: scores are averaged.
         ranked: Correlate ranks (Spearman), not values (Pearson).
-        documents: The document of each item, if scores are averaged: documents are drawn with all of their items.
-            None: items are drawn.
+        groups: The group of each item, if scores are averaged: groups are drawn with all of their
+            items. None, or a single group: items are drawn.
     """
-
-    def correlation(scores: np.ndarray, gold: np.ndarray) -> float:
-        values = [scipy.stats.rankdata(each) for each in (scores, gold)] if ranked else [scores, gold]
-        return 0.0 if min(map(np.ptp, values)) == 0 else 100 * float(np.corrcoef(values[0], values[1])[0, 1])
-
     rng = np.random.default_rng(0)
     differences = np.zeros(RESAMPLES)
     for first, second, gold in zip(map(np.array, before), map(np.array, after), golds, strict=True):
         if gold is None:
-            document_of = np.arange(len(first)) if documents is None else np.unique(documents, return_inverse=True)[1]
-            gains, sizes = np.bincount(document_of, second - first), np.bincount(document_of)
-            drawn = rng.integers(len(sizes), size=(RESAMPLES, len(sizes)))
-            differences += gains[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+            differences += _resampled_means(second - first, groups, rng)
             continue
-        for index, rows in enumerate(rng.integers(len(first), size=(RESAMPLES, len(first)))):
-            differences[index] += correlation(second[rows], gold[rows]) - correlation(first[rows], gold[rows])
+        drawn = rng.integers(len(first), size=(RESAMPLES, len(first)))
+        for index, rows in enumerate(drawn):
+            gained = _correlation(second[rows], gold[rows], ranked=ranked)
+            differences[index] += gained - _correlation(first[rows], gold[rows], ranked=ranked)
     low, high = np.percentile(differences / len(golds), (2.5, 97.5))
     return float(low), float(high)
+
+
+def _resampled_means(
+    gains: Float[np.ndarray, " items"],
+    groups: Int[np.ndarray, " items"] | None,
+    rng: np.random.Generator,
+) -> Float[np.ndarray, " resamples"]:
+    if groups is None or len(np.unique(groups)) == 1:
+        groups = np.arange(len(gains))
+    group_of = np.unique(groups, return_inverse=True)[1]
+    sums, sizes = np.bincount(group_of, gains), np.bincount(group_of)
+    drawn = rng.integers(len(sizes), size=(RESAMPLES, len(sizes)))
+    return sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+
+
+def _correlation(
+    scores: Float[np.ndarray, " items"],
+    gold: Float[np.ndarray, " items"],
+    *,
+    ranked: bool,
+) -> float:
+    values = [scipy.stats.rankdata(each) for each in (scores, gold)] if ranked else [scores, gold]
+    if min(map(np.ptp, values)) == 0:
+        return 0.0
+    return 100 * float(np.corrcoef(values[0], values[1])[0, 1])

@@ -118,13 +118,12 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
 
 
 def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[list[str], list[Row]]]:
-    """Return the columns and rows of tables: a column for each task, published scores, and a row for each model."""
+    """Return the columns and rows of tables: poolers and tasks, published scores and each model."""
     scores = [scores_by_column(results) for results in models]
     measured = [
         Row(_label(results), format_scores(own) | {"pooler": results["pooler"]})
         for results, own in zip(models, scores, strict=True)
     ]
-    first = ["pooler"] if len({results["pooler"] for results in models}) > 1 else []
     tables = []
     for columns in sections(scores):
         published = [
@@ -132,7 +131,7 @@ def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[l
             for label, row in PUBLISHED.items()
             if with_published and not row.keys().isdisjoint(columns)
         ]
-        tables.append(([*first, *columns], published + measured))
+        tables.append((["pooler", *columns], published + measured))
     return tables
 
 

@@ -1,40 +1,61 @@
 """Retrieval: how high queries rank the texts that they should find.
 
-The texts are sentences of STS-B, pairs of the user's own, or a search collection with human judgements. The measures
-of collections are those of trec_eval, by the library ir-measures.
+The texts are sentences of STS-B, pairs of the user's own, or a search collection with human
+judgements. The measures of collections are those of trec_eval, by the library ir-measures.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Bool, Float, Float32, Int
 
-from diffcse_jax.errors import DataError, require_extra
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.lines import extension
+from diffcse_jax.data.sentences import canonical
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.tables import KINDS, open_table
+from diffcse_jax.errors import DataError, require_extra, warn_user
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
+from diffcse_jax.evaluation.answers import Answers, answers_of
 from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
 from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_run, run_file, write_run
+from diffcse_jax.evaluation.user_files import Tally, text_lines
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
 
 BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
-DOCSTRINGS = "docstrings"  # a name, instead of a file, for the pairs that training on `docstrings` holds out
+DOCSTRINGS = "docstrings"  # instead of a file: the pairs that training on `docstrings` holds out
 MOST_DOCSTRINGS = 1000
 DEPTH = 1000  # hits kept for each query, as in TREC's runs
-CHOOSES = "ndcg@10"  # the measure that chooses the best checkpoint, and by which two systems are compared
-_MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}  # as ir-measures calls them
+CHOOSES = "ndcg@10"  # chooses the best checkpoint and compares two systems
+# As ir-measures calls them.
+_MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}
 
 
-def retrieval_scores(queries: Embeddings, targets: Embeddings) -> dict[str, float]:
-    """Return `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10` of target i for query i, x 100."""
-    return rank_scores(target_ranks(queries, targets))
+def retrieval_scores(
+    queries: Embeddings,
+    targets: Embeddings,
+    answers: Answers | None = None,
+) -> dict[str, float]:
+    """Return how high queries rank their targets, x 100.
+
+    Args:
+        queries: Embeddings of the queries.
+        targets: Embeddings of their targets: target i answers query i.
+        answers: What `answers_of` returns for the texts. None: all texts are different.
+
+    Returns:
+        `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10`.
+    """
+    return rank_scores(target_ranks(queries, targets, answers))
 
 
 def rank_scores(ranks: Float[np.ndarray, " n"]) -> dict[str, float]:
@@ -48,48 +69,53 @@ def recalls(ranks: Float[np.ndarray, " n"]) -> dict[str, float]:
 
 
 def target_ranks(
-    queries: Embeddings, targets: Embeddings, passages: Sequence[int] | None = None
+    queries: Embeddings, targets: Embeddings, answers: Answers | None = None
 ) -> Float[np.ndarray, " sentences"]:
-    """Return the rank, from 1, of target i for query i. Ties share their mean rank.
+    """Return the rank, from 1, of each query's target among the distinct targets of `answers`.
 
-    `passages` are the numbers of the passages from which the targets are taken. Targets of one passage do not compete:
-    a query ranks its own target among the first targets of all other passages. None: no targets share a passage.
+    Ties share their mean rank. The arguments are those of `retrieval_scores`.
     """
     queries, targets = normalize(queries), normalize(targets)
-    blocks = ((start, queries[start : start + BLOCK] @ targets.T) for start in range(0, len(queries), BLOCK))
-    return np.concatenate([ranks_among(*competing(scores, passages, start)) for start, scores in blocks])
-
-
-def competing(
-    scores: Float32[np.ndarray, "rows n"], passages: Sequence[int] | None = None, start: int = 0
-) -> tuple[Float32[np.ndarray, "rows passages"], Int[np.ndarray, " rows"]]:
-    """Return the scores of the texts that compete for each query, and the column of its own target.
-
-    `scores` are those of all targets for the queries `start`, `start` + 1, ...; `passages` are as for `target_ranks`.
-    """
-    passage_of = np.arange(scores.shape[1]) if passages is None else passages
-    _, first, columns = np.unique(passage_of, return_index=True, return_inverse=True)
-    rows, own = np.arange(len(scores)), columns[start : start + len(scores)]
-    found = scores[:, first]
-    found[rows, own] = scores[rows, start + rows]
-    return found, own
+    ranks = []
+    for start in range(0, len(queries), BLOCK):
+        scores = queries[start : start + BLOCK] @ targets.T
+        if answers is None:
+            ranks.append(ranks_among(scores, np.arange(start, start + len(scores))))
+            continue
+        own = answers.own[start : start + BLOCK]
+        ignored = answers.ignored(start, len(scores))
+        ranks.append(ranks_among(answers.scores(scores, start), own, ignored))
+    return np.concatenate(ranks)
 
 
 def ranks_among(
-    scores: Float32[np.ndarray, "rows columns"], targets: Int[np.ndarray, " rows"]
+    scores: Float32[np.ndarray, "rows columns"],
+    targets: Int[np.ndarray, " rows"],
+    ignored: Bool[np.ndarray, "rows columns"] | None = None,
 ) -> Float[np.ndarray, " rows"]:
-    """Return the rank, from 1, of column `targets[i]` in row i, highest first. Ties share their mean rank."""
+    """Return the rank, from 1, of column `targets[i]` in row i, highest first.
+
+    Ties share their mean rank. Columns that are `ignored` do not count.
+    """
     own = scores[np.arange(len(targets)), targets][:, None]
-    return (scores > own).sum(axis=1) + ((scores == own).sum(axis=1) + 1) / 2
+    higher, equal = scores > own, scores == own
+    if ignored is not None:
+        higher, equal = higher & ~ignored, equal & ~ignored
+    return higher.sum(axis=1) + (equal.sum(axis=1) + 1) / 2
 
 
 # Sentences of STS-B
 
 
-def score_retrieval(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
-    """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10).
+def score_retrieval(
+    encoder: Encoder,
+    content: Mapping[str, ScoredPairs],
+    settings: Settings,
+) -> dict[str, Any]:
+    """Find the other sentence of each pair rated 5.0 among all sentences of the split.
 
-    Scores are recall at 1, 5 and 10, x 100. If the settings name queries, `examples` are their best hits.
+    This is table 10 of DiffCSE. Scores are recall at 1, 5 and 10, x 100. If the settings name
+    queries, `examples` are their best hits.
     """
     (pairs,) = content.values()
     rows = np.flatnonzero(np.array(pairs.gold) == 5.0)
@@ -103,9 +129,11 @@ def score_retrieval(encoder: Encoder, content: Mapping[str, ScoredPairs], settin
     found: dict[str, Any] = recalls(ranks) | {"n": len(rows)}
     if settings.queries:
         queries = read_queries(settings.queries)
-        similarities = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
-        hits = [best_hits(row, texts, settings.top_k) for row in similarities]
-        found["examples"] = [{"query": query, "hits": best} for query, best in zip(queries, hits, strict=True)]
+        embeddings = encoder.encode(queries)  # sentences of one kind, with the default prompt
+        found["examples"] = [
+            {"query": query, "hits": best_hits(row, texts, settings.top_k)}
+            for query, row in zip(queries, normalize(embeddings) @ corpus.T, strict=True)
+        ]
     return found
 
 
@@ -117,7 +145,11 @@ def read_queries(file: Path) -> list[str]:
     return queries
 
 
-def best_hits(scores: Float32[np.ndarray, " sentences"], texts: Sequence[str], top_k: int) -> list[tuple[str, float]]:
+def best_hits(
+    scores: Float32[np.ndarray, " sentences"],
+    texts: Sequence[str],
+    top_k: int,
+) -> list[tuple[str, float]]:
     """Return the `top_k` most similar distinct sentences and their similarities."""
     hits: dict[str, float] = {}
     for row in np.argsort(-scores, kind="stable"):
@@ -136,30 +168,64 @@ STSB_RETRIEVAL = Task("retrieval", STSB.splits, STSB.read, score_retrieval, one_
 def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """For the first text of each pair, find the second among the second texts of all pairs."""
     queries, targets = zip(*read_retrieval_pairs(file), strict=True)
-    return retrieval_scores(*encode_pairs(encoder, queries, targets)) | {"n": len(queries)}
+    embeddings = encode_pairs(encoder, queries, targets)
+    ranks = target_ranks(embeddings[0], embeddings[1], answers_of(queries, targets))
+    return rank_scores(ranks) | {"n": len(queries)}
 
 
 def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
-    """Read pairs of query and target from a file of two tab-separated texts, or those of held-out docstrings."""
+    """Read pairs of query and target, and warn of lines that are not pairs.
+
+    Args:
+        file: Two texts in each line, separated by a tab, in which quotes are text; a csv, json,
+            jsonl or Parquet file with two columns, or with those that training knows; or
+            `docstrings`, for the docstrings that training holds out.
+    """
     if file == DOCSTRINGS:
         from diffcse_jax.data.docstrings import docstring_pairs
 
         return docstring_pairs(MOST_DOCSTRINGS)
-    path, pairs = expand_path(file), []
-    for number, line in numbered_lines(path):
-        query, *targets = line.strip().split("\t")
-        if len(targets) != 1:
-            raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {1 + len(targets)}")
-        pairs.append((query, targets[0]))
-    if len(pairs) < 2:
-        raise DataError(f"{path}: pairs_retrieval needs at least two pairs")
+    path, tally = expand_path(file), Tally()
+    if extension(path) in KINDS and extension(path) != ".tsv":
+        pairs, odd = _pairs_of_table(path)
+    else:
+        pairs = [*_pairs_of_lines(path, tally)]
+        odd = tally.describe()
+    if len({canonical(target) for _, target in pairs}) < 2:
+        needs = "pairs_retrieval needs at least two pairs with different second texts"
+        raise DataError(". ".join(filter(None, [f"{path}: {needs}", odd])))
+    if odd:
+        warn_user(odd)
     return pairs
+
+
+def _pairs_of_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str]]:
+    for number, line in text_lines(path, tally):
+        texts = [text.strip() for text in line.rstrip().split("\t")]
+        if len(texts) == 2 and all(texts):
+            yield texts[0], texts[1]
+        else:
+            tally.add(path, number, "line{s} without two tab-separated texts", "left out")
+
+
+def _pairs_of_table(path: Path) -> tuple[list[tuple[str, str]], str]:
+    """Return the pairs of a table, and what was left out, in words."""
+    columns = open_table(path, str(path)).columns
+    wanted = columns if len(columns) == 2 else ()
+    corpus = open_corpus(DataConfig(train_file=str(path), pairs="columns", columns=wanted))
+    ledger = corpus.new_ledger()
+    pairs = [row.texts[:2] for row in corpus.rows(ledger) if len(row.texts) > 1]
+    return [(query, target) for query, target in pairs], ledger.summary() if ledger.has_losses else ""
 
 
 # Search collections
 
 
-def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> dict[str, dict[str, float]]:
+def search(
+    encoder: Encoder,
+    collection: Collection,
+    batch_size: int = 64,
+) -> dict[str, dict[str, float]]:
     """Rank the documents of each query by cosine similarity, without the query itself.
 
     The encoder's prompts of queries and documents are used.
@@ -176,7 +242,11 @@ def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> di
     return ranking
 
 
-def without_itself(query: str, hits: Mapping[str, float], grades: Mapping[str, int]) -> dict[str, float]:
+def without_itself(
+    query: str,
+    hits: Mapping[str, float],
+    grades: Mapping[str, int],
+) -> dict[str, float]:
     """Return the hits of a query without the document that has the query's own id.
 
     Queries can be documents of the collection, as in ArguAna and Quora. Such a hit does not count,
@@ -188,7 +258,10 @@ def without_itself(query: str, hits: Mapping[str, float], grades: Mapping[str, i
     return {document: score for document, score in hits.items() if document != query}
 
 
-def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> dict[str, dict[str, float]]:
+def measure(
+    judgements: Mapping[str, Mapping[str, int]],
+    ranking: Ranking,
+) -> dict[str, dict[str, float]]:
     """Return nDCG@10, MRR@10, recall@100 and MAP by measure and query, x 100.
 
     A query without hits has 0. Gains of nDCG are the grades. Of equal scores, the last id in the
@@ -196,7 +269,7 @@ def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> di
     """
     library = require_extra("ir_measures", "search")
     names = {library.parse_measure(theirs): ours for ours, theirs in _MEASURES.items()}
-    scores: dict[str, dict[str, float]] = {ours: dict.fromkeys(judgements, 0.0) for ours in _MEASURES}
+    scores = {ours: dict.fromkeys(judgements, 0.0) for ours in _MEASURES}
     ranked = {}
     for query, grades in judgements.items():
         documents = best_first(without_itself(query, ranking.get(query, {}), grades))
@@ -212,20 +285,25 @@ def check_count(queries: int) -> None:
         raise DataError("two systems can only be compared by two queries or more")
 
 
-def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " queries"]) -> dict[str, float]:
+def compare(
+    first: Float[np.ndarray, " queries"],
+    second: Float[np.ndarray, " queries"],
+) -> dict[str, float]:
     """Compare two systems by their scores of the same queries, x 100.
 
     Returns:
-        The mean `difference`, second minus first; `low` and `high` of its 95% interval by the paired bootstrap; and `p`
-        of a two-sided paired randomisation test (Smucker et al. 2007). A single query raises `DataError`.
+        The mean `difference`, second minus first; `low` and `high` of its 95% interval by the
+        paired bootstrap; and `p` of a two-sided paired randomisation test (Smucker et al. 2007). A
+        single query raises `DataError`.
     """
     check_count(len(first))
     differences = second - first
     if not differences.any():
         return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    data = ((differences,), np.mean)
     options: dict[str, Any] = {"n_resamples": 9999, "vectorized": True, "rng": 0}
-    test = scipy.stats.permutation_test((differences,), np.mean, permutation_type="samples", **options)
-    low, high = scipy.stats.bootstrap((differences,), np.mean, method="percentile", **options).confidence_interval
+    test = scipy.stats.permutation_test(*data, permutation_type="samples", **options)
+    low, high = scipy.stats.bootstrap(*data, method="percentile", **options).confidence_interval
     return {"difference": differences.mean(), "low": low, "high": high, "p": test.pvalue}
 
 
@@ -238,7 +316,10 @@ def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[st
         check_count(len(collection.queries))
     ranking = search(encoder, collection)
     scores = measure(collection.judgements, ranking)
-    result: dict[str, Any] = {name: float(np.mean([*by_query.values()])) for name, by_query in scores.items()}
+    result: dict[str, Any] = {
+        name: float(np.mean([*each.values()]))  # over queries
+        for name, each in scores.items()
+    }
     if settings.runs:
         path, name = run_file(settings, file)
         write_run(path, ranking, name, collection)

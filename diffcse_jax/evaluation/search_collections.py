@@ -25,6 +25,7 @@ _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv")
 _JUDGEMENTS = ("qrels/test.tsv", "qrels/dev.tsv", "qrels/validation.tsv", "qrels.tsv", "qrels.txt")
 _GRADE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _LARGEST_GRADE = 1_000_000  # trec_eval counts the documents of each grade
+_ZERO = "left out, though trec_eval scores 0"
 
 
 class Collection(NamedTuple):
@@ -179,7 +180,7 @@ def _read_judgements(
         is_first = is_first and line.startswith("#")
     for query in [query for query, grades in judgements.items() if not any(grades.values())]:
         del judgements[query]
-        tally.add(path, lines[query], "quer{y} without a relevant document", "left out")
+        tally.add(path, lines[query], "quer{y} without a relevant document", _ZERO)
     if not judgements:
         details = tally.describe() or "The file is empty"
         raise DataError(f"{path}: no query has a relevant document. {details}")

@@ -1,24 +1,63 @@
 """Ways to search, compared on the queries of a dev metric: BM25, encoders, and encoders with BM25.
 
-BM25, and an encoder with BM25, need no training. A gain by training says little if one of these is better.
+BM25, and an encoder with BM25, need no training. A gain by training says little if one of these is
+better.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Bool, Float, Float32, Int
 
+from diffcse_jax.data.sentences import canonical
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval
+from diffcse_jax.evaluation.answers import first_rows, groups_of
+from diffcse_jax.evaluation.hybrid_weight import choose_weight
 from diffcse_jax.evaluation.metrics import RetrievalMetric, paired_interval
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.lexical import LexicalIndex, choose_weight, combine
+from diffcse_jax.search.fusion import combine
+from diffcse_jax.search.lexical import LexicalIndex
 
 BM25 = "BM25"
 HYBRID = "mrr with BM25"
 
 Scores = Float32[np.ndarray, "queries texts"]
+Ranks = Float[np.ndarray, " queries"]
+
+
+class Contest(NamedTuple):
+    """Queries, and two scores of the texts that they rank."""
+
+    similarities: Scores
+    words: Scores  # of BM25
+    own: Int[np.ndarray, " queries"]  # the text that each query should find
+    ignored: Bool[np.ndarray, "queries texts"]  # texts that do not compete
+
+    def of(self, queries: Bool[np.ndarray, " all_queries"]) -> "Contest":
+        """Return the contest of some queries."""
+        return Contest(*(each[queries] for each in self))
+
+    def weight(self) -> float:
+        """Return the weight of BM25 that is best for these queries."""
+        similarities, words = self._lowered()
+        return choose_weight(similarities, words, self.own[:, None].tolist())
+
+    def ranks(self, weight: float) -> Ranks:
+        """Return the rank of each query's own text by both scores."""
+        scores = zip(*self._lowered(), strict=True)
+        fused = [combine(dense, lexical, weight, dense, lexical) for dense, lexical in scores]
+        if not fused:
+            return np.zeros(0)
+        return retrieval.ranks_among(np.stack(fused), self.own, self.ignored)
+
+    def _lowered(self) -> list[Scores]:
+        """Return both scores, in which texts that do not compete have the lowest score of a row."""
+        return [
+            np.where(self.ignored, scores.min(axis=1, keepdims=True), scores)
+            for scores in (self.similarities, self.words)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +68,9 @@ class System:
     mode: str  # `lexical`, `dense` or `hybrid`, as in `SentenceEncoder.build_index`
     encoder: str  # the name of the encoder; empty for BM25
     weight: float  # of BM25 in hybrid search, chosen on all queries
-    # 100 / rank of each query's target. In hybrid search the weight is chosen on the other half of the queries.
+    # 100 / rank of each query's target. In hybrid search, other queries have chosen the weight.
     reciprocal_ranks: Float[np.ndarray, " queries"]
-    documents: Sequence[int] | None = None  # the document of each query, for intervals; see `paired_interval`
+    groups: Int[np.ndarray, " queries"] | None = None  # for intervals; see `paired_interval`
 
     @property
     def score(self) -> float:
@@ -41,51 +80,65 @@ class System:
     def summary(self) -> dict[str, Any]:
         """Return everything but the single ranks, with the interval of the score."""
         low, high = self.interval()
-        kept = {name: getattr(self, name) for name in ("name", "mode", "encoder", "weight", "score")}
-        return kept | {"low": low, "high": high}
+        kept = ("name", "mode", "encoder", "weight", "score")
+        return {name: getattr(self, name) for name in kept} | {"low": low, "high": high}
 
     def interval(self, other: "System | None" = None) -> tuple[float, float]:
-        """Return a 95% interval of the score, or of the difference from another system, by the paired bootstrap."""
+        """Return a 95% interval of the score, or of the difference from another system.
+
+        It is that of the paired bootstrap.
+        """
         before = other.reciprocal_ranks if other else np.zeros_like(self.reciprocal_ranks)
-        return paired_interval([before], [self.reciprocal_ranks], documents=self.documents)
+        return paired_interval([before], [self.reciprocal_ranks], groups=self.groups)
 
 
 def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) -> list[System]:
-    """Search for the targets of a dev metric: by BM25, then by each encoder, alone and with BM25."""
-    index, documents = LexicalIndex.build(metric.targets), metric.document_of
-    bm25 = np.stack([index.scores(query) for query in metric.queries])
-    words, own = retrieval.competing(bm25, metric.passages)
-    systems = [System(BM25, "lexical", "", 1.0, 100 / retrieval.ranks_among(words, own), documents)]
+    """Search for the targets of a dev metric: by BM25, then by encoders, alone and with BM25."""
+    answers, groups = metric.answers, metric.groups
+    ignored = answers.ignored(0, len(metric.queries))
+
+    def system(name: str, mode: str, encoder: str, weight: float, ranks: Ranks) -> System:
+        return System(name, mode, encoder, weight, 100 / ranks, groups)
+
+    words = answers.scores(_word_scores(metric))
+    ranks = retrieval.ranks_among(words, answers.own, ignored)
+    systems = [system(BM25, "lexical", "", 1.0, ranks)]
     for name, encoder in encoders.items():
-        queries, targets = map(normalize, encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size))
-        similarities, _ = retrieval.competing(queries @ targets.T, metric.passages)
-        systems.append(System(name, "dense", name, 0.0, 100 / retrieval.ranks_among(similarities, own), documents))
-        weight, ranks = _hybrid(similarities, words, own)
-        systems.append(System(f"{name} + {BM25}", "hybrid", name, weight, 100 / ranks, documents))
+        embeddings = encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size)
+        queries, targets = map(normalize, embeddings)
+        similarities = answers.scores(queries @ targets.T)
+        ranks = retrieval.ranks_among(similarities, answers.own, ignored)
+        systems.append(system(name, "dense", name, 0.0, ranks))
+        contest = Contest(similarities, words, answers.own, ignored)
+        weight, ranks = _hybrid(contest, groups)
+        systems.append(system(f"{name} + {BM25}", "hybrid", name, weight, ranks))
     return systems
 
 
-def _hybrid(
-    similarities: Scores, words: Scores, own: Int[np.ndarray, " queries"]
-) -> tuple[float, Float[np.ndarray, " queries"]]:
-    """Return the weight of BM25 for all queries, and ranks with a weight that the other half of the queries chose."""
+def _word_scores(metric: RetrievalMetric) -> Scores:
+    """Return the BM25 score of each target for each query. Copies of a target are indexed once."""
+    copies = groups_of([canonical(text) for text in metric.targets])
+    index = LexicalIndex.build([metric.targets[row] for row in first_rows(copies)])
+    return np.stack([index.scores(query) for query in metric.queries])[:, copies]
 
-    def chosen(half: slice) -> float:
-        return choose_weight(similarities[half], words[half], own[half, None].tolist())
 
-    ranks, even, odd = np.zeros(len(words)), slice(0, None, 2), slice(1, None, 2)
-    for half, other in ((even, odd), (odd, even)):
-        weight = chosen(other)
-        scores = zip(similarities[half], words[half], strict=True)
-        fused = np.stack([combine(dense, lexical, weight, dense, lexical) for dense, lexical in scores])
-        ranks[half] = retrieval.ranks_among(fused, own[half])
-    return chosen(slice(None)), ranks
+def _hybrid(contest: Contest, groups: Int[np.ndarray, " queries"]) -> tuple[float, Ranks]:
+    """Return the weight of BM25 for all queries, and ranks with a weight that other queries chose.
+
+    Each half of the groups is ranked with the weight of the other half.
+    """
+    ranks = np.zeros(len(groups))
+    is_even = groups % 2 == 0
+    for half in (is_even, ~is_even):
+        ranks[half] = contest.of(half).ranks(contest.of(~half).weight())
+    return contest.weight(), ranks
 
 
 def recommend(systems: Sequence[System]) -> System:
     """Return the first system, in their order, that is not significantly worse than the best one.
 
-    The order is from simple to complex, so a system is recommended over simpler ones only if they are worse.
+    The order is from simple to complex, so a system is recommended over simpler ones only if they
+    are worse.
     """
     best = max(systems, key=lambda system: system.score)
     return next(system for system in systems if system is best or best.interval(system)[0] <= 0)
@@ -106,7 +159,8 @@ def describe_recommendation(systems: Sequence[System], recommended: System) -> s
     if recommended is best:
         return f"Recommended for search: {recommended.name}."
     low, high = best.interval(recommended)
+    gain = best.score - recommended.score
     return (
-        f"Recommended for search: {recommended.name}. The score of {best.name} is {best.score - recommended.score:.2f} "
+        f"Recommended for search: {recommended.name}. The score of {best.name} is {gain:.2f} "
         f"higher, but this may be chance (95% interval {low:+.2f} to {high:+.2f})."
     )

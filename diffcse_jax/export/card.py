@@ -70,8 +70,8 @@ def model_card(
         tags=[*_TAGS, *(["matryoshka"] if config.matryoshka.sizes else []), *(["onnx"] if graph else [])],
         **licenses,
     )
-    ours = f"this model ({saved.pooler})"
-    start = f"{base.name} before training ({baseline.pooler})" if baseline else base.name
+    ours = f"this model ({saved.applied})"
+    start = f"{base.name} before training ({saved.applied_before})" if baseline else base.name
     tests = {label: scores_by_column(found) for label, found in ((start, results[1]), (ours, results[0])) if found}
     dev_metric = _without_folder("metric", saved.dev_metric)
     verdict = saved.selection.verdict.replace(config.model.name_or_path, base.name)
@@ -174,9 +174,10 @@ def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None
     found = [row for path in files for row in read_results(path)]
     rows = [row for row in found if all(row.get(key) == value for key, value in comparable.items())]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
-    exported, start = (saved.pooler, truncate_dim), saved.config.model.name_or_path
+    exported, start = (saved.applied, truncate_dim), saved.config.model.name_or_path
     for row in rows:
         if (row["pooler"], row.get("truncate_dim")) == exported and expand_path(row["model"]).resolve() in places:
-            poolers = {saved.baseline.pooler} if saved.baseline else {row["pooler"] for row in rows}
+            of_start = saved.applied_before
+            poolers = {of_start} if of_start else {row["pooler"] for row in rows}
             return row, next((row for row in rows if row["model"] == start and row["pooler"] in poolers), None)
     return {}, None

@@ -236,10 +236,20 @@ class RecordedHead(NamedTuple):
             return NO_HEAD
         return self if trained is None else self._replace(params=subset(trained, SENTENCE_HEAD))
 
+    def applied(self, pooler: str) -> str:
+        """Return the name of a pooler and of the modules after it, such as `avg + Normalize`."""
+        kinds = [layer.kind for layer in self.of(pooler).layers if layer.kind != "Dropout"]
+        return " + ".join([pooler, *kinds])
+
     def embedding_size(self, pooler: str, hidden_size: int) -> int:
         """Return the size of the embeddings by a pooler, after the modules if it is the recorded one."""
         sizes = [layer.out_features for layer in self.of(pooler).layers if layer.out_features]
         return sizes[-1] if sizes else hidden_size * len(pooler.split("+"))
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a module has parameters, so that embeddings without it are others."""
+        return any(layer.kind in ("Dense", "LayerNorm") for layer in self.layers)
 
     @property
     def ranks_by_cosine(self) -> bool:

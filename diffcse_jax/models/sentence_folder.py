@@ -380,19 +380,44 @@ def _expect(is_valid: bool, path: Path, key: str, value: Any, expected: str) -> 
         raise CheckpointError(f"{path}: {key}: expected {expected}, got {str(value)[:60]!r}")
 
 
-def choose_pooler(explicit: str | None, recorded: str, source: str) -> str:
-    """Return the explicit pooler if there is one, otherwise the recorded one. If there is neither, raise an error."""
-    explicit = explicit and check_pooler(explicit)
-    if not (pooler := explicit or recorded):
+def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> RecordedPooler:
+    """Return what a folder records, or an explicit pooler alone, without the modules after it.
+
+    Args:
+        record: What the folder records.
+        explicit: A pooler, or what `RecordedHead.applied` returns for the folder, which stands for
+            the whole folder. None or empty: the whole folder.
+        source: The folder's name, for messages.
+
+    Raises:
+        CheckpointError: There is no pooler.
+        ConfigError: The pooler is unknown, or its name has modules that the folder does not have.
+    """
+    head = record.sentence_head
+    whole = head.applied(record.pooler) if record.pooler else ""
+    if whole and explicit in (None, "", whole):
+        return record
+    if not explicit:
         raise CheckpointError(
-            f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}. The authors of DiffCSE and of "
-            "unsupervised SimCSE evaluate with cls_before_pooler, those of supervised SimCSE with cls"
+            f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}. The "
+            "authors of DiffCSE and of unsupervised SimCSE evaluate with cls_before_pooler, those of "
+            "supervised SimCSE with cls"
         )
-    if explicit and recorded and explicit != recorded:
+    if " + " in explicit:
+        has = whole or "no recorded pooler"
+        raise ConfigError(f"{source} does not apply {explicit!r}, but {has}")
+    pooler = check_pooler(explicit)
+    if record.pooler not in ("", pooler):
         warn_user(
-            f"{source} was trained with the pooler {recorded!r} and is used with {explicit!r}: scores can be far lower"
+            f"{source} was trained with the pooler {record.pooler!r} and is used with "
+            f"{explicit!r}: scores can be far lower"
         )
-    return check_pooler(pooler)
+    elif head.has_weights:
+        warn_user(
+            f"{source} was trained with {whole!r} and is used with {explicit!r} alone: scores can "
+            "be far lower. Leave the pooler out to apply the whole folder"
+        )
+    return record._replace(pooler=pooler, sentence_head=NO_HEAD)
 
 
 def checked_truncation(truncate_dim: int | None, size: int) -> int | None:

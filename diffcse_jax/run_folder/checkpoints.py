@@ -31,6 +31,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS, CONFIG, disk_errors, find_run, json_digest
 from diffcse_jax.models import layers
+from diffcse_jax.models.heads import NO_HEAD, RecordedHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
@@ -371,6 +372,17 @@ class SavedEncoder(Record):
     selection: Selection  # without a verdict before training is finished
     prompts: Prompts = NO_PROMPTS
     baseline: Record | None = None  # the starting checkpoint's
+    start_head: RecordedHead = NO_HEAD  # what the starting checkpoint has after its pooler
+
+    @property
+    def applied(self) -> str:
+        """The pooler and the modules after it, as tables name them."""
+        return self.checkpoint.sentence_head.applied(self.pooler)
+
+    @property
+    def applied_before(self) -> str:
+        """The pooler of the starting checkpoint and the modules after it."""
+        return self.start_head.applied(self.baseline.pooler) if self.baseline else ""
 
     @property
     def recorded(self) -> RecordedPooler:
@@ -407,6 +419,7 @@ def read_encoder(path: Path) -> SavedEncoder:
         selection=selection or Selection(record, interpolation=1.0, verdict=""),
         prompts=prompts,
         baseline=read_baseline(workdir),
+        start_head=start.sentence_head,
     )
 
 

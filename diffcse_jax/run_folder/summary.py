@@ -93,6 +93,13 @@ class Run:
         described = "; ".join(filter(None, (loss.data_description for loss in self.config.losses.values())))
         return described or f"{self.config.data.train_file} (pairs: {self.config.data.pairs})"
 
+    def applied(self, pooler: str) -> str:
+        """Return the name of a pooler and of the modules that the start has after it."""
+        with contextlib.suppress(CheckpointError):
+            start, _ = read_start(self.workdir)
+            return start.sentence_head.applied(pooler)
+        return pooler
+
     @property
     def prompts(self) -> str:
         """The prompts of the trained model, or an empty string."""

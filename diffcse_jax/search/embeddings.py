@@ -3,8 +3,8 @@
 import collections
 import dataclasses
 import mmap
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,27 +17,38 @@ BLOCK_ROWS = 8192  # embeddings compared at once
 BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
 STORAGES = ("float32", "float16", "int8", "bits")
 RESCORED = 8  # for each hit, the signs choose this many rows, which int8 then scores
-_FILES = ("vectors.npy", "scale.npy", "center.npy", "precise.npy")
+MARGIN = 1.25  # of a scale that grows
+LEVELS = 127  # the largest number that int8 stores
 _ALIGNMENT = 64  # bytes; on a CPU, JAX reads arrays that start at a multiple of this without copying them
 
 Vectors = Float32[np.ndarray, "rows dimension"]
 Queries = Float32[np.ndarray, "queries dimension"]
 Nearest = tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]  # scores and rows, best first
 Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same on the device
+Numbers = Shaped[np.ndarray, "rows columns"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Embeddings:
     """Embeddings of length 1, stored as one of `STORAGES`.
 
-    `int8` and `bits` store differences from the mean embedding, because all embeddings of encoders such as e5 are near
-    it. With `bits`, a search compares the signs of the differences, and then scores the nearest rows with int8.
+    `int8` and `bits` store differences from the mean embedding, because all embeddings of encoders such as
+    e5 are near it. With `bits`, a search compares the signs of the differences, and then scores the nearest
+    rows with int8.
+
+    Attributes:
+        vectors: float32, float16, int8, or uint32 with 32 bits each.
+        scale: Of int8 numbers: embeddings are center + scale * numbers.
+        center: The mean embedding when there were `measured` rows.
+        precise: The int8 numbers, if `vectors` holds bits.
+        measured: The number of rows that scale and center were computed from.
     """
 
-    stored: Shaped[np.ndarray, "rows columns"]  # float32, float16, int8, or uint32 with 32 bits each
-    scale: Float32[np.ndarray, " dimension"] | None = None  # of int8 numbers: embeddings are center + scale * numbers
+    vectors: Numbers
+    scale: Float32[np.ndarray, " dimension"] | None = None
     center: Float32[np.ndarray, " dimension"] | None = None
-    precise: Int8[np.ndarray, "rows dimension"] | None = None  # the int8 numbers, if `stored` holds bits
+    precise: Int8[np.ndarray, "rows dimension"] | None = None
+    measured: int = 0
 
     @classmethod
     def of(cls, vectors: Vectors, storage: str = "float32") -> "Embeddings":
@@ -48,46 +59,100 @@ class Embeddings:
         if storage in ("float32", "float16"):
             return cls(_converted(vectors, lambda block: block.astype(storage)))
         center = vectors.sum(axis=0) / np.float32(max(1, len(vectors)))
-        largest = np.maximum(vectors.max(axis=0, initial=-1) - center, center - vectors.min(axis=0, initial=1))
-        scale = np.maximum(largest / 127, 1e-12)
-        codes = _converted(vectors, lambda block: np.rint((block - center) / scale).astype(np.int8))
-        if storage == "int8":
-            return cls(codes, scale, center)
-        return cls(_converted(vectors, lambda block: _bits(block - center)), scale, center, codes)
+        return cls._quantised(vectors, center, _scale_of(vectors, center), storage, len(vectors))
 
     @classmethod
-    def load(cls, folder: Path) -> "Embeddings":
-        """Open the files of `save`. They are mapped into memory."""
-        vectors, *others = (folder / name for name in _FILES)
-        mapped = (np.load(path, mmap_mode="r") if path.exists() else None for path in others)
-        return cls(np.load(vectors, mmap_mode="r"), *mapped)
+    def _quantised(
+        cls,
+        vectors: Vectors,
+        center: Float32[np.ndarray, " dimension"],
+        scale: Float32[np.ndarray, " dimension"],
+        storage: str,
+        measured: int,
+    ) -> "Embeddings":
+        codes = _converted(vectors, lambda block: np.rint((block - center) / scale).astype(np.int8))
+        if storage == "int8":
+            return cls(codes, scale, center, measured=measured)
+        return cls(_converted(vectors, lambda block: _bits(block - center)), scale, center, codes, measured)
 
-    def save(self, folder: Path) -> None:
-        """Write the embeddings to a folder."""
-        for name, array in zip(_FILES, (self.stored, self.scale, self.center, self.precise), strict=True):
-            if array is not None:
-                np.save(folder / name, array)
+    @property
+    def storage(self) -> str:
+        """The name of the storage."""
+        return "bits" if self.precise is not None else self.vectors.dtype.name
+
+    @property
+    def dimension(self) -> int:
+        """The size of an embedding."""
+        return self.vectors.shape[1] if self.scale is None else len(self.scale)
+
+    def arrays(self) -> Mapping[str, Shaped[np.ndarray, "..."]]:
+        """Return the arrays that make up the storage, by the names of the attributes."""
+        named = {name: getattr(self, name) for name in ("vectors", "scale", "center", "precise")}
+        return {name: array for name, array in named.items() if array is not None}
+
+    def updated(
+        self, order: Int[np.ndarray, " rows"], added: Float32[np.ndarray, "new dimension"]
+    ) -> "Embeddings":
+        """Return embeddings whose row i is row `order[i]` of these embeddings, followed by the `added` ones.
+
+        float32 and float16 are then as if stored anew. int8 and bits keep their center and scale, so that
+        rows which stay lose nothing, until the number of rows has doubled. A scale that is too small for
+        an added row grows.
+        """
+        if self.scale is None or self.center is None:
+            new = added.astype(self.vectors.dtype)
+            return Embeddings(_taken(self.vectors, new, order))
+        if len(order) >= 2 * self.measured:
+            old = self.rows(np.arange(len(self.vectors)))
+            return Embeddings.of(_taken(old, added, order), self.storage)
+        needed = _scale_of(added, self.center)
+        # With a margin, so that it does not grow each time: growing rounds all rows again.
+        scale = np.where(needed > self.scale, MARGIN * needed, self.scale).astype(np.float32)
+        new = Embeddings._quantised(added, self.center, scale, self.storage, self.measured)
+        assert new.scale is not None
+        own, theirs = (each.vectors if each.precise is None else each.precise for each in (self, new))
+        if (new.scale > self.scale).any():
+            ratio = self.scale / new.scale
+            own = _converted(own, lambda block: np.rint(block * ratio).astype(np.int8))
+        codes = _taken(own, theirs, order)
+        if self.precise is None:
+            return dataclasses.replace(new, vectors=codes)
+        return dataclasses.replace(new, vectors=_taken(self.vectors, new.vectors, order), precise=codes)
 
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> Vectors:
         """Return the embeddings of some rows. Their length is 1 up to rounding."""
-        numeric = self.stored if self.precise is None else self.precise
+        numeric = self.vectors if self.precise is None else self.precise
         found = np.asarray(numeric[numbers])
-        return found.astype(np.float32, copy=False) if self.scale is None else found * self.scale + self.center
+        if self.scale is None:
+            return found.astype(np.float32, copy=False)
+        return found * self.scale + self.center
 
     def nearest(self, queries: Queries, k: int) -> Nearest:
         """Find the rows with the highest cosine similarities; see `nearest`."""
-        if self.scale is None:
-            return nearest(queries, self.stored, k)
+        if self.scale is None or self.center is None:
+            return nearest(queries, self.vectors, k)
         if self.precise is None:
-            scores, rows = nearest(queries * self.scale, self.stored, k)
+            scores, rows = nearest(queries * self.scale, self.vectors, k)
             return scores + (queries @ self.center)[:, None], rows
-        found = nearest(_bits(queries - self.center), self.stored, RESCORED * k)[1]
+        found = nearest(_bits(queries - self.center), self.vectors, RESCORED * k)[1]
         rows = np.sort(found, axis=1)  # equal scores keep this order
         scores = np.zeros(rows.shape, np.float32)
         for number, query in enumerate(queries):
-            scores[number] = self.rows(rows[number]) @ query
+            scores[number] = np.einsum("rd,d->r", self.rows(rows[number]), query)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
+def expected_arrays(storage: str, rows: int, dimension: int) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """Return the type of numbers and the shape of each array of a storage; see `Embeddings.arrays`."""
+    whole, line = (rows, dimension), (dimension,)
+    if storage in ("float32", "float16"):
+        return {"vectors": (storage, whole)}
+    centered = {"scale": ("float32", line), "center": ("float32", line)}
+    if storage == "int8":
+        return {"vectors": ("int8", whole), **centered}
+    bits = (rows, -(-dimension // 32))
+    return {"vectors": ("uint32", bits), **centered, "precise": ("int8", whole)}
 
 
 def check_storage(storage: str) -> None:
@@ -96,16 +161,47 @@ def check_storage(storage: str) -> None:
         raise ConfigError(f"storage={storage!r}: use one of: {', '.join(STORAGES)}")
 
 
+def _scale_of(
+    vectors: Vectors, center: Float32[np.ndarray, " dimension"]
+) -> Float32[np.ndarray, " dimension"]:
+    """Return the scale with which int8 numbers reach all embeddings."""
+    above = vectors.max(axis=0, initial=-1) - center
+    below = center - vectors.min(axis=0, initial=1)
+    return np.maximum(np.maximum(above, below) / LEVELS, 1e-12)
+
+
 def _converted(
-    vectors: Vectors, convert: Callable[[Vectors], Shaped[np.ndarray, "block columns"]]
-) -> Shaped[np.ndarray, "rows columns"]:
-    """Return converted embeddings, block by block, in memory that starts at a page (see `_ALIGNMENT`)."""
-    empty = convert(vectors[:0])
-    shape = (len(vectors), empty.shape[1])
-    converted = np.ndarray(shape, empty.dtype, mmap.mmap(-1, max(1, empty.itemsize * shape[0] * shape[1])))
-    for start in range(0, len(vectors), BLOCK_ROWS):
-        converted[start : start + BLOCK_ROWS] = convert(vectors[start : start + BLOCK_ROWS])
+    numbers: Shaped[np.ndarray, "rows old_columns"],
+    convert: Callable[[Shaped[np.ndarray, "block old_columns"]], Shaped[np.ndarray, "block columns"]],
+) -> Numbers:
+    """Return converted rows, block by block, in aligned memory."""
+    empty = convert(numbers[:0])
+    converted = aligned((len(numbers), empty.shape[1]), empty.dtype)
+    for start in range(0, len(numbers), BLOCK_ROWS):
+        converted[start : start + BLOCK_ROWS] = convert(numbers[start : start + BLOCK_ROWS])
     return converted
+
+
+def _taken(
+    one: Shaped[np.ndarray, "old columns"],
+    other: Shaped[np.ndarray, "new columns"],
+    order: Int[np.ndarray, " rows"],
+) -> Numbers:
+    """Return rows of two arrays, the second of which continues the numbers of the first, in aligned memory."""
+    taken = aligned((len(order), one.shape[1]), one.dtype)
+    for start in range(0, len(order), BLOCK_ROWS):
+        rows = order[start : start + BLOCK_ROWS]
+        is_one = rows < len(one)
+        block = taken[start : start + BLOCK_ROWS]
+        block[is_one] = one[rows[is_one]]
+        block[~is_one] = other[rows[~is_one] - len(one)]
+    return taken
+
+
+def aligned(shape: tuple[int, int], dtype: Any) -> Numbers:
+    """Return an array in memory that starts at a page (see `_ALIGNMENT`)."""
+    size = np.dtype(dtype).itemsize * shape[0] * shape[1]
+    return np.ndarray(shape, dtype, mmap.mmap(-1, max(1, size)))
 
 
 def _bits(vectors: Vectors) -> UInt32[np.ndarray, "rows words"]:

@@ -1,150 +1,360 @@
-"""An index: texts with their embeddings, their words or both, in memory or in a folder. Encoders build and search one.
+"""An index: documents that are found by the embeddings of their passages, by their words, or by both.
 
-An index folder holds `sentences.arrow`, the files of `Embeddings` and of BM25 (one of the two or both), and
-`index.json` with the mode, the encoder and the SHA-256 of the other files, which loading compares.
+`Index(encoder, texts)` builds one. It can be changed, saved, loaded and searched. What it holds at one
+moment is a `Contents`, which never changes, so that searches may run beside a change.
 """
 
-import collections
 import contextlib
-import dataclasses
-import functools
-import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int
+from jaxtyping import Int
 
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError
-from diffcse_jax.io import disk_errors, expand_path, find_run, read_json_object, read_sealed, replace_dir, write_sealed
-from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts
-from diffcse_jax.run_folder.records import SEARCH, read_selection
-from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors, check_storage
-from diffcse_jax.search.lexical import CANDIDATES, DEFAULT_WEIGHT, LexicalIndex, best_rows, combine, found_by_words
-from diffcse_jax.search.records import (
-    TEXT,
-    Record,
-    Sentences,
-    checked_sentences,
-    documents_of,
-    records_of,
-    searched_texts,
-    table_of,
-)
+from diffcse_jax.data.documents import Document, Documents
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.memory import documents_in_memory
+from diffcse_jax.data.sources import open_documents_to_search
+from diffcse_jax.errors import ConfigError, DataError, warn_user
+from diffcse_jax.hosts import Progress
+from diffcse_jax.io import expand_path
+from diffcse_jax.models.sentence_folder import Prompts
+from diffcse_jax.search import stored
+from diffcse_jax.search.changes import Changes, How, Plan, plan, without
+from diffcse_jax.search.contents import PASSAGES, Contents, documents_table, passages_table
+from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors, aligned
+from diffcse_jax.search.folder import Writer, is_index, read_index, writing
+from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+from diffcse_jax.search.hits import Hits
+from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.passages import Passage, passages_of
+from diffcse_jax.search.ranking import Request, rank
+from diffcse_jax.search.reading import documents_of, report
+from diffcse_jax.search.stored import Input, Settings, Stored, check_mode, input_of
+from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
-INDEX_FILE = "index.json"
-MODES = ("dense", "lexical", "hybrid")
-SAMPLE_ROWS = 1024  # at most so many, evenly spaced over the corpus, standardise the cosine similarities of a query
-_TEXTS = "sentences.arrow"
+ENCODED_AT_ONCE = 1024  # passages; then the progress is reported
 
 
-class Hit(NamedTuple):
-    """A text that was found."""
+@runtime_checkable
+class Encoder(Protocol):
+    """What an index needs of `SentenceEncoder`."""
 
-    score: float  # the cosine similarity, the BM25 score, or the weighted mean of their z-scores
-    row: Record  # `sentence` and its other columns, for example `line`
-    ranks: Mapping[str, int] = {}  # in a hybrid search: the rank by `dense` and by `lexical`, if these found the text
+    name: str
+    prompts: Prompts
+
+    def encode(self, sentences: Any, batch_size: int = 64, normalize: bool = False, **options: Any) -> Any: ...
+
+    def split(self, passages: Sequence[Passage], prompt: str = "") -> list[Passage]: ...
+
+    def record(self, prompt: str = "") -> EncoderRecord: ...
+
+    def warning_once(self) -> contextlib.AbstractContextManager[None]: ...
 
 
-class Found(NamedTuple):
-    """The rows that a query finds, best first."""
+class Index:
+    """Documents that can be searched.
 
-    scores: Float32[np.ndarray, " k"]
-    rows: Int[np.ndarray, " k"]
-    ranks: Mapping[int, Mapping[str, int]] = {}  # for each row, as in `Hit`
+    Texts are strings, dicts, the rows of a table (pandas, polars, pyarrow, datasets), or the path of a file
+    or folder. A dict has a `text` or `sentence`, and perhaps a `title`; its other keys are columns, which
+    hits repeat. Its id is the column that `id_column` names, or else `_id` or `id`; a text without an id
+    gets a number. Rows with the same id are one document: a search finds it by its best passage.
 
+    Several threads may search an index, also while one of them changes it.
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class SentenceIndex:
-    """Texts that can be searched with embeddings of the same encoder, with words, or with both."""
+    Args:
+        encoder: Computes embeddings. With mode `lexical`, none is needed.
+        texts: The documents.
+        mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines both.
+        language: The language of BM25's stop words and stemmer, such as `german`; by default detected.
+        weight: The weight of BM25 in hybrid scores, from 0 to 1. The default is measured
+            (docs/records/search.md).
+        storage: How embeddings are stored: `float32`, `float16`, `int8` (a quarter of the memory) or
+            `bits` (1/32 of the memory; int8 stays on disk and scores the best rows again).
+        passages: Split texts that are longer than the model reads into overlapping passages. If False,
+            such texts are truncated, with a warning.
+        id_column: The column that identifies documents.
+        prompt_name: The prompt of the texts. By default it is the model's prompt of documents.
+        batch_size: As for `SentenceEncoder.encode`.
+        show_progress: Report what was read and how long encoding takes.
+        strict: Raise `DataError` if a file is not read or a text is left out, instead of warning.
+    """
 
-    texts: pa.Table
-    encoder: EncoderRecord | None = None  # None if there are no embeddings
-    embeddings: Embeddings | None = None
-    lexical: LexicalIndex | None = None
-    weight: float = DEFAULT_WEIGHT  # the weight of BM25 in a hybrid search, from 0 to 1
-    name: str = "the index"  # its folder; errors name it
-
-    @classmethod
-    def of(
-        cls,
-        texts: pa.Table,
-        encoder: EncoderRecord | None = None,
-        vectors: Vectors | None = None,
-        mode: str = "dense",
+    def __init__(
+        self,
+        encoder: Encoder | None = None,
+        texts: Any = (),
         *,
+        mode: str = "dense",
         language: str = "",
         weight: float | None = None,
-        storage: str = "",
-        name: str = "the index",
-    ) -> "SentenceIndex":
-        """Return an index in memory of a table with `sentence` and perhaps `title` and other columns.
-
-        `vectors` are embeddings of length 1 by `encoder`. Neither is needed if mode is `lexical`. Other arguments are
-        those of `Searcher.build_index`; errors call the index `name`.
-        """
-        check_options(mode, language, weight, storage)
+        storage: str = "float32",
+        passages: bool = True,
+        id_column: str = "",
+        prompt_name: str | None = None,
+        batch_size: int = 64,
+        show_progress: bool = False,
+        strict: bool = False,
+    ):
         weight = DEFAULT_WEIGHT if weight is None else weight
-        embeddings = lexical = None
-        if mode == "lexical":
-            encoder = None
-        else:
-            assert vectors is not None
-            embeddings = Embeddings.of(vectors, storage or "float32")
-        if mode != "dense":
-            lexical = LexicalIndex.build(searched_texts(texts), language)
-        return cls(texts, encoder, embeddings, lexical, weight, name)
+        self.settings = Settings(mode, language, weight, storage, passages, id_column)
+        self.settings.check()
+        self._start(_empty(self.settings, encoder, prompt_name), encoder)
+        self.add(texts, batch_size=batch_size, show_progress=show_progress, strict=strict)
 
     @classmethod
-    def of_store(cls, store: VectorStore, mode: str = "dense", **options: Any) -> "SentenceIndex":
-        """Return an index of the output of `embed`. Its embeddings are copied, unless only words are searched."""
-        check_options(mode, **options)
-        vectors = None if mode == "lexical" else store.mapped()
-        return cls.of(store.texts(), store.encoder, vectors, mode, name=str(store.folder), **options)
+    def of_settings(cls, settings: Settings, encoder: Encoder | None) -> "Index":
+        """Return an empty index."""
+        return cls.of(_empty(settings, encoder), encoder)
 
     @classmethod
-    def load(cls, folder: Path) -> "SentenceIndex":
-        """Load an index folder after comparing its checksums; embeddings and texts are mapped into memory."""
-        settings = read_sealed(folder / INDEX_FILE, "Build the index again")
-        encoder = embeddings = lexical = None
-        try:
-            texts = pa.ipc.open_file(pa.memory_map(str(folder / _TEXTS))).read_all()
-            if settings["mode"] != "lexical":
-                encoder, embeddings = EncoderRecord(**settings["encoder"]), Embeddings.load(folder)
-            if settings["mode"] != "dense":
-                lexical = LexicalIndex.load(folder, settings["language"])
-        except OSError as error:
-            raise CheckpointError(f"{folder} cannot be read ({error}). Build the index again") from error
-        return cls(texts, encoder, embeddings, lexical, settings["weight"], str(folder))
+    def of(cls, own: Stored, encoder: Encoder | None = None, name: str = "the index") -> "Index":
+        """Return an index with contents that exist already. Errors call it `name`."""
+        index = cls.__new__(cls)
+        index._start(own, encoder, name)
+        return index
 
-    def save(self, folder: Path) -> None:
-        """Write the index to a folder. An earlier index there is replaced; a folder with other content is refused."""
-        if folder.exists() and not (folder / INDEX_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
-            raise CheckpointError(f"{folder} is not empty and not an index. Choose another folder")
-        with disk_errors(folder, safe="An earlier index there is unchanged."), replace_dir(folder) as new:
-            settings: dict[str, Any] = {"mode": self.mode, "weight": self.weight}
-            with pa.ipc.new_file(new / _TEXTS, self.texts.schema) as writer:
-                writer.write_table(self.texts)
-            if self.encoder and self.embeddings:
-                self.embeddings.save(new)
-                settings["encoder"] = dataclasses.asdict(self.encoder)
-            if self.lexical:
-                self.lexical.save(new)
-                settings["language"] = self.lexical.language
-            write_sealed(new / INDEX_FILE, settings, new.iterdir())
+    @classmethod
+    def of_store(cls, store: VectorStore, settings: Settings) -> "Index":
+        """Return an index of the output of `embed`. Embeddings are copied unless only words are searched."""
+        settings.check()
+        documents, passages = store.tables()
+        embeddings = lexical = record = None
+        if settings.mode != "lexical":
+            embeddings, record = Embeddings.of(store.mapped(), settings.storage), store.encoder
+        contents = Contents(documents, passages, embeddings)
+        if settings.mode != "dense" and len(passages):
+            lexical = LexicalIndex.build(contents.texts(), settings.language)
+        contents = Contents(documents, passages, embeddings, lexical)
+        return cls.of(Stored(settings, contents, record), name=str(store.folder))
+
+    def _start(self, own: Stored, encoder: Encoder | None, name: str = "the index") -> None:
+        self.settings = own.settings
+        self.record = own.encoder  # None if there are no embeddings
+        self.inputs = own.inputs
+        self.name = name
+        self._contents = own.contents
+        self._encoder = encoder
+        self._changing = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_changing"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _changing=threading.RLock())
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(set(self._contents.ids))
+
+    def __repr__(self) -> str:
+        made_by = f", encoder={self.record.model!r}" if self.record else ""
+        return f"Index({len(self):,} documents, mode={self.settings.mode!r}{made_by})"
 
     @property
     def mode(self) -> str:
-        if self.embeddings and self.lexical:
-            return "hybrid"
-        return "dense" if self.embeddings else "lexical"
+        return self.settings.mode
+
+    @property
+    def documents(self) -> pa.Table:
+        """The documents: `id`, `file`, `row`, `columns` (the other columns as JSON) and internal columns."""
+        return self._contents.documents
+
+    @property
+    def passages(self) -> pa.Table:
+        """The passages: the row of their `document`, `title`, `text` and `start`."""
+        return self._contents.passages
+
+    @property
+    def embeddings(self) -> Embeddings | None:
+        """The embeddings of the passages, in the same order."""
+        return self._contents.embeddings
+
+    @property
+    def lexical(self) -> LexicalIndex | None:
+        """The words of the passages, for BM25."""
+        return self._contents.lexical
+
+    # Changes
+
+    def add(
+        self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
+    ) -> Changes:
+        """Add documents. Raises `DataError` if the index already has one of their ids."""
+        with self._changing:
+            numbers = [int(key) for key in self._contents.ids if key.isdecimal() and len(key) < 16]
+            source = self._open(texts, first=max(numbers, default=-1) + 1)
+            documents = _read(source, show_progress=show_progress, strict=strict)
+            number = self._number_of(input_of(texts, self.settings.id_column))
+            return self.put(documents, "add", number, batch_size=batch_size, show_progress=show_progress)
+
+    def update(
+        self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
+    ) -> Changes:
+        """Add documents, and replace those with the same ids. Only new and changed texts are encoded.
+
+        Texts without ids are numbered from 0.
+        """
+        with self._changing:
+            documents = _read(self._open(texts), show_progress=show_progress, strict=strict)
+            number = self._number_of(input_of(texts, self.settings.id_column))
+            return self.put(documents, "update", number, batch_size=batch_size, show_progress=show_progress)
+
+    def remove(self, ids: str | Iterable[str]) -> Changes:
+        """Remove documents by their ids. Raises `DataError` if one is not there."""
+        with self._changing:
+            documents = self._contents.documents
+            gone = without(documents, [ids] if isinstance(ids, str) else list(ids))
+            self._contents = self._after(gone, documents.slice(0, 0), [])
+            return gone.changes
+
+    def put_input(
+        self,
+        own: Input,
+        documents: Sequence[Document],
+        *,
+        batch_size: int = 64,
+        show_progress: bool = False,
+    ) -> Changes:
+        """Bring the documents of an input up to date. Those of other inputs stay."""
+        with self._changing:
+            number = self._number_of(own)
+            return self.put(
+                documents, "replace", number, batch_size=batch_size, show_progress=show_progress
+            )
+
+    def _number_of(self, own: Input) -> int:
+        """Return the number of an input, which the index records."""
+        names = [each.name for each in self.inputs]
+        if own.name not in names:
+            self.inputs = (*self.inputs, own)
+        return [each.name for each in self.inputs].index(own.name)
+
+    def put(
+        self,
+        documents: Sequence[Document],
+        how: How,
+        source: int,
+        *,
+        batch_size: int = 64,
+        show_progress: bool = False,
+    ) -> Changes:
+        """Add, update or replace documents that are already read; `source` is the number of their input."""
+        check_count("batch_size", batch_size)
+        with self._changing:
+            old = self._contents
+            given = documents_table(documents, source)
+            planned = plan(old.documents, given, how, source)
+            is_new = planned.passages >= len(old.documents)
+            new = [documents[row - len(old.documents)] for row in planned.passages[is_new].tolist()]
+            encoded = self._encoded(new, batch_size, show_progress=show_progress)
+            self._contents = self._after(planned, given, *encoded)
+            return planned.changes
+
+    def _open(self, texts: Any, first: int = 0) -> Documents:
+        id_column = self.settings.id_column
+        if isinstance(texts, str | Path):
+            return open_documents_to_search(str(texts), "build_index", id_column=id_column)
+        return documents_in_memory(texts, id_column=id_column, first=first)
+
+    def _encoded(
+        self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
+    ) -> tuple[list[Passage], Vectors | None]:
+        """Return the passages of documents, numbered from 0, with their embeddings."""
+        passages = [
+            passage for number, document in enumerate(documents) for passage in passages_of(document, number)
+        ]
+        if not self.record:
+            return passages, None
+        encoder, prompt = self._require_encoder(), self.record.prompt
+        if self.settings.passages:
+            passages = encoder.split(passages, prompt)
+        vectors = aligned((len(passages), self.record.dimension), np.float32)
+        quiet = not show_progress
+        with (
+            encoder.warning_once(),
+            Progress("encoding", "passages", len(passages), quiet=quiet) as progress,
+        ):
+            for start in range(0, len(passages), ENCODED_AT_ONCE):
+                texts = [passage.searched for passage in passages[start : start + ENCODED_AT_ONCE]]
+                found = encoder.encode(texts, batch_size, normalize=True, prompt=prompt)
+                vectors[start : start + len(texts)] = found
+                progress.update(len(texts))
+        return passages, vectors
+
+    def _after(
+        self, planned: Plan, given: pa.Table, passages: Sequence[Passage], vectors: Vectors | None = None
+    ) -> Contents:
+        """Return the contents after a change; the same ones if nothing changes."""
+        old = self._contents
+        documents = pa.concat_tables([old.documents, given]).take(planned.order).combine_chunks()
+        if documents.equals(old.documents):
+            return old
+        order, table = _passages_after(planned, old, passages)
+        embeddings, lexical = old.embeddings, None
+        if embeddings:
+            none = np.zeros((0, embeddings.dimension), np.float32)
+            embeddings = embeddings.updated(order, none if vectors is None else vectors)
+        if self.mode != "dense" and len(table):
+            texts = Contents(passages=table).texts()
+            lexical = LexicalIndex.build(texts, self.settings.language)
+        return Contents(documents, table, embeddings, lexical)
+
+    # Search
+
+    def search(
+        self,
+        queries: str | Iterable[str],
+        top_k: int = 5,
+        threshold: float | None = None,
+        *,
+        prompt_name: str | None = None,
+        mode: str = "",
+    ) -> list[Hits]:
+        """Find the best documents for each query, best first.
+
+        Args:
+            queries: A string, or any iterable of strings.
+            top_k: The largest number of documents for a query.
+            threshold: The lowest score, a cosine similarity or, if mode is `lexical`, a BM25 score. None:
+                any score. A hybrid search has no threshold.
+            prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
+            mode: `dense`, `lexical` or `hybrid`; by default the index's. A hybrid index has all three.
+
+        Returns:
+            The hits of each query. Documents with equal scores are in the order of the index.
+        """
+        texts = checked_sentences(queries)
+        vectors = None
+        if self.checked_mode(mode) != "lexical":
+            encoder = self._require_encoder()
+            prompt = self.query_prompt(encoder.prompts, prompt_name)
+            vectors = encoder.encode(texts, normalize=True, prompt=prompt)
+        return self.rank(texts, vectors, top_k, threshold, mode=mode)
+
+    def rank(
+        self,
+        texts: Sequence[str],
+        vectors: Queries | None,
+        top_k: int,
+        threshold: float | None = None,
+        *,
+        mode: str = "",
+    ) -> list[Hits]:
+        """Find the best documents for queries with these embeddings, of length 1; see `search`.
+
+        `lexical` needs no embeddings.
+        """
+        request = Request(texts, vectors, self.checked_mode(mode), check_count("top_k", top_k), threshold)
+        return rank(self._contents, request, self.settings.weight)
 
     def checked_mode(self, mode: str = "") -> str:
-        """Return the mode of a search, by default the index's. Raise `ConfigError` if the index does not have it."""
+        """Return the mode of a search, by default the index's. Raise `ConfigError` if it does not have it."""
         if check_mode(mode or self.mode) != self.mode and self.mode != "hybrid":
             raise ConfigError(
                 f"{self.name} was built with mode={self.mode!r}, so mode={mode!r} cannot search it. Search with "
@@ -153,102 +363,117 @@ class SentenceIndex:
         return mode or self.mode
 
     def query_prompt(self, prompts: Prompts, prompt_name: str | None = None) -> str:
-        """Return an encoder's prompt of queries. Raise `ConfigError` if it does not fit the prompt of the texts."""
+        """Return an encoder's prompt of queries. Raise `ConfigError` if the texts have another one."""
         prompt = prompts.choose(None, prompt_name, prompts.query)
-        if self.encoder and self.encoder.prompt not in (prompt, prompts.document):
+        if self.record and self.record.prompt not in (prompt, prompts.document):
             raise ConfigError(
-                f"{self.name} holds texts with the prompt {self.encoder.prompt!r}, but the model's prompt of documents "
-                f"is {prompts.document!r}. Build the index again, or search it with the same prompt (prompt_name)"
+                f"{self.name} holds texts with the prompt {self.record.prompt!r}, but the model's prompt of "
+                f"documents is {prompts.document!r}. Build the index again, or search it with the same prompt "
+                "(prompt_name)"
             )
         return prompt
 
-    def search(
-        self,
-        queries: Queries | None,
-        top_k: int,
-        threshold: float | None = None,
-        *,
-        texts: Sequence[str] = (),
-        mode: str = "",
-    ) -> list[list[Hit]]:
-        """Find the best texts for each query, best first. Texts with equal scores are in the order of the index.
+    def use(self, encoder: Encoder) -> None:
+        """Encode with this encoder. Raise `ConfigError` if the embeddings are not those of this encoder."""
+        if self.record:
+            self.record.require(encoder.record(self.record.prompt), self.name)
+        self._encoder = encoder
 
-        If a document has several passages, only its best passage is a hit. `queries` are embeddings of length 1, which
-        `lexical` does not need; `texts` are the queries themselves, which `dense` does not need. Other arguments are
-        those of `Searcher.search_hits`.
-        """
-        mode, top_k = self.checked_mode(mode), min(check_count("top_k", top_k), len(self.texts))
-        if threshold is not None and math.isnan(threshold):
-            raise ConfigError("threshold=nan: expected a number, or None for any similarity")
-        if threshold is not None and mode == "hybrid":
+    def _require_encoder(self) -> Encoder:
+        if self._encoder is None:
             raise ConfigError(
-                f"threshold={threshold}: the scores of a hybrid search only compare the texts that one query finds. "
-                "Leave the threshold out, or search with mode='dense'"
+                f"{self.name} compares embeddings, and it was given no encoder. Call use(encoder), or "
+                "search with mode='lexical'"
             )
-        finders = {"dense": self._by_embeddings, "lexical": self._by_words, "hybrid": self._by_both}
-        count, is_short = top_k, True
-        while is_short:
-            found = [*finders[mode](queries, texts, count)]
-            # The places of each document's best row. If passages share documents, there may be too few: find more.
-            best = [np.sort(np.unique(self._documents[each.rows], return_index=True)[1])[:top_k] for each in found]
-            is_short = count < len(self.texts) and any(
-                len(kept) < top_k and len(each.rows) == count for kept, each in zip(best, found, strict=True)
-            )
-            count = min(4 * count, len(self.texts))
-        hits = []
-        for kept, each in zip(best, found, strict=True):
-            scored = zip(each.scores[kept].tolist(), each.rows[kept].tolist(), strict=True)
-            passing = [(score, row) for score, row in scored if threshold is None or score >= threshold]
-            hits.append([Hit(score, self._row(row), each.ranks.get(row, {})) for score, row in passing])
-        return hits
+        return self._encoder
 
-    def _row(self, number: int) -> dict[str, Any]:
-        (found,) = self.texts.slice(number, 1).to_pylist()
-        return {name: value for name, value in found.items() if value is not None}
+    # Files
 
-    @functools.cached_property
-    def _documents(self) -> Int[np.ndarray, " rows"]:
-        return documents_of(self.texts)
+    def save(self, folder: str | Path) -> None:
+        """Write the index to a folder, and replace an earlier index there at once.
 
-    @functools.cached_property
-    def _sample(self) -> Float32[np.ndarray, "sample dimension"]:
-        assert self.embeddings
-        return self.embeddings.rows(np.arange(0, len(self.texts), -(-len(self.texts) // SAMPLE_ROWS)))
+        Readers find the old index or the new one. A folder with other content and without an index is
+        refused; files that are not of the index stay. If another process is writing, this waits.
+        """
+        with writing(expand_path(folder), wait=True) as writer:
+            self.write(writer)
 
-    def _by_embeddings(self, queries: Queries | None, texts: Sequence[str], count: int) -> Iterator[Found]:
-        assert self.embeddings
-        assert queries is not None
-        return map(Found, *self.embeddings.nearest(queries, count))
+    def write(self, writer: Writer) -> None:
+        """Write the index to a folder that this process has locked."""
+        stored.write(writer, Stored(self.settings, self._contents, self.record, self.inputs))
 
-    def _by_words(self, queries: Queries | None, texts: Sequence[str], count: int) -> Iterator[Found]:
-        assert self.lexical
-        for scores in map(self.lexical.scores, texts):
-            rows = found_by_words(scores, count)
-            yield Found(scores[rows], rows)
+    @classmethod
+    def load(cls, folder: str | Path, encoder: Encoder | None = None) -> "Index":
+        """Load an index folder after comparing its checksums. Its files are mapped into memory.
 
-    def _by_both(self, queries: Queries | None, texts: Sequence[str], count: int) -> Iterator[Found]:
-        assert self.lexical
-        assert self.embeddings
-        assert queries is not None
-        depth = min(max(CANDIDATES, count), len(self.texts))
-        for query, text, near in zip(queries, texts, self.embeddings.nearest(queries, depth)[1], strict=True):
-            all_lexical = self.lexical.scores(text)
-            by_words = found_by_words(all_lexical, depth)
-            rows = np.union1d(near, by_words)
-            dense = self.embeddings.rows(rows) @ query
-            sampled_dense = np.einsum("rd,d->r", self._sample, query)  # one thread: BLAS would wait for others
-            scores = combine(dense, all_lexical[rows], self.weight, sampled_dense, all_lexical)
-            best = best_rows(scores, count)
-            ranks: dict[int, dict[str, int]] = collections.defaultdict(dict)
-            for mode, order in (("dense", near), ("lexical", by_words)):
-                for rank, row in enumerate(order.tolist(), 1):
-                    ranks[row][mode] = rank
-            yield Found(scores[best], rows[best], ranks)
+        Args:
+            folder: What `save` or `diffcse search` has written.
+            encoder: Encodes queries. It must be the one that the index was built with. Without one, only
+                words can be searched, until `use` is called.
+        """
+        path = expand_path(folder)
+        if not is_index(path):
+            raise DataError(f"{path} is not an index. Write one with `save` or `diffcse search --output`")
+        index = cls.of(read_index(path, stored.read), name=str(path))
+        if encoder:
+            index.use(encoder)
+        return index
 
 
-def find_index(path: Path) -> SentenceIndex | VectorStore | None:
-    """Open an index folder or the output of `diffcse embed`; return None if it is neither."""
-    return SentenceIndex.load(path) if (path / INDEX_FILE).is_file() else find_store(path)
+def _empty(settings: Settings, encoder: Encoder | None, prompt_name: str | None = None) -> Stored:
+    """Return an index without documents."""
+    if settings.mode == "lexical":
+        return Stored(settings, Contents())
+    if encoder is None:
+        raise ConfigError(f"mode={settings.mode!r} needs an encoder. Give one, or use mode='lexical'")
+    record = encoder.record(encoder.prompts.choose(None, prompt_name, encoder.prompts.document))
+    none = np.zeros((0, record.dimension), np.float32)
+    return Stored(settings, Contents(embeddings=Embeddings.of(none, settings.storage)), record)
+
+
+def find_index(path: Path, encoder: Encoder | None = None) -> Index:
+    """Open an index folder or the output of `diffcse embed`; raise `DataError` if it is neither."""
+    if is_index(path):
+        return Index.load(path, encoder)
+    store = find_store(path)
+    if store is None:
+        raise DataError(f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
+    index = Index.of_store(store, Settings())
+    if encoder:
+        index.use(encoder)
+    return index
+
+
+def _read(source: Documents, *, show_progress: bool, strict: bool) -> list[Document]:
+    """Return the documents of a source, and say what was read, or warn of what was not."""
+    ledger = Ledger(source.name, strict=strict)
+    documents = list(documents_of(source, ledger))
+    ledger.make("document{s}", len(documents))
+    if show_progress:
+        report(ledger)
+    elif ledger.has_losses:
+        warn_user(ledger.summary())
+    return documents
+
+
+def _passages_after(
+    planned: Plan, old: Contents, passages: Sequence[Passage]
+) -> tuple[Int[np.ndarray, " rows"], pa.Table]:
+    """Return the passages after a change, and their rows in the old table, continued by the new passages."""
+    numbers = old.passages["document"].to_numpy()
+    bounds = np.searchsorted(numbers, np.arange(len(old.documents) + 1))
+    is_new = planned.passages >= len(old.documents)
+    new_bounds = np.searchsorted([each.document for each in passages], np.arange(is_new.sum() + 1))
+    starts = np.zeros(len(is_new), np.int64)
+    counts = np.zeros(len(is_new), np.int64)
+    kept = planned.passages[~is_new]
+    starts[~is_new], counts[~is_new] = bounds[kept], bounds[kept + 1] - bounds[kept]
+    starts[is_new], counts[is_new] = len(numbers) + new_bounds[:-1], np.diff(new_bounds)
+    before = np.cumsum(counts) - counts
+    order = np.repeat(starts - before, counts) + np.arange(counts.sum())
+    table = pa.concat_tables([old.passages, passages_table(passages)]).take(order).combine_chunks()
+    documents = pa.array(np.repeat(np.arange(len(counts)), counts), PASSAGES.field("document").type)
+    return order, table.set_column(0, PASSAGES.field("document"), documents)
 
 
 def check_count(name: str, value: Any) -> int:
@@ -257,149 +482,3 @@ def check_count(name: str, value: Any) -> int:
         if not isinstance(value, bool) and operator.index(value) >= 1:
             return operator.index(value)
     raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
-
-
-def check_mode(mode: str) -> str:
-    """Return the mode, or raise `ConfigError` if there is no such mode."""
-    if mode not in MODES:
-        raise ConfigError(f"mode={mode!r}: use one of: {', '.join(MODES)}")
-    return mode
-
-
-def check_options(mode: str, language: str = "", weight: float | None = None, storage: str = "") -> None:
-    """Check options of `Searcher.build_index` before texts are encoded, which may take hours; raise `UserError`."""
-    if check_mode(mode) != "dense":
-        LexicalIndex(language or "english")  # this needs packages, and a language that they know
-    if weight is not None and not 0 <= weight <= 1:
-        raise ConfigError(f"weight={weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
-    if storage:
-        check_storage(storage)
-
-
-def recommended(model: str | None) -> tuple[str, float | None]:
-    """Return the mode of search, and the weight of BM25, that a run recommends for the model that it exported.
-
-    `model` is the run's folder or its export. For other models the mode is `dense`.
-    """
-    folder = expand_path(model or "")
-    found: Mapping[str, Any] = {}
-    if model and find_run(folder) == folder:
-        selection = read_selection(folder)
-        found = selection.search if selection else {}
-    elif model and (folder / SEARCH).is_file():
-        found = read_json_object(folder / SEARCH)
-    if not found:
-        return "dense", None
-    mode, weight = found.get("mode"), found.get("weight")
-    if mode not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
-        raise CheckpointError(f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1")
-    return mode, weight if mode == "hybrid" else None
-
-
-class Searcher:
-    """An encoder with an index. `SentenceEncoder` has the three methods `encode`, `record` and `split`."""
-
-    prompts: Prompts = NO_PROMPTS
-    encode: Callable[..., Any]
-    record: Callable[..., EncoderRecord]
-    split: Callable[..., list[Record]]
-    _index: SentenceIndex | None = None
-
-    def build_index(
-        self,
-        sentences: Iterable[str] | list[Record] | str | Path,
-        batch_size: int = 64,
-        show_progress: bool = False,
-        *,
-        prompt_name: str | None = None,
-        mode: str = "dense",
-        language: str = "",
-        weight: float | None = None,
-        storage: str = "float32",
-        passages: bool = True,
-    ) -> None:
-        """Index the sentences that `search` looks through. An earlier index is replaced.
-
-        Args:
-            sentences: Any iterable of strings; the path of a file or folder, as training reads it; or a list of dicts
-                with `sentence` and the same other keys, which hits repeat. A `title` is searched before each passage.
-                Dicts with equal `file` and `line`, or with an equal `document`, count as passages of one document.
-            batch_size, show_progress: As for `encode`.
-            prompt_name: The prompt of the sentences. By default it is the model's prompt of documents.
-            mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines both.
-            language: The language of BM25's stop words and stemmer, such as `german`. By default it is detected.
-            weight: The weight of BM25 in hybrid scores, from 0 to 1. The default is measured (docs/records/search.md).
-            storage: How embeddings are stored: `float32`, `float16`, `int8` (a quarter of the memory) or `bits` (1/32
-                of the memory; int8 stays on disk and scores the best rows again).
-            passages: Split texts that are longer than the model reads into overlapping passages. A search finds a text
-                by its best passage. If False, such texts are truncated, with a warning.
-        """
-        check_options(mode, language, weight, storage)
-        records = records_of(sentences, titled=passages)
-        prompt = self.prompts.choose(None, prompt_name, self.prompts.document)
-        table = table_of(self.split(records, prompt) if passages else records)
-        vectors = record = None
-        if mode != "lexical":
-            options = {"normalize": True, "show_progress": show_progress, "prompt": prompt}
-            vectors, record = self.encode(searched_texts(table), batch_size, **options), self.record(prompt)
-        self._index = SentenceIndex.of(table, record, vectors, mode, language=language, weight=weight, storage=storage)
-
-    @property
-    def index(self) -> SentenceIndex:
-        """The index that is searched. Raises `ConfigError` if there is none."""
-        if self._index is None:
-            raise ConfigError("there is no index to search. Call build_index(sentences) or load_index(folder) first")
-        return self._index
-
-    def save_index(self, folder: str | Path) -> None:
-        """Write the index to a folder. An earlier index there is replaced; a folder with other content is refused."""
-        self.index.save(expand_path(folder))
-
-    def load_index(self, folder: str | Path) -> None:
-        """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk."""
-        found = find_index(expand_path(folder))
-        if found is None:
-            raise DataError(f"{folder} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
-        if found.encoder:
-            found.encoder.require(self.record(found.encoder.prompt), folder)
-        self._index = found if isinstance(found, SentenceIndex) else SentenceIndex.of_store(found)
-
-    def search(
-        self, queries: Sentences, top_k: int = 5, threshold: float | None = None, **options: Any
-    ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
-        """Find the best sentences of the index. Arguments are those of `search_hits`.
-
-        Returns:
-            Pairs (sentence, score), best first: a list for one string, a list of such lists for many.
-        """
-        hits = self.search_hits(queries, top_k, threshold, **options)
-        found = [[(hit.row[TEXT], hit.score) for hit in each] for each in hits]
-        return found[0] if isinstance(queries, str) else found
-
-    def search_hits(
-        self,
-        queries: Sentences,
-        top_k: int = 5,
-        threshold: float | None = None,
-        *,
-        prompt_name: str | None = None,
-        mode: str = "",
-    ) -> list[list[Hit]]:
-        """Find the best sentences of the index, with their other columns and, in a hybrid search, their ranks by mode.
-
-        Args:
-            queries: A string, or any iterable of strings.
-            top_k: The largest number of sentences for a query.
-            threshold: The lowest score, a cosine similarity or, if mode is `lexical`, a BM25 score. None: any score.
-                A hybrid search has no threshold.
-            prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
-            mode: `dense`, `lexical` or `hybrid`; by default the index's. A hybrid index has all three.
-
-        Returns:
-            A list of hits for each query, best first.
-        """
-        texts, vectors = checked_sentences(queries), None
-        if self.index.checked_mode(mode) != "lexical":
-            prompt = self.index.query_prompt(self.prompts, prompt_name)
-            vectors = self.encode(texts, normalize=True, prompt=prompt)
-        return self.index.search(vectors, top_k, threshold, texts=texts, mode=mode)

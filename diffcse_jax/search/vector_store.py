@@ -6,25 +6,42 @@ folder. What `embed` needs to resume is in `NAME.state` next to it. The metadata
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
+from diffcse_jax.data.documents import Document
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
 from diffcse_jax.io import disk_errors, read_json_object
 from diffcse_jax.models.pooling import normalize
+from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, columns_text, readable
 from diffcse_jax.search.embeddings import Vectors
-from diffcse_jax.search.records import FILE, TEXT
+from diffcse_jax.search.passages import Passage
 
-VECTOR = "embedding"
+TEXT, VECTOR = "sentence", "embedding"
+# The other columns of a row. A text without a file has the name of the input.
+ROWS = pa.schema(
+    [
+        ("document", pa.int64()),  # its number in the input, from 0
+        ("id", pa.string()),
+        ("file", pa.string()),
+        ("line", pa.int64()),  # or the row of a table, from 1; null if a file is one document
+        ("column", pa.string()),  # of a table, if columns were named
+        ("title", pa.string()),  # of the section
+        (TEXT, pa.string()),
+        ("start", pa.int64()),  # the place of the text in the document's text
+        ("columns", pa.string()),  # the other columns of the document's row, as JSON
+    ]
+)
 
 _METADATA = b"diffcse_jax"
 _PART = re.compile(r"(.+)\.(\d{6})\.parquet")
@@ -83,29 +100,77 @@ class VectorStore:
             shape = (rows, self.encoder.dimension)
             return np.memmap(file, np.float32, "r", shape=shape) if rows else np.zeros(shape, np.float32)
 
-    def texts(self) -> pa.Table:
-        """Return the texts and their other columns. A column that a file does not have is null in its rows."""
-        tables = []
-        for part in self.parts:
-            table = _read(part, [name for name in _schema(part).names if name != VECTOR])
-            if FILE not in table.column_names:  # texts of a folder of documents have it
-                table = table.append_column(FILE, pa.repeat(_PART.sub(r"\1", part.name), len(table)))
-            if table[TEXT].null_count:
-                row = table[TEXT].is_null().index(True).as_py() + 1
-                raise DataError(f"{part}, row {row}: the {TEXT} is missing. {_REMEDY}")
-            tables.append(table.replace_schema_metadata(None))
-        return pa.concat_tables(tables, promote_options="permissive")
+    def tables(self) -> tuple[pa.Table, pa.Table]:
+        """Return the texts as the documents and the passages of an index; see `search.contents`."""
+        found, inputs = [ROWS.empty_table()], [np.zeros(0, np.int64)]
+        names = [_PART.sub(r"\1", part.name) for part in self.parts]
+        for part, name in zip(self.parts, names, strict=True):
+            found.append(_rows(part))
+            inputs.append(np.full(len(found[-1]), names.index(name)))
+        rows = pa.concat_tables(found)
+        numbers = np.stack([np.concatenate(inputs), rows["document"].to_numpy()])
+        is_first = np.ones(len(rows), bool)
+        is_first[1:] = (np.diff(numbers) != 0).any(axis=0)
+        return _documents(rows, is_first), _passages(rows, np.cumsum(is_first) - 1)
+
+
+def _rows(part: Path) -> pa.Table:
+    """Read the texts of a Parquet file."""
+    table = _read(part, ROWS.names).replace_schema_metadata(None)
+    optional = ("line", "column")
+    for name in ROWS.names:
+        if table[name].null_count and name not in optional:
+            row = table[name].is_null().index(True).as_py() + 1
+            raise DataError(f"{part}, row {row}: the {name} is missing. {_REMEDY}")
+    return table
+
+
+def _documents(rows: pa.Table, is_first: Bool[np.ndarray, " rows"]) -> pa.Table:
+    """Return the documents of rows, of which some are the first ones of a document."""
+    digests: list[Any] = []
+    texts = (rows[name].to_pylist() for name in ("title", TEXT))
+    for title, text, begins in zip(*texts, is_first.tolist(), strict=True):
+        if begins:
+            digests.append(hashlib.blake2b(digest_size=16))
+        digests[-1].update(json.dumps([title, text]).encode())
+    firsts = rows.filter(pa.array(is_first))
+    columns = {name: firsts[name].cast(pa.large_string()) for name in ("id", "file", "columns")}
+    columns["row"] = firsts["line"].fill_null(0)
+    columns["source"] = pa.array(np.zeros(len(firsts), np.int32))
+    columns["digest"] = pa.array([each.digest() for each in digests], pa.binary(16))
+    return pa.table({name: columns[name] for name in DOCUMENTS.names}, schema=DOCUMENTS)
+
+
+def _passages(rows: pa.Table, documents: Int[np.ndarray, " rows"]) -> pa.Table:
+    title, text = (rows[name].cast(pa.large_string()) for name in ("title", TEXT))
+    return pa.table([pa.array(documents), title, text, rows["start"]], schema=PASSAGES)
+
+
+def rows_table(rows: Sequence[tuple[Document, Passage]]) -> pa.Table:
+    """Return passages with their documents, as a Parquet file holds them."""
+    columns = {
+        "document": [passage.document for _, passage in rows],
+        "id": [readable(document.id) for document, _ in rows],
+        "file": [readable(document.place.file) for document, _ in rows],
+        "line": [document.place.row or None for document, _ in rows],
+        "column": [passage.column or None for _, passage in rows],
+        "title": [passage.title for _, passage in rows],
+        TEXT: [passage.text for _, passage in rows],
+        "start": [passage.start for _, passage in rows],
+        "columns": [columns_text(document.columns) for document, _ in rows],
+    }
+    return pa.table(columns, schema=ROWS)
 
 
 def vector_table(
-    texts: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]
+    rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]
 ) -> pa.Table:
-    """Return texts and embeddings as a Parquet file holds them.
+    """Return rows and their embeddings as a Parquet file holds them.
 
     The metadata holds the settings: an `EncoderRecord` as a dict, and whether embeddings are normalised (`normalize`).
     """
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    table = texts.append_column(VECTOR, embedding)
+    table = rows.append_column(VECTOR, embedding)
     return table.replace_schema_metadata({_METADATA: json.dumps(dict(settings))})
 
 
@@ -170,10 +235,12 @@ def _check_complete(folder: Path, names: set[str]) -> None:
 def _encoder_of(part: Path) -> EncoderRecord:
     schema, encoder = _schema(part), EncoderRecord.read(read_settings(part), part)
     types = [pa.list_(number, encoder.dimension) for number in (pa.float32(), pa.float16())]
-    if TEXT not in schema.names or schema.field(VECTOR).type not in types:
+    fits = all(name in schema.names and schema.field(name).type == ROWS.field(name).type for name in ROWS.names)
+    if not fits or schema.field(VECTOR).type not in types:
         raise DataError(
-            f"{part} was not written by `diffcse embed`: it needs the columns {TEXT} (text) and {VECTOR} (lists of "
-            f"{encoder.dimension} numbers, float32 or float16), and has: {schema.to_string(show_schema_metadata=False)}"
+            f"{part} was not written by this version of `diffcse embed`: it needs the columns "
+            f"{', '.join(ROWS.names)} and {VECTOR} (lists of {encoder.dimension} numbers, float32 or float16), "
+            f"and has: {schema.to_string(show_schema_metadata=False)}"
         )
     return encoder
 

@@ -133,10 +133,12 @@ def loop(
 
         if step == 0:
             scores = baseline.dev
-            log_line(f"{run.base.name} before training, with the pooler {baseline.pooler}: {format_scores(scores)}")
+            head = run.base.checkpoint.sentence_head
+            with_pooler = f"with the pooler {head.applied(baseline.pooler)}"
+            log_line(f"{run.base.name} before training, {with_pooler}: {format_scores(scores)}")
             if run.model_of is None and not run.base.is_trained_embedding(config):
                 scores = run.measure(state.params).scores
-                pooler = config.encoding_pooler
+                pooler = head.applied(config.encoding_pooler)
                 log_line(f"step 0, with the pooler that is trained, {pooler}: {format_scores(scores)}")
             observer.on_evaluation(0, scores)
         logger = MetricLogger(run, observer, progress, state)

@@ -84,7 +84,8 @@ class StartingCheckpoint:
         """Return how the run pools the checkpoint, as a message, if the user asked for `own` or the two differ."""
         recorded = self.recorded.pooler
         if asked == OWN_POOLER and recorded:
-            return f"Starting from {self.name}, with its own pooler ({recorded})."
+            applied = self.recorded.sentence_head.applied(recorded)
+            return f"Starting from {self.name}, with its own pooler ({applied})."
         if asked == OWN_POOLER:
             pools = f"with the mean over tokens ({DEFAULT_POOLER}). configs/base/masked_lm.py has settings for it."
             return f"{self.name} records no pooler. It is trained as a raw masked LM, {pools}"
@@ -267,16 +268,17 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> tuple[d
     digests: dict[str, str] = {}
     for loss_name, loss in config.losses.items():
         key, fingerprints = f"{loss_name}.teachers", []
-        for name, pooler in loss.named_teachers.items():
+        for name, explicit in loss.named_teachers.items():
             try:
-                encoder = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
+                encoder = SentenceEncoder.from_pretrained(name, pooler=explicit or None)
             except CheckpointError as error:
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
             sizes, source = encoder.config, f"{key}: {name!r}"
             _check_fits(config, source, sizes, encoder.tokenizer, tokenizer)
             check_token_ids(tokenizer, sizes.vocab_size, sizes.type_vocab_size, source)
             modules, cut = encoder.sentence_head.layers, encoder.truncate_dim
-            network = partial(SentenceNetwork, encoder.config, encoder.pooler, cut, layers=modules)
+            pooler = encoder.recorded.pooler
+            network = partial(SentenceNetwork, encoder.config, pooler, cut, layers=modules)
             teachers[name] = Network(network, jax.tree.map(np.asarray, encoder.params), frozen=True)
             fingerprints.append(encoder.fingerprint())
         if fingerprints:

@@ -366,7 +366,8 @@ def train_and_score(run: Run) -> dict[str, Any]:
         model = run.config.model.name_or_path
         if run.pooler == OWN_POOLER:  # the one that the checkpoint records, or else the one of its training
             config, start, _ = open_start(run.config, make_mesh(run.config))
-            settings = dataclasses.replace(settings, pooler=start.pooler(config))
+            applied = start.checkpoint.sentence_head.applied(start.pooler(config))
+            settings = dataclasses.replace(settings, pooler=applied)
         corpus = open_corpus(run.config.data)
         measured = build_dev_evaluation(run.config, corpus.first_texts)
         dev = measured.measure(load_encoder(model, settings)).scores

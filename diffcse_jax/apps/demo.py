@@ -1,0 +1,196 @@
+"""A search page in the browser, for one model or two.
+
+The server is the standard library's, for one person on one machine. It answers `GET` only, reads no file,
+and sends pages that load nothing. If only this machine may open the page, a request must name it in its
+Host header, so that pages of other sites cannot read answers through a name of their own (DNS rebinding).
+"""
+
+import dataclasses
+import socket
+import sys
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from diffcse_jax.apps import render
+from diffcse_jax.data.documents import Document
+from diffcse_jax.data.sources import open_documents_to_search
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.hosts import log_line
+from diffcse_jax.io import expand_path
+from diffcse_jax.search.folder import is_index
+from diffcse_jax.search.hits import Hits
+from diffcse_jax.search.index import Index
+from diffcse_jax.search.passages import passages_of
+from diffcse_jax.search.reading import read_documents
+from diffcse_jax.search.recommended import recommended
+from diffcse_jax.search.stored import STDIN, Settings, input_of
+from diffcse_jax.search.vector_store import find_store
+
+LONGEST_QUERY = 1000  # characters
+EXAMPLES = 3  # texts before the first query
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoOptions:
+    """The options of `diffcse demo`. None and empty values were not given."""
+
+    model: str
+    source: str
+    against: str = ""
+    columns: tuple[str, ...] = ()
+    id_column: str = ""
+    top_k: int = 10
+    host: str = "127.0.0.1"
+    port: int = 8000
+    mode: str = ""
+    language: str = ""
+    weight: float | None = None
+    passages: bool | None = None
+    strict: bool = False
+
+    def settings(self) -> Settings:
+        """Return how the text is indexed for each model: both are compared in the same mode."""
+        mode, weight = (self.mode, None) if self.mode else recommended(self.model)
+        weight = weight if self.weight is None else self.weight
+        given = {"language": self.language, "weight": weight, "passages": self.passages}
+        return Settings(mode, **{name: value for name, value in given.items() if value not in (None, "")})
+
+
+def serve(options: DemoOptions) -> None:
+    """Index a text with each model and serve its search page until Ctrl-C."""
+    if options.against == options.model:
+        raise ConfigError(
+            f"--against {options.against} is the same as --model. Name another model, or leave --against out"
+        )
+    folder = expand_path(options.source)
+    if options.source != STDIN and (is_index(folder) or find_store(folder)):
+        raise ConfigError(
+            f"--input {options.source} is an index or embeddings. Name the text that it was made of"
+        )
+    settings = options.settings()
+    settings.check()
+    source = open_documents_to_search(options.source, columns=options.columns, id_column=options.id_column)
+    documents = read_documents(source, strict=options.strict)
+    names = filter(None, (options.model, options.against))
+    models = {name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names}
+    address = (options.host, options.port)
+    page = Page(folder.name, len(documents), examples_of(documents), models, options.top_k)
+    with SearchServer(page, address) as server:  # first: the port may be in use
+        for name, index in models.items():
+            log_line(f"encoding with {name}")
+            index.put_input(input_of(options.source), documents, show_progress=True)
+        for words in (1, 20):
+            page.search("word " * words)  # compiles what queries of up to 32 tokens need
+        _serve(server, options.host)
+
+
+def _serve(server: "SearchServer", host: str) -> None:
+    shown_host = f"[{host}]" if ":" in host else host
+    print(f"search at http://{shown_host}:{server.server_port}/ (stop with Ctrl-C)", flush=True)
+    if host not in _LOCAL:
+        log_line(f"warning: with --host {host}, everyone who can reach this machine can search")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+
+
+def examples_of(documents: Sequence[Document]) -> list[str]:
+    """Return some texts, evenly spaced, that a first query may repeat."""
+    chosen = documents[:: max(1, len(documents) // EXAMPLES)][:EXAMPLES]
+    firsts = [passages_of(document, 0)[0] for document in chosen]
+    return [" ".join(passage.text.split())[:LONGEST_QUERY] for passage in firsts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What the search page shows."""
+
+    name: str  # of the text
+    size: int  # documents
+    examples: Sequence[str]
+    models: Mapping[str, Any]  # indexes, by the name of the model
+    top_k: int
+
+    def search(self, query: str) -> dict[str, Hits]:
+        """Return hits, best first, by the name of the model."""
+        return {name: index.search([query], self.top_k)[0] for name, index in self.models.items()}
+
+
+class SearchServer(ThreadingHTTPServer):
+    """Listens at an address; `serve_forever` answers requests with a page."""
+
+    daemon_threads = True
+
+    def __init__(self, page: Page, address: tuple[str, int]):
+        self.page, self.host = page, address[0]
+        self.address_family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            super().__init__(address, _Handler)
+        except (OSError, OverflowError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose another "
+                "--port, or 0"
+            ) from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore browsers that close the connection before their answer."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: SearchServer
+    timeout = 20  # seconds that a browser may take to send its request
+    server_version, sys_version = "diffcse", ""
+
+    def do_GET(self) -> None:
+        status, values = self._answer()
+        page = {"query": "", "hits": None, "problem": "", "milliseconds": 0.0} | values
+        body = render("demo.html.j2", corpus=self.server.page, longest_query=LONGEST_QUERY, **page).encode()
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Log nothing: queries are private."""
+
+    def _answer(self) -> tuple[HTTPStatus, dict[str, Any]]:
+        """Return the status and what the page shows."""
+        if self.server.host in _LOCAL and _hostname(self.headers.get("Host", "")) not in _LOCAL:
+            return HTTPStatus.MISDIRECTED_REQUEST, {"problem": "Open this page by its own address."}
+        fields = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, errors="replace")
+        query = fields.get("q", [""])[0].strip()[:LONGEST_QUERY]
+        if not query:
+            return HTTPStatus.OK, {}
+        start = time.perf_counter()
+        try:
+            hits = self.server.page.search(query)
+        except UserError as error:
+            return HTTPStatus.INTERNAL_SERVER_ERROR, {"problem": str(error)}
+        milliseconds = 1000 * (time.perf_counter() - start)
+        return HTTPStatus.OK, {"query": query, "hits": hits, "milliseconds": milliseconds}
+
+
+def _hostname(address: str) -> str:
+    """Return the name in a Host header; empty if it is invalid."""
+    try:
+        return urllib.parse.urlsplit(f"//{address}").hostname or ""
+    except ValueError:
+        return ""

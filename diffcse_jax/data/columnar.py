@@ -1,0 +1,315 @@
+"""Rows of binary tables: Parquet, Arrow, folders that `datasets` saved, and ArrayRecord data sets.
+
+Neither `datasets` nor TensorFlow is needed. Memory holds a part of a file.
+"""
+
+import collections
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.lines import COMPRESSED, decode
+from diffcse_jax.data.values import Row, Rows, chosen_split, listed, unique_names
+from diffcse_jax.errors import DataError, counted, require_extra
+from diffcse_jax.io import why_unreadable
+
+BATCH_ROWS = 1000  # whose values are in memory as Python objects
+BLOCK_RECORDS = 10_000  # of ArrayRecord; single records are read a hundred times slower
+ARROW_FILE = b"ARROW1"  # how a file of Arrow begins, in contrast to a stream
+
+SAVED = "state.json"  # in a folder that `datasets.save_to_disk` wrote: names the files
+SAVED_SPLITS = "dataset_dict.json"  # in a folder of such folders
+DESCRIBED = "dataset_info.json"  # written by `datasets` and by tensorflow-datasets
+FEATURES = "features.json"  # only by tensorflow-datasets
+DATA_SETS = ({SAVED_SPLITS}, {SAVED, DESCRIBED}, {DESCRIBED, FEATURES})  # what a folder has
+OLD_KEYS = ("_indices_files", "_indices_data_files")
+
+# What pyarrow raises for damaged files, and for values that Python cannot hold.
+DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, MemoryError, pa.ArrowException)
+NOT_IN_PYTHON = (ArithmeticError, ValueError, TypeError, pa.ArrowException)
+
+OUT_OF_RANGE = "<value out of range"  # what pyarrow writes for a time that it cannot name
+
+# Files
+
+
+def open_parquet(path: Path, name: str) -> Rows:
+    """Open a Parquet file, of which a row group is read at once."""
+    _check(path, name)
+
+    def batches(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(BATCH_ROWS, columns=[*columns])
+
+    def names() -> list[str]:
+        with pq.ParquetFile(path) as file:
+            return file.schema_arrow.names
+
+    return _Stored(name, "Parquet", (path,), names, batches).rows()
+
+
+def open_arrow(path: Path, name: str) -> Rows:
+    """Open a file or stream of Arrow, such as `datasets` and Feather write."""
+    _check(path, name)
+    return _arrow_files((path,), name)
+
+
+def _arrow_files(paths: tuple[Path, ...], name: str) -> Rows:
+    def batches(_: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for path in paths:
+            for batch in _arrow_batches(path):
+                batch.validate(full=True)  # reading a damaged one would end the process
+                for start in range(0, len(batch), BATCH_ROWS):
+                    yield batch.slice(start, BATCH_ROWS)
+
+    def names() -> list[str]:
+        with pa.memory_map(str(paths[0])) as source:
+            return _arrow_reader(source).schema.names
+
+    return _Stored(name, "Arrow", paths, names, batches).rows()
+
+
+def _arrow_reader(source: Any) -> Any:
+    is_file = source.read(len(ARROW_FILE)) == ARROW_FILE
+    source.seek(0)
+    return pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+
+
+def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(str(path)) as source:
+        reader = _arrow_reader(source)
+        if isinstance(reader, pa.RecordBatchFileReader):
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            yield from reader
+
+
+def _check(path: Path, name: str) -> None:
+    """Raise `DataError` if a file cannot be opened, or is compressed: it is read in any order."""
+    if problem := why_unreadable(path):
+        raise DataError(problem)
+    if path.suffix.lower() in COMPRESSED:
+        raise DataError(f"{name}: a file of this kind cannot be read compressed. Decompress it")
+
+
+class _Stored(NamedTuple):
+    """A table that is stored by columns."""
+
+    name: str
+    kind: str
+    files: tuple[Path, ...]
+    names: Callable[[], list[str]]
+    batches: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]  # with the named columns
+
+    def rows(self) -> Rows:
+        """Open the table. Columns of the same name are told apart."""
+        try:
+            stored = self.names()
+        except DAMAGED as error:
+            raise DataError(f"{self.name} cannot be read as {self.kind}: {error}") from error
+        columns, notes = unique_names(stored, self.name)
+        places = {column: place for place, column in enumerate(columns)}
+
+        def read(wanted: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+            if missing := [column for column in wanted if column not in places]:
+                has = listed(columns)
+                raise DataError(f"{self.name}: no column {missing[0]!r}. It has: {has}")
+            return self._read(stored, {column: places[column] for column in wanted}, ledger)
+
+        return Rows(columns, read, self.files, notes)
+
+    def _read(self, stored: list[str], places: dict[str, int], ledger: Ledger) -> Iterator[Row]:
+        values = _Values()
+        number = 0
+        try:
+            for batch in self.batches([stored[place] for place in places.values()]):
+                columns = [values.of(_column(batch, stored, place)) for place in places.values()]
+                for row in range(len(batch)):
+                    number += 1
+                    yield number, {name: c[row] for name, c in zip(places, columns, strict=True)}
+        except DAMAGED as error:
+            at = f" after row {number:,}" if number else ""
+            raise DataError(f"{self.name} cannot be read as {self.kind}{at}: {error}") from error
+        for note in values.notes():
+            ledger.note(f"{self.name}: {note}")
+
+
+def _column(batch: pa.RecordBatch, stored: list[str], place: int) -> pa.Array:
+    """Return a column. Several may have its name, and a batch may have more than were asked for."""
+    name = stored[place]
+    same = [number for number, each in enumerate(batch.schema.names) if each == name]
+    return batch.column(same[stored[:place].count(name)])
+
+
+class _Values:
+    """The values of columns as Python objects, and what could not become one."""
+
+    def __init__(self) -> None:
+        self.beyond_calendar = 0
+        self.not_utf8 = 0
+        self.unreadable = 0
+
+    def of(self, column: pa.Array) -> list[Any]:
+        """Return the values of a column."""
+        try:
+            return column.to_pylist()
+        except NOT_IN_PYTHON:
+            return [self._value(scalar) for scalar in column]
+
+    def _value(self, scalar: pa.Scalar) -> Any:
+        try:
+            return scalar.as_py()
+        except UnicodeDecodeError:
+            if isinstance(scalar, pa.BinaryScalar):  # strings are among them
+                self.not_utf8 += 1
+                return decode(scalar.as_buffer().to_pybytes()).text
+            return self._inside(scalar)
+        except NOT_IN_PYTHON:
+            return self._inside(scalar)
+
+    def _inside(self, scalar: pa.Scalar) -> Any:
+        """Return a value that may have parts."""
+        if isinstance(scalar, pa.ListScalar):
+            return [self._value(each) for each in scalar.values]
+        if isinstance(scalar, pa.StructScalar):
+            return {key: self._value(scalar[key]) for key in scalar}
+        if isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar):
+            return self._value(scalar.value)
+        return self._beyond(scalar)
+
+    def _beyond(self, scalar: pa.Scalar) -> str | None:
+        """Return a date or time that Python cannot hold as text, or None if it has none."""
+        try:
+            text = scalar.cast(pa.string()).as_py()
+        except NOT_IN_PYTHON:
+            text = OUT_OF_RANGE
+        if text.startswith(OUT_OF_RANGE):
+            self.unreadable += 1
+            return None
+        self.beyond_calendar += 1
+        return text
+
+    def notes(self) -> Iterator[str]:
+        """Yield what was found, for people."""
+        if self.beyond_calendar:
+            dates = counted(self.beyond_calendar, "date{s} or time{s}")
+            yield f"read {dates} beyond the calendar of Python as text"
+        if self.not_utf8:
+            values = counted(self.not_utf8, "value{s}")
+            yield f"not UTF-8 in {values}; read there in the encoding that fits best"
+        if self.unreadable:
+            values = counted(self.unreadable, "value{s}")
+            yield f"left out {values} that Python cannot hold, such as impossible times"
+
+
+# Folders
+
+
+def data_set_folders(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the folders of data sets among some files: those that `open_data_set` opens.
+
+    Other folders with `dataset_info.json`, such as those of the cache of `datasets`, hold files
+    like any folder.
+    """
+    known = (SAVED, SAVED_SPLITS, DESCRIBED, FEATURES)
+    found = collections.defaultdict(set)
+    for file in files:
+        if file.name in known:
+            found[file.parent].add(file.name)
+    folders = [folder for folder, names in found.items() if any(map(names.issuperset, DATA_SETS))]
+    splits = [folder for folder in folders if SAVED_SPLITS in found.get(folder.parent, ())]
+    return tuple(sorted(set(folders) - set(splits)))
+
+
+def open_data_set(folder: Path, name: str) -> Rows:
+    """Open a folder that `datasets.save_to_disk` or tensorflow-datasets wrote."""
+    splits = folder / SAVED_SPLITS
+    if splits.is_file():
+        split, note = chosen_split(_strings(_json(splits, name).get("splits"), splits), name)
+        rows = open_saved(folder / split, f"{name}/{split}")
+        return rows._replace(notes=(*filter(None, [note]), *rows.notes))
+    return open_saved(folder, name) if (folder / SAVED).is_file() else open_prepared(folder, name)
+
+
+def open_saved(folder: Path, name: str) -> Rows:
+    """Open one split that `datasets.save_to_disk` wrote: files of Arrow that `state.json` names."""
+    path = folder / SAVED
+    state = _json(path, name)
+    if any(state.get(key) for key in OLD_KEYS):
+        raise DataError(f"{name}: an old version of datasets saved it with indices. Save it again")
+    listed_files = state.get("_data_files")
+    if not isinstance(listed_files, list):
+        raise DataError(f"{path}: it has no list _data_files, so that it is not from datasets")
+    names = [each.get("filename") if isinstance(each, dict) else None for each in listed_files]
+    files = tuple(folder / each for each in _strings(names, path))
+    for file in files:
+        _check(file, name)
+    return _arrow_files(files, name) if files else Rows((), lambda *_: iter(()), (path,))
+
+
+def _json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{name}: cannot read {path.name}: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{name}: {path.name} does not hold an object")
+    return found
+
+
+def _strings(names: Any, path: Path) -> list[str]:
+    """Return names of files or folders beside a path, or raise `DataError`."""
+    if not isinstance(names, list):
+        raise DataError(f"{path}: names are missing")
+    for each in names:
+        if not isinstance(each, str) or Path(each).name != each:
+            raise DataError(f"{path}: {each!r} does not name a file or folder beside it")
+    return names
+
+
+def open_prepared(folder: Path, name: str) -> Rows:
+    """Open the train split of the one data set in or below a folder.
+
+    tensorflow-datasets has prepared it as ArrayRecord; TensorFlow is not needed.
+    """
+    tfds = require_extra("tensorflow_datasets", "tfds")
+    found = sorted({file.parent for file in folder.rglob(DESCRIBED)})
+    if len(found) != 1:
+        raise DataError(f"{name}: {len(found)} data sets ({DESCRIBED}). Name the folder of one")
+    try:
+        builder = tfds.builder_from_directory(found[0])
+        source, columns = builder.as_data_source("train"), tuple(sorted(builder.info.features))
+    except Exception as error:  # the library raises many types
+        problem = "cannot read the split 'train' as ArrayRecord"
+        raise DataError(f"{name}: {problem}: {error}") from error
+
+    def read(wanted: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+        if missing := [column for column in wanted if column not in columns]:
+            raise DataError(f"{name}: no column {missing[0]!r}. It has: {listed(columns)}")
+        for start in range(0, len(source), BLOCK_RECORDS):
+            try:
+                block = source.__getitems__(range(start, min(start + BLOCK_RECORDS, len(source))))
+            except Exception as error:
+                problem = f"a record after number {start:,} is damaged"
+                raise DataError(f"{name}: {problem}: {error}") from error
+            for number, example in enumerate(block, start + 1):
+                yield number, {column: _plain(example[column]) for column in wanted}
+
+    return Rows(columns, read, tuple(sorted(found[0].glob("*.array_record*"))))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of NumPy as one of Python, with bytes as text."""
+    if isinstance(value, bytes):
+        return decode(value).text
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return _plain(value.tolist()) if isinstance(value, np.ndarray | np.generic) else value

@@ -1,0 +1,180 @@
+"""Which columns of training rows hold the sentence, its positive and its hard negatives.
+
+People who come from SimCSE, sentence-transformers or FlagEmbedding have files with the names of
+these projects. `training_columns` recognises them. FlagEmbedding's rows hold lists of texts, which
+`expand` turns into rows of one width. Nothing here reads a file.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# The names of the sentence, the positive and the hard negatives. A number may follow the last one.
+FORMS = (
+    ("sentence", "positive", "hard_negative"),
+    ("sent0", "sent1", "hard_neg"),  # SimCSE
+    ("anchor", "positive", "negative"),  # sentence-transformers
+    ("query", "positive", "negative"),
+    ("question", "positive", "negative"),
+    ("query", "answer", "negative"),
+    ("question", "answer", "negative"),
+    ("sentence1", "sentence2", ""),
+)
+LISTS = ("query", "pos", "neg")  # FlagEmbedding
+NAMES = frozenset(name for form in (*FORMS, LISTS) for name in form if name)
+# Columns that grade a pair. Without a column that is called positive, such pairs are not positives.
+GRADES = frozenset(("label", "labels", "gold_label", "is_duplicate"))
+GRADES |= {"rating", "score", "similarity_score"}
+MOST_NEGATIVES = 7  # of a row: FlagEmbedding's groups have eight texts by default
+NO_POSITIVE = "of a query without a positive"
+NO_QUERY = "of a row without a query"
+NO_NEGATIVE = "of a query without a hard negative"
+NOT_TEXT = "empty or not text"
+REPEATED = "repeated in the row"
+TOO_MANY = "more hard negatives than columns"
+FURTHER = "of a second query"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingColumns:
+    """The columns of training rows by their part."""
+
+    sentence: str
+    positive: str
+    hard_negatives: tuple[str, ...] = ()  # in the order of their numbers
+    lists: bool = False  # the positive and the hard negative are lists of texts
+    unused: tuple[str, ...] = ()  # all other columns
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns in the order of a training row."""
+        return (self.sentence, self.positive, *self.hard_negatives)
+
+
+def training_columns(available: Sequence[str]) -> TrainingColumns | None:
+    """Return the parts of columns whose names are those of a known form.
+
+    The order of the columns and further columns do not matter. None is returned if no form fits, if
+    several do, or if the pairs have grades: `why_not` says which. The caller accounts for `unused`.
+    """
+    return None if why_not(available) else _fitting(available)[0]
+
+
+def why_not(available: Sequence[str]) -> str:
+    """Return why `training_columns` does not recognise these columns, or an empty string."""
+    fitting = _fitting(available)
+    if not fitting:
+        return "no known names of a sentence and its positive"
+    first = fitting[0]
+    if rivals := sorted(filter(_has_a_part, first.unused)):
+        return f"{', '.join(first.names)} and {', '.join(rivals)} are names of several forms"
+    grades = sorted(GRADES & {*first.unused})
+    if grades and first.positive not in ("positive", "pos"):
+        return f"{', '.join(grades)} grades the pairs, so that not all of them are positives"
+    return ""
+
+
+def _fitting(available: Sequence[str]) -> list[TrainingColumns]:
+    """Return the columns by each form that has its sentence and its positive there."""
+    found = []
+    for form in (*FORMS, LISTS):
+        sentence, positive, negative = form
+        if not {sentence, positive} <= {*available}:
+            continue
+        numbered = {name: _number(name, negative) for name in available if negative}
+        negatives = [name for name in numbered if numbered[name] is not None]
+        if form == LISTS:
+            negatives = [name for name in negatives if name == negative]
+        negatives.sort(key=lambda name: (numbered[name], name))
+        used = (sentence, positive, *negatives)
+        unused = tuple(name for name in available if name not in used)
+        found.append(TrainingColumns(sentence, positive, tuple(negatives), form == LISTS, unused))
+    return found
+
+
+def _has_a_part(name: str) -> bool:
+    """Return whether a column has a part in some form."""
+    return name in NAMES or any(_number(name, form[-1]) is not None for form in FORMS if form[-1])
+
+
+def _number(name: str, negative: str) -> int | None:
+    """Return the number in the name of a hard negative, 0 without one; None for other columns."""
+    match = re.fullmatch(rf"{negative}(?:_?(\d+))?", name, flags=re.ASCII)
+    return int(match[1] or 0) if match else None
+
+
+def column_names(count: int) -> tuple[str, ...]:
+    """Return the names of a sentence, its positive and hard negatives, for rows without names."""
+    sentence, positive, negative = FORMS[0]
+    return (sentence, positive, negative, *(f"{negative}_{n}" for n in range(2, count - 1)))[:count]
+
+
+# Rows with lists
+
+
+class Expanded(NamedTuple):
+    """The training rows of a row with lists."""
+
+    rows: list[tuple[str, ...]]  # sentence, positive, hard negatives
+    left_out: collections.Counter[str]  # numbers of the row's texts that no row contains, by reason
+
+
+def common_negatives(rows: Iterable[Mapping[str, Any]], columns: TrainingColumns) -> int:
+    """Return how many hard negatives suit rows with lists: the median, at most `MOST_NEGATIVES`.
+
+    Give it the first rows of a file: all rows of a file need one width.
+    """
+    counts = sorted(len(_texts(row, columns.hard_negatives)[0]) for row in rows)
+    return min(counts[(len(counts) - 1) // 2], MOST_NEGATIVES) if counts else 0
+
+
+def expand(row: Mapping[str, Any], columns: TrainingColumns, negatives: int) -> Expanded:
+    """Return the training rows of a row with lists, each with `negatives` hard negatives.
+
+    Each positive gets a row of its own with the query. The rows share the hard negatives out in
+    turn, so that as many as possible are used. If there are too few, they are repeated, as in
+    FlagEmbedding's training. A text that is also the query or a positive of the row is not used as
+    a hard negative. Each text is in a row, or it is counted in `left_out`: if there are more hard
+    negatives than places, if a text is repeated, empty or not a string, or if the row has no query,
+    no positive or, with `negatives`, no hard negative.
+    """
+    left_out: collections.Counter[str] = collections.Counter()
+    parts = [(columns.sentence,), (columns.positive,), columns.hard_negatives]
+    known: set[str] = set()
+    texts: list[list[str]] = []
+    for names in parts:
+        found, unusable = _texts(row, names)
+        left_out[NOT_TEXT] += unusable
+        new = [text for text in dict.fromkeys(found) if text not in known]
+        left_out[REPEATED] += len(found) - len(new)
+        known |= {*new}
+        texts.append(new)
+    query, positives, hard = texts
+    left_out[FURTHER] += max(0, len(query) - 1)
+    missing = {NO_QUERY: not query, NO_POSITIVE: not positives, NO_NEGATIVE: negatives and not hard}
+    for reason in (reason for reason, applies in missing.items() if applies):
+        left_out[reason] += len(query[:1]) + len(positives) + len(hard)
+        return Expanded([], +left_out)
+    places = len(positives) * negatives
+    left_out[TOO_MANY] += max(0, len(hard) - places)
+    rows = []
+    for number, positive in enumerate(positives):
+        start = number * negatives
+        chosen = [hard[place % len(hard)] for place in range(start, start + negatives)]
+        rows.append((query[0], positive, *chosen))
+    return Expanded(rows, +left_out)
+
+
+def _texts(row: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], int]:
+    """Return the texts of columns, each a list or one text, and how many values are not texts."""
+    values: list[Any] = []
+    for name in names:
+        value = row.get(name)
+        if value is None:
+            continue
+        is_single = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
+        values.extend([value] if is_single else value)
+    texts = [value for value in values if isinstance(value, str) and value.strip()]
+    return texts, len(values) - len(texts)

@@ -1,0 +1,414 @@
+"""Rows of csv and tsv files.
+
+A csv file follows Python's rules: fields with quotes may contain separators and ends of lines. A
+quote that nobody closed would take the rest of the file into one field, so that lines are read on
+their own where the rules do not fit. A field of a tsv file never spans lines.
+"""
+
+import collections
+import contextlib
+import csv
+import functools
+import io
+import itertools
+import re
+import statistics
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diffcse_jax.data.ledger import EMPTY, INVALID_CSV, WRONG_WIDTH, Ledger, Place
+from diffcse_jax.data.lines import LONGEST_TEXT, extension, read_lines
+from diffcse_jax.data.values import (
+    LONGEST_ROW,
+    Row,
+    Rows,
+    is_words,
+    listed,
+    unique_names,
+)
+from diffcse_jax.errors import DataError
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+TAB_EXTENSIONS = (".tsv", ".tab")
+SAMPLE_LINES = 200
+SAMPLE_CHARACTERS = 1 << 20
+MOST = 0.6  # of some lines
+COST_OF_A_LINE = 64  # bytes of memory beside its characters
+# Excel writes it on a line of its own.
+NAMED_SEPARATOR = re.compile(r'"?sep=([,;|\t])"?\s*', re.IGNORECASE)
+
+LETTER = re.compile(r"[^\W\d_]")
+SENTENCE = re.compile("[.!\u2026\u3002\uff01]$")
+SIX_WORDS = re.compile(r"(\S+\s+){5}\S")
+
+Line = tuple[int, str]  # its number, and the text with its end
+
+
+class Form(NamedTuple):
+    """How rows are written."""
+
+    separator: str
+    has_quotes: bool = True  # of Python's rules
+    spans_lines: bool = True  # fields in quotes may contain ends of lines
+    skips_spaces: bool = False  # before a quote: `1, "a, b"`
+    width: int = 0  # fields of a row; 0: not known yet
+    shortest: int = 0  # fewer fields that a row may have, if its last ones are missing
+
+    @property
+    def is_lenient(self) -> bool:
+        """Return whether a line that breaks the rules is read as Python does if it is not strict.
+
+        Tabs separate text that often has quotes of its own, so that these stay.
+        """
+        return self.separator != "\t"
+
+
+class Record(NamedTuple):
+    """A row, or what could not be read as one."""
+
+    first: int  # its first line
+    last: int  # its last line
+    fields: list[str]
+    fault: str = ""
+
+
+class Head(NamedTuple):
+    """What stands before the rows."""
+
+    columns: tuple[str, ...]
+    last: int = 0  # the line where it ends
+    shortest: int = 0  # see `Form`
+    notes: tuple[str, ...] = ()
+
+
+def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> Rows:
+    """Open a file whose first line names the columns.
+
+    Args:
+        path: The file. Its extension says which separator and which rules are usual.
+        name: The file as the user named it.
+        wanted: Columns that the user named. If the first line has them, it holds names.
+    """
+    lines = functools.partial(read_lines, path, name, longest=LONGEST_ROW, keep_ends=True)
+    ledger = Ledger(name)
+    sample = _first(lines(ledger))
+    form, skipped, notes = _form(sample, path, name)
+    head = _head(sample[skipped:], form, name, wanted)
+    places = {column: place for place, column in enumerate(head.columns)}
+    form = form._replace(width=len(places), shortest=head.shortest)
+
+    def read(columns: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+        if missing := [column for column in columns if column not in places]:
+            raise DataError(f"{name}: no column {missing[0]!r}. It has: {listed(places)}")
+        rows = (line for line in lines(ledger) if line[0] > head.last)
+        for first, _, fields, fault in records(rows, form):
+            if not any(map(str.strip, fields)):
+                ledger.leave_out(EMPTY, Place(name, first))
+            elif fault:
+                ledger.leave_out(fault, Place(name, first))
+            else:
+                yield first, {column: fields[places[column]] for column in columns}
+
+    return Rows(head.columns, read, (path,), (*ledger.notes, *notes, *head.notes))
+
+
+def _first(lines: Iterable[Line]) -> list[Line]:
+    """Return the first lines, by which the form is found."""
+    found = []
+    size = 0
+    for number, line in itertools.islice(lines, SAMPLE_LINES):
+        found.append((number, line))
+        size += len(line)
+        if size > SAMPLE_CHARACTERS:
+            break
+    return found
+
+
+# The form and the head
+
+
+def _form(sample: Sequence[Line], path: Path, name: str) -> tuple[Form, int, tuple[str, ...]]:
+    """Return the form, the number of lines that say it, and notes."""
+    own = "\t" if extension(path) in TAB_EXTENSIONS else ","
+    if sample and (said := NAMED_SEPARATOR.fullmatch(sample[0][1])):
+        return Form(said[1]), 1, ()
+    forms = [Form(separator) for separator in sorted(SEPARATORS, key=lambda each: each != own)]
+    if own == "\t":
+        has_quotes = _has_quotes_of_csv(sample)
+        forms[0] = Form("\t", has_quotes, spans_lines=False)
+    spaced = [form._replace(skips_spaces=True) for form in forms if _has_spaces(sample, form)]
+    fits = {form: _fit(sample, form) for form in [*forms, *spaced]}
+    form = max(fits, key=lambda each: fits[each])  # the first of several, that of the extension
+    if form.separator != own:
+        return form, 0, (f"{name}: separated by {SEPARATORS[form.separator]}",)
+    if form.has_quotes and not form.spans_lines:
+        return form, 0, (f"{name}: quotes around fields are removed",)
+    return form, 0, ()
+
+
+def _has_spaces(sample: Sequence[Line], form: Form) -> bool:
+    return form.has_quotes and any(f'{form.separator} "' in line for _, line in sample)
+
+
+def _fit(sample: Sequence[Line], form: Form) -> float:
+    """Return how many of the rows have as many fields as the first one, if it has several."""
+    widths = [len(record.fields) for record in records(sample, form) if any(record.fields)]
+    if not widths or widths[0] < 2:
+        return 0
+    return statistics.fmean(width == widths[0] for width in widths[1:] or widths)
+
+
+def _has_quotes_of_csv(sample: Sequence[Line]) -> bool:
+    """Return whether each line with quotes is what Python's csv would write, as pandas does.
+
+    It would write quotes only around fields that contain tabs or quotes.
+    """
+    quoted = [_bare(line) for _, line in sample if '"' in line]
+    return bool(quoted) and all(line == _written(line) for line in quoted)
+
+
+def _written(line: str) -> str:
+    """Return the line as Python's csv writes what it reads, or an empty string."""
+    try:
+        (fields,) = csv.reader([line], delimiter="\t", strict=True)
+    except (csv.Error, ValueError):
+        return ""
+    written = io.StringIO()
+    csv.writer(written, delimiter="\t", lineterminator="").writerow(fields)
+    return written.getvalue()
+
+
+def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) -> Head:
+    """Read the names of the columns, or make names if the first line is a row."""
+    found = [each for each in records(sample, form) if any(map(str.strip, each.fields))]
+    if not found:
+        return Head(())
+    fields = _named([field.strip() for field in found[0].fields], found[1:])
+    rows = [record.fields for record in found[1:]]
+    shortest, notes = _shortest(rows, len(fields), name)
+    is_named = bool(wanted) and set(wanted) <= set(fields)
+    if is_named or not _is_row(fields, rows):
+        columns, repeated = unique_names(fields, name)
+        return Head(columns, found[0].last, shortest, (*repeated, *notes))
+    columns, _ = unique_names([""] * len(fields), name)
+    note = (
+        f"{name}: the first line holds no names of columns, so that it is read as a row; "
+        f"the columns are called {listed(columns)}"
+    )
+    return Head(columns, found[0].first - 1, shortest, (note, *notes))
+
+
+def _shortest(rows: Sequence[Sequence[str]], width: int, name: str) -> tuple[int, tuple[str, ...]]:
+    """Return how few fields a row may have, and a note.
+
+    It is the width of the head, unless many rows have fewer: some programs leave out what is
+    missing at the end. A single short row is a part of a broken one.
+    """
+    counts = collections.Counter(len(fields) for fields in rows)
+    enough = max(3, len(rows) / 10)
+    usual = [each for each, count in counts.items() if 2 <= each < width and count >= enough]
+    if not usual:
+        return width, ()
+    return min(usual), (f"{name}: rows lack up to {width - min(usual)} of the last columns",)
+
+
+def _stands_beyond(rows: Sequence[Record], width: int) -> bool:
+    return any(any(map(str.strip, each.fields[width - 1 :])) for each in rows)
+
+
+def _named(names: list[str], rows: Sequence[Record]) -> list[str]:
+    """Return names without empty ones at the end, below which nothing stands."""
+    width = len(names)
+    while width and not names[width - 1] and not _stands_beyond(rows, width):
+        width -= 1
+    return names[:width]
+
+
+def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first line is a row: it has a sentence, and is like the lines below."""
+    kinds = [_kind(field, alone=len(fields) == 1) for field in fields]
+    if not {"sentence", "question"} & set(kinds):
+        return False
+    for place, kind in enumerate(kinds):
+        below = collections.Counter(_kind(row[place]) for row in rows if place < len(row))
+        below["words"] += below.pop("sentence", 0)  # a title may be one
+        expected = below.most_common(1)[0][0] if below.total() else "words"
+        if ("words" if kind == "sentence" else kind) != expected and below.total():
+            return False
+    return True
+
+
+def _kind(field: str, *, alone: bool = True) -> str:
+    """Return what a field is. Beside others, a name may have many words, but no full stop."""
+    text = field.strip()
+    if text.endswith(("?", "\uff1f")):
+        return "question"
+    is_long = len(text) > (60 if alone else 80)
+    if is_words(text) and (is_long or SENTENCE.search(text) or (alone and SIX_WORDS.match(text))):
+        return "sentence"
+    return "words" if LETTER.match(text) else "other"
+
+
+# Records
+
+
+class _Feed:
+    """Lines, some of which may be put back."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.lines = iter(lines)
+        self.waiting: collections.deque[Line] = collections.deque()
+        self.alone_until = 0  # the last line that was read in vain as a part of a field
+
+    def __iter__(self) -> Iterator[Line]:
+        return self
+
+    def __next__(self) -> Line:
+        return self.waiting.popleft() if self.waiting else next(self.lines)
+
+    def put_back(self, lines: Sequence[Line]) -> None:
+        """Return lines. All but the last are read on their own then, so that time stays linear."""
+        self.waiting.extendleft(reversed(lines))
+        if len(lines) > 1:
+            self.alone_until = lines[-2][0]
+
+
+def records(lines: Iterable[Line], form: Form) -> Iterator[Record]:
+    """Yield the records of some lines. If the width is known, those of another one have a fault."""
+    feed = _Feed(lines)
+    for number, line in feed:
+        if not form.has_quotes or '"' not in line:
+            fields = _bare(line).split(form.separator)
+        else:
+            fields = _parsed([line], form) if len(line) <= csv.field_size_limit() else []
+        if fields:
+            yield _checked(Record(number, number, fields), line, form)
+        elif form.spans_lines and number > feed.alone_until:
+            yield _spanning((number, line), feed, form)
+        else:
+            yield _alone((number, line), form)
+
+
+def _checked(record: Record, text: str, form: Form) -> Record:
+    """Return a record with the right width, if nothing is lost by that, or with a fault.
+
+    Empty fields at the end are dropped. In the only column of a table, separators are text.
+    """
+    fields = record.fields
+    if not form.width or len(fields) == form.width:
+        return record
+    if form.width == 1:
+        return record._replace(fields=[_bare(text)])
+    if form.shortest <= len(fields) < form.width:
+        return record._replace(fields=[*fields, *[""] * (form.width - len(fields))])
+    if len(fields) > form.width and not any(map(str.strip, fields[form.width :])):
+        return record._replace(fields=fields[: form.width])
+    return record._replace(fault=WRONG_WIDTH)
+
+
+def _spanning(first: Line, feed: _Feed, form: Form) -> Record:
+    """Read a record whose fields may span lines."""
+    taken = [first]
+    with _long_fields():
+        fields = _parsed(_taking(taken, feed), form)
+    text = "".join(line for _, line in taken)
+    record = _checked(Record(first[0], taken[-1][0], fields), text, form)
+    is_short = max(map(len, fields), default=LONGEST_ROW) <= LONGEST_TEXT
+    if is_short and not record.fault:
+        return record
+    # Either a row of several lines that breaks a rule, or rows with one quote too many.
+    rows = _share_of_rows(taken, form)
+    if fields and rows < (1 if is_short else MOST):
+        return record
+    if not fields and rows < MOST and form.is_lenient:
+        record = _loosely(taken, form)
+        if not record.fault:
+            return record
+    feed.put_back(taken[1:])
+    return _alone(first, form)
+
+
+def _taking(taken: list[Line], feed: _Feed) -> Iterator[str]:
+    """Yield the text of lines that are taken, up to the size of a row."""
+    yield taken[0][1]
+    size = 0
+    for line in feed:
+        taken.append(line)
+        yield line[1]
+        size += len(line[1]) + COST_OF_A_LINE
+        if size > LONGEST_ROW:
+            return
+
+
+def _share_of_rows(taken: list[Line], form: Form) -> float:
+    """Return how many lines are rows if each is read on its own."""
+    if not form.width:
+        return 1
+    free = form._replace(width=0)
+    return statistics.fmean(len(_alone(line, free).fields) == form.width for line in taken)
+
+
+def _alone(line: Line, form: Form) -> Record:
+    """Read a line that breaks the rules, or with its quotes as they stand."""
+    number, text = line
+    if form.is_lenient:
+        loose = _loosely([line], form)
+        if loose.fault != INVALID_CSV:
+            return loose
+    fields = [] if form.is_lenient else _parsed([text], form)
+    plain = Record(number, number, fields or _bare(text).split(form.separator))
+    record = _checked(plain, text, form)
+    return record._replace(fault=INVALID_CSV) if record.fault and form.spans_lines else record
+
+
+def _parsed(texts: Iterable[str], form: Form) -> list[str]:
+    """Return the fields of one record, or nothing if it does not follow the rules."""
+    try:
+        return next(_reader(texts, form, strict=True))
+    except csv.Error:
+        return []
+
+
+def _loosely(lines: Sequence[Line], form: Form) -> Record:
+    """Read lines as one record, as Python does if it is not strict."""
+    text = "".join(line for _, line in lines)
+    record = Record(lines[0][0], lines[-1][0], [])
+    reader = _reader([*(line for _, line in lines), ""], form, strict=False)
+    with _long_fields():
+        try:
+            record = record._replace(fields=next(reader))
+        except csv.Error:
+            return record._replace(fault=INVALID_CSV)
+    if reader.line_num != len(lines):  # it asked for more, because a quote is open
+        return record._replace(fault=INVALID_CSV)
+    return _checked(record, text, form)
+
+
+def _reader(texts: Iterable[str], form: Form, *, strict: bool) -> Any:
+    return csv.reader(
+        texts,
+        delimiter=form.separator,
+        skipinitialspace=form.skips_spaces,
+        strict=strict,
+    )
+
+
+@contextlib.contextmanager
+def _long_fields() -> Iterator[None]:
+    """Read fields of any length for a moment. The limit of Python's csv is that of the process."""
+    with _LIMIT:
+        before = csv.field_size_limit(2 * LONGEST_ROW)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
+_LIMIT = threading.Lock()
+
+
+def _bare(line: str) -> str:
+    """Return a line without its end."""
+    return line.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,250 @@
+"""Rows of JSON files: an object on each line, a list, or an object that holds lists.
+
+A list is read item by item, so that memory holds a part of it.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diffcse_jax.data.ledger import EMPTY, NOT_OBJECT, Ledger, Place
+from diffcse_jax.data.lines import BROKEN, extension, read_lines, read_text
+from diffcse_jax.data.values import LONGEST_ROW, Row, Rows, chosen_split, listed, sample_of
+from diffcse_jax.errors import DataError, counted
+
+LONGEST_OBJECT = 1 << 28  # characters of a file with one object, which is read as a whole
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+SPACE = re.compile(r"[ \t\n\r]*")
+DECODER = json.JSONDecoder()
+EXPECTED = (
+    "A json file holds a list of objects or strings, one object with such a list, or an object on "
+    "each line"
+)
+
+
+class Value(NamedTuple):
+    """A value, and the line or the place in a list where it stands, from 1."""
+
+    number: int
+    value: Any
+    may_have_halves: bool = True  # of characters: escapes that stand without the other half
+
+
+Values = Iterator[Value]
+
+
+def open_json(path: Path, name: str) -> Rows:
+    """Open a file. What a json file holds says how it is read."""
+    values, notes = _reader(path, name)
+
+    def read(columns: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+        for number, row in _rows(values(ledger), name, ledger):
+            yield number, {column: row[column] for column in columns if column in row}
+
+    found: dict[str, None] = {}
+    for row in sample_of(_rows(values(Ledger(name)), name, Ledger(name))):
+        found.update(dict.fromkeys(row))
+    return Rows(tuple(found), read, (path,), notes, is_open=True)
+
+
+def _reader(path: Path, name: str) -> tuple[Callable[[Ledger], Values], tuple[str, ...]]:
+    """Return how the values are read, and notes."""
+    lines = functools.partial(_lines, path, name)
+    start = _start(read_text(path, name, Ledger(name))) if extension(path) == ".json" else ""
+    if start.startswith("["):
+        return functools.partial(_list, path, name), ()
+    if not start.startswith("{") or _has_objects_on_lines(start):
+        return lines, ()
+    _, notes = _of_object(_object(path, name, Ledger(name)), name)
+
+    def values(ledger: Ledger) -> Values:
+        rows, _ = _of_object(_object(path, name, ledger), name)
+        return (Value(number, row) for number, row in enumerate(rows, 1))
+
+    return values, notes
+
+
+def _start(blocks: Iterator[str]) -> str:
+    """Return the first block that is not blank."""
+    return next((block.lstrip() for block in blocks if block.strip()), "")
+
+
+def _has_objects_on_lines(start: str) -> bool:
+    first, _, rest = start.partition("\n")
+    try:
+        return isinstance(json.loads(first), dict) and bool(rest.strip())
+    except (ValueError, RecursionError):
+        return False
+
+
+def _rows(values: Values, name: str, ledger: Ledger) -> Iterator[Row]:
+    """Yield values that are objects or strings. Others are entered in the ledger."""
+    mended_rows = 0
+    for number, value, may_have_halves in values:
+        row = {"sentence": value} if isinstance(value, str) else value
+        try:
+            mended = _mended(row) if may_have_halves else row
+        except RecursionError:
+            mended = None
+        if isinstance(mended, dict):
+            mended_rows += mended != row
+            yield number, mended
+        else:
+            ledger.leave_out(NOT_OBJECT, Place(name, number))
+    if mended_rows:
+        rows = counted(mended_rows, "row{s}")
+        ledger.note(f"{name}: broken characters (halves of escapes) in {rows} became U+FFFD")
+
+
+def _mended(value: Any) -> Any:
+    """Return a value in which strings have no half of a character, which no file can hold."""
+    if isinstance(value, str):
+        return value if value.isascii() else HALF_A_CHARACTER.sub(BROKEN, value)
+    if isinstance(value, list):
+        return [_mended(each) for each in value]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(each) for key, each in value.items()}
+    return value
+
+
+# Lines
+
+
+def _lines(path: Path, name: str, ledger: Ledger) -> Values:
+    """Yield the value of each line. Lines that are blank or not JSON are entered in the ledger."""
+    for number, line in read_lines(path, name, ledger, longest=LONGEST_ROW):
+        if not line.strip():
+            ledger.leave_out(EMPTY, Place(name, number))
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            ledger.leave_out(NOT_OBJECT, Place(name, number))
+        else:
+            yield Value(number, value, bool(ESCAPED_HALF.search(line)))
+
+
+# A list
+
+
+def _list(path: Path, name: str, ledger: Ledger) -> Values:
+    """Yield the items of a list."""
+    window = _Window(read_text(path, name, ledger))
+    number = 0
+    try:
+        window.expect("[")
+        while window.next() != "]":
+            number += 1
+            yield Value(number, window.value())
+            if window.next() != "]":
+                window.expect(",")
+        window.expect("]")
+        window.expect("")
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", None) or error
+        place = f", item {number}" if number else ""
+        raise DataError(f"{name}{place} is not valid JSON: {reason}. {EXPECTED}") from error
+
+
+class _Window:
+    """The part of a text that is being read."""
+
+    def __init__(self, blocks: Iterator[str]) -> None:
+        self.blocks = blocks
+        self.text = ""
+        self.place = 0
+
+    def next(self) -> str:
+        """Return the next character that is not space, or nothing at the end."""
+        while True:
+            space = SPACE.match(self.text, self.place)
+            self.place = space.end() if space else self.place
+            if self.place < len(self.text) or not self._read_on():
+                return self.text[self.place : self.place + 1]
+
+    def expect(self, mark: str) -> None:
+        """Read a mark, or the end."""
+        found = self.next()
+        if found != mark:
+            expected = f"{mark!r}" if mark else "the end"
+            raise ValueError(f"{found!r} stands where {expected} should be")
+        self.place += len(mark)
+
+    def value(self) -> Any:
+        """Read a value. A number at the end of what is here may go on."""
+        self.next()
+        while True:
+            try:
+                value, end = DECODER.raw_decode(self.text, self.place)
+            except json.JSONDecodeError:
+                if len(self.text) - self.place > LONGEST_ROW:
+                    raise ValueError(f"longer than {LONGEST_ROW:,} characters") from None
+                if not self._read_on():
+                    raise
+                continue
+            if end < len(self.text) or not self._read_on():
+                self.place = end
+                return value
+
+    def _read_on(self) -> bool:
+        """Read at least as much as is here, so that reading a long value takes linear time."""
+        parts = [self.text[self.place :]]
+        wanted = max(1, 2 * len(parts[0]))
+        while wanted > 0 and (block := next(self.blocks, "")):
+            parts.append(block)
+            wanted -= len(block)
+        has_read = any(parts[1:])
+        if has_read:
+            self.text = "".join(parts)
+            self.place = 0
+        return has_read
+
+
+# An object
+
+
+def _object(path: Path, name: str, ledger: Ledger) -> dict[str, Any]:
+    """Return the object that a file holds."""
+    parts: list[str] = []
+    size = 0
+    for block in read_text(path, name, ledger):
+        parts.append(block)
+        size += len(block)
+        if size > LONGEST_OBJECT:
+            limit = f"{LONGEST_OBJECT:,} characters"
+            raise DataError(
+                f"{name}: one object is longer than {limit}, the limit for reading it as a whole. "
+                "Write an object on each line, with the extension .jsonl"
+            )
+    try:
+        found = json.loads("".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is not valid JSON: {error}. {EXPECTED}") from error
+    return found
+
+
+def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[str, ...]]:
+    """Return the rows of an object, and notes.
+
+    The rows are its list of objects; its lists, if these are columns of the same length; or the
+    object itself.
+    """
+    lists = {key: value for key, value in found.items() if isinstance(value, list) and value}
+    tables = {key: value for key, value in lists.items() if all(map(_is_object, value))}
+    if tables:
+        key, note = chosen_split([*tables], name)
+        return tables[key], (note or f"{name}: the rows are those of {key!r}",)
+    lengths = {len(value) for value in lists.values()}
+    if len(lists) == len(found) > 1 and len(lengths) == 1:
+        rows = zip(*lists.values(), strict=True)
+        note = f"{name}: the lists {listed(map(repr, lists))} are read as columns"
+        return [dict(zip(lists, row, strict=True)) for row in rows], (note,)
+    return [found], ()
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)

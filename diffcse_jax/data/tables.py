@@ -1,0 +1,108 @@
+"""Tables: files and data sets whose rows have named columns.
+
+`open_table` finds the reader for a file, and says which columns hold text for people.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.data import columnar
+from diffcse_jax.data.delimited import open_delimited
+from diffcse_jax.data.json_rows import open_json
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.lines import extension
+from diffcse_jax.data.values import Row, Rows, is_missing, listed, sample_of, text_columns
+
+_OPENERS: dict[str, Callable[[Path, str], Rows]] = {
+    ".csv": open_delimited,
+    ".tsv": open_delimited,
+    ".tab": open_delimited,
+    ".jsonl": open_json,
+    ".ndjson": open_json,
+    ".json": open_json,
+    ".parquet": columnar.open_parquet,
+    ".arrow": columnar.open_arrow,
+    ".feather": columnar.open_arrow,
+}
+KINDS = tuple(_OPENERS)  # extensions of tables
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table that can be read several times. Each pass reads its files again."""
+
+    path: Path
+    name: str  # as the user named it
+    columns: tuple[str, ...]  # in order; of JSON, those of the first rows
+    text_columns: tuple[str, ...]  # those with text for people; see `values.text_columns`
+    notes: tuple[str, ...]  # what was assumed; `rows` also puts them into the ledger
+    files: tuple[Path, ...]  # on whose content the rows depend
+    reader: Rows
+
+    def rows(self, columns: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+        """Read some columns of all rows, with the number of the line or row, from 1.
+
+        Values are those of the file: text, numbers, dates, lists and so on; see `values.as_text`
+        and `values.is_missing`. A key that a JSON object does not have is not in its row.
+
+        What cannot be read as a row is entered in the ledger. Raises `DataError` if the file is
+        damaged, or has no such column.
+        """
+        for note in self.notes:
+            ledger.note(note)
+        yield from self.reader.read(columns, ledger)
+
+    def missing(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Return which columns the table does not have.
+
+        Objects of JSON may have a key only far from the start, so that the file is searched.
+        """
+        lacking = dict.fromkeys(column for column in columns if column not in self.columns)
+        if lacking and self.reader.is_open:
+            for _, row in self.reader.read([*lacking], Ledger(self.name)):
+                for column in row:
+                    lacking.pop(column, None)
+                if not lacking:
+                    break
+        return tuple(lacking)
+
+
+def open_table(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
+    """Open a file with one of the extensions in `KINDS`, or the folder of a data set.
+
+    Args:
+        path: The file, or the folder; see `columnar.data_set_folders`.
+        name: How messages call it.
+        wanted: Columns that the user named. Then the first line of a csv file holds names if it
+            has these, whatever else it looks like.
+    """
+    if path.is_dir():
+        found = columnar.open_data_set(path, name)
+    elif _OPENERS[extension(path)] is open_delimited:
+        found = open_delimited(path, name, wanted)
+    else:
+        found = _OPENERS[extension(path)](path, name)
+    sample = sample_of(found.read(found.columns, Ledger(name)))
+    texts = text_columns(found.columns, sample)
+    notes = [*found.notes, *_nested(found.columns, sample, name)]
+    return Table(path, name, found.columns, texts, tuple(notes), found.files, found)
+
+
+def _nested(
+    columns: Sequence[str], sample: Sequence[Mapping[str, Any]], name: str
+) -> Iterator[str]:
+    """Yield a note about columns that hold objects or lists of objects: their text is not read."""
+    nested = []
+    for column in columns:
+        values = [row[column] for row in sample if not is_missing(row.get(column))]
+        if values and all(map(_is_nested, values)):
+            nested.append(column)
+    if nested:
+        yield f"{name}: text inside objects is not read ({listed(nested)})"
+
+
+def _is_nested(value: Any) -> bool:
+    parts = value if isinstance(value, list) else [value]
+    return bool(parts) and all(isinstance(part, dict) for part in parts)

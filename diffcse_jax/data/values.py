@@ -1,0 +1,193 @@
+"""Rows of tables, and what their values are: missing, text for people, or something else."""
+
+import itertools
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.lines import decode
+from diffcse_jax.errors import DataError
+
+LONGEST_ROW = 1 << 23  # characters of a line that holds a row, which may have many texts
+SAMPLE_ROWS = 1000  # from which columns are found and judged
+SAMPLE_CHARACTERS = 1 << 24
+
+# The number of the line or row, from 1, and the values of some columns. A key that a JSON object
+# does not have is not there either.
+Row = tuple[int, dict[str, Any]]
+
+
+class Rows(NamedTuple):
+    """The rows of a file, as the reader of its format gives them."""
+
+    columns: tuple[str, ...]
+    read: Callable[[Sequence[str], Ledger], Iterator[Row]]  # starts a pass over some columns
+    files: tuple[Path, ...]  # that hold the rows
+    notes: tuple[str, ...] = ()  # what was assumed
+    is_open: bool = False  # later rows may have other columns
+
+
+def sample_of(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the first rows, fewer if they are long, with long texts cut off."""
+    found = []
+    size = 0
+    for _, row in itertools.islice(rows, SAMPLE_ROWS):
+        size += sum(len(value) for value in row.values() if isinstance(value, str | bytes | list))
+        found.append({column: _cut(value) for column, value in row.items()})
+        if size > SAMPLE_CHARACTERS:
+            break
+    return found
+
+
+def _cut(value: Any) -> Any:
+    return value[:LONGEST_JUDGED] if isinstance(value, str | bytes) else value
+
+
+def chosen_split(names: Sequence[str], name: str) -> tuple[str, str]:
+    """Return which of the parts of a data set is read, and a note if there are others.
+
+    It is `train`, or the only one. Raises `DataError` if neither exists.
+    """
+    if len(names) == 1:
+        return names[0], ""
+    if "train" not in names:
+        found = listed(names)
+        raise DataError(
+            f"{name} has several parts: {found}. Name a folder or file with one of them"
+        )
+    others = [each for each in names if each != "train"]
+    return "train", f"{name}: read the part 'train', not {listed(others)}"
+
+
+# Names
+
+
+def unique_names(names: Iterable[str], name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return names of columns that are all different, as pandas makes them, and notes about them.
+
+    Without a name, a column is called `column 3`. A second column `text` is called `text.1`.
+    """
+    given = [" ".join(each.split()) or f"column {number}" for number, each in enumerate(names, 1)]
+    taken = set(given)
+    found: dict[str, None] = {}
+    notes = []
+    for each in given:
+        unique, number = each, 0
+        while unique in found or (number and unique in taken):
+            number += 1
+            unique = f"{each}.{number}"
+        if unique != each:
+            notes.append(f"{name}: the column {each!r} is there again; it is called {unique!r}")
+        found[unique] = None
+    return tuple(found), tuple(notes)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Join names for a message, and cut a long list."""
+    text = ", ".join(names)
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+# Values
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is empty: None, NaN (also of a time) or an empty string."""
+    if value is None or isinstance(value, str | bytes):
+        return not value
+    return not isinstance(value, list | tuple | dict | set) and bool(value != value)
+
+
+def as_text(value: Any) -> str | None:
+    """Return a value that is not missing as text, or None if it is not text.
+
+    Numbers, dates and truth values are text as Python writes them. The strings of a list are
+    paragraphs. Other lists and objects are not text.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return decode(value).text
+    if isinstance(value, list | tuple):
+        parts = [each for each in value if each is not None]
+        is_text = all(isinstance(each, str) for each in parts)
+        return "\n".join(parts) if is_text else None
+    return None if isinstance(value, dict | set) else str(value)
+
+
+# Text for people
+
+ID_NAME = re.compile(r"(?i:^(.*[_\-. ])?(id|ids|uuid|guid)$)|[a-z](Id|ID|Uuid|UUID)$")
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://|www\.|mailto:)\S|\S+@\S+\.\S+$", re.IGNORECASE)
+SCRIPT_WITHOUT_SPACES = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff\uac00-\ud7af]"
+)
+LETTER = r"[^\W\d_]"
+WORD = re.compile(f"{LETTER}+")
+DIGIT = re.compile(r"\d")
+THREE_LETTERS = re.compile(LETTER + "{3}")  # in contrast to `5 kg`
+NOT_WORDS = {"true", "false", "yes", "no", "none", "null", "nan", "n/a"}
+LONGEST_JUDGED = 2000  # characters of a value
+LETTERS_OF_A_WORD = 2  # in scripts without spaces, roughly
+WORDS_OF_A_PHRASE = 4
+
+
+class _Judged(NamedTuple):
+    text: str
+    is_words: bool
+    words: float
+
+
+def text_columns(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the columns whose values are text for people, judged by some rows.
+
+    Text is phrases, even if they are repeated, and short values such as titles and names if most
+    of them differ. A column of few short values that repeat (`open`, `closed`) is a category.
+    Numbers, dates, truth values, ids, codes and addresses are not text. If no column is text, the
+    categories are; without these, columns of letters: they are better read than left out.
+    """
+    judged = {column: _judge([row.get(column) for row in rows]) for column in columns}
+    letters = [column for column in columns if judged[column] and not ID_NAME.search(column)]
+    words = [column for column in letters if _has_words(judged[column])]
+    texts = [column for column in words if _has_phrases_or_names(judged[column])]
+    return tuple(texts or words or letters)
+
+
+def _judge(values: Iterable[Any]) -> list[_Judged]:
+    """Return the texts of a column, or nothing if most of its values are not of letters."""
+    present = [value for value in values if not is_missing(value)]
+    judged = [_judged(value) for value in present if isinstance(value, str | bytes | list)]
+    of_letters = sum(each.is_words or bool(WORD.fullmatch(each.text)) for each in judged)
+    return judged if 2 * of_letters > len(present) else []
+
+
+def _judged(value: Any) -> _Judged:
+    text = (as_text(value) or "")[:LONGEST_JUDGED].strip()
+    dense = len(SCRIPT_WITHOUT_SPACES.findall(text)) / LETTERS_OF_A_WORD
+    return _Judged(text, is_words(text), max(dense, len(text.split())))
+
+
+def _has_words(judged: Sequence[_Judged]) -> bool:
+    return 2 * sum(each.is_words for each in judged) > len(judged)
+
+
+def _has_phrases_or_names(judged: Sequence[_Judged]) -> bool:
+    """Return whether words are phrases, or mostly different."""
+    if statistics.fmean(each.words for each in judged) >= WORDS_OF_A_PHRASE:
+        return True
+    return 2 * len({each.text for each in judged}) >= len(judged)
+
+
+def is_words(text: str) -> bool:
+    """Return whether a text is made of words, and is not a number, date, code, address or data."""
+    if text.casefold() in NOT_WORDS or ADDRESS.match(text) or text.startswith(("[{", '{"', "{'")):
+        return False
+    letters = sum(map(len, WORD.findall(text)))
+    is_dense = bool(SCRIPT_WITHOUT_SPACES.search(text))
+    has_word = THREE_LETTERS.search(text) if DIGIT.search(text) else letters >= 3 or is_dense
+    if not has_word or 2 * letters < len("".join(text.split())):
+        return False
+    return " " in text or is_dense or not re.search(r"[\d_/\\@:]", text)

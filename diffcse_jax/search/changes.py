@@ -1,0 +1,131 @@
+"""What a change of an index keeps, and what has to be encoded.
+
+A document is the same if its text and titles are. So a table whose rows have moved is not encoded again.
+"""
+
+import collections
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int
+
+from diffcse_jax.errors import DataError, counted
+
+NAMED = 5  # ids that an error names
+
+# `add`: documents with new ids. `update`: documents replace those with the same id. `replace`: the
+# documents of one input replace those of an earlier reading.
+How = Literal["add", "update", "replace"]
+
+
+class Changes(NamedTuple):
+    """How many documents a change concerned."""
+
+    new: int = 0
+    changed: int = 0
+    removed: int = 0
+    unchanged: int = 0
+
+    def __str__(self) -> str:
+        documents = f"{counted(self.new, 'document{s}')} new"
+        return f"{documents}, {self.changed:,} changed, {self.removed:,} removed, {self.unchanged:,} unchanged"
+
+
+class Plan(NamedTuple):
+    """The documents after a change.
+
+    Attributes:
+        order: Their rows in the old table, continued by the table of given documents.
+        passages: For each of them, the row whose passages it has, numbered in the same way: an old row
+            if the text is the same.
+        changes: What to tell the user.
+    """
+
+    order: Int[np.ndarray, " documents"]
+    passages: Int[np.ndarray, " documents"]
+    changes: Changes
+
+
+def plan(old: pa.Table, given: pa.Table, how: How, source: int = 0) -> Plan:
+    """Plan a change. Both tables are those of `contents.documents_table`; `source` numbers the input."""
+    affected = _affected(old, given, how, source)
+    same, changes = _matched(old, given, affected)
+    order = _order(old, given, how, affected)
+    first = len(old)
+    passages = np.array([row if row < first else same.get(row - first, row) for row in order], np.int64)
+    return Plan(np.array(order, np.int64), passages, changes)
+
+
+def without(old: pa.Table, ids: Iterable[str]) -> Plan:
+    """Plan to remove documents. Raises `DataError` if an id is not there."""
+    gone = set(ids)
+    own = old["id"].to_pylist()
+    if missing := sorted(gone.difference(own)):
+        raise DataError(f"the index has no document with the {_named(missing)}")
+    order = np.array([row for row, key in enumerate(own) if key not in gone], np.int64)
+    return Plan(order, order, Changes(removed=len(own) - len(order), unchanged=len(order)))
+
+
+def _affected(old: pa.Table, given: pa.Table, how: How, source: int) -> list[int]:
+    """Return the old rows that the change may replace. Raises `DataError` if other rows have a given id."""
+    ids = set(given["id"].to_pylist())
+    own = old["id"].to_pylist()
+    if how == "update":
+        return [row for row, key in enumerate(own) if key in ids]
+    is_source = (np.asarray(old["source"]) == source) & (how == "replace")
+    if clashing := [key for row, key in enumerate(own) if key in ids and not is_source[row]]:
+        raise DataError(
+            f"the index already has documents with the {_named(clashing)}. Use `update` to replace them "
+            "or, on the command line, name another column with --id_column"
+        )
+    return np.flatnonzero(is_source).tolist()
+
+
+def _named(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
+    return f"id{'s' if len(ids) > 1 else ''} {', '.join(ids[:NAMED])}{more}"
+
+
+def _matched(old: pa.Table, given: pa.Table, affected: Sequence[int]) -> tuple[dict[int, int], Changes]:
+    """Return the old row for each given row with the same text, first with the same id."""
+    ids, digests = (old[name].to_pylist() for name in ("id", "digest"))
+    wanted = [*zip(given["id"].to_pylist(), given["digest"].to_pylist(), strict=True)]
+    same: dict[int, int] = {}
+    left = dict.fromkeys(affected)
+    for with_id in (True, False):
+        there = collections.defaultdict[tuple[str, bytes], collections.deque[int]](collections.deque)
+        for row in left:
+            there[ids[row] if with_id else "", digests[row]].append(row)
+        for number, (key, digest) in enumerate(wanted):
+            candidates = there.get((key if with_id else "", digest))
+            if number not in same and candidates:
+                same[number] = candidates.popleft()
+                del left[same[number]]
+    gone = collections.Counter(ids[row] for row in left)
+    fresh = collections.Counter(key for number, (key, _) in enumerate(wanted) if number not in same)
+    changed = (gone & fresh).total()
+    changes = Changes(fresh.total() - changed, changed, gone.total() - changed, len(same))
+    return same, changes
+
+
+def _order(old: pa.Table, given: pa.Table, how: How, affected: Sequence[int]) -> list[int]:
+    """Return the rows after the change, in the order of a dict: replaced ids keep their place."""
+    new = range(len(old), len(old) + len(given))
+    if how != "update":
+        first = affected[0] if affected else len(old)
+        gone = set(affected)
+        before, after = (
+            [row for row in rows if row not in gone] for rows in (range(first), range(first, len(old)))
+        )
+        return [*before, *new, *after]
+    groups: dict[str, list[int]] = {}
+    for row, key in zip(new, given["id"].to_pylist(), strict=True):
+        groups.setdefault(key, []).append(row)
+    placed: list[int] = []
+    known = set(groups)
+    for row, key in enumerate(old["id"].to_pylist()):
+        placed += groups.pop(key, []) if key in known else [row]
+    return [*placed, *itertools.chain.from_iterable(groups.values())]

@@ -1,0 +1,204 @@
+"""What an index holds at one moment: documents, passages, embeddings and words. It never changes.
+
+Documents and passages are tables. A passage carries the number of its document: the row in the table of
+documents. Rows with the same id are one document, of which a search returns the best passage.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32, Int
+
+from diffcse_jax.data.documents import Document
+from diffcse_jax.errors import DataError
+from diffcse_jax.search.embeddings import Embeddings
+from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.passages import RULES, Passage
+
+SAMPLE_ROWS = 1024  # at most so many, evenly spaced, standardise the cosine similarities of a query
+TYPICAL_ROWS = 64  # whose nearest passages show which similarity is high
+NEAREST = 16  # among which one of another document is looked for
+
+DOCUMENTS = pa.schema(
+    [
+        ("id", pa.large_string()),
+        ("file", pa.large_string()),
+        ("row", pa.int64()),
+        ("source", pa.int32()),  # the number of the input
+        ("digest", pa.binary(16)),  # of what the passages are made of
+        ("columns", pa.large_string()),  # the other columns as JSON
+    ]
+)
+PASSAGES = pa.schema(
+    [
+        ("document", pa.int64()),
+        ("title", pa.large_string()),
+        ("text", pa.large_string()),
+        ("start", pa.int64()),
+    ]
+)
+
+
+class Typical(NamedTuple):
+    """Cosine similarities among the passages of an index."""
+
+    pairs: float = 0.0  # the mean of two passages
+    nearest: float = 1.0  # the median of a passage and the nearest one of another document
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Contents:
+    """Documents and passages, with their embeddings, their words or both."""
+
+    documents: pa.Table = dataclasses.field(default_factory=DOCUMENTS.empty_table)
+    passages: pa.Table = dataclasses.field(default_factory=PASSAGES.empty_table)
+    embeddings: Embeddings | None = None
+    lexical: LexicalIndex | None = None  # also None if there are no passages
+    known_typical: Typical | None = None
+
+    @functools.cached_property
+    def ids(self) -> list[str]:
+        """The ids of the documents."""
+        return self.documents["id"].to_pylist()
+
+    @functools.cached_property
+    def document_of(self) -> Int[np.ndarray, " passages"]:
+        """The document of each passage: the first row with the same id."""
+        firsts: dict[str, int] = {}
+        same = np.array([firsts.setdefault(key, row) for row, key in enumerate(self.ids)], np.int64)
+        return same[self.passages["document"].to_numpy()] if len(same) else same
+
+    @functools.cached_property
+    def stems(self) -> dict[str, frozenset[str]]:
+        """The stems of words that snippets have looked up."""
+        return {}
+
+    @functools.cached_property
+    def sample(self) -> Float32[np.ndarray, "sample dimension"]:
+        """Embeddings of passages, evenly spaced."""
+        assert self.embeddings
+        return self.embeddings.rows(self._spaced(SAMPLE_ROWS))
+
+    @functools.cached_property
+    def typical(self) -> Typical:
+        """Which similarities are usual among the passages, and which ones are high."""
+        if self.known_typical:
+            return self.known_typical
+        if not self.embeddings or len(self.documents) < 2:
+            return Typical()
+        sample = self.sample
+        total = sample.sum(axis=0)
+        count = len(sample)
+        pairs = float(total @ total - np.einsum("rd,rd->", sample, sample)) / max(1, count * (count - 1))
+        rows = self._spaced(TYPICAL_ROWS)
+        scores, found = self.embeddings.nearest(self.embeddings.rows(rows), NEAREST)
+        is_other = self.document_of[found] != self.document_of[rows][:, None]
+        nearest = scores[is_other.any(axis=1), is_other.argmax(axis=1)[is_other.any(axis=1)]]
+        return Typical(pairs, float(np.median(nearest)) if len(nearest) else 1.0)
+
+    def _spaced(self, count: int) -> Int[np.ndarray, " rows"]:
+        return np.arange(0, len(self.passages), max(1, -(-len(self.passages) // count)))
+
+    def closeness(self, cosine: float) -> float:
+        """Return how close a query's best passage is: 0 is usual for two passages, 1 for neighbours."""
+        pairs, nearest = self.typical
+        return (cosine - pairs) / max(nearest - pairs, 1e-6)
+
+    def texts(self) -> list[str]:
+        """Return what BM25 reads: passages after their titles."""
+        columns = (self.passages[name].to_pylist() for name in ("title", "text"))
+        return [Passage(0, title, text).searched for title, text in zip(*columns, strict=True)]
+
+    def word_scores(self, text: str) -> Float32[np.ndarray, " passages"]:
+        """Return the BM25 score of each passage."""
+        return self.lexical.scores(text) if self.lexical else np.zeros(len(self.passages), np.float32)
+
+    def firsts(self, rows: Int[np.ndarray, " k"]) -> Int[np.ndarray, " documents"]:
+        """Return the places of each document's first passage among ranked rows, in order."""
+        return np.sort(np.unique(self.document_of[rows], return_index=True)[1])
+
+    def row(self, number: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return a passage and its document."""
+        (passage,) = self.passages.slice(number, 1).to_pylist()
+        (document,) = self.documents.slice(passage["document"], 1).to_pylist()
+        return passage, document
+
+
+# Tables
+
+
+def documents_table(documents: Iterable[Document], source: int) -> pa.Table:
+    """Return documents as a table."""
+    rows = [
+        (
+            readable(document.id),
+            readable(document.place.file),
+            document.place.row,
+            source,
+            digest_of(document),
+            columns_text(document.columns),
+        )
+        for document in documents
+    ]
+    columns = zip(*rows, strict=True) if rows else [()] * len(DOCUMENTS)
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, DOCUMENTS.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=DOCUMENTS)
+
+
+def passages_table(passages: Sequence[Passage]) -> pa.Table:
+    """Return passages as a table."""
+    columns = {name: [getattr(each, name) for each in passages] for name in PASSAGES.names}
+    return pa.table(columns, schema=PASSAGES)
+
+
+def digest_of(document: Document) -> bytes:
+    """Return a hash of a document's titles and text, which changes if its passages may change."""
+    parts = [
+        [section.title, section.column, section.sentence_a_line, [*section.lines]]
+        for section in document.sections
+    ]
+    content = json.dumps([RULES, document.whole, parts])
+    return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+
+def columns_text(columns: Mapping[str, Any]) -> str:
+    """Return a document's other columns as JSON. Missing values are left out; dates become text."""
+    try:
+        present = {name: value for name, value in columns.items() if not _is_missing(value)}
+        return json.dumps(_as_json(present), ensure_ascii=False) if present else ""
+    except RecursionError as error:
+        names = ", ".join(map(str, columns))
+        raise DataError(f"one of the columns {names} is nested too deeply. Leave it out") from error
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN, or pandas' NaT or NA."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value made of JSON's types."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {readable(str(key)): _as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_as_json(each) for each in value]
+    if isinstance(value, bool | int) or value is None or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return readable(str(value))
+
+
+def readable(text: str) -> str:
+    """Return a text in which a byte that is not UTF-8, as in some names of files, is spelled out."""
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):x}", text)

@@ -1,0 +1,311 @@
+"""The folder of an index: a manifest, and the files that it names.
+
+The manifest, `index.json`, is replaced at once. The other files never change: each save writes new ones,
+whose names contain a number of their own, and those of the save before stay until the next one. So a
+reader finds the old index or the new one. Whatever else is in the folder is neither read nor removed.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Shaped
+
+from diffcse_jax.errors import CheckpointError, UserError
+from diffcse_jax.io import (
+    disk_errors,
+    json_digest,
+    lock,
+    read_json_object,
+    sha256,
+    sync,
+    why_unreadable,
+    write_json,
+)
+
+MANIFEST = "index.json"
+REMEDY = "Build the index again"
+
+_FORMAT = "diffcse_jax index 1"
+_LOCK = ".lock"
+_KINDS = "documents|passages|vectors|scale|center|precise|words"
+_OWN = re.compile(rf"(?:{_KINDS})-([0-9a-f]{{32}})(?:\.arrow|\.npy)?")
+_ATTEMPTS = 1000  # to read an index that other processes replace
+_BLOCK = 1 << 22  # numbers that are checked at once
+_SAFE = "An earlier index there is unchanged."
+
+Built = TypeVar("Built")
+
+
+def is_index(folder: Path) -> bool:
+    """Return whether a folder holds an index of ours, complete or damaged."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    if any(_OWN.fullmatch(path.name) for path in folder.iterdir()):
+        return True
+    with contextlib.suppress(CheckpointError):
+        return read_json_object(folder / MANIFEST).get("format") == _FORMAT
+    return False
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def writing(folder: Path, *, wait: bool) -> Iterator["Writer"]:
+    """Lock a folder, which must be missing, empty or an index of ours, for one writer.
+
+    With `wait`, a second writer waits until the first has ended. Otherwise it raises `InUseError`.
+    """
+    with disk_errors(folder, safe=_SAFE):
+        folder = folder.resolve()  # a symbolic link stays a link
+        _require_own(folder)
+        held = lock(folder / _LOCK, wait=wait)
+    with held:
+        yield Writer(folder)
+
+
+def _require_own(folder: Path) -> None:
+    """Raise `CheckpointError` for a file, and for a folder that is not an index and holds something else."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder. Choose another folder")
+    if is_index(folder):
+        return
+    unfinished = (_LOCK, f"{MANIFEST}.tmp")  # by a first save that was interrupted
+    for path in sorted(folder.iterdir()):
+        if path.name not in unfinished and not _OWN.fullmatch(path.name):
+            raise CheckpointError(
+                f"{folder} is not empty and not an index of this program: it holds {path.name}. "
+                "Choose another folder"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """A folder that this process has locked."""
+
+    folder: Path
+
+    def write(
+        self,
+        settings: Mapping[str, Any],
+        tables: Mapping[str, pa.Table],
+        arrays: Mapping[str, Shaped[np.ndarray, "..."]],
+        save_words: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Replace the index by settings, tables, arrays and perhaps the words of BM25.
+
+        What is written may be mapped from the same folder.
+        """
+        number, previous = uuid.uuid4().hex, self._number()
+        try:
+            with disk_errors(self.folder, safe=_SAFE):
+                for name, table in tables.items():
+                    with pa.ipc.new_file(self.folder / f"{name}-{number}.arrow", table.schema) as sink:
+                        sink.write_table(table)
+                for name, array in arrays.items():
+                    np.save(self.folder / f"{name}-{number}.npy", array)
+                if save_words:
+                    words = self.folder / f"words-{number}"
+                    words.mkdir()
+                    save_words(words)
+                self._publish(settings, number)
+        finally:
+            is_published = self._number() == number
+            self._remove(lambda other: other not in (number, previous) if is_published else other == number)
+
+    def _publish(self, settings: Mapping[str, Any], number: str) -> None:
+        """Write the manifest, once all files are on disk."""
+        own = [path for path in self.folder.iterdir() if _number_of(path) == number]
+        files = [path for each in own for path in (each.iterdir() if each.is_dir() else [each])]
+        for path in (*files, *filter(Path.is_dir, own), self.folder):
+            sync(path)
+        digests = {path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)}
+        content = {"format": _FORMAT, "number": number, **settings, "files": digests}
+        write_json(self.folder / MANIFEST, content | {"sha256": json_digest(content)})
+        sync(self.folder)
+
+    def _number(self) -> str:
+        """Return the number of the save that the manifest names; empty if there is none."""
+        with contextlib.suppress(CheckpointError):
+            return str(read_json_object(self.folder / MANIFEST).get("number", ""))
+        return ""
+
+    def _remove(self, is_old: Callable[[str], bool]) -> None:
+        """Remove the files of some saves, by their numbers. Readers that have opened a file keep it."""
+        for path in self.folder.iterdir():
+            number = _number_of(path)
+            if not number or not is_old(number):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _number_of(path: Path) -> str:
+    """Return the number of the save that wrote a file; empty if it is not ours."""
+    own = _OWN.fullmatch(path.name)
+    return own[1] if own else ""
+
+
+# Reading
+
+
+class _Damaged(CheckpointError):
+    """A file that is missing, invalid or not the one that the manifest names."""
+
+
+def read_index(folder: Path, build: Callable[["Reader"], Built]) -> Built:
+    """Build an index from a folder. If another process replaces it meanwhile, build the new one.
+
+    Raises:
+        CheckpointError: The index is missing or damaged.
+    """
+    try:
+        for _ in range(_ATTEMPTS):
+            reader = _read_manifest(folder)
+            try:
+                return build(reader)
+            except _Damaged:
+                if _read_manifest(folder).number == reader.number:
+                    raise
+    except _Damaged as error:
+        raise CheckpointError(f"{error}. {REMEDY}") from error
+    raise CheckpointError(f"{folder} was replaced {_ATTEMPTS:,} times while it was read. Try again")
+
+
+def _read_manifest(folder: Path) -> "Reader":
+    path = folder / MANIFEST
+    try:
+        content = read_json_object(path)
+    except CheckpointError as error:
+        raise _Damaged(str(error)) from error
+    if content.pop("sha256", None) != json_digest(content):
+        raise _Damaged(f"{path} differs from its checksum")
+    if content.get("format") != _FORMAT:
+        raise _Damaged(f"{path} has the format {content.get('format')!r}, not {_FORMAT!r}")
+    number, files = content.get("number"), content.get("files")
+    if not isinstance(number, str) or not isinstance(files, dict):
+        raise _Damaged(f"{path} has no valid `number` and `files`")
+    return Reader(folder, number, files, content)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """An index folder, as one manifest describes it."""
+
+    folder: Path
+    number: str
+    files: Mapping[str, Any]  # their SHA-256
+    settings: Mapping[str, Any]
+
+    def damaged(self, problem: str) -> CheckpointError:
+        """Return an error about the manifest."""
+        return _Damaged(f"{self.folder / MANIFEST}: {problem}")
+
+    def table(self, name: str, schema: pa.Schema) -> pa.Table:
+        """Map a table, and require its schema."""
+        path = self.folder / f"{name}-{self.number}.arrow"
+        try:
+            with self._opened(path) as file:
+                buffer = pa.py_buffer(_mapped(file))
+            table = pa.ipc.open_file(pa.BufferReader(buffer)).read_all()
+            table.validate(full=True)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise _Damaged(f"{path} cannot be read: {error}") from error
+        if not table.schema.equals(schema):
+            raise _Damaged(f"{path} has the columns {table.schema.names}, not {schema.names}, or other types")
+        if empty := [column for column in schema.names if table[column].null_count]:
+            raise _Damaged(f"{path}: the column {empty[0]!r} lacks values")
+        return table
+
+    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Shaped[np.ndarray, "..."]:
+        """Map an array, and require its type, its shape and finite numbers."""
+        path = self.folder / f"{name}-{self.number}.npy"
+        with self._opened(path) as file:
+            array = _mapped_array(file, path)
+        if (array.dtype.name, array.shape) != (dtype, shape):
+            raise _Damaged(f"{path} has {array.dtype.name} {array.shape}, not {dtype} {shape}")
+        _require_finite(array, path)
+        return array
+
+    def words(self, load: Callable[[Path], Built]) -> Built:
+        """Load the words of BM25. The files are compared with their checksums before, and stay open."""
+        folder = self.folder / f"words-{self.number}"
+        names = [name for name in self.files if name.startswith(f"{folder.name}/")]
+        if not names:
+            raise self.damaged("it names no words")
+        with contextlib.ExitStack() as stack:
+            opened = {}
+            for name in names:
+                path = folder / name.partition("/")[2]
+                opened[path] = stack.enter_context(self._opened(path))
+                if path.suffix == ".npy":
+                    _require_finite(_mapped_array(opened[path], path), path)
+            try:
+                words = load(folder)
+            except UserError:
+                raise
+            except Exception as error:  # the library raises many types
+                raise _Damaged(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+            for path, file in opened.items():  # the library opens them by name
+                if not path.is_file() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    raise _Damaged(f"{path} was replaced while it was read")
+        return words
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path) -> Iterator[BinaryIO]:
+        """Open a file whose bytes have the checksum of the manifest."""
+        expected = self.files.get(path.relative_to(self.folder).as_posix())
+        if expected is None:
+            raise self.damaged(f"it does not name {path.name}")
+        if problem := why_unreadable(path):
+            raise _Damaged(problem)
+        try:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                    raise _Damaged(f"{path} differs from its checksum")
+                yield file
+        except OSError as error:
+            raise _Damaged(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _mapped(file: BinaryIO) -> mmap.mmap:
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _mapped_array(file: BinaryIO, path: Path) -> Shaped[np.ndarray, "..."]:
+    """Map an array that `numpy.save` has written."""
+    try:
+        file.seek(0)
+        np.lib.format.read_magic(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        if is_fortran or dtype.hasobject:
+            raise _Damaged(f"{path} has numbers of another kind")
+        return np.ndarray(shape, dtype, _mapped(file), offset=file.tell())
+    except (ValueError, TypeError, EOFError) as error:
+        raise _Damaged(f"{path} cannot be read: {error}") from error
+
+
+def _require_finite(array: Shaped[np.ndarray, "..."], path: Path) -> None:
+    """Raise an error if a number is NaN or infinite."""
+    if array.dtype.kind != "f":
+        return
+    flat = array.reshape(-1)
+    for start in range(0, len(flat), _BLOCK):
+        if not np.isfinite(flat[start : start + _BLOCK]).all():
+            raise _Damaged(f"{path} contains NaN or infinite numbers")

@@ -1,0 +1,215 @@
+"""Search: rank the passages of an index for queries, and make hits of the best passage of each document."""
+
+import collections
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int
+
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.search.contents import Contents
+from diffcse_jax.search.embeddings import Queries
+from diffcse_jax.search.fusion import CANDIDATES, combine
+from diffcse_jax.search.hits import Hit, Hits, matches, plain_words, snippet
+from diffcse_jax.search.lexical import best_rows, found_by_words
+
+CLOSE = 0.35  # closeness of a query to its best passage; below, a note says so (docs/records/search.md)
+FEWEST_DOCUMENTS = 20  # of an index whose similarities say what is usual
+FEWEST_SHARED = 0.25  # of a query's words in the best hit by words; below, a note says so
+MOST_STEMS = 1 << 18  # words whose stems are kept in memory
+
+
+class Request(NamedTuple):
+    """Queries, and what to find for each."""
+
+    texts: Sequence[str]
+    vectors: Queries | None  # of length 1; None if mode is `lexical`
+    mode: str
+    top_k: int
+    threshold: float | None = None
+
+
+class Found(NamedTuple):
+    """The passages that a query finds, best first."""
+
+    scores: Float32[np.ndarray, " k"]
+    rows: Int[np.ndarray, " k"]
+    best_cosine: float | None = None
+    by_mode: Mapping[str, Int[np.ndarray, " mode"]] = {}  # in a hybrid search, what each mode finds
+
+
+def rank(contents: Contents, request: Request, weight: float) -> list[Hits]:
+    """Return the hits of each query. `weight` is that of BM25 in a hybrid search."""
+    _check_threshold(request)
+    total = len(contents.passages)
+    if not total:
+        return [Hits(note="The index is empty.") for _ in request.texts]
+    count = min(request.top_k, total)
+    while True:
+        found = [*_found(contents, request, count, weight)]
+        places = [contents.firsts(each.rows)[: request.top_k] for each in found]
+        pairs = zip(places, found, strict=True)
+        # If passages share documents, there may be too few: find more.
+        is_short = any(len(best) < request.top_k and len(each.rows) == count for best, each in pairs)
+        if not is_short or count == total:
+            break
+        count = min(4 * count, total)
+    hits = zip(request.texts, found, places, strict=True)
+    return [_hits(contents, request, text, each, best) for text, each, best in hits]
+
+
+def _check_threshold(request: Request) -> None:
+    threshold = request.threshold
+    if threshold is not None and math.isnan(threshold):
+        raise ConfigError("threshold=nan: expected a number, or None for any score")
+    if threshold is not None and request.mode == "hybrid":
+        raise ConfigError(
+            f"threshold={threshold}: the scores of a hybrid search only compare the texts that one query "
+            "finds. Leave the threshold out, or search with mode='dense'"
+        )
+
+
+# Passages
+
+
+def _found(contents: Contents, request: Request, count: int, weight: float) -> Iterator[Found]:
+    """Yield the best `count` passages for each query."""
+    if request.mode == "lexical":
+        yield from (_by_words(contents, text, count) for text in request.texts)
+        return
+    assert contents.embeddings
+    assert request.vectors is not None
+    if request.mode == "dense":
+        for scores, rows in zip(*contents.embeddings.nearest(request.vectors, count), strict=True):
+            yield Found(scores, rows, float(scores[0]))
+        return
+    depth = min(max(CANDIDATES, count), len(contents.passages))
+    nearest = contents.embeddings.nearest(request.vectors, depth)
+    for text, vector, cosines, near in zip(request.texts, request.vectors, *nearest, strict=True):
+        both = _by_both(contents, text, vector, near, weight)
+        yield Found(both.scores[:count], both.rows[:count], float(cosines[0]), both.by_mode)
+
+
+def _by_words(contents: Contents, text: str, count: int) -> Found:
+    scores = contents.word_scores(text)
+    rows = found_by_words(scores, count)
+    return Found(scores[rows], rows)
+
+
+def _by_both(
+    contents: Contents,
+    text: str,
+    vector: Float32[np.ndarray, " dimension"],
+    near: Int[np.ndarray, " depth"],
+    weight: float,
+) -> Found:
+    """Rank the passages that are nearest to a query, and as many that share words with it."""
+    assert contents.embeddings
+    all_lexical = contents.word_scores(text)
+    by_words = found_by_words(all_lexical, len(near))
+    rows = np.union1d(near, by_words)
+    # Not BLAS, which rounds equal rows differently, and whose threads would wait for others.
+    dense = np.einsum("rd,d->r", contents.embeddings.rows(rows), vector)
+    sampled = np.einsum("rd,d->r", contents.sample, vector)
+    scores = combine(dense, all_lexical[rows], weight, sampled, all_lexical)
+    best = best_rows(scores, len(rows))
+    return Found(scores[best], rows[best], by_mode={"dense": near, "lexical": by_words})
+
+
+# Hits
+
+
+def _hits(
+    contents: Contents, request: Request, text: str, found: Found, places: Int[np.ndarray, " hits"]
+) -> Hits:
+    """Return the hits of a query: the passages at these places."""
+    ranks = _ranks(contents, found.by_mode)
+    wanted = _stems(contents, text)
+    hits: list[Hit] = []
+    has: list[frozenset[str]] = []  # the words of the query that each hit has
+    for place in places.tolist():
+        score, row = float(found.scores[place]), int(found.rows[place])
+        if request.threshold is not None and score < request.threshold:
+            break
+        passage, document = contents.row(row)
+        shared = matches(passage["text"], wanted, lambda word: _stems(contents, word))
+        has.append((wanted & _stems(contents, passage["title"])).union(*(match.stems for match in shared)))
+        hits.append(
+            Hit(
+                score,
+                len(hits) + 1,
+                id=document["id"],
+                title=passage["title"],
+                text=passage["text"],
+                file=document["file"],
+                line=document["row"] if document["file"] and document["row"] else None,
+                start=passage["start"],
+                columns=json.loads(document["columns"] or "{}"),
+                snippet=snippet(passage["text"], shared),
+                ranks=ranks.get(int(contents.document_of[row]), {}),
+            )
+        )
+    closeness = None
+    if found.best_cosine is not None and len(contents.documents) >= FEWEST_DOCUMENTS:
+        closeness = contents.closeness(found.best_cosine)
+    if not hits:
+        return Hits(hits, _nothing(request), closeness)
+    return Hits(hits, _note(request, found, closeness, (len(has[0]), len(wanted))), closeness)
+
+
+def _ranks(
+    contents: Contents, by_mode: Mapping[str, Int[np.ndarray, " mode"]]
+) -> Mapping[int, Mapping[str, int]]:
+    """Return the rank of each document by mode. Ranks count documents, as hits do."""
+    ranks: dict[int, dict[str, int]] = collections.defaultdict(dict)
+    for mode, rows in by_mode.items():
+        best = rows[contents.firsts(rows)]
+        for number, document in enumerate(contents.document_of[best].tolist(), 1):
+            ranks[document][mode] = number
+    return ranks
+
+
+def _stems(contents: Contents, text: str) -> frozenset[str]:
+    """Return the words of a text as BM25 compares them or, without BM25, in lower case."""
+    known = contents.stems
+    if len(known) > MOST_STEMS:
+        known.clear()
+    if (stems := known.get(text)) is None:
+        words = contents.lexical.words(text) if contents.lexical else plain_words(text)
+        stems = known[text] = frozenset(words)
+    return stems
+
+
+# A word when nothing fits
+
+
+def _nothing(request: Request) -> str:
+    if request.threshold is not None:
+        return f"Nothing has a score of {request.threshold:g} or more."
+    return "No passage has a word of this query."
+
+
+def _note(request: Request, found: Found, closeness: float | None, words: tuple[int, int]) -> str:
+    """Return what the scores do not say: that nothing is close, or that one search found nothing.
+
+    `words` are the numbers of the query's words that the best hit has, and of all its words.
+    """
+    shared, asked = words
+    if request.mode == "lexical":
+        is_poor = shared < FEWEST_SHARED * asked
+        return f"The best hit has only {shared} of the {asked} words of this query." if is_poor else ""
+    has_words = request.mode == "hybrid" and len(found.by_mode["lexical"]) > 0
+    if closeness is not None and closeness < CLOSE:
+        by_words = ""
+        if request.mode == "hybrid":
+            by_words = f" It has {shared} of the {asked} words." if has_words else " No passage has its words."
+        return (
+            f"Nothing is close to this query by meaning: the best passage has a closeness of "
+            f"{closeness:.2f} (0: chance, 1: nearest neighbours).{by_words}"
+        )
+    if request.mode == "hybrid" and not has_words:
+        return "Found by meaning only: no passage has a word of this query."
+    return ""

@@ -1,0 +1,56 @@
+"""Read documents for a search, and account for all of them."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from diffcse_jax.data.documents import Document, Documents
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.errors import DataError
+from diffcse_jax.hosts import Progress, is_quiet, log_line
+from diffcse_jax.search.passages import has_text
+from diffcse_jax.search.stored import STDIN
+
+NO_LETTERS = "without letters and digits"
+
+
+def documents_of(source: Documents, ledger: Ledger) -> Iterator[Document]:
+    """Yield the documents of a source. Those without letters and digits are left out, and counted."""
+    if source.name == STDIN and sys.stdin.isatty():
+        print("reading texts from the terminal, one per line; Ctrl-D ends them", file=sys.stderr)
+    for document in source.read(ledger):
+        if has_text(document):
+            yield document
+        else:
+            ledger.leave_out(NO_LETTERS, document.place, is_loss=False)
+
+
+def read_documents(source: Documents, *, strict: bool = False) -> list[Document]:
+    """Return the documents of a source, with progress, and say what was read and what was not.
+
+    Raises `DataError` if there are none.
+    """
+    ledger = Ledger(source.name, strict=strict)
+    documents = []
+    with Progress(f"reading {source.name}", "documents") as progress:
+        for document in documents_of(source, ledger):
+            documents.append(document)
+            progress.update(1)
+    ledger.make("document{s}", len(documents))
+    require_some(documents, ledger)
+    report(ledger)
+    return documents
+
+
+def require_some(documents: Sequence[Document], ledger: Ledger) -> None:
+    """Raise `DataError` if a source has no documents."""
+    if not documents:
+        details = f" ({ledger.summary()})" if ledger.lines() else ""
+        raise DataError(f"{ledger.name}: it contains no text{details}")
+
+
+def report(ledger: Ledger) -> None:
+    """Print what was read and what was not; in quiet mode, only if something was lost."""
+    for line in ledger.lines():
+        log_line(line)
+    if is_quiet() and ledger.has_losses:
+        log_line(f"warning: {ledger.summary()}")

@@ -1,0 +1,29 @@
+"""The way to search that a training run has found to be best."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import expand_path, find_run, read_json_object
+from diffcse_jax.run_folder.records import SEARCH, read_selection
+from diffcse_jax.search.stored import MODES
+
+
+def recommended(model: str | None) -> tuple[str, float | None]:
+    """Return the mode of search, and the weight of BM25, that a run recommends for the model that it exported.
+
+    `model` is the run's folder or its export. For other models the mode is `dense`.
+    """
+    folder = expand_path(model or "")
+    found: Mapping[str, Any] = {}
+    if model and find_run(folder) == folder:
+        selection = read_selection(folder)
+        found = selection.search if selection else {}
+    elif model and (folder / SEARCH).is_file():
+        found = read_json_object(folder / SEARCH)
+    if not found:
+        return "dense", None
+    mode, weight = found.get("mode"), found.get("weight")
+    if mode not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+        raise CheckpointError(f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1")
+    return mode, weight if mode == "hybrid" else None

@@ -1,0 +1,633 @@
+"""Rows of tables in every format: what is in a file is read, or stands in the ledger."""
+
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow_datasets as tfds
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_fuzz import json_values, spoiled
+from test_golden import PAIRS, Prepared
+
+from diffcse_jax.data import columnar
+from diffcse_jax.data.columnar import data_set_folders
+from diffcse_jax.data.delimited import Form, records
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.lines import LONGEST_TEXT, read_lines
+from diffcse_jax.data.tables import KINDS, Table, open_table
+from diffcse_jax.data.values import as_text, is_missing, text_columns
+from diffcse_jax.errors import DataError
+
+in_a_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def table_of(path: Path, content: bytes | str, **options) -> Table:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return open_table(path, path.name, **options)
+
+
+def read(table: Table) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
+    """Return the rows and the account of a pass."""
+    ledger = Ledger(table.name)
+    return list(table.rows(table.columns, ledger)), ledger.lines()
+
+
+def values(table: Table) -> list[tuple]:
+    rows, _ = read(table)
+    return [tuple(row.values()) for _, row in rows]
+
+
+def left_out(ledger: Ledger) -> int:
+    return sum(entry.count for entry in ledger.left_out.values())
+
+
+# Separators, quotes and heads
+
+HELPDESK = """id,subject,body,customer
+1,Printer,"The printer on the second floor prints empty pages.",blue
+2,Login,"I cannot log in since the update on Monday.",red
+"""
+EXPORT = """Titel;Beschreibung
+Öffnungszeiten;Das Büro ist von neun bis zwölf geöffnet.
+Schlüssel;Der Schlüssel liegt bei der Pförtnerin.
+"""
+OPEN_QUOTE = """sentence\tpositive
+The museum opens.\tDoors open at 9 a.m.
+He asked.\t"Where are tickets sold
+She read the sign.\tIt said "closed" in red
+"Follow me," said the guide.\tWe followed.
+"""
+
+
+def test_columns_of_a_table_without_known_names_are_found(tmp_path):
+    table = table_of(tmp_path / "helpdesk.csv", HELPDESK)
+    assert table.columns == ("id", "subject", "body", "customer")
+    assert table.text_columns == ("subject", "body", "customer")
+    assert not table.notes
+    table = table_of(tmp_path / "export.csv", EXPORT.encode("cp1252"))
+    assert table.text_columns == ("Titel", "Beschreibung")
+    notes = [
+        "export.csv: not UTF-8; read as windows-1252",
+        "export.csv: separated by semicolons",
+    ]
+    assert table.notes == tuple(notes)
+    rows, lines = read(table)
+    assert rows[1][1]["Beschreibung"] == "Der Schlüssel liegt bei der Pförtnerin."
+    assert lines == notes
+
+
+def test_a_field_of_a_tsv_never_spans_lines_and_keeps_its_quotes(tmp_path):
+    rows, lines = read(table_of(tmp_path / "a.tsv", OPEN_QUOTE))
+    written = [tuple(line.split("\t")) for line in OPEN_QUOTE.splitlines()[1:]]
+    assert [tuple(row.values()) for _, row in rows] == written
+    assert [number for number, _ in rows] == [2, 3, 4, 5]
+    assert not lines
+
+
+def test_quotes_of_a_tsv_that_pandas_wrote_are_its_own(tmp_path):
+    texts = ['He said "hi"', "a\ttab", "plain"]
+    frame = pd.DataFrame({"text": texts, "other": ["a", "b", "c"]})
+    table = table_of(tmp_path / "a.tsv", frame.to_csv(sep="\t", index=False))
+    assert table.notes == ("a.tsv: quotes around fields are removed",)
+    assert values(table) == [*zip(texts, frame["other"], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "rows", "note"),
+    [
+        ("a;b\n1;x, y\n", ("a", "b"), [("1", "x, y")], "separated by semicolons"),
+        ("a\tb\n1\tx, y\n", ("a", "b"), [("1", "x, y")], "separated by tabs"),
+        ("a|b\n1|x, y\n", ("a", "b"), [("1", "x, y")], "separated by vertical bars"),
+        ("sep=;\na;b\n1;x, y\n", ("a", "b"), [("1", "x, y")], ""),
+        ("a, b;c\n1;2\n3;4\n", ("a, b", "c"), [("1", "2"), ("3", "4")], "separated by semicolons"),
+        ('a, b\n1, "x, y"\n', ("a", "b"), [("1", "x, y")], ""),
+        ("text\nNo, not; this|one\n", ("text",), [("No, not; this|one",)], ""),
+        ("\n\na,b\n1,2\n", ("a", "b"), [("1", "2")], ""),
+        (",a,,\n0,1,,\n", ("column 1", "a"), [("0", "1")], ""),
+        ("a,b\n1,2,,\n", ("a", "b"), [("1", "2")], ""),
+        ("text,text,id\nx,y,7\n", ("text", "text.1", "id"), [("x", "y", "7")],
+         "the column 'text' is there again; it is called 'text.1'"),
+        ("How do I return it?,Send it back.\nWhen is it open?,It is open at nine.\n",
+         ("column 1", "column 2"),
+         [("How do I return it?", "Send it back."), ("When is it open?", "It is open at nine.")],
+         "the first line holds no names of columns, so that it is read as a row; "
+         "the columns are called column 1, column 2"),
+        ("name,How old are you?\nAnna,I am very old.\n", ("name", "How old are you?"),
+         [("Anna", "I am very old.")], ""),
+        ("Create a list\tThis returns a list.\nDelete one of two or more lists\tIt is gone.\n",
+         ("column 1", "column 2"),
+         [("Create a list", "This returns a list."),
+          ("Delete one of two or more lists", "It is gone.")],
+         ...),
+        ("a,b,c\n1,2,3\n" + "1,2\n" * 3, ("a", "b", "c"), [("1", "2", "3"), *[("1", "2", "")] * 3],
+         "rows lack up to 1 of the last columns"),
+        ('a\tb\n1\t" x " is y\n2\t"x\ty"\n', ("a", "b"), [("1", '" x " is y'), ("2", "x\ty")],
+         "separated by tabs"),
+        ("", (), [], ""),
+    ],
+)  # fmt: skip
+def test_separators_and_names_are_found_and_said(tmp_path, content, columns, rows, note):
+    table = table_of(tmp_path / "a.csv", content)
+    assert table.columns == columns
+    assert values(table) == rows
+    assert note is ... or table.notes == ((f"a.csv: {note}",) if note else ())
+
+
+def test_a_first_line_of_sentences_holds_names_if_the_user_says_so(tmp_path):
+    table = table_of(tmp_path / "a.csv", "Is it open?\nIt is.\n", wanted=["Is it open?"])
+    assert table.columns == ("Is it open?",)
+
+
+@pytest.mark.parametrize(
+    ("content", "rows", "lines"),
+    [
+        # A quote that nobody closed takes no other row with it.
+        ('a,b\n1,"open\n2,fine\n3,"x, y"\n4,"two\nlines"\n5,last\n',
+         ["open", "fine", "x, y", "two\nlines", "last"], []),
+        ('a,b\n1,"open\n2,fine\n', ["open", "fine"], []),
+        ('a,b\n1,2\n"open, and\n3,4\n', ["2", " and", "4"], []),
+        ('a,b\n1,"open, with, more\n3,4\n', ["4"],
+         ["left out 1 text: 1 not valid CSV (a.csv, line 2)"]),
+        # A row of several lines with one field too many is one row.
+        ('a,b\n1,"Dear all,\nhow are you",more\n3,4\n', ["4"],
+         ["left out 1 text: 1 with a wrong number of fields (a.csv, line 2)"]),
+        ('a,b\n1,"two\nlines with "a" word"\n3,4\n', ['two\nlines with a" word"', "4"], []),
+        ("a,b\n\n1,2\nonly\n , \n3,4,5\n", ["2"],
+         ["left out 4 texts: 2 empty (a.csv, line 2, a.csv, line 5), "
+          "2 with a wrong number of fields (a.csv, line 4, a.csv, line 6)"]),
+        ("a,b\n1,c\rd\n", ["c\rd"], []),
+    ],
+)  # fmt: skip
+def test_rows_that_break_the_rules_cost_nothing_but_themselves(tmp_path, content, rows, lines):
+    found, account = read(table_of(tmp_path / "a.csv", content))
+    assert [row["b"].strip('"') for _, row in found] == [each.strip('"') for each in rows]
+    assert account == lines
+
+
+def test_a_quote_that_swallows_a_hundred_thousand_characters_is_noticed(tmp_path):
+    line = f"7,{'a plain row ' * 20}\n"
+    number = LONGEST_TEXT // len(line) + 2
+    content = f'a,b\n1,"open\n{line * number}8,"closed\n'
+    rows, account = read(table_of(tmp_path / "a.csv", content))
+    assert len(rows) == number + 2
+    assert not account
+    long = "A long cell, in which, no line, is a row.\n" * (number // 2)
+    rows, _ = read(table_of(tmp_path / "a.csv", f'a,b\n1,"{long}"\n2,c\n'))
+    assert [len(row["b"]) for _, row in rows] == [len(long), 1]
+
+
+def test_fields_beyond_the_limit_of_python_are_read_and_the_limit_stays(tmp_path):
+    before = csv.field_size_limit()
+    long = "x, " * before
+    ((_, row),), _ = read(table_of(tmp_path / "a.csv", f'html,text\n"{long}",short\n'))
+    assert row == {"html": long, "text": "short"}
+    assert csv.field_size_limit() == before
+
+
+GROWING = {
+    "a.csv": ['x,5","abc\n', 'a,"b\n', '1,"say "a",b\n'],
+    "a.json": ['{"a": [[["b"]]]}, '],
+}
+
+
+@pytest.mark.parametrize(("name", "piece"), [(n, piece) for n in GROWING for piece in GROWING[n]])
+def test_time_grows_with_the_size_and_not_with_its_square(tmp_path, name, piece):
+    times = []
+    for number in (100, 800):
+        content = piece * number
+        path = tmp_path / name
+        path.write_text(f"id,text\n{content}" if name == "a.csv" else f'[{content}"a"]')
+        start = time.process_time()
+        read(open_table(path, name))
+        times.append(time.process_time() - start)
+    assert times[1] < 24 * times[0] + 0.1
+
+
+# What was written is read back
+
+names = st.lists(
+    st.text(st.characters(codec="utf-8", categories=["Lu", "Ll"]), min_size=1, max_size=8),
+    min_size=2, max_size=4, unique_by=str.strip,
+)  # fmt: skip
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@given(names, st.data())
+@in_a_folder
+def test_rows_of_csv_are_read_back(tmp_path, columns, data):
+    rows = data.draw(st.lists(st.tuples(*[texts] * len(columns)), max_size=6))
+    separator = data.draw(st.sampled_from(",;\t|"))
+    written = io.StringIO(newline="")
+    options = {"delimiter": separator, "quoting": csv.QUOTE_ALL}
+    csv.writer(written, **options).writerows([columns, *rows])
+    table = table_of(tmp_path / "a.csv", written.getvalue())
+    assert table.columns == tuple(columns)
+    found, _ = read(table)
+    kept = [row for row in rows if any(map(str.strip, row))]
+    assert [tuple(row.values()) for _, row in found] == kept
+
+
+@given(names, st.data())
+@in_a_folder
+def test_rows_of_tsv_are_read_back(tmp_path, columns, data):
+    field = texts.filter(lambda text: not re.search(r"[\t\r\n]", text))
+    rows = data.draw(st.lists(st.tuples(*[field] * len(columns)), max_size=6))
+    content = "".join("\t".join(row) + "\n" for row in [tuple(columns), *rows])
+    table = table_of(tmp_path / "a.tsv", content)
+    if not table.notes:  # fields may happen to look as if Python's csv had written them
+        found, _ = read(table)
+        kept = [row for row in rows if any(map(str.strip, row))]
+        assert [tuple(row.values()) for _, row in found] == kept
+
+
+def mended(value: Any) -> Any:
+    """Return a value of JSON without halves of characters."""
+    if isinstance(value, dict):
+        return {mended(key): mended(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [*map(mended, value)]
+    return re.sub("[\ud800-\udfff]", "\ufffd", value) if isinstance(value, str) else value
+
+
+@given(st.lists(st.dictionaries(texts, json_values, min_size=1, max_size=3), max_size=4), st.data())
+@in_a_folder
+def test_objects_of_json_are_read_back(tmp_path, rows, data):
+    extension = data.draw(st.sampled_from([".jsonl", ".ndjson", ".json"]))
+    if extension == ".json":
+        text = json.dumps(rows, indent=data.draw(st.sampled_from([None, 1])))
+    else:
+        text = "\n".join(map(json.dumps, rows))
+    table = table_of(tmp_path / f"a{extension}", text)
+    expected = [mended(json.loads(json.dumps(row))) for row in rows]
+    assert table.columns == tuple(dict.fromkeys(key for row in expected for key in row))
+    found, _ = read(table)
+    ordered = [{key: row[key] for key in table.columns if key in row} for row in expected]
+    assert repr([row for _, row in found]) == repr(ordered)  # NaN is not equal to itself
+
+
+VALUES = {
+    pa.string(): texts,
+    pa.large_string(): texts,
+    pa.string_view(): texts,
+    pa.dictionary(pa.int8(), pa.string()): texts,
+    pa.list_(pa.string()): st.lists(texts, max_size=3),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.bool_(): st.booleans(),
+    pa.binary(): st.binary(max_size=8),
+    pa.timestamp("us"): st.datetimes(),
+}
+
+
+@given(st.lists(st.sampled_from([*VALUES]), min_size=1, max_size=4), st.data())
+@in_a_folder
+def test_columns_of_arrow_are_read_back(tmp_path, types, data):
+    number = data.draw(st.integers(0, 5))
+    some = {
+        kind: st.lists(st.none() | VALUES[kind], min_size=number, max_size=number) for kind in types
+    }
+    columns = [pa.array(data.draw(some[kind]), kind) for kind in types]
+    table = pa.table(columns, names=["a"] * len(types))
+    extension = data.draw(st.sampled_from([".parquet", ".arrow", ".feather"]))
+    content = io.BytesIO()
+    if extension == ".parquet":
+        pq.write_table(table, content, row_group_size=2)
+    else:
+        new = pa.ipc.new_stream if extension == ".arrow" else pa.ipc.new_file
+        with new(content, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    found = table_of(tmp_path / f"a{extension}", content.getvalue())
+    assert found.columns == ("a", "a.1", "a.2", "a.3")[: len(types)]
+    assert values(found) == [*zip(*(column.to_pylist() for column in columns), strict=True)]
+    (*_, last) = found.columns
+    assert [row[last] for _, row in found.rows([last], Ledger("a"))] == columns[-1].to_pylist()
+
+
+# What is not a row stands in the ledger
+
+CONTENT = {
+    ".csv": b'a,b\n1,"b ""c"" d"\n"two\nlines",e\n3,"open\n4,last\n',
+    ".tsv": b'a\tb\n1\t"x\n2\ty\n',
+    ".jsonl": b'{"a": "x"}\n{"a": "\\ud83d", "b": [1]}\n\n[]\n',
+    ".json": b'[{"a": "x"}, {"b": "y"}]',
+    ".parquet": pd.DataFrame(PAIRS).to_parquet(),
+    ".feather": pa.BufferOutputStream(),
+}
+
+
+def feather() -> bytes:
+    content = io.BytesIO()
+    table = pa.Table.from_pylist(PAIRS)
+    with pa.ipc.new_file(content, table.schema) as writer:
+        writer.write_table(table)
+    return content.getvalue()
+
+
+CONTENT[".feather"] = feather()
+
+
+@pytest.mark.parametrize("extension", CONTENT)
+@given(data=st.data())
+@in_a_folder
+def test_any_bytes_give_rows_or_an_error_for_people(tmp_path, extension, data):
+    content = data.draw(spoiled(CONTENT[extension]) | st.binary(max_size=200))
+    path = tmp_path / f"a{extension}"
+    ledger = Ledger("a")
+    try:
+        table = table_of(path, content)
+        rows = [*table.rows(table.columns, ledger)]
+    except DataError:
+        return
+    numbers = [number for number, _ in rows]
+    assert numbers == sorted(set(numbers))
+    assert all(set(row) <= set(table.columns) for _, row in rows)
+    if extension == ".jsonl":
+        lines = sum(1 for _ in read_lines(path, "a", Ledger("a")))
+        assert len(rows) + left_out(ledger) == lines
+    json.dumps([row for _, row in rows], default=str, ensure_ascii=False).encode()
+
+
+csv_pieces = st.sampled_from(['"', ",", "\n", "a", '""', '",', ',"', "\r", "x y"])
+
+
+@given(st.lists(csv_pieces, max_size=60), st.integers(0, 3), st.booleans())
+def test_each_line_of_a_csv_file_is_in_one_record(pieces, width, spans):
+    lines = [*enumerate(io.StringIO("".join(pieces), newline="\n"), 1)]
+    separator = "," if spans else "\t"
+    lines = [(number, line.replace(",", separator)) for number, line in lines]
+    found = [*records(lines, Form(separator, spans_lines=spans, width=width))]
+    read = [number for record in found for number in range(record.first, record.last + 1)]
+    assert read == [number for number, _ in lines]
+    for record in found:
+        assert record.fault or not width or len(record.fields) == width
+        assert record.fault or spans or record.first == record.last
+
+
+@given(st.lists(st.lists(texts, min_size=1, max_size=3), max_size=4))
+def test_what_follows_the_rules_is_what_python_reads(rows):
+    written = io.StringIO(newline="")
+    csv.writer(written).writerows(rows)
+    lines = enumerate(io.StringIO(written.getvalue(), newline="\n"), 1)
+    found = [record.fields for record in records(lines, Form(","))]
+    python = [*csv.reader(io.StringIO(written.getvalue(), newline=""))]
+    assert "\r" in written.getvalue().replace("\r\n", "") or found == [
+        row or [""] for row in python
+    ]
+
+
+# JSON
+
+
+def test_broken_characters_are_replaced_and_counted(tmp_path):
+    content = '{"text": "a \\ud83d sign"}\n{"text": "a \\ud83d\\ude00 face"}\n'
+    rows, lines = read(table_of(tmp_path / "a.jsonl", content))
+    assert [row["text"] for _, row in rows] == ["a \ufffd sign", "a \U0001f600 face"]
+    assert lines == ["a.jsonl: broken characters (halves of escapes) in 1 row became U+FFFD"]
+
+
+def test_keys_are_collected_from_many_rows(tmp_path):
+    rows = [{"text": "The library opens."}] * 1500 + [{"text": "x", "late": "y"}]
+    rows[1] = {"text": "The cafe is closed.", "headline": "Cafe"}
+    table = table_of(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert table.columns == ("text", "headline")
+    assert table.missing(["late", "text", "never"]) == ("never",)
+    found = [row for _, row in table.rows(["late", "headline"], Ledger("a"))]
+    assert found == [{}, {"headline": "Cafe"}, *[{}] * 1498, {"late": "y"}]
+
+
+ROWS = [{"a": "x"}, {"b": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "rows", "note"),
+    [
+        (json.dumps(ROWS, indent=1), ROWS, ""),
+        ('\ufeff ["one", "two\\nlines",]', [{"sentence": "one"}, {"sentence": "two\nlines"}], ""),
+        ('\n{"a": "x"}\n{"b": "y"}\n', ROWS, ""),
+        ('{"version": 1, "data": [{"a": "x"}, {"b": "y"}]}', ROWS, "the rows are those of 'data'"),
+        ('{"train": [{"a": "x"}, {"b": "y"}], "test": [{}]}', ROWS,
+         "read the part 'train', not test"),
+        ('{"a": ["x", "y"],\n "b": ["z", "w"]}', [{"a": "x", "b": "z"}, {"a": "y", "b": "w"}],
+         "the lists 'a', 'b' are read as columns"),
+        ('{\n "a": "x",\n "b": ["y"]\n}', [{"a": "x", "b": ["y"]}], ""),
+        ('{"a": [{"b": {"c": "text"}}]}', [{"b": {"c": "text"}}], "the rows are those of 'a'"),
+        ("", [], ""),
+        ("[]", [], ""),
+    ],
+)  # fmt: skip
+def test_a_json_file_holds_a_list_or_lines_or_an_object(tmp_path, content, rows, note):
+    table = table_of(tmp_path / "a.json", content)
+    found, _ = read(table)
+    assert [row for _, row in found] == rows
+    assert table.notes[:1] == ((f"a.json: {note}",) if note else ())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"a": 1}, {"b"', "a.json, item 2 is not valid JSON: Expecting ':' delimiter"),
+        ("[1 2]", "a.json, item 1 is not valid JSON: '2' stands where ',' should be"),
+        ("[1] 2", "'2' stands where the end should be. A json file holds a list"),
+        ("[" * 100_000, "a.json, item 1 is not valid JSON: maximum recursion depth"),
+        ("{\n", "a.json is not valid JSON"),
+        ('{"dev": [{"a": 1}], "test": [{"a": 1}]}', "a.json has several parts: dev, test"),
+    ],
+)
+def test_damaged_json_is_named(tmp_path, content, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        read(table_of(tmp_path / "a.json", content))
+
+
+def test_lines_that_are_not_objects_are_entered_in_the_ledger(tmp_path):
+    deep = "[" * 100_000
+    content = f'{{"a": NaN}}\n[1]\n\n"text"\n{deep}\n{{"a": {"9" * 5000}}}\n{{"a": 1, "a": 2}}\n'
+    rows, lines = read(table_of(tmp_path / "a.jsonl", content))
+    assert [number for number, _ in rows] == [1, 4, 7]
+    assert math.isnan(rows[0][1]["a"])
+    assert [row for _, row in rows[1:]] == [{"sentence": "text"}, {"a": 2}]
+    assert lines == [
+        "left out 4 texts: 3 not a JSON object (a.jsonl, line 2, a.jsonl, line 5, "
+        "a.jsonl, line 6), 1 empty (a.jsonl, line 3)"
+    ]
+
+
+def test_a_row_longer_than_any_text_is_cut_off_while_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": "' + b"x" * 20_000_000 + b'"}\n{"a": "y"}\n'))
+    rows, lines = read(open_table(path, "a.jsonl.gz"))
+    assert rows == [(2, {"a": "y"})]
+    assert lines == ["left out 1 text: 1 longer than 8,388,608 characters (a.jsonl.gz, line 1)"]
+
+
+def test_text_inside_objects_is_not_lost_silently(tmp_path):
+    content = '{"data": [{"title": "A book", "paragraphs": [{"context": "Some text."}]}]}'
+    table = table_of(tmp_path / "a.json", content)
+    assert table.text_columns == ("title",)
+    assert table.notes[1:] == ("a.json: text inside objects is not read (paragraphs)",)
+
+
+# Parquet, Arrow and data sets
+
+
+def test_dates_beyond_the_calendar_are_text(tmp_path):
+    days = pa.array([0, 2932897, -800000, 2**31 - 1], pa.int32()).cast(pa.date32())
+    lists = pa.ListArray.from_arrays([0, 1, 2, 2, 2], days[1::-1])
+    table = pa.table({"day": days, "days": lists})
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows, lines = read(open_table(tmp_path / "a.parquet", "a.parquet"))
+    assert [as_text(row["day"]) for _, row in rows[:3]] == [
+        "1970-01-01",
+        "10000-01-01",
+        "-0221-09-04",
+    ]
+    assert rows[0][1]["days"] == ["10000-01-01"]
+    assert rows[3][1] == {"day": None, "days": []}
+    assert lines == [
+        "a.parquet: read 3 dates or times beyond the calendar of Python as text",
+        "a.parquet: left out 1 value that Python cannot hold, such as impossible times",
+    ]
+
+
+def test_strings_of_parquet_that_are_not_utf8_are_read(tmp_path):
+    table = pa.table({"text": pa.array([b"caf\xe9", None]).view(pa.string())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows, lines = read(open_table(tmp_path / "a.parquet", "a.parquet"))
+    assert [row["text"] for _, row in rows] == ["café", None]
+    assert lines == ["a.parquet: not UTF-8 in 1 value; read there in the encoding that fits best"]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.feather", "a.parquet.gz"])
+def test_damaged_binary_files_are_named(tmp_path, name):
+    with pytest.raises(DataError, match=rf"{name}.* cannot be read"):
+        table_of(tmp_path / name, b"one\n")
+
+
+def test_saved_data_sets_are_read_without_datasets(tmp_path):
+    saved = datasets.Dataset.from_dict({"title": ["A", "B"], "text": ["Some text.", "More text."]})
+    saved.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict(train=saved, test=saved).save_to_disk(tmp_path / "several")
+    datasets.DatasetDict(dev=saved, test=saved).save_to_disk(tmp_path / "other")
+    folders = data_set_folders(tmp_path.rglob("*"))
+    assert [folder.name for folder in folders] == ["one", "other", "several"]
+    for name, note in [("one", ()), ("several", ("several: read the part 'train', not test",))]:
+        table = open_table(tmp_path / name, name)
+        assert values(table) == [("A", "Some text."), ("B", "More text.")]
+        assert table.notes == note
+        assert [file.suffix for file in table.files] == [".arrow"] * len(table.files)
+    with pytest.raises(DataError, match="other has several parts: dev, test"):
+        open_table(tmp_path / "other", "other")
+    assert len(values(open_table(tmp_path / "other/dev", "dev"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("[", "cannot read state.json"),
+        ("[]", "state.json does not hold an object"),
+        ("{}", "it has no list _data_files"),
+        ('{"_data_files": [{"filename": "../a.arrow"}]}', "does not name a file or folder beside"),
+        ('{"_data_files": [{"filename": "a.arrow"}]}', "no such file"),
+        ('{"_data_files": [], "_indices_files": [1]}', "an old version of datasets"),
+    ],
+)
+def test_damaged_data_sets_are_named(tmp_path, state, message):
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(DataError, match=re.escape(message)):
+        open_table(tmp_path, "saved")
+
+
+def prepare(folder: Path, shards: int = 1) -> Path:
+    """Write `PAIRS` as an ArrayRecord data set, and return its folder."""
+    builder = Prepared(data_dir=str(folder), file_format="array_record")
+    config = tfds.download.DownloadConfig(num_shards=shards, try_download_gcs=False)
+    builder.download_and_prepare(download_config=config)
+    return Path(builder.data_path)
+
+
+def test_prepared_data_sets_are_read_in_order_or_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(columnar, "BLOCK_RECORDS", 3)
+    folder = prepare(tmp_path / "out", shards=3)
+    assert data_set_folders(tmp_path.rglob("*")) == (folder,)
+    table = open_table(tmp_path / "out", "out")
+    assert len(table.files) == 3
+    columns = [*PAIRS[0]]
+    rows = [*table.rows(columns, Ledger("out"))]
+    assert rows == [*enumerate(PAIRS, 1)]
+    with pytest.raises(DataError, match=r"no column 'text'.*It has: hard_negative, positive"):
+        list(table.rows(["text"], Ledger("out")))
+    (shard,) = prepare(tmp_path / "other").glob("*.array_record*")
+    with pytest.raises(DataError, match="2 data sets"):
+        open_table(tmp_path, "both")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:100] + b"\xff" * 50 + content[150:])
+    with pytest.raises(DataError, match=r"damaged|cannot read the split"):
+        read(open_table(tmp_path / "other", "other"))
+
+
+# Values
+
+
+@pytest.mark.parametrize("value", [None, "", b"", math.nan, np.float32("nan"), pd.NaT])
+def test_empty_values_are_missing(value):
+    assert is_missing(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a", "a"), (b"caf\xe9", "café"), (0, "0"), (1.5, "1.5"), (False, "False"),
+        (["a", None, "b"], "a\nb"), ([1], None), ({"a": 1}, None), ([], ""),
+        (pd.Timestamp(2026, 1, 2).date(), "2026-01-02"),
+    ],
+)  # fmt: skip
+def test_values_are_text_if_people_would_read_them_so(value, text):
+    assert not is_missing(value)
+    assert as_text(value) == text
+
+
+COLUMNS = {
+    "id": ["a first row", "a second row"], "customerId": ["blue", "red"],
+    "number": [1, 2], "price": ["3.50 EUR", "4.20 EUR"], "size": ["5 kg", "7 kg"],
+    "day": ["2026-01-02", "12 March 2026"], "日": ["2026年3月5日", "2026年4月5日"],
+    "is_open": ["yes", "no"], "flag": [True, False],
+    "url": ["https://example.org/a", "www.example.org/b"], "mail": ["a@example.org", "b@c.de"],
+    "code": ["ERR-4711", "ERR-4712"], "uuid_of_it": ["123e4567-e89b", "123e4567-e89c"],
+    "path": ["docs/a.md", "docs/b.md"], "data": ['{"a": 1}', '[{"b": 2}]'],
+    "vector": [[0.1, 0.2], [0.3, 0.4]], "nothing": [None, ""], "language": ["en", "de"],
+}  # fmt: skip
+
+
+def test_columns_of_text_are_told_from_others():
+    texts = {
+        "title": ["Printer", "Login"], "name": ["Anna Schmidt", "Bo Ek"], "long": ["so " * 9] * 2,
+        "日本": ["図書館は2026年に開きます", "東京"], "pos": [["A text.", "B text."], ["C text."]],
+        "half": ["a text of words", None],
+    }  # fmt: skip
+    everything = {**COLUMNS, **texts}
+    rows = [{name: column[row] for name, column in everything.items()} for row in range(2)]
+    assert text_columns([*everything], rows) == tuple(texts)
+
+
+def test_repeated_words_are_a_category_unless_there_is_nothing_else():
+    rows = [{"state": ["open", "closed"][n % 2], "text": f"{n} is a number"} for n in range(10)]
+    assert text_columns(["state", "text"], rows) == ("text",)
+    assert text_columns(["state"], rows) == ("state",)
+    assert text_columns(["x", "n"], [{"x": "a", "n": 1}]) == ("x",)
+    assert text_columns(["code"], [{"code": "0xdeadbeaf"}]) == ()
+    assert text_columns(["n"], [{"n": 1}]) == text_columns(["n"], []) == ()
+
+
+def test_all_extensions_are_known():
+    assert set(CONTENT) < set(KINDS)
