@@ -7,7 +7,7 @@ finds them. No tree is built, so that deep nesting and tags that are never close
 import collections
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcse_jax.errors import require_extra
 
@@ -191,8 +191,8 @@ class _Page:
         self._tables: list[int] = []  # those that are open
         self._paragraphs = 0  # of the cell
 
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Note that an element starts."""
+    def start(self, tag: str, attributes: Mapping[str, str], _: Any) -> None:
+        """Note that an element starts. The last argument, which lxml also gives, is for XML."""
         tag = tag.rpartition(":")[2]
         index = len(self.events)
         is_text = (tag in OF_ARTICLES and any(map(self._opened.__getitem__, ARTICLES))) or (

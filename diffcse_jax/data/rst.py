@@ -9,7 +9,7 @@ from diffcse_jax.errors import require_extra
 
 EXTRA = "documents"
 MOST_SUBSTITUTIONS = 2_000  # names in texts that themselves replace names
-LEFT_OUT = "directive{s} that only Sphinx knows"
+LEFT_OUT = "unread directive{s}"
 
 SETTINGS = {
     "file_insertion_enabled": False,

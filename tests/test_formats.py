@@ -1,0 +1,538 @@
+"""Documents in each format: their titles and text, what is left out, and what cannot be read."""
+
+import io
+import json
+import re
+import sys
+import time
+import zipfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import rc_context
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.figure import Figure
+
+from diffcse_jax.data import formats, pages
+from diffcse_jax.data.formats import Parsed, Unreadable, parse
+from diffcse_jax.data.sentences import split_sentences
+
+
+def parsed(content: bytes | str, kind: str = ".md", *, with_code: bool = False) -> Parsed:
+    content = content.encode() if isinstance(content, str) else content
+    found = parse(content, kind, with_code=with_code)
+    assert isinstance(found, Parsed), found
+    return found
+
+
+def read(content: bytes | str, kind: str = ".md", **options) -> list[tuple[str, list[str]]]:
+    sections = parsed(content, kind, **options).sections
+    return [(title, [line for line in lines if line.strip()]) for title, lines in sections]
+
+
+def text_of(content: bytes | str, kind: str = ".html", **options) -> str:
+    parts = [text for title, lines in read(content, kind, **options) for text in (title, *lines)]
+    return " ".join(" ".join(parts).split())
+
+
+# Markdown, html and rst
+
+PAGE = b"""---
+layout: page
+---
+# The *tool*
+
+It does [one thing](https://example.org) well.
+It does `it` fast, with [a link of its own][1].
+
+[1]: https://example.org
+
+## Installation ##
+
+- Get **the package**.
+- [x] Run it,
+  with care.
+
+```
+code is not text
+```
+
+| a | table |
+|---|---|
+
+Heading by a line
+-----------------
+Text of it.
+<!-- nobody
+sees this -->
+"""
+HTML_PAGE = b"""<html><head><title>Not this</title><style>p {}</style></head><body><nav>Home</nav>
+<h1>The <em>tool</em></h1><p>It does <a href="x">one thing</a> well. It does <code>it</code> fast,
+with a link of its own.</p><h2>Installation<a class="headerlink" href="#i">\xc2\xb6</a></h2>
+<ul><li>Get <b>the package</b>.<li>Run it, with care.</ul>
+<pre>code is not text</pre><table><tr><td>a</td><td>table</td></tr></table>
+<h2>Heading by a line</h2><div>Text of it.<script>x()</script></div><!-- nobody sees this -->
+</body></html>"""
+RST_PAGE = b"""
+The *tool*
+==========
+
+It does `one thing <https://example.org>`_ well. It does :func:`it <a.b>` fast, with a link of its own.
+
+.. note that nobody sees
+
+Installation
+------------
+
+.. note:: Get **the package**.
+
+- Run it,
+  with care.
+
+.. include:: /etc/hostname
+
+::
+
+    code is not text
+
+.. list-table::
+
+   * - a
+     - table
+
+.. unknown:: x
+
+.. math:: x^2
+
+Heading by a line
+-----------------
+Text of it.
+"""
+PAGES = [(PAGE, ".md"), (HTML_PAGE, ".html"), (RST_PAGE, ".rst")]
+
+
+@pytest.mark.parametrize(("content", "kind"), PAGES)
+def test_a_page_becomes_titled_sections(content, kind):
+    paragraphs = ["It does one thing well. It does it fast, with a link of its own."]
+    items = ["Get the package.", "Run it, with care."]
+    titles = ["The tool", "The tool: Installation", "The tool: Heading by a line"]
+    found = parsed(content, kind)
+    assert read(content, kind) == [*zip(titles, [paragraphs, items, ["Text of it."]], strict=True)]
+    math = kind == ".rst"
+    assert (found.left_out["code block{s}"], found.left_out["table{s}"]) == (1 + math, 1)
+    searched = read(content, kind, with_code=True)
+    assert searched[1] == (titles[1], [*items, "code is not text", "a | table", *["x^2"] * math])
+    menu = {"menu{s}": 1} if kind == ".html" else {}
+    left_out = parsed(content, kind, with_code=True).left_out
+    assert left_out == ({"unread directive{s}": 2} if kind == ".rst" else menu)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # The first heading is the title.
+        ("### A\n\nx\n\n# B\n\nx\n\n## C\n\nx\n\n# D\n\nx", ["A", "A: B", "A: B: C", "A: D"]),
+        ("# A\n\n## A\n\nx\n\n### B\n\nx", ["A", "A: B"]),  # a repeated heading
+        ("---\ntitle: 'The page'\n---\nx\n\n## B\n\nx", ["The page", "The page: B"]),
+        ('+++\ntitle = "The page"\n+++\n## B\n\nx\n\n## C\n\nx', ["The page: B", "The page: C"]),
+        ("---\ntitle: Another\n---\nx\n\n# The page\n\nx", ["", "The page"]),
+        ("# A {#name .class}\n\nx", ["A"]),
+        ("`<vector>` has `a_b_c` and `*p`, 2 \\* 3 &lt; 7", "<vector> has a_b_c and *p, 2 * 3 < 7"),
+        ("see <https://example.org> <b>now</b> ![a *b*](a.png)", "see https://example.org now"),
+        ("> [!NOTE]\n> Take care.", "Take care."),
+        ("> [!hint] Careful\n> Take care.", "Careful Take care."),
+        ("{% raw %}A{% endraw %} {{< note >}}B{{< /note >}} `{% if %}`", "A B {% if %}"),
+        ("One line.<br>Another.\n\n<hr>\n\nMore.", "One line. Another. More."),
+        ("````text\n```\n~~~\ncode\n```` no end\n````\n~~~ python\nmore\n~~~~\nHere.", "Here."),
+        ("A note[^1].\n\n[^1]: Its text.", "A note. Its text."),
+        (">" * 40 + " deep\n\n" + "".join(" " * 2 * i + "- a\n" for i in range(40)), "deep" + " a" * 40),
+    ],
+)
+def test_markdown_has_titles_of_all_headings_and_text_without_markup(text, expected):
+    if isinstance(expected, list):
+        assert [title for title, _ in read(text)] == expected
+    else:
+        assert text_of(text, ".md") == expected
+
+
+def test_a_heading_without_text_is_not_lost():
+    text = "# Guide\n\n## First\n\n## Second\n\nText.\n\n### Deeper\n\n#### Deepest\n\n# Last"
+    assert read(text) == [
+        ("Guide", ["First"]),
+        ("Guide: Second", ["Text."]),
+        ("Guide: Second: Deeper", ["Deepest"]),
+        ("Guide", ["Last"]),
+    ]
+    assert read("# Only") == [("", ["Only"])]
+
+
+@pytest.mark.parametrize(
+    ("front", "title"),
+    [
+        ("title: >-\n  How to renew a library\n  card\ndate: 2026-01-01", "How to renew a library card"),
+        ('title: "Parking \\"near\\" the hall"   # reviewed', 'Parking "near" the hall'),
+        ("title: It's here: now\nbad key: [", None),
+        ("title: 'It''s #1'", "It's #1"),
+        ("title: 1.10", "1.10"),
+        ("title: [one, two]", "one two"),
+        ("title: {a: b}", ""),
+        ("title: ~", ""),
+        ("title: !tag x", "x"),
+        ("# only a comment\ntitle: |\n  two\n  lines", "two lines"),
+        ("title: a" + " " * 16_000 + "b", "a b"),
+        ("", ""),
+        ("title: " + "[" * 2_000, None),
+        ("a: &a [x, x]\n" + "".join(f"b{i}: &b{i} [*a, *a]\n" for i in range(9)) + "title: *b8", ""),
+    ],
+)
+def test_the_title_in_front_matter_is_what_yaml_says(front, title):
+    front += "\n" * bool(front)
+    for end in ("---", "..."):
+        text = f"---\n{front}{end}\nText below."
+        if title is None:  # not valid
+            assert front.split()[1] in text_of(text, ".md")
+            assert parsed(text).notes == ("front matter is not valid YAML, and was read as text",)
+        else:
+            assert read(text) == [(title, ["Text below."])]
+        assert text_of(text.replace("\n", "\r\n"), ".md") == text_of(text, ".md")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\n\nNote: this is text.\n\n---\n\nMore of it.",
+        "---\nThis is text: it has a colon.\n---\nMore of it.",
+        "---\nNo end of front matter.",
+        "+++\nnot = [toml\n+++\nMore of it.",
+        "Text.\n\n---\ntitle: none\n---\n",
+    ],
+)
+def test_what_is_not_front_matter_is_text(text):
+    words = set(re.findall(r"\w+", text))
+    assert words <= set(re.findall(r"\w+", text_of(text, ".md")))
+
+
+# Html
+
+LONG = "This is the text of the page, which has some words. "
+PARAGRAPHS = f"<h1>Hours</h1><p>{LONG * 3}</p><p>We open at nine.</p>"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<form>{}</form>",
+        "<nav><a href=x>Home</a><p>{}",  # never closed
+        "<header><a>Home</a>{}</header><p>Imprint.</p>",
+        "<aside>{}</aside>",
+        "<footer>{}</footer>",
+        "<noscript><article>{}</article></noscript>",
+        "<form><nav><a>Home</a></nav><table><tr><td><a>Menu</a></td><td>{}</td></tr></table></form>",
+        "<table><tr><td><table><tr><td>{}</td></tr></table></td></tr></table>",
+        "<b><i><font><center>{}",
+        "<pre>{}</pre>",
+        "<button>{}</button>",
+        "<main><header>{}</header></main><article><aside>{}</aside></article>",
+    ],
+)
+def test_what_holds_most_of_a_page_is_its_text(page):
+    for with_code in (False, True):
+        text = text_of(page.replace("{}", PARAGRAPHS), with_code=with_code)
+        assert "Hours" in text
+        assert "words. We open at nine." in text
+
+
+def test_what_surrounds_the_text_is_left_out_and_counted():
+    parts = {tag: f"<{tag}>Never read this.</{tag}>" for tag in pages.SURROUNDINGS}
+    page = "".join(parts.values()) + PARAGRAPHS * 5
+    assert "Never" not in text_of(page)
+    assert parsed(page, ".html").left_out == {kind: 1 for kind in pages.SURROUNDINGS.values()}
+    empty = "<nav></nav><form> <input> </form>" + PARAGRAPHS
+    assert parsed(empty, ".html").left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("<title>The page</title><header><h1><img></h1></header><p>Text.<figcaption>More.", [("The page", ["Text.", "More."])]),
+        ("<article><header><h1>One</h1></header><p>Text.", [("One", ["Text."])]),
+        ("<h2><button>More</button></h2><p>Text.<button><h3>Even <i>more</i></h3></button>Rest.",
+         [("More", ["Text."]), ("More: Even more", ["Rest."])]),
+        ("<h1><div>Two</div> lines<br>of it</h1><p>Text.", [("Two lines of it", ["Text."])]),
+        (f"<h1>Never closed <div>{LONG * 9}</div>", [("", ["Never closed", (LONG * 9).strip()])]),
+        ("<div class=note><p class=admonition-title>Note</p>Text.</div>", [("", ["Text."])]),
+        ("<div class=note><p class=admonition-title>My title</p>Text.</div>", [("", ["My title", "Text."])]),
+        ("<p>One<svg><title>An icon</title></svg> two<wbr>three</p>", [("", ["One twothree"])]),
+        ("<h1>A</h1>x<h2>B</h2>x<my-part><p>In it.</p></my-part>", [("A", ["x"]), ("A: B", ["x", "In it."])]),
+        ("text</p>more</b> text</div>end</br>", [("", ["text", "more textend"])]),
+        ("&lt;b&gt; &amp;amp; &nbsp;&#8364;&#xD800;", [("", ["<b> &amp; \u20ac\ufffd"])]),
+    ],
+)  # fmt: skip
+def test_html_as_browsers_read_it(page, expected):
+    assert read(page, ".html") == expected
+
+
+def test_tables_and_preformatted_text_are_searched():
+    table = (
+        "<table><caption>Prices</caption><tr><th>Place<th>Rate<tr><td><p>Oslo</p><td>90 <b>euro</b>"
+        "<br>a day<tr><td><td></table>"
+    )
+    page = f"<p>{LONG * 9}{table}<pre>one <button>Copy</button>\n\n  two<br>three </pre>"
+    lines = ["Prices", "Place | Rate", "Oslo | 90 euro a day", "one", "  two", "three"]
+    assert read(page, ".html", with_code=True)[0][1][1:] == lines
+    assert parsed(page, ".html").left_out == {"code block{s}": 1, "table{s}": 1}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "declared"),
+    [("utf-8", ""), ("utf-8", "latin1"), ("latin1", "latin1"), ("cp1252", "utf-8"), ("utf-16", ""),
+     ("cp932", "shift_jis"), ("gbk", "gb2312"), ("iso2022_jp", "iso-2022-jp"), ("utf-8", "unknown")],
+)  # fmt: skip
+def test_pages_are_read_in_their_encoding(encoding, declared):
+    word = "Caf\xe9" if encoding in ("latin1", "cp1252") else "\u65e5\u672c"
+    page = f'<meta http-equiv=x content="text/html; charset={declared}"><p>{word} is open.'
+    assert text_of(page.encode(encoding)) == f"{word} is open."
+
+
+def test_xhtml_has_elements_without_end_tags():
+    page = '<?xml version="1.0"?><html><head><title/><script src="x"/></head><body><a id="b"/><p/>Text.'
+    for kind in (".xhtml", ".html"):
+        assert text_of(page, kind) == "Text."
+
+
+WORDS = st.lists(st.text("abc", min_size=6, max_size=9), min_size=1, max_size=4).map(" ".join)
+TAGS = ("p", "div", "h1", "h3", "li", "b", "pre", "table", "td", "nav", "form", "header", "button", "a")
+TREES = st.recursive(
+    WORDS, lambda inner: st.tuples(st.sampled_from(TAGS), st.lists(inner, min_size=1, max_size=4)), max_leaves=12
+)  # fmt: skip
+
+
+@given(TREES, st.booleans(), st.booleans())
+def test_no_text_of_a_page_is_lost_without_a_count(tree, is_closed, with_code):
+    def written(part) -> str:
+        if isinstance(part, str):
+            return f" {part} "
+        tag, inner = part
+        return f"<{tag}>{''.join(map(written, inner))}" + f"</{tag}>" * is_closed
+
+    page = written(tree)
+    found = parse(page.encode(), ".html", with_code=with_code)
+    words = set(re.findall("[abc]{6,}", page))
+    if isinstance(found, Parsed):
+        texts = (text for title, lines in found.sections for text in (title, *lines))
+        words -= set(" ".join(texts).split())
+    assert not words or found == Unreadable("without text") or found.left_out
+
+
+# Pdf
+
+
+def pdf(*pages: list[str]) -> bytes:
+    file = io.BytesIO()
+    with rc_context({"pdf.use14corefonts": True}), PdfPages(file) as document:
+        for lines in pages:
+            figure = Figure()
+            for number, line in enumerate(lines):
+                figure.text(0.1, 0.9 - 0.05 * number, line, fontsize=10, family="Helvetica")
+            document.savefig(figure)
+    return file.getvalue()
+
+
+PDF_PAGES = (
+    ["The title", "",
+     "The quick brown fox jumps over the lazy dog, and then it accom-",
+     "modates itself in its den. There it sleeps until the sun has risen,",
+     "and all the other animals of the", "", "1"],
+    ["forest have gone home. Then it comes out.",
+     "A new paragraph begins here, after a short line of text, and it goes",
+     "on.", "", "2"],
+)  # fmt: skip
+
+
+def test_lines_of_a_pdf_become_paragraphs():
+    title = "The title"
+    first = (
+        "The quick brown fox jumps over the lazy dog, and then it accommodates itself in its den. "
+        "There it sleeps until the sun has risen, and all the other animals of the forest have gone "
+        "home. Then it comes out."
+    )
+    second = "A new paragraph begins here, after a short line of text, and it goes on."
+    assert read(pdf(*PDF_PAGES), ".pdf") == [("", [title, first, second])]
+    assert parsed(pdf(*PDF_PAGES), ".pdf").left_out == {"page number{s}": 2}
+    repeated = [["Handbook", "", f"Text of page {number}."] for number in range(4)]
+    assert text_of(pdf(*repeated), ".pdf").count("Handbook") == 1
+    assert parsed(pdf(["Text."], []), ".pdf").notes == ("1 of 2 pages hold no text",)
+
+
+def encrypted(content: bytes) -> bytes:
+    start = content.rindex(b"trailer")
+    keys = b"<< /ID [<00> <00>] /Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s> >>"
+    return content[:start] + content[start:].replace(b"<<", keys % (b"41" * 32, b"42" * 32), 1)
+
+
+# Office
+
+
+def zipped(parts: dict[str, str]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+SCHEMAS = "http://schemas.openxmlformats.org"
+RELATIONS = f'<Relationships xmlns="{SCHEMAS}/package/2006/relationships">'
+KIND = f"{SCHEMAS}/officeDocument/2006/relationships"
+WORD, SHEET = f"{SCHEMAS}/wordprocessingml/2006/main", f"{SCHEMAS}/spreadsheetml/2006/main"
+DOCX = zipped({"word/document.xml": f"""<w:document xmlns:w="{WORD}"><w:body>
+<w:p><w:pPr><w:pStyle w:val="Heading1"/></w:pPr><w:r><w:t>Questions &amp; answers</w:t></w:r></w:p>
+<w:p><w:r><w:t>AT&amp;T pays &lt; 5 &#8364; for *it*.</w:t></w:r></w:p>
+<w:tbl><w:tr><w:tc><w:p><w:r><w:t>Oslo</w:t></w:r></w:p></w:tc>
+<w:tc><w:p><w:r><w:t>90 &gt; 80</w:t></w:r></w:p></w:tc></w:tr></w:tbl></w:body></w:document>"""})
+XLSX = zipped({
+    "_rels/.rels": f'{RELATIONS}<Relationship Id="r1" Type="{KIND}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
+    "xl/_rels/workbook.xml.rels": f'{RELATIONS}<Relationship Id="r1" Type="{KIND}/worksheet" Target="worksheets/1.xml"/></Relationships>',
+    "xl/workbook.xml": f'<workbook xmlns="{SHEET}" xmlns:r="{KIND}"><sheets><sheet name="Cafe" sheetId="1" r:id="r1"/></sheets></workbook>',
+    "xl/worksheets/1.xml": f'<worksheet xmlns="{SHEET}"><sheetData>' + "".join(
+        f'<row r="{row}"><c r="A{row}" t="inlineStr"><is><t>{first}</t></is></c><c r="B{row}" t="inlineStr"><is><t>{second}</t></is></c></row>'
+        for row, (first, second) in enumerate([("question", "answer"), ("When is it open?", "Q&amp;A &lt; 5")], 1)
+    ) + "</sheetData></worksheet>",
+})
+EPUB = zipped({
+    "mimetype": "application/epub+zip",
+    "META-INF/container.xml": '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile full-path="a.opf" '
+    'media-type="application/oebps-package+xml"/></rootfiles></container>',
+    "a.opf": '<package xmlns="http://www.idpf.org/2007/opf"><manifest><item id="a" href="a.xhtml" media-type="application/xhtml+xml"/>'
+    '<item id="b" href="b.xhtml" media-type="application/xhtml+xml"/></manifest><spine><itemref idref="a"/><itemref idref="b"/></spine></package>',
+    **{f"{name}.xhtml": f'<html xmlns="http://www.w3.org/1999/xhtml"><body><h1>Part {name}</h1><p>If 1 &lt;2&gt; &amp; {name}.</p></body></html>'
+       for name in "ab"},
+})  # fmt: skip
+NOTEBOOK = json.dumps({"cells": [
+    {"cell_type": "markdown", "source": ["# The *plan*\n", "\n", "We \ud83d measure.\n"]},
+    {"cell_type": "code", "source": "x = 1 < 2", "outputs": [{"text": "True"}]},
+    {"cell_type": "raw", "source": "a <b> c"},
+]}).encode()  # fmt: skip
+
+
+def test_office_documents_and_notebooks():
+    pytest.importorskip("kreuzberg")
+    assert read(DOCX, ".docx") == [("Questions & answers", ["AT&T pays < 5 \u20ac for *it*."])]
+    assert "Oslo | 90 > 80" in text_of(DOCX, ".docx", with_code=True)
+    assert read(XLSX, ".xlsx") == [("Cafe", ["question | answer", "When is it open? | Q&A < 5"])]
+    assert read(EPUB, ".epub") == [(f"Part {name}", [f"If 1 <2> & {name}."]) for name in "ab"]
+    rtf = rb"{\rtf1\ansi\ansicpg1252 A caf\'e9.\par Another.\par}"
+    assert read(rtf, ".rtf") == [("", ["A caf\xe9.", "Another."])]
+
+
+def test_notebooks():
+    found = parsed(NOTEBOOK, ".ipynb")
+    assert found.sections[0][0] == "The plan"
+    assert text_of(NOTEBOOK, ".ipynb") == "The plan We \ufffd measure. a <b> c"
+    assert "x = 1 < 2" in text_of(NOTEBOOK, ".ipynb", with_code=True)
+    assert found.left_out == {"code block{s}": 1, "output{s} of code": 1}
+    old = {"worksheets": [{"cells": [{"cell_type": "heading", "level": 2, "source": "A"}, {"cell_type": "code", "input": "b"}]}]}
+    assert read(json.dumps(old), ".ipynb", with_code=True) == [("A", ["b"])]
+
+
+# Whatever the format
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "reason"),
+    [
+        (b"", ".md", "empty"),
+        (b" \r\n\t", ".html", "empty"),
+        (b"<p><img></p>", ".html", "without text"),
+        (b"<!-- <p>Hidden.", ".md", "without text"),
+        (b'{"cells": []}', ".ipynb", "without text"),
+        (b"{", ".ipynb", "damaged"),
+        (b"[" * 100_000, ".ipynb", "nested too deeply"),
+        (b"x", ".docx", "damaged"),
+        (DOCX[:300], ".docx", "damaged"),
+        (b"x", ".epub", "damaged"),
+        (b"\xd0\xcf\x11\xe0" + "EncryptedPackage".encode("utf-16-le"), ".xlsx", "encrypted"),
+        (b"%PDF-1.4\nbroken", ".pdf", "damaged"),
+        (pdf([]), ".pdf", "without text"),
+        (encrypted(pdf(["Text."])), ".pdf", "encrypted"),
+        ("".join(f".. |{i}| replace:: |{i + 1}| |{i + 1}|\n" for i in range(30)) + "\n|0|", ".rst",
+         "with names that stand for too much text"),
+        (b"- " * 5000 + b"a", ".rst", "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_has_a_reason(content, kind, reason):
+    content = content.encode() if isinstance(content, str) else content
+    if kind in formats.OFFICE:
+        pytest.importorskip("kreuzberg")
+    assert parse(content, kind, with_code=False) == Unreadable(reason)
+
+
+@pytest.mark.parametrize(
+    ("kind", "library", "extra"),
+    [(".html", "lxml", "documents"), (".md", "pyromark", "documents"), (".rst", "docutils", "documents"),
+     (".pdf", "pypdfium2", "documents"), (".docx", "kreuzberg", "office")],
+)  # fmt: skip
+def test_a_missing_library_is_named_with_its_extra(monkeypatch, kind, library, extra):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == library:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    reason = f"needs the extra {extra}: pip install 'diffcse_jax[{extra}]'"
+    assert parse(b"Text.", kind, with_code=False) == Unreadable(reason)
+
+
+@pytest.mark.parametrize("kind", [".txt", ".md", ".html", ".rst"])
+def test_broken_characters_are_replaced_and_noted(kind):
+    found = parsed(b"\xef\xbb\xbfOne\0two\r\rthree", kind)
+    assert text_of(b"\xef\xbb\xbfOne\0two\r\rthree", kind) == "One\ufffdtwo three"
+    assert found.notes == ("1 character without meaning became U+FFFD",)
+    text = "Gr\xfc\xdfe aus K\xf6ln an alle G\xe4ste"
+    assert text_of(text.encode("cp1252"), kind) == text
+    assert "windows-1252" in str(parsed(text.encode("cp1252"), kind).notes)
+
+
+# Time
+
+HOSTILE = {
+    ".html": ["<a ", "<!--", "a<br>", "<div>", "<b><p>", "<div></b>", "<b>x</i>", "<h1><a>", "<p id='", "&", "<table><tr><td>x", "<ul><li>",
+              "<nav><pre>", "<a><b>", "<button><h1>", "</p>"],
+    ".xhtml": ["<a ", "<a/>"],
+    ".md": ["[", "[a](", "*a_ ", "`a", "<!--", "> ", "- ", "|a", "[a]: b\n", "# a\n", "{% ", "{{< ", "[!a", "a {#", ":::\n"],
+    ".rst": [":a:", ":a:`", "a\n\n"],
+    ".ipynb": [],
+}  # fmt: skip
+SENTENCES = ["A b. ", "e.g. ", "am 3. ", ". ", "\u3002", '." ', "\u3002)", "A" * 20 + " a. "]
+
+
+def seconds(call, text: str) -> float:
+    """Return the least processor time of some calls."""
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        call(text)
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def assert_linear(call, part: str) -> None:
+    number = 250
+    while seconds(call, part * number) < 0.01 and number < 100_000:
+        number *= 2
+    assert seconds(call, part * 4 * number) < 8 * seconds(call, part * number) + 0.05
+
+
+@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in HOSTILE.items() for part in parts])
+def test_time_grows_with_the_size_of_a_document(kind, part):
+    assert_linear(lambda text: parse(text.encode(), kind, with_code=True), part)
+
+
+@pytest.mark.parametrize("part", SENTENCES)
+def test_time_grows_with_the_size_of_a_paragraph(part):
+    assert_linear(split_sentences, part)
+
+
+def test_a_page_of_any_depth_is_read():
+    for tag in ("div", "b", "ul><li"):
+        text = f"<{tag}>" * 100_000 + "the text" + "</x>" * 100_000 + "end"
+        assert text_of(text) == "the textend"
