@@ -6,6 +6,7 @@ import runpy
 import jax
 import numpy as np
 import pytest
+from diffcse_jax.search.records import checked_sentences, records_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
@@ -16,7 +17,6 @@ from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import write_tensors
 from diffcse_jax.models import files, hf
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.search.records import checked_sentences, records_of
 
 SENTENCES = [
     "a dog runs in the park",

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from diffcse_jax.errors import DataError
 from diffcse_jax.models import pooling
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
-from diffcse_jax.search.embeddings import STORAGES
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.vector_store import EncoderRecord
 
