@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from diffcse_jax.data.formats import markdown_sections
+from diffcse_jax.data.formats import Parsed, parse
 from diffcse_jax.errors import ConfigError, reported_to_user
 
 WORDS = 64
@@ -65,7 +65,7 @@ def cpp(checkout: Path) -> Iterator[Page]:
     """Return Microsoft's C++ documentation, without tables of contents and included files."""
     for path, text in _markdown(checkout, "docs"):
         if not path.endswith("/TOC.md") and "/includes/" not in path:
-            (_, message), (title, remarks), *_ = [*markdown_sections(text.encode()), ("", []), ("", [])]
+            (_, message), (title, remarks), *_ = [*_sections(text), ("", []), ("", [])]
             explained = path.startswith("docs/error-messages/") and title.endswith(": Remarks")
             yield Page(path, text, [(_line(message), _line(remarks))] if explained else ())
 
@@ -73,7 +73,7 @@ def cpp(checkout: Path) -> Iterator[Page]:
 def powershell(checkout: Path) -> Iterator[Page]:
     """Return PowerShell's reference and concepts."""
     for path, text in _markdown(checkout, "reference/7.5", "reference/docs-conceptual"):
-        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in markdown_sections(text.encode())}
+        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in _sections(text)}
         command = {"SYNOPSIS", "DESCRIPTION"} <= told.keys()
         yield Page(path, text, [(told["SYNOPSIS"], told["DESCRIPTION"])] if command else ())
 
@@ -92,10 +92,16 @@ def medquad(checkout: Path) -> Iterator[Page]:
 def eips(checkout: Path) -> Iterator[Page]:
     """Return Ethereum's proposals. The line of newer ones is in the front matter, which is not training text."""
     for path, text in _markdown(checkout, "EIPS"):
-        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in markdown_sections(text.encode())}
+        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in _sections(text)}
         line = DESCRIPTION.search(text)
         query = line[1] if line else told.get("Simple Summary", "")
         yield Page(path, text, [(query, told.get("Abstract", ""))])
+
+
+def _sections(text: str) -> Sequence[tuple[str, list[str]]]:
+    """Return the titles and lines of Markdown."""
+    found = parse(text.encode(), ".md", with_code=False)
+    return found.sections if isinstance(found, Parsed) else ()
 
 
 TEXTS = {

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data import lines
+from diffcse_jax.data import encodings
+from diffcse_jax.data.encodings import decode
 from diffcse_jax.data.ledger import TOO_LONG, Ledger
-from diffcse_jax.data.lines import LONGEST_TEXT, decode, extension, lines_of, opened, read_lines
+from diffcse_jax.data.lines import LONGEST_TEXT, extension, lines_of, opened, read_lines
 from diffcse_jax.errors import DataError
 
 COMPRESS = {
@@ -69,12 +70,12 @@ def test_lines_are_read_back_whatever_the_size_of_the_blocks(written, data):
     end = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
     content = "".join(f"{line}{end}" for line in written)
     encoding = data.draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
-    before, lines.BLOCK = lines.BLOCK, data.draw(st.integers(40, 100))
+    before, encodings.BLOCK = encodings.BLOCK, data.draw(st.integers(40, 100))
     try:
         found = numbered(content.encode(encoding, "ignore"))
         kept = numbered(content.encode(encoding, "ignore"), keep_ends=True)
     finally:
-        lines.BLOCK = before
+        encodings.BLOCK = before
     assert found == list(enumerate(written, 1))
     assert "".join(text for _, text in kept) == content
 
@@ -93,9 +94,9 @@ def test_long_lines_are_cut_off_while_they_are_read_and_entered_in_the_ledger(tm
     tracemalloc.stop()
     assert found == [(1, "one"), (3, "é" * 9), (5, "two")]
     assert ledger.lines() == [
-        f"left out 2 texts: 2 {TOO_LONG} (a.txt.gz, line 2, a.txt.gz, line 4)"
+        f"left out 2 texts: 2 {TOO_LONG} (a.txt.gz, lines 2, 4)"
     ]
-    assert peak < 24 * lines.BLOCK
+    assert peak < 24 * encodings.BLOCK
 
 
 # Encodings

@@ -600,7 +600,8 @@ def test_values_are_text_if_people_would_read_them_so(value, text):
 COLUMNS = {
     "id": ["a first row", "a second row"], "customerId": ["blue", "red"],
     "number": [1, 2], "price": ["3.50 EUR", "4.20 EUR"], "size": ["5 kg", "7 kg"],
-    "day": ["2026-01-02", "12 March 2026"], "is_open": ["yes", "no"], "flag": [True, False],
+    "day": ["2026-01-02", "12 March 2026"], "日": ["2026年3月5日", "2026年4月5日"],
+    "is_open": ["yes", "no"], "flag": [True, False],
     "url": ["https://example.org/a", "www.example.org/b"], "mail": ["a@example.org", "b@c.de"],
     "code": ["ERR-4711", "ERR-4712"], "uuid_of_it": ["123e4567-e89b", "123e4567-e89c"],
     "path": ["docs/a.md", "docs/b.md"], "data": ['{"a": 1}', '[{"b": 2}]'],
@@ -611,7 +612,7 @@ COLUMNS = {
 def test_columns_of_text_are_told_from_others():
     texts = {
         "title": ["Printer", "Login"], "name": ["Anna Schmidt", "Bo Ek"], "long": ["so " * 9] * 2,
-        "日本": ["図書館は九時に開きます", "カフェ"], "pos": [["A text.", "B text."], ["C text."]],
+        "日本": ["図書館は2026年に開きます", "東京"], "pos": [["A text.", "B text."], ["C text."]],
         "half": ["a text of words", None],
     }  # fmt: skip
     everything = {**COLUMNS, **texts}

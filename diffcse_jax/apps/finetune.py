@@ -26,10 +26,11 @@ from diffcse_jax.data import tables
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
 from diffcse_jax.data.corpus import Corpus, usable
 from diffcse_jax.data.documents import digest, is_in_share
-from diffcse_jax.data.layout import listed, texts_of_row
+from diffcse_jax.data.layout import texts_of_row
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.lines import extension
 from diffcse_jax.data.tokens import build_or_open
+from diffcse_jax.data.values import listed
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, NoSentencesError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder

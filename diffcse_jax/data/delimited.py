@@ -36,9 +36,8 @@ SAMPLE_LINES = 200
 SAMPLE_CHARACTERS = 1 << 20
 MOST = 0.6  # of some lines
 COST_OF_A_LINE = 64  # bytes of memory beside its characters
-NAMED_SEPARATOR = re.compile(
-    r'"?sep=([,;|\t])"?\s*', re.IGNORECASE
-)  # of Excel, on a line of its own
+# Excel writes it on a line of its own.
+NAMED_SEPARATOR = re.compile(r'"?sep=([,;|\t])"?\s*', re.IGNORECASE)
 
 LETTER = re.compile(r"[^\W\d_]")
 SENTENCE = re.compile("[.!\u2026\u3002\uff01]$")

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.data.documents import Document, Documents, Section
-from diffcse_jax.data.formats import ROLE
 from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.sentences import ABBREVIATION, SENTENCE_END
+from diffcse_jax.data.rst import without_roles
+from diffcse_jax.data.sentences import SENTENCE_END, ends_with_abbreviation
 
 PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
 SKIPPED_FOLDERS = {"test", "tests", "_testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -33,13 +33,13 @@ PROSE_SECTIONS = {"notes", "note", "summary", "extended summary", "description",
 UNDERLINE = re.compile(r"([=\-~^*#`\"'])\1{2,}$")
 FIELD_HEADING = re.compile(r"[A-Z][A-Za-z ]{2,30}::?$")
 LIST_ITEM = re.compile(r"([-*+•]|\(?(\d{1,2}|[a-z])[.)])\s|[:|>+@.]|[\w, *]+ : |[a-z]\w*:\s|\w+ +-- ")
-MARKUP = (  # pattern and replacement; a NUL makes its sentence unfit
-    (re.compile(r":math:`[^`]*`|\$[^$]*\$"), "\0"),
-    (ROLE, r"\1"),
+MATH = re.compile(r":math:`[^`]*`|\$[^$]*\$")
+UNFIT = "\0"  # in a sentence that is left out
+MARKUP = (  # pattern and replacement
     (re.compile(r"``([^`]*)``"), r"\1"),
     (re.compile(r"`([^`<]*?)\s*(?:<[^`]*>)?`_{0,2}"), r"\1"),  # `name`, `text <target>`_
     (re.compile(r"\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*"), r"\1\2"),
-    (re.compile(r"\b(and|by|from|in|of|see|than|to|with)\s+\[[\w#*]+\]_"), "\0"),  # a citation used as a noun
+    (re.compile(r"\b(and|by|from|in|of|see|than|to|with)\s+\[[\w#*]+\]_"), UNFIT),  # a citation used as a noun
     (re.compile(r"\s*\[[\w#*]+\]_"), ""),
 )
 CODE = re.compile(
@@ -122,12 +122,12 @@ def spans_of(docstring: str) -> list[str]:
         is_prose = in_prose and lines
         if not is_prose or any(line[:1].isspace() or LIST_ITEM.match(line) or UNDERLINE.match(line) for line in lines):
             continue
-        text = " ".join(" ".join(lines).split())
+        text = without_roles(MATH.sub(UNFIT, " ".join(" ".join(lines).split())))
         for pattern, plain in MARKUP:
             text = pattern.sub(plain, text)
         start = 0
         for gap in SENTENCE_END.finditer(text):
-            if not ABBREVIATION.search(text[start : gap.start()]):
+            if not ends_with_abbreviation(text, start, gap.start()):
                 spans.append(text[start : gap.end()].strip())
                 start = gap.end()
         spans.append(text[start:].strip())

@@ -1,121 +1,405 @@
-"""Formats of documents: the titled sections of a markdown, html, rst, pdf or txt file.
+"""Formats of documents: the bytes of one file become titled sections.
 
-Each reader takes the bytes of a file and yields titles and lines. A line is a paragraph or blank. The title of a
-section is the path of its headings, `Guide: Installation`, because many documents have a section called Installation.
+A line of a section is a paragraph or blank. The title of a section is the path of its headings,
+`Guide: Installation`, because many documents have a section called Installation. Processes that
+only read documents import this file, so it imports little, and libraries where they are used.
 """
 
+import codecs
+import contextlib
+import html
 import io
-import itertools
+import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from diffcse_jax.errors import require_extra
+from diffcse_jax.data.encodings import decode
+from diffcse_jax.data.ledger import EMPTY, NO_TEXT
+from diffcse_jax.data.pages import EXTRA, Sections, html_of_xhtml, html_sections
+from diffcse_jax.data.pdf import EncryptedError, pdf_paragraphs
+from diffcse_jax.data.rst import TooManySubstitutionsError, html_of_rst
+from diffcse_jax.errors import UserError, counted, require_extra
 
-EXTRA = "documents"
-Sections = Iterator[tuple[str, list[str]]]
+DAMAGED = "damaged"
+ENCRYPTED = "encrypted"
+TOO_LARGE = "larger than 256 MB"
+OUT_OF_MEMORY = "needs too much memory"
+TOO_DEEP = "nested too deeply"
+ENDLESS = "with names that stand for too much text"
+MOST_BYTES = 256 << 20  # of a file, decompressed
 
-FRONT_MATTER = re.compile(r"\A(---|\+\+\+)\n(.*?)\n(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
-FRONT_TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(?P<quote>['\"]?)(?P<title>.*?)(?P=quote)[ \t]*$", re.MULTILINE)
-NOT_TEXT_IN_MARKDOWN = re.compile(
+
+class Parsed(NamedTuple):
+    """The text of a document."""
+
+    sections: Sections  # titles and lines
+    left_out: Mapping[str, int]  # by kind, such as {"code block{s}": 3, "table{s}": 1}
+    notes: tuple[str, ...]  # what was assumed, such as "read as windows-1252"
+
+
+class Unreadable(NamedTuple):
+    """A document without text, or whose text cannot be read."""
+
+    reason: str
+
+
+def parse(content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
+    """Read a document.
+
+    Args:
+        content: The file, decompressed.
+        kind: Its extension, one of `KINDS`.
+        with_code: Also read tables, code and preformatted text, as search does. Training leaves
+            them out.
+    """
+    read = _READERS[kind]
+    if not content.strip():
+        return Unreadable(EMPTY)
+    try:
+        parsed = read(content, kind, with_code)
+    except UserError:  # a library is missing
+        extra = "office" if kind in OFFICE else EXTRA
+        return Unreadable(f"needs the extra {extra}: pip install 'diffcse_jax[{extra}]'")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # libraries raise many types, and those in Rust their own
+        reasons = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
+        return Unreadable(next(reasons, DAMAGED))
+    return _checked(parsed)
+
+
+class TooLargeError(Exception):
+    """A document that unpacks to more than `MOST_BYTES`."""
+
+
+_REASONS: dict[type[BaseException], str] = {
+    EncryptedError: ENCRYPTED,
+    TooLargeError: TOO_LARGE,
+    TooManySubstitutionsError: ENDLESS,
+    MemoryError: OUT_OF_MEMORY,
+    RecursionError: TOO_DEEP,
+}
+
+
+def _checked(parsed: Parsed) -> Parsed | Unreadable:
+    """Replace characters that cannot be stored, and leave out sections without text."""
+    broken = 0
+
+    def repaired(text: str) -> str:
+        nonlocal broken
+        text, number = BROKEN.subn("\ufffd", text)
+        broken += number
+        return text
+
+    sections = tuple(
+        (repaired(title), list(map(repaired, lines)))
+        for title, lines in parsed.sections
+        if any(map(str.strip, lines))
+    )
+    if not sections:
+        return Unreadable(NO_TEXT)
+    return Parsed(sections, dict(parsed.left_out), (*parsed.notes, *_replaced_note(broken)))
+
+
+# Text
+
+BROKEN = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of characters of UTF-16
+CHARSET = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?([\w.:-]+)""", re.I)
+DECLARED_BEFORE = 4096  # bytes
+WEB_ENCODINGS = {  # browsers read the left ones as the right ones
+    "iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874",
+    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949",
+    "big5": "big5hkscs",
+}  # fmt: skip
+
+
+class Text(NamedTuple):
+    """The text of a file."""
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def _decoded(content: bytes) -> Text:
+    """Decode a file."""
+    found = decode(content)
+    return _cleaned(found.text, found.notes)
+
+
+def _cleaned(text: str, notes: tuple[str, ...] = ()) -> Text:
+    """End lines with line feeds, and replace what cannot be stored."""
+    text, broken = BROKEN.subn("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return Text(text, (*notes, *_replaced_note(broken)))
+
+
+def _replaced_note(number: int) -> tuple[str, ...]:
+    """Say how many characters were replaced."""
+    if not number:
+        return ()
+    return (f"{counted(number, 'character{s}')} without meaning became U+FFFD",)
+
+
+def _read_text(content: bytes, kind: str, with_code: bool) -> Parsed:
+    """Read a text as one section without a title."""
+    text = _decoded(content)
+    return Parsed((("", text.text.split("\n")),), {}, text.notes)
+
+
+# Html
+
+
+def _read_html(content: bytes, kind: str, with_code: bool) -> Parsed:
+    """Read a page, or XHTML."""
+    text = _decoded_page(content)
+    is_xml = kind in (".xhtml", ".xht") or content.lstrip().startswith(b"<?xml")
+    page = html_of_xhtml(text.text) if is_xml else text.text
+    sections, left_out = html_sections(page, with_code=with_code, is_page=True)
+    return Parsed(sections, left_out, text.notes)
+
+
+def _decoded_page(content: bytes) -> Text:
+    """Decode a page as UTF-8, else as it says, else as it seems."""
+    declared = _declared(content)
+    is_ascii = declared.startswith("iso2022")  # which is no UTF-8, though its bytes are valid
+    for encoding in [declared] if is_ascii else filter(None, ["utf-8-sig", declared]):
+        with contextlib.suppress(UnicodeDecodeError):
+            return _cleaned(content.decode(encoding))
+    return _decoded(content)
+
+
+def _declared(content: bytes) -> str:
+    """Return the encoding that a page names, or an empty text if Python does not know it."""
+    found = CHARSET.search(content[:DECLARED_BEFORE])
+    if not found:
+        return ""
+    try:
+        name = codecs.lookup(found[1].decode("ascii", errors="replace")).name
+    except LookupError:
+        return ""
+    is_wide = name.startswith(("utf-16", "utf-32"))  # else the declaration could not be read
+    return "utf-8" if is_wide else WEB_ENCODINGS.get(name, name)
+
+
+# Markdown
+
+FRONT_MATTER = re.compile(
+    r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL
+)
+NOT_TEXT = re.compile(
     r"^[ \t>]*:{3,}.*$"  # ::: of site generators
     r"|\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]"  # [!NOTE]
     r"|(?<!`)(\{%[^%]*%\}|\{\{[<%][^{}]*[>%]\}\})"  # templates
-    r"|(?<=[-*+.)] )\[[ xX]\][ \t]+",  # boxes of a list
+    r"|[ \t]\{:?[ \t]*[#.][^{}\n]*\}[ \t]*$",  # names of headings
     re.MULTILINE,
 )
-HEADINGS = ("", "h1", "h2", "h3", "h4", "h5", "h6")  # by level
-HTML_BLOCKS = [*HEADINGS[1:], "p", "li", "dd", "dt", "div", "blockquote", "section", "article", "main", "summary",
-               "figcaption", "address", "body", "html", "[document]"]  # fmt: skip
-NOT_TEXT_IN_HTML = ["script", "style", "template", "noscript", "svg", "nav", "header", "footer", "aside", "form", "pre",
-                    "table", "title", "button"]  # fmt: skip
-ROLE = re.compile(r":(?!math:)[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`")  # Sphinx's :role:`name <target>`
+MDX_CODE = re.compile(r"^(?:import\s.*\sfrom\s|import\s+[\"']|export\s).*$", re.MULTILINE)
 
 
-def markdown_sections(content: bytes) -> Sections:
-    """Read CommonMark with tables. A title in front matter (YAML or TOML) counts if no heading has level 1."""
-    markdown_it = require_extra("markdown_it", EXTRA)
-    text = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n")
-    title = ""
-    if front := FRONT_MATTER.match(text):
-        text = text[front.end() :]
-        if line := FRONT_TITLE.search(front[2]):
-            title = line["title"]
-    parser = markdown_it.MarkdownIt("commonmark").enable("table")
-    return html_sections(parser.render(NOT_TEXT_IN_MARKDOWN.sub("", text)), title)
+def _read_markdown(content: bytes, kind: str, with_code: bool) -> Parsed:
+    """Read CommonMark with tables. A title in front matter counts if no heading has level 1."""
+    text = _decoded(content)
+    title, body, notes = _without_front_matter(text.text)
+    if kind == ".mdx":
+        body = MDX_CODE.sub("", body)
+    sections, left_out = html_sections(_html_of_markdown(body), title, with_code=with_code)
+    return Parsed(sections, left_out, (*text.notes, *notes))
 
 
-def html_sections(content: bytes | str, title: str = "") -> Sections:
-    """Read the text of an html page, without navigation, forms, tables and code. A title counts if no h1 has text."""
-    page = require_extra("bs4", EXTRA).BeautifulSoup(content, "html.parser")
-    if page.title:
-        title = " ".join(page.title.get_text().split())
-    for element in [*page.find_all(NOT_TEXT_IN_HTML), *page.find_all(class_="admonition-title")]:
-        element.decompose()
-    for line_break in page.find_all(["br", "hr"]):
-        line_break.replace_with("\n")
-    if any(heading.get_text(strip=True) for heading in page.find_all("h1")):
-        title = ""
-
-    def block_of(text: Any) -> Any:
-        return next(parent for parent in text.parents if parent.name in HTML_BLOCKS)
-
-    path = {title: 1} if title else {}  # headings and their levels
-    paragraphs: list[str] = []
-    for _, group in itertools.groupby(page.strings, lambda text: id(block_of(text))):
-        strings = list(group)
-        block, text = block_of(strings[0]), " ".join("".join(strings).split())
-        if text and block.name not in HEADINGS:
-            paragraphs += [text, ""]
-        elif text:
-            if paragraphs:
-                yield ": ".join(path), paragraphs
-            # Keep the document's title and the headings above. A repeated heading is named once.
-            first, level = next(iter(path), ""), HEADINGS.index(block.name)
-            path = {heading: above for heading, above in path.items() if heading == first or above < level}
-            path.setdefault(text, level)
-            paragraphs = []
-    if paragraphs:
-        yield ": ".join(path), paragraphs
+def _html_of_markdown(text: str) -> str:
+    pyromark = require_extra("pyromark", EXTRA)
+    options = pyromark.Options
+    return pyromark.html(
+        NOT_TEXT.sub("", text),
+        options=options.ENABLE_TABLES
+        | options.ENABLE_GFM
+        | options.ENABLE_TASKLISTS
+        | options.ENABLE_FOOTNOTES,
+    )
 
 
-def rst_sections(content: bytes) -> Sections:
-    """Read reStructuredText as html. Sphinx's own directives, included files and raw text are left out."""
-    core, html = require_extra("docutils.core", EXTRA), require_extra("docutils.writers.html4css1", EXTRA)
-    text = ROLE.sub(r"\1", content.decode("utf-8-sig", errors="surrogateescape"))
-    settings = {
-        "file_insertion_enabled": False, "raw_enabled": False, "_disable_config": True, "warning_stream": False,
-        "report_level": 5, "halt_level": 5, "doctitle_xform": False, "initial_header_level": 1, "math_output": "LaTeX",
-    }  # fmt: skip
-    return html_sections(core.publish_parts(text, writer=html.Writer(), settings_overrides=settings)["body"])
+def _without_front_matter(text: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the title in front matter of YAML or TOML, the text below it, and notes.
+
+    Front matter that is not valid is text. So is what stands between two lines of dashes if it is
+    not a mapping.
+    """
+    found = FRONT_MATTER.match(text)
+    if not found:
+        return "", text, ()
+    below = text[found.end() :]
+    front = found[2] or ""
+    name, load = ("YAML", _yaml) if found[1] == "---" else ("TOML", tomllib.loads)
+    try:
+        values = load(front) if front.strip() else {}
+    except (ValueError, RecursionError):
+        note = f"front matter is not valid {name}, and was read as text"
+        return "", f"{front}\n\n{below}", (note,)
+    is_front = isinstance(values, dict) and ("title" in values or not any(map(_is_prose, values)))
+    if not is_front:
+        return "", text, ()
+    return _title(values.get("title")), below, ()
 
 
-def pdf_sections(content: bytes) -> Sections:
-    """Read the text of a pdf as one section without a title; a paragraph may continue on the next page."""
-    pypdf = require_extra("pypdf", EXTRA)
-    pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(content)).pages]
-    yield "", [line.strip() for page in pages for line in page.split("\n")]
+def _yaml(text: str) -> Any:
+    """Load YAML whose values stay text: `1.10` is not a number."""
+    yaml = require_extra("yaml", EXTRA)
+    try:
+        return yaml.load(text, yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise ValueError from error
 
 
-def text_sections(content: bytes) -> Sections:
-    """Read a txt file as one section without a title."""
-    yield "", content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n").split("\n")
+def _is_prose(key: Any) -> bool:
+    return not isinstance(key, str) or " " in key
 
 
-READERS: dict[str, Callable[[bytes], Sections]] = {
-    ".txt": text_sections,
-    ".md": markdown_sections,
-    ".markdown": markdown_sections,
-    ".html": html_sections,
-    ".htm": html_sections,
-    ".rst": rst_sections,
-    ".pdf": pdf_sections,
+def _title(value: Any) -> str:
+    """Return the title that a value of front matter is. Values in a list are joined."""
+    if isinstance(value, dict) or value is None or value in ("~", "null"):
+        return ""
+    values = value if isinstance(value, list) else [value]
+    return " ".join(" ".join(str(each) for each in values if not isinstance(each, list)).split())
+
+
+# reStructuredText
+
+
+def _read_rst(content: bytes, kind: str, with_code: bool) -> Parsed:
+    """Read reStructuredText. Directives of Sphinx are left out."""
+    text = _decoded(content)
+    page, unread = html_of_rst(text.text)
+    sections, left_out = html_sections(page, with_code=with_code)
+    return Parsed(sections, {**left_out, **unread}, text.notes)
+
+
+# Pdf
+
+
+def _read_pdf(content: bytes, kind: str, with_code: bool) -> Parsed:
+    """Read a pdf as one section without a title."""
+    paragraphs, left_out, notes = pdf_paragraphs(content)
+    lines = [line for paragraph in paragraphs for line in (paragraph, "")]
+    return Parsed((("", lines),), left_out, notes)
+
+
+# Notebooks
+
+
+def _read_notebook(content: bytes, kind: str, with_code: bool) -> Parsed:
+    """Read the cells of a Jupyter notebook, without what its code has printed."""
+    text = _decoded(content)
+    notebook = json.loads(text.text)
+    sheets = notebook.get("worksheets", [notebook])  # of old notebooks
+    cells = [cell for sheet in sheets for cell in sheet.get("cells", ())]
+    pages = [_html_of_cell(cell) for cell in cells]
+    sections, left_out = html_sections("\n".join(pages), with_code=with_code)
+    outputs = sum(bool(cell.get("outputs")) for cell in cells)
+    counts = {**left_out, "output{s} of code": outputs} if outputs else left_out
+    return Parsed(sections, counts, text.notes)
+
+
+def _html_of_cell(cell: Mapping[str, Any]) -> str:
+    source = cell.get("source", cell.get("input", ""))
+    text, _ = BROKEN.subn("\ufffd", source if isinstance(source, str) else "".join(source))
+    if cell["cell_type"] == "markdown":
+        return _html_of_markdown(text)
+    tag = {"code": "pre", "heading": f"h{cell.get('level', 1)}"}.get(cell["cell_type"], "p")
+    return f"<{tag}>{html.escape(text)}</{tag}>"
+
+
+# Office
+
+OPEN_XML = "application/vnd.openxmlformats-officedocument"
+OPEN_DOCUMENT = "application/vnd.oasis.opendocument"
+OFFICE = {  # what the library kreuzberg reads, by extension
+    ".docx": f"{OPEN_XML}.wordprocessingml.document",
+    ".docm": f"{OPEN_XML}.wordprocessingml.document",
+    ".doc": "application/msword",
+    ".pptx": f"{OPEN_XML}.presentationml.presentation",
+    ".pptm": f"{OPEN_XML}.presentationml.presentation",
+    ".ppt": "application/vnd.ms-powerpoint",
+    ".xlsx": f"{OPEN_XML}.spreadsheetml.sheet",
+    ".xlsm": f"{OPEN_XML}.spreadsheetml.sheet",
+    ".xls": "application/vnd.ms-excel",
+    ".ods": f"{OPEN_DOCUMENT}.spreadsheet",
+    ".odt": f"{OPEN_DOCUMENT}.text",
+    ".epub": "application/epub+zip",
+    ".rtf": "application/rtf",
+    ".eml": "message/rfc822",
+    ".msg": "application/vnd.ms-outlook",
+    ".fb2": "application/x-fictionbook+xml",
 }
-from typing import NamedTuple
-class Unreadable(NamedTuple):
-    reason: str
-class Parsed(NamedTuple):
-    sections: tuple
-    left_out: dict
-    notes: tuple
-KINDS = tuple(READERS)
+SHEETS = {".xlsx", ".xlsm", ".xls", ".ods"}  # which are all tables
+PARTS = {*SHEETS, ".pptx", ".pptm", ".ppt", ".epub"}  # of equal rank, each with a heading
+ZIP, OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0"  # at the start of a file
+ENCRYPTED_PART = "EncryptedPackage".encode("utf-16-le")
+MARKUP_PARTS = (".xml", ".xhtml", ".html", ".htm")
+KEPT_PARTS = ("[Content_Types].xml", "META-INF/container.xml")
+REFERENCE = re.compile(r"&(?:amp|lt|gt|#\d{1,7}|#[xX][\da-fA-F]{1,6});")
+STAND_INS = {"&": "\ue0a6", "<": "\ue0a7", ">": "\ue0a8"}  # private use
+
+
+def _read_office(content: bytes, kind: str, with_code: bool) -> Parsed:
+    """Read an office document as the Markdown that kreuzberg makes of it."""
+    if content.startswith(OLE) and ENCRYPTED_PART in content:
+        raise EncryptedError
+    kreuzberg = require_extra("kreuzberg", "office")
+    config = kreuzberg.ExtractionConfig(use_cache=False, output_format="markdown", disable_ocr=True)
+    if content.startswith(ZIP):
+        content = _with_stand_ins(content)
+    text = kreuzberg.extract_bytes_sync(content, OFFICE[kind], config).content
+    for character, stand_in in STAND_INS.items():
+        text = text.replace(stand_in, html.escape(character))
+    sections, left_out = html_sections(
+        _html_of_markdown(text),
+        with_code=with_code or kind in SHEETS,
+        first_is_title=kind not in PARTS,
+    )
+    return Parsed(sections, left_out, ())
+
+
+def _with_stand_ins(content: bytes) -> bytes:
+    """Return a zip file in which other characters stand for `&`, `<` and `>` of texts.
+
+    Kreuzberg 4.10 loses them in docx (`AT&T` becomes `ATT`), and takes them for tags in epub.
+    """
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(packed, "w") as new:
+        if sum(part.file_size for part in old.infolist()) > MOST_BYTES:
+            raise TooLargeError
+        for part in old.infolist():
+            data = old.read(part)
+            if part.filename.endswith(MARKUP_PARTS) and part.filename not in KEPT_PARTS:
+                data = _with_stand_ins_in(data)
+            new.writestr(part.filename, data)
+    return packed.getvalue()
+
+
+def _with_stand_ins_in(data: bytes) -> bytes:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return data
+
+    def character(reference: re.Match[str]) -> str:
+        found = html.unescape(reference[0])
+        return STAND_INS.get(found, found)
+
+    return REFERENCE.sub(character, text).encode(errors="replace")
+
+
+_Reader = Callable[[bytes, str, bool], Parsed]
+_READERS: dict[str, _Reader] = {
+    **dict.fromkeys((".txt", ".text", ".adoc", ".asciidoc"), _read_text),
+    **dict.fromkeys((".md", ".markdown", ".mkd", ".mdx", ".rmd", ".qmd"), _read_markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml", ".xht"), _read_html),
+    ".rst": _read_rst,
+    ".pdf": _read_pdf,
+    ".ipynb": _read_notebook,
+    **dict.fromkeys(OFFICE, _read_office),
+}
+KINDS = tuple(_READERS)
+PLAIN_TEXT = tuple(kind for kind, read in _READERS.items() if read is _read_text)

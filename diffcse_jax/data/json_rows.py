@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcse_jax.data.encodings import BROKEN
 from diffcse_jax.data.ledger import EMPTY, NOT_OBJECT, Ledger, Place
-from diffcse_jax.data.lines import BROKEN, extension, read_lines, read_text
+from diffcse_jax.data.lines import extension, read_lines, read_text
 from diffcse_jax.data.values import LONGEST_ROW, Row, Rows, chosen_split, listed, sample_of
 from diffcse_jax.errors import DataError, counted
 
@@ -181,7 +182,9 @@ class _Window:
             try:
                 value, end = DECODER.raw_decode(self.text, self.place)
             except json.JSONDecodeError:
-                if len(self.text) - self.place > LONGEST_ROW or not self._read_on():
+                if len(self.text) - self.place > LONGEST_ROW:
+                    raise ValueError(f"longer than {LONGEST_ROW:,} characters") from None
+                if not self._read_on():
                     raise
                 continue
             if end < len(self.text) or not self._read_on():

@@ -1,7 +1,8 @@
-"""Sentences and words of text in any language, by short rules and Unicode's properties of characters.
+"""Sentences and words of text in any language, by short rules and Unicode's properties.
 
-Chinese and Japanese have no spaces, and a mark such as U+3002 ends a sentence wherever it stands. Thai, Lao, Khmer and
-Burmese have no spaces between words. Two characters of the former count as a word, as do four of the latter.
+Chinese and Japanese have no spaces, and a mark such as U+3002 ends a sentence wherever it stands.
+Thai, Lao, Khmer and Burmese have no spaces between words. Two characters of the former count as a
+word, as do four of the latter.
 """
 
 import itertools
@@ -11,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import regex
 
 WIDTHS = range(40, 121)  # of the longest line of wrapped text
-FEWEST_CHARACTERS = 12  # of a sentence; shorter text, such as the number of an item, is joined to what follows
+# Of a sentence. Shorter text, such as the number of an item, is joined to what follows.
+FEWEST_CHARACTERS = 12
 SENTENCE_END = regex.compile(r"(?<=[.?!])[\"')]?\s+")  # of English
 ABBREVIATION = regex.compile(
     r"\b(e\.?g|i\.?e|etc|vs|cf|eqs?|fig|no|vol|pp|al|resp|approx|dr|mr|st|\p{L}"
@@ -19,13 +21,16 @@ ABBREVIATION = regex.compile(
     r"|\b(am|vom|zum|zur|bis|im|ab|seit|der|die|das|dem|den|des)\s\d{1,2}\.$",  # German: am 3. Mai
     regex.IGNORECASE,
 )
+LONGEST_ABBREVIATION = 16  # more than its characters
 END = regex.compile(
     r"(?V1)(?<=[.?!])[\"')\p{Pi}\p{Pf}]?\s+"
-    r"|(?<=[\p{Sentence_Terminal}--[.?!]])(?![\p{Sentence_Terminal}\d]|\p{Pe}+\p{Hiragana})[\p{Pe}\p{Pf}]*\s*"
+    r"|(?<=[\p{Sentence_Terminal}--[.?!]])(?![\p{Sentence_Terminal}\d]|\p{Pe}+\p{Hiragana})"
+    r"[\p{Pe}\p{Pf}]*\s*"
 )
 _MARK_AFTER_SPACE = regex.compile(r"\s[?!]$")
 _CJK = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}"
-_WORD = regex.compile(rf"[{_CJK}]{{1,2}}|\p{{Line_Break=SA}}{{1,4}}|[^\s{_CJK}\p{{Line_Break=SA}}]+")
+_SA = r"\p{Line_Break=SA}"
+_WORD = regex.compile(rf"[{_CJK}]{{1,2}}|{_SA}{{1,4}}|[^\s{_CJK}{_SA}]+")
 _CJK_SPACE = regex.compile(rf"(?<=[{_CJK}])\s+(?=[{_CJK}])")
 
 
@@ -36,9 +41,10 @@ def sentences_of(text: Sequence[str]) -> list[str]:
 
 
 def paragraphs(text: Sequence[str]) -> Iterator[str]:
-    """Join lines that were wrapped to a width, and yield other lines alone. Blank lines end a paragraph.
+    """Join lines that were wrapped to a width, and yield other lines alone.
 
-    Wrapped lines, except the last, nearly fill the width, and at least one sentence continues on the next line.
+    Blank lines end a paragraph. Wrapped lines, except the last, nearly fill the width, and at least
+    one sentence continues on the next line.
     """
     for is_text, group in itertools.groupby((line.strip() for line in text), bool):
         block = list(group)
@@ -59,25 +65,45 @@ def paragraphs(text: Sequence[str]) -> Iterator[str]:
 def split_sentences(text: str) -> list[str]:
     """Split a paragraph into sentences, which together have all of its text.
 
-    A sentence ends at `.`, `?` or `!` before white space, and at the marks of other scripts anywhere. It does not end
-    with an abbreviation. The next one does not begin in lower case, unless the whole text does or the mark is a `?` or
-    `!` after a space.
+    A sentence ends at `.`, `?` or `!` before white space, and at the marks of other scripts
+    anywhere. It does not end with an abbreviation. The next one does not begin in lower case,
+    unless the whole text does or the mark is a `?` or `!` after a space.
     """
+    text = text.strip()
     gaps = list(END.finditer(text))
-    starts = [text.lstrip()[:1], *(text[gap.end() : gap.end() + 1] for gap in gaps)]
-    capitals = any(map(str.isupper, text)) and (not starts[0].islower() or any(map(str.isupper, starts)))
+    starts = [text[:1], *(text[gap.end() : gap.end() + 1] for gap in gaps)]
+    is_cased = any(map(str.isupper, text))
+    capitals = is_cased and (not starts[0].islower() or any(map(str.isupper, starts)))
     found, start = [], 0
     for gap in gaps:
-        begun, before = text[start : gap.end()].strip(), text[start : gap.start()]
-        if width(begun) < FEWEST_CHARACTERS or ABBREVIATION.search(before):
+        mark = gap.start()
+        end = mark + len(gap[0].rstrip())
+        if _is_short(text, start, end) or ends_with_abbreviation(text, start, mark):
             continue
-        if not capitals or not text[gap.end() : gap.end() + 1].islower() or _MARK_AFTER_SPACE.search(before):
-            found.append(begun)
+        if (
+            not capitals
+            or not text[gap.end() : gap.end() + 1].islower()
+            or _MARK_AFTER_SPACE.match(text, max(start, mark - 2), mark)
+        ):
+            found.append(text[start:end])
             start = gap.end()
-    rest = text[start:].strip()
-    if found and rest and width(rest) < FEWEST_CHARACTERS:
+    rest = text[start:]
+    if found and rest and _is_short(text, start, len(text)):
         rest = join([found.pop(), rest])
     return [*found, rest] if rest else found
+
+
+def ends_with_abbreviation(text: str, start: int, end: int) -> bool:
+    """Return whether this part of a text ends with an abbreviation.
+
+    Only its last characters are read, so that a long text without sentences takes linear time.
+    """
+    return bool(ABBREVIATION.search(text, max(start, end - LONGEST_ABBREVIATION), end))
+
+
+def _is_short(text: str, start: int, end: int) -> bool:
+    """Return whether this part of a text is too short for a sentence."""
+    return end - start < FEWEST_CHARACTERS and width(text[start:end]) < FEWEST_CHARACTERS
 
 
 def join(texts: Iterable[str]) -> str:
@@ -86,8 +112,10 @@ def join(texts: Iterable[str]) -> str:
 
 
 def width(text: str) -> int:
-    """Return the number of characters; a wide one, such as those of Chinese, Japanese and Korean, counts as two."""
-    return len(text) if text.isascii() else len(text) + sum(unicodedata.east_asian_width(each) in "WF" for each in text)
+    """Return the number of characters, where wide ones, such as those of Chinese, count as two."""
+    if text.isascii():
+        return len(text)
+    return len(text) + sum(unicodedata.east_asian_width(each) in "WF" for each in text)
 
 
 def words(text: str) -> list[str]:

@@ -19,7 +19,6 @@ from diffcse_jax.data.layout import (
     Layout,
     document_of,
     layout_of,
-    listed,
     require_columns,
 )
 from diffcse_jax.data.ledger import NO_TEXT, Ledger, Place
@@ -28,6 +27,7 @@ from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.data.rows import open_rows
 from diffcse_jax.data.split import Split
 from diffcse_jax.data.tables import Table, open_table
+from diffcse_jax.data.values import listed
 from diffcse_jax.data.workers import parse_files
 from diffcse_jax.errors import DataError
 

@@ -289,6 +289,8 @@ def _write_arrays(
     corpus: Corpus, ledger: Ledger, backend: tokenizers.Tokenizer, folder: Path, prompts: Sequence[str]
 ) -> np.dtype:
     """Write the arrays of a store, block by block, and return the type of token ids."""
+    assert backend.truncation is not None
+    longest = backend.truncation["max_length"]
     prompts = prompts or [""] * len(corpus.columns)
     dtype = np.dtype(np.uint16 if largest_token(backend)[0] < 1 << 16 else np.uint32)
     ends = [np.zeros(1, np.int64)]  # one array per block
@@ -301,7 +303,7 @@ def _write_arrays(
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
             file.write(np.fromiter(itertools.chain.from_iterable(sentences), dtype, lengths.sum()).tobytes())
-            ledger.make(f"text{{s}} cut to {backend.truncation['max_length']} tokens", sum(cut))
+            ledger.make(f"text{{s}} cut to {longest} tokens", sum(cut))
             progress.update(len(block))
     np.save(folder / "offsets.npy", np.concatenate(ends))
     np.save(folder / "rows.npy", np.concatenate(kinds))

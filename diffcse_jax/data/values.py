@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcse_jax.data.encodings import decode
 from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.lines import decode
 from diffcse_jax.errors import DataError
 
 LONGEST_ROW = 1 << 23  # characters of a line that holds a row, which may have many texts
@@ -190,10 +190,9 @@ def is_words(text: str) -> bool:
     """Return whether a text is made of words, and is not a number, date, code, address or data."""
     if text.casefold() in NOT_WORDS or ADDRESS.match(text) or text.startswith(("[{", '{"', "{'")):
         return False
-    if SCRIPT_WITHOUT_SPACES.search(text):
-        return True
     letters = sum(map(len, WORD.findall(text)))
-    has_word = THREE_LETTERS.search(text) if DIGIT.search(text) else letters >= 3
+    is_dense = bool(SCRIPT_WITHOUT_SPACES.search(text))
+    has_word = THREE_LETTERS.search(text) if DIGIT.search(text) else letters >= 3 or is_dense
     if not has_word or 2 * letters < len("".join(text.split())):
         return False
-    return " " in text or not re.search(r"[\d_/\\@:]", text)
+    return " " in text or is_dense or not re.search(r"[\d_/\\@:]", text)

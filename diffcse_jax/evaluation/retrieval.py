@@ -14,9 +14,10 @@ import scipy.stats
 from jaxtyping import Bool, Float, Float32, Int
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.readers import TABLES, extension, open_file
+from diffcse_jax.data.lines import extension
 from diffcse_jax.data.sentences import canonical
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.tables import KINDS, open_table
 from diffcse_jax.errors import DataError, require_extra, warn_user
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
 from diffcse_jax.evaluation.answers import Answers, answers_of
@@ -185,7 +186,7 @@ def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
 
         return docstring_pairs(MOST_DOCSTRINGS)
     path, tally = expand_path(file), Tally()
-    if extension(path) in TABLES and extension(path) != ".tsv":
+    if extension(path) in KINDS and extension(path) != ".tsv":
         pairs, odd = _pairs_of_table(path)
     else:
         pairs = [*_pairs_of_lines(path, tally)]
@@ -209,12 +210,12 @@ def _pairs_of_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str]]:
 
 def _pairs_of_table(path: Path) -> tuple[list[tuple[str, str]], str]:
     """Return the pairs of a table, and what was left out, in words."""
-    columns = open_file(path).columns
+    columns = open_table(path, str(path)).columns
     wanted = columns if len(columns) == 2 else ()
-    rows = open_corpus(DataConfig(train_file=str(path), pairs="columns", columns=wanted))
-    pairs = [(row[0], row[1]) for row in rows if len(row) > 1]
-    odd = rows.skipped_summary()
-    return pairs, f"{path}: {odd}" if odd else ""
+    corpus = open_corpus(DataConfig(train_file=str(path), pairs="columns", columns=wanted))
+    ledger = corpus.new_ledger()
+    pairs = [row.texts[:2] for row in corpus.rows(ledger) if len(row.texts) > 1]
+    return [(query, target) for query, target in pairs], ledger.summary() if ledger.has_losses else ""
 
 
 # Search collections

@@ -1,0 +1,223 @@
+"""Read documents in processes of their own, as many as there are cores.
+
+A library that reads a damaged file may take forever, need all memory or end its process. Each file
+has a limit of time and of memory, and a file beyond it costs no more than itself. The processes
+import neither JAX nor the user's script. They read many files, until this process ends.
+"""
+
+import atexit
+import collections
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import diffcse_jax
+from diffcse_jax.data import formats, worker
+from diffcse_jax.data.formats import Parsed, Unreadable
+from diffcse_jax.data.lines import extension, opened
+from diffcse_jax.errors import DataError, UserError
+
+SECONDS = 60  # for a file
+MEMORY = 4 << 30  # bytes of addresses of a process
+MOST_PROCESSES = 16
+AHEAD = 4  # files for each process that are read before they are asked for
+CRASHED = "damaged, or needs too much memory"
+ENVIRONMENT = {  # libraries would start as many threads in each process as there are cores
+    "MALLOC_ARENA_MAX": "2",
+    "OMP_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKIO_WORKER_THREADS": "1",
+}
+
+
+def parse_files(files: Sequence[Path], *, with_code: bool) -> Iterator[Parsed | Unreadable]:
+    """Yield the texts of documents, in the order of the files.
+
+    Few files are read ahead, so memory holds few documents. Plain text needs no library, and is
+    read in this process.
+    """
+    others = sum(extension(file) not in formats.PLAIN_TEXT for file in files)
+    crew = _Crew(min(others, MOST_PROCESSES, _cores()))
+    answers: collections.deque[Callable[[], Parsed | Unreadable]] = collections.deque()
+    with contextlib.closing(crew):
+        for file in files:
+            task = _Task(file, with_code)
+            is_plain = extension(file) in formats.PLAIN_TEXT
+            answers.append(task.parse if is_plain else crew.start(task).result)
+            if len(answers) > AHEAD * crew.size:
+                yield answers.popleft()()
+        while answers:
+            yield answers.popleft()()
+
+
+class _Task(NamedTuple):
+    """A file to read."""
+
+    file: Path
+    with_code: bool
+
+    def parse(self, by: "_Process | None" = None) -> Parsed | Unreadable:
+        """Read the file in another process or in this one. If it is too large, read no further."""
+        try:
+            with opened(self.file) as stream:
+                content = stream.read(formats.MOST_BYTES + 1)
+        except DataError as error:
+            at = f"{self.file}: "
+            return Unreadable(str(error).removeprefix("cannot read ").removeprefix(at))
+        if len(content) > formats.MOST_BYTES:
+            return Unreadable(formats.TOO_LARGE)
+        kind = extension(self.file)
+        if by:
+            return by.parse(content, kind, with_code=self.with_code)
+        return formats.parse(content, kind, with_code=self.with_code)
+
+
+class _Crew:
+    """Threads that each hand files to a process and wait for its answers.
+
+    They are daemons, so a program that ends does not wait for them.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self._tasks: queue.SimpleQueue[tuple[_Task, Future[Any]] | None] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
+        for _ in range(size):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def start(self, task: _Task) -> "Future[Any]":
+        """Have a file read. The result is a `Parsed` or `Unreadable`."""
+        answer: Future[Any] = Future()
+        self._tasks.put((task, answer))
+        return answer
+
+    def close(self) -> None:
+        """Have no more files read."""
+        self._is_closed.set()
+        for _ in range(self.size):
+            self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (found := self._tasks.get()) and not self._is_closed.is_set():
+            task, answer = found
+            try:
+                process = _Process.take()
+                result = task.parse(by=process)
+                process.give_back()
+                answer.set_result(result)
+            except BaseException as error:  # raised where the answer is asked for
+                answer.set_exception(error)
+
+
+class _Process:
+    """A process that reads one file at a time."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", "-m", worker.__name__]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C reaches this process, which then ends the others
+        )
+        self._parent = os.getpid()
+        self.is_running = True
+        _running.add(self)
+        if self._answer() != worker.READY:
+            self.stop()
+            raise UserError(
+                "the process that reads documents ended at once. "
+                f"To see why, run: {' '.join(command)}"
+            )
+
+    @classmethod
+    def take(cls) -> "_Process":
+        """Return a process that is idle, or a new one."""
+        while _idle:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                process = _idle.pop()
+                if process._parent == os.getpid() and process._process.poll() is None:
+                    return process
+        return cls()
+
+    def give_back(self) -> None:
+        """Keep the process for later files, unless it had to be stopped."""
+        if self.is_running:
+            _idle.append(self)
+
+    def parse(self, content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
+        """Read a file. If that takes too long, or the process ends, stop it and say so."""
+        request = {
+            "kind": kind,
+            "with_code": with_code,
+            "size": len(content),
+            "seconds": SECONDS,
+            "memory": MEMORY,
+        }
+        start = time.monotonic()
+        with contextlib.suppress(BrokenPipeError):
+            assert self._process.stdin
+            self._process.stdin.write(json.dumps(request).encode() + b"\n" + content)
+            self._process.stdin.flush()
+        answer = self._answer()
+        if not answer.endswith(b"\n"):
+            self.stop()
+            is_late = time.monotonic() - start >= SECONDS
+            return Unreadable(f"took longer than {SECONDS} seconds" if is_late else CRASHED)
+        found = json.loads(answer)
+        if "reason" in found:
+            return Unreadable(found["reason"])
+        sections = tuple((title, lines) for title, lines in found["sections"])
+        return Parsed(sections, found["left_out"], tuple(found["notes"]))
+
+    def stop(self) -> None:
+        """End the process."""
+        self.is_running = False
+        _running.discard(self)
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe
+                pipe.close()
+
+    def _answer(self) -> bytes:
+        assert self._process.stdout
+        return self._process.stdout.readline()
+
+
+_running: set[_Process] = set()
+_idle: list[_Process] = []
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End the processes that this one has started, and not those of one that it was forked from."""
+    for process in tuple(_running):
+        if process._parent == os.getpid():
+            process.stop()
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a process that finds the same packages as this one."""
+    package = Path(diffcse_jax.__file__).parents[1]
+    paths = [str(package), *(os.path.abspath(path) for path in sys.path if path)]
+    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
