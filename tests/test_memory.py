@@ -96,7 +96,7 @@ def test_dicts_keep_their_columns():
     ]
     first, second = documents_of(rows)
     assert (first.id, second.id) == ("0", "1")
-    assert dict(first.columns) == {"file": "a.pdf", "start": 3}
+    assert dict(first.columns) == {"file": "a.pdf", "start": 3, "tags": ["x"]}
     assert dict(second.columns) == {"file": "a.pdf", "start": 9, "extra": 1.5}
     assert first.place == Place(row=1)
     assert [document.id for document in documents_of(rows, id_column="start")] == ["3", "9"]

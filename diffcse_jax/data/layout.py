@@ -1,6 +1,5 @@
 """Which columns of a table hold the id, the title and the text, and the documents made of its rows."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -79,7 +78,7 @@ def document_of(
     if not sections:
         return None
     used = {*layout.texts, layout.title, layout.id}
-    others = {name: value for name, value in values.items() if name not in used and is_plain(value)}
+    others = {name: value for name, value in values.items() if name not in used and not is_missing(value)}
     own_id = text_in(values, layout.id)
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
@@ -130,9 +129,3 @@ def text_in(values: Mapping[str, Any], column: str) -> str | None:
     """Return a value as text; None if it is missing or not text."""
     value = values.get(column)
     return None if is_missing(value) else as_text(value)
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value is text, a number, a truth value or a date, and not missing."""
-    kinds = str | int | float | datetime.date | datetime.time
-    return isinstance(value, kinds) and not is_missing(value)

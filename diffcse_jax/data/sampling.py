@@ -152,8 +152,8 @@ class Cloze(_Drawn):
     """Pairs of a lead and its rest, and of a window of words and the passage from which it is taken out.
 
     A row of the kind `PASSAGE` has the passage in both columns, and an epoch uses a share of the passages. `WINDOW`
-    limits the words of a window; at least `WINDOW[0]` words are left. In text without spaces, where hardly a token begins a word,
-    tokens count as words. `prompt_tokens` is the length of the prompt of each column.
+    limits the words of a window; at least `WINDOW[0]` words are left. In text without spaces, where hardly a token
+    begins a word, tokens count as words. `prompt_tokens` is the length of the prompt of each column.
     """
 
     def __init__(

@@ -95,10 +95,15 @@ def listed(names: Iterable[str]) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is empty: None, NaN (also of a time) or an empty string."""
+    """Return whether a value is empty: None, NaN (also of a time), pandas' NA or an empty string."""
     if value is None or isinstance(value, str | bytes):
         return not value
-    return not isinstance(value, list | tuple | dict | set) and bool(value != value)
+    if hasattr(value, "__len__"):  # a list, a dict, an array
+        return False
+    try:
+        return bool(value != value)
+    except TypeError:  # pandas' NA equals nothing
+        return True
 
 
 def as_text(value: Any) -> str | None:
