@@ -1,8 +1,9 @@
-"""reStructuredText as html, by docutils."""
+"""reStructuredText as html, by docutils, with the directives that only Sphinx knows."""
 
+import contextlib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from diffcse_jax.errors import require_extra
@@ -25,6 +26,19 @@ SETTINGS = {
     "line_length_limit": 1 << 30,
 }
 ROLE = re.compile(r"(?<![\w:+.-])([\w:+.-]*:)`([^`]*)`")
+DIRECTIVE = re.compile(r"^[ \t]*\.\. ([\w:.+-]+?)::(?:[ \t]|$)", re.MULTILINE)
+# Of Sphinx and its extensions: settings and links to other files, which have no text of their own,
+# and code. What stands in other directives is text.
+WITHOUT_TEXT = {
+    "autoclass", "autodata", "autoexception", "autofunction", "automethod", "automodule",
+    "autosummary", "codeauthor", "currentmodule", "default-domain", "highlight", "index",
+    "literalinclude", "module", "moduleauthor", "py:currentmodule", "py:module", "rst-class",
+    "sectionauthor", "tabularcolumns", "toctree",
+}  # fmt: skip
+CODE = {
+    "code-cell", "digraph", "doctest", "graph", "graphviz", "ipython", "jupyter-execute", "mermaid",
+    "plantuml", "plot", "productionlist", "prompt", "testcode", "testoutput", "testsetup",
+}  # fmt: skip
 
 
 class TooManySubstitutionsError(Exception):
@@ -34,16 +48,23 @@ class TooManySubstitutionsError(Exception):
 def html_of_rst(text: str) -> tuple[str, Mapping[str, int]]:
     """Return html, and how many parts were left out, by kind.
 
-    Directives of Sphinx, included files and raw text of other formats are not read.
+    Included files and raw text of other formats are not read.
     """
     core = require_extra("docutils.core", EXTRA)
     writers = require_extra("docutils.writers.html4css1", EXTRA)
     reader = _reader_class()()
-    parts = core.publish_parts(
-        without_roles(text), reader=reader, writer=writers.Writer(), settings_overrides=SETTINGS
-    )
-    left_out = {LEFT_OUT: reader.unknown} if reader.unknown else {}
+    with _sphinx_directives(text):
+        parts = core.publish_parts(
+            without_roles(text),
+            reader=reader,
+            writer=writers.Writer(),
+            settings_overrides=SETTINGS,
+        )
+    left_out = {LEFT_OUT: reader.unread} if reader.unread else {}
     return parts["body"], left_out
+
+
+# Roles
 
 
 def without_roles(text: str) -> str:
@@ -64,18 +85,75 @@ def _is_role(run: str, start: int) -> bool:
     return run[start] == ":" and not run.startswith("math:", start + 1)
 
 
+# Directives
+
+
+@contextlib.contextmanager
+def _sphinx_directives(text: str) -> Iterator[None]:
+    """Let docutils read the directives in a text that it does not know."""
+    directives = require_extra("docutils.parsers.rst.directives", EXTRA)
+    english = require_extra("docutils.parsers.rst.languages.en", EXTRA)
+    names = {name.lower() for name in DIRECTIVE.findall(text)}
+    unknown = names - english.directives.keys() - directives._directives.keys()
+    for name in unknown:
+        directives.register_directive(name, _directive_class())
+    try:
+        yield
+    finally:
+        for name in unknown:
+            del directives._directives[name]
+
+
+@functools.cache
+def _directive_class() -> Any:
+    """Return what reads a directive of Sphinx: a line of code, options, and text."""
+    nodes = require_extra("docutils.nodes", EXTRA)
+    rst = require_extra("docutils.parsers.rst", EXTRA)
+    statemachine = require_extra("docutils.statemachine", EXTRA)
+
+    class Options(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            return rst.directives.unchanged
+
+    class Directive(rst.Directive):
+        has_content = True
+        optional_arguments = 1
+        final_argument_whitespace = True
+        option_spec = Options({"noindex": rst.directives.unchanged})
+
+        def run(self) -> list[Any]:
+            first, *lines = "".join(self.arguments).split("\n")
+            body = [*lines, "", *self.content]
+            if self.name in WITHOUT_TEXT:
+                return []
+            if self.name in CODE:
+                code = "\n".join([first, *body])
+                return [nodes.literal_block(code, code)]
+            is_code = "(" in first or " " not in first.strip()
+            found = nodes.container()
+            if first:
+                found += (nodes.literal_block if is_code else nodes.paragraph)(first, first)
+            self.state.nested_parse(statemachine.StringList(body, ""), self.content_offset, found)
+            return [found]
+
+    return Directive
+
+
+# Documents
+
+
 @functools.cache
 def _reader_class() -> Any:
     """Return a reader that looks at a document before docutils expands it and forgets errors."""
     standalone = require_extra("docutils.readers.standalone", EXTRA)
 
     class Reader(standalone.Reader):
-        unknown = 0
+        unread = 0
 
         def parse(self) -> None:
             super().parse()
             _check_substitutions(self.document)
-            self.unknown = sum(map(_holds_unread_text, self.document.findall()))
+            self.unread = sum(map(_holds_unread_text, self.document.findall()))
 
     return Reader
 
@@ -89,13 +167,9 @@ def _holds_unread_text(node: Any) -> bool:
 
 def _check_substitutions(document: Any) -> None:
     """Raise an error if expanding the names in a document would take long."""
-    names = {
-        name: _references(definition) for name, definition in document.substitution_defs.items()
-    }
-    nested = {name.lower(): references for name, references in names.items()}
+    nested = {name.lower(): _references(text) for name, text in document.substitution_defs.items()}
     sizes: dict[str, int] = {}
-    number = sum(_expansions(name, nested, sizes) for name in _references(document))
-    if number > MOST_SUBSTITUTIONS:
+    if sum(_expansions(name, nested, sizes) for name in _references(document)) > MOST_SUBSTITUTIONS:
         raise TooManySubstitutionsError
 
 
