@@ -93,9 +93,7 @@ def test_long_lines_are_cut_off_while_they_are_read_and_entered_in_the_ledger(tm
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found == [(1, "one"), (3, "é" * 9), (5, "two")]
-    assert ledger.lines() == [
-        f"left out 2 texts: 2 {TOO_LONG} (a.txt.gz, lines 2, 4)"
-    ]
+    assert ledger.lines() == [f"left out 2 texts: 2 {TOO_LONG} (a.txt.gz, lines 2, 4)"]
     assert peak < 24 * encodings.BLOCK
 
 

@@ -34,7 +34,11 @@ def documents_of(given, **options):
 
 
 def test_text_is_a_file_named_by_its_content():
-    sentences = ["One line.", "Two\nlines, \u2028 and “quotes”.", 'A "third"\t\\ one. It is the last.']
+    sentences = [
+        "One line.",
+        "Two\nlines, \u2028 and “quotes”.",
+        'A "third"\t\\ one. It is the last.',
+    ]
     path = write_sentences(sentences)
     assert path == write_sentences(iter(sentences)) != write_sentences(sentences[::-1])
     assert [row for (row,) in rows_of(path)] == sentences
@@ -80,7 +84,9 @@ def test_pairs_that_share_an_answer_are_held_out_together():
 
 
 def test_pairs_that_all_share_a_text_train():
-    with pytest.raises(DataError, match=r"of 30 rows for training and 0 for evaluation.*stay together"):
+    with pytest.raises(
+        DataError, match=r"of 30 rows for training and 0 for evaluation.*stay together"
+    ):
         write_held_out([(f"Question {number}?", "Yes.") for number in range(30)], 0.2)
 
 
@@ -103,7 +109,10 @@ def test_dicts_keep_their_columns():
 
 
 def test_known_keys_are_id_title_and_text():
-    rows = [{"_id": 7, "title": "A  clock", "text": "It ticks.\nIt strikes."}, {"_id": "b", "text": "x"}]
+    rows = [
+        {"_id": 7, "title": "A  clock", "text": "It ticks.\nIt strikes."},
+        {"_id": "b", "text": "x"},
+    ]
     first, second = documents_of(pd.DataFrame(rows))
     assert (first.id, second.id) == ("7", "b")
     (section,) = first.sections

@@ -42,7 +42,9 @@ SHORT: dict[str, Settings] = {
 
 
 def get_study() -> Study:
-    short = {f"{name}, 100 steps": {**settings, "train.steps": 100} for name, settings in SHORT.items()}
+    short = {
+        f"{name}, 100 steps": {**settings, "train.steps": 100} for name, settings in SHORT.items()
+    }
     return Study(
         base="diffcse_minilm",
         variants={

@@ -78,7 +78,9 @@ def document_of(
     if not sections:
         return None
     used = {*layout.texts, layout.title, layout.id}
-    others = {name: value for name, value in values.items() if name not in used and not is_missing(value)}
+    others = {
+        name: value for name, value in values.items() if name not in used and not is_missing(value)
+    }
     own_id = text_in(values, layout.id)
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate

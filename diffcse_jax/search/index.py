@@ -48,7 +48,9 @@ class Encoder(Protocol):
     name: str
     prompts: Prompts
 
-    def encode(self, sentences: Any, batch_size: int = 64, normalize: bool = False, **options: Any) -> Any: ...
+    def encode(
+        self, sentences: Any, batch_size: int = 64, normalize: bool = False, **options: Any
+    ) -> Any: ...
 
     def split(self, passages: Sequence[Passage], prompt: str = "") -> list[Passage]: ...
 
@@ -191,7 +193,9 @@ class Index:
             source = self._open(texts, first=max(numbers, default=-1) + 1)
             documents = _read(source, show_progress=show_progress, strict=strict)
             number = self._number_of(input_of(texts, self.settings.id_column))
-            return self.put(documents, "add", number, batch_size=batch_size, show_progress=show_progress)
+            return self.put(
+                documents, "add", number, batch_size=batch_size, show_progress=show_progress
+            )
 
     def update(
         self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
@@ -203,7 +207,9 @@ class Index:
         with self._changing:
             documents = _read(self._open(texts), show_progress=show_progress, strict=strict)
             number = self._number_of(input_of(texts, self.settings.id_column))
-            return self.put(documents, "update", number, batch_size=batch_size, show_progress=show_progress)
+            return self.put(
+                documents, "update", number, batch_size=batch_size, show_progress=show_progress
+            )
 
     def remove(self, ids: str | Iterable[str]) -> Changes:
         """Remove documents by their ids. Raises `DataError` if one is not there."""
@@ -267,7 +273,9 @@ class Index:
     ) -> tuple[list[Passage], Vectors | None]:
         """Return the passages of documents, numbered from 0, with their embeddings."""
         passages = [
-            passage for number, document in enumerate(documents) for passage in passages_of(document, number)
+            passage
+            for number, document in enumerate(documents)
+            for passage in passages_of(document, number)
         ]
         if not self.record:
             return passages, None
@@ -288,7 +296,11 @@ class Index:
         return passages, vectors
 
     def _after(
-        self, planned: Plan, given: pa.Table, passages: Sequence[Passage], vectors: Vectors | None = None
+        self,
+        planned: Plan,
+        given: pa.Table,
+        passages: Sequence[Passage],
+        vectors: Vectors | None = None,
     ) -> Contents:
         """Return the contents after a change; the same ones if nothing changes."""
         old = self._contents
@@ -350,7 +362,9 @@ class Index:
 
         `lexical` needs no embeddings.
         """
-        request = Request(texts, vectors, self.checked_mode(mode), check_count("top_k", top_k), threshold)
+        request = Request(
+            texts, vectors, self.checked_mode(mode), check_count("top_k", top_k), threshold
+        )
         return rank(self._contents, request, self.settings.weight)
 
     def checked_mode(self, mode: str = "") -> str:
@@ -413,7 +427,9 @@ class Index:
         """
         path = expand_path(folder)
         if not is_index(path):
-            raise DataError(f"{path} is not an index. Write one with `save` or `diffcse search --output`")
+            raise DataError(
+                f"{path} is not an index. Write one with `save` or `diffcse search --output`"
+            )
         index = cls.of(read_index(path, stored.read), name=str(path))
         if encoder:
             index.use(encoder)
@@ -425,7 +441,9 @@ def _empty(settings: Settings, encoder: Encoder | None, prompt_name: str | None 
     if settings.mode == "lexical":
         return Stored(settings, Contents())
     if encoder is None:
-        raise ConfigError(f"mode={settings.mode!r} needs an encoder. Give one, or use mode='lexical'")
+        raise ConfigError(
+            f"mode={settings.mode!r} needs an encoder. Give one, or use mode='lexical'"
+        )
     record = encoder.record(encoder.prompts.choose(None, prompt_name, encoder.prompts.document))
     none = np.zeros((0, record.dimension), np.float32)
     return Stored(settings, Contents(embeddings=Embeddings.of(none, settings.storage)), record)
@@ -437,7 +455,9 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
         return Index.load(path, encoder)
     store = find_store(path)
     if store is None:
-        raise DataError(f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
+        raise DataError(
+            f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`"
+        )
     index = Index.of_store(store, Settings())
     if encoder:
         index.use(encoder)

@@ -50,7 +50,9 @@ class Settings:
             )
         check_storage(self.storage)
         if self.mode != "dense":
-            LexicalIndex(self.language or "english")  # this needs packages, and a language that they know
+            LexicalIndex(
+                self.language or "english"
+            )  # this needs packages, and a language that they know
 
 
 def check_mode(mode: str) -> str:
@@ -115,7 +117,9 @@ def read(reader: Reader) -> Stored:
     encoder = _encoder(reader) if settings.mode != "lexical" else None
     inputs = _value(reader, "inputs", list)
     try:
-        found = tuple(Input(each["name"], tuple(each["columns"]), each["id_column"]) for each in inputs)
+        found = tuple(
+            Input(each["name"], tuple(each["columns"]), each["id_column"]) for each in inputs
+        )
     except (TypeError, KeyError) as error:
         raise reader.damaged(f"`inputs` is invalid: {error}") from error
     return Stored(settings, _contents(reader, settings, encoder), encoder, found)
@@ -160,9 +164,13 @@ def _contents(reader: Reader, settings: Settings, encoder: EncoderRecord | None)
     passages = reader.table("passages", PASSAGES)
     for name, table in (("documents", documents), ("passages", passages)):
         if len(table) != _value(reader, name, int):
-            raise reader.damaged(f"`{name}` is {reader.settings[name]}, but the table has {len(table)} rows")
+            raise reader.damaged(
+                f"`{name}` is {reader.settings[name]}, but the table has {len(table)} rows"
+            )
     numbers = passages["document"].to_numpy()
-    if len(numbers) and (numbers[0] < 0 or numbers[-1] >= len(documents) or (np.diff(numbers) < 0).any()):
+    if len(numbers) and (
+        numbers[0] < 0 or numbers[-1] >= len(documents) or (np.diff(numbers) < 0).any()
+    ):
         raise reader.damaged("the passages name documents that are not there")
     embeddings = None
     if encoder:
@@ -175,7 +183,9 @@ def _contents(reader: Reader, settings: Settings, encoder: EncoderRecord | None)
         lexical = reader.words(
             lambda folder, arrays: _words(folder, arrays, language, len(passages))
         )
-    typical = _value(reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair)))
+    typical = _value(
+        reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair))
+    )
     return Contents(documents, passages, embeddings, lexical, Typical(*typical))
 
 

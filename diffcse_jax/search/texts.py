@@ -13,7 +13,9 @@ def checked_sentences(sentences: Any) -> list[str]:
     is_table = isinstance(sentences, bytes | Mapping) or hasattr(sentences, "columns")
     if is_table or not isinstance(sentences, Iterable):
         kind = type(sentences).__name__
-        raise DataError(f"expected a string or an iterable of strings, got {kind}. Of a table, give one column")
+        raise DataError(
+            f"expected a string or an iterable of strings, got {kind}. Of a table, give one column"
+        )
     texts = [sentences] if isinstance(sentences, str) else list(sentences)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
