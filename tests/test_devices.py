@@ -186,9 +186,10 @@ def test_full_sharding_splits_weights_and_moments():
     _, params, _ = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
     state = initial_state(params, optimizer, config, mesh)
-    bytes_of = lambda tree, held: sum(
-        held(array) * array.dtype.itemsize for array in jax.tree.leaves(tree)
-    )  # noqa: E731
+
+    def bytes_of(tree, held) -> int:
+        return sum(held(array) * array.dtype.itemsize for array in jax.tree.leaves(tree))
+
     held = bytes_of(state, lambda array: array.addressable_shards[0].data.size)
     assert held < 0.2 * bytes_of(
         state, lambda array: array.size

@@ -168,6 +168,5 @@ def test_prefixes_cut_the_results_of_the_same_passes(monkeypatch):
     ((whole, *prefixes),) = forward_passes(read=whole_and_prefixes, keys=1)
     assert len(passes) == 3  # the views, the further samples in one loop, the rows
     for size, prefix in zip((4, 8), prefixes, strict=True):
-        jax.tree.map(
-            lambda cut, full: np.testing.assert_array_equal(cut, full[..., :size]), prefix, whole
-        )  # noqa: B023
+        for cut, full in zip(jax.tree.leaves(prefix), jax.tree.leaves(whole), strict=True):
+            np.testing.assert_array_equal(cut, full[..., :size])

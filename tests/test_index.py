@@ -228,7 +228,7 @@ def test_what_an_index_needs_is_said():
 
 TEXTS = {
     key: f"{text} number {key}"
-    for key, text in zip("abcde", ["red fox", "blue bird", "old tree"] * 2)
+    for key, text in zip("abcde", ["red fox", "blue bird", "old tree"] * 2, strict=False)
 }
 
 
@@ -269,7 +269,7 @@ def test_only_our_own_files_are_written_read_and_removed(storage, tmp_path):
         assert [path.name for path in theirs.iterdir()] == [MANIFEST]
     (folder / MANIFEST).unlink()
     with pytest.raises(
-        CheckpointError, match="not an index of this program: it holds (notes|scale)"
+        CheckpointError, match=r"not an index of this program: it holds (notes|scale)"
     ):
         saved(folder)
     for name in ("notes.txt", "scale.npy"):
@@ -356,14 +356,14 @@ def test_a_reader_keeps_its_index_and_an_interrupted_save_leaves_the_old_one(tmp
     old = saved(tmp_path)
     reader = Index.load(tmp_path, WordEncoder())
     expected = found(old, "red fox")
-    with (
-        monkeypatch.context() as full,
-        pytest.raises(CheckpointError, match="earlier index there is unchanged"),
-    ):
-        full.setattr(
-            np, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-        )
-        saved(tmp_path, texts={"z": "other"})
+
+    def refuse(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(np, "save", refuse)
+        with pytest.raises(CheckpointError, match="earlier index there is unchanged"):
+            saved(tmp_path, texts={"z": "other"})
     assert found(Index.load(tmp_path, WordEncoder()), "red fox") == expected
     assert len([path for path in tmp_path.iterdir() if path.name.startswith("documents-")]) == 1
     for number in range(3):

@@ -238,7 +238,7 @@ def test_the_ledger_accounts_for_every_file_and_text(tmp_path_factory, files):
         found, ledger = searched(folder)
         check_account(folder, files, found, ledger)
         return
-    with pytest.raises(DataError, match="no file of a known kind|no table with a column of text"):
+    with pytest.raises(DataError, match=r"no file of a known kind|no table with a column of text"):
         searched(folder)
 
 

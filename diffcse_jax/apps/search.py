@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from diffcse_jax.data.documents import Document
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.sources import open_documents_to_search
@@ -33,6 +35,7 @@ from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_sto
 QUERIES_AT_ONCE = 1024
 LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
+_INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 
 Load = Callable[
     [EncoderRecord | None], SentenceEncoder
@@ -363,8 +366,12 @@ def _as_text(query: str, hits: Hits) -> str:
 
 
 def _wrapped(text: str, indent: str = "", **options: Any) -> list[str]:
-    """Return some lines of a text, without what would move a terminal's cursor or change its colours."""
-    printable = "".join(character if character.isprintable() else " " for character in text)
+    """Return some lines of a text, without what would move a terminal's cursor or change its colours.
+
+    Characters that a terminal does not show, such as soft hyphens, do not divide words.
+    """
+    visible = _INVISIBLE.sub("", text)
+    printable = "".join(character if character.isprintable() else " " for character in visible)
     width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
     options = {
         "max_lines": LINES_PER_HIT,
