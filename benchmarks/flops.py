@@ -30,13 +30,8 @@ class BatchSize(NamedTuple):
 def transformer_flops(sizes: TransformerConfig, rows: int, length: int) -> int:
     """Count the forward pass of `rows` sentences of `length` positions. Windows count as they are in the middle."""
     shapes = layers.shapes(partial(Transformer, sizes))
-    dense = sum(
-        2 * math.prod(array.shape) for name, array in shapes.items() if name.endswith(".kernel")
-    )
-    seen = [
-        min(length, 2 * window + 1) if window else length
-        for window in sizes.windows or (0,) * sizes.num_blocks
-    ]
+    dense = sum(2 * math.prod(array.shape) for name, array in shapes.items() if name.endswith(".kernel"))
+    seen = [min(length, 2 * window + 1) if window else length for window in sizes.windows or (0,) * sizes.num_blocks]
     attention = 2 * 2 * sum(seen) * sizes.hidden_size  # logits and weighted values, over all heads
     return rows * length * (dense + attention)
 
@@ -45,9 +40,7 @@ def step_flops(config: Config, batch: BatchSize) -> float:
     """Count one train step of SimCSE, SimCSE++ or DiffCSE (`benchmarks.train_step.OBJECTIVES`)."""
     rows, hidden = batch.examples * batch.views, batch.encoder.hidden_size
     one_pass = transformer_flops(batch.encoder, rows, batch.length)
-    projector = {"none": 0, "mlp": 2 * hidden**2, "batchnorm": 2 * 2 * hidden * 2 * hidden}[
-        config.model.projector
-    ]
+    projector = {"none": 0, "mlp": 2 * hidden**2, "batchnorm": 2 * 2 * hidden * 2 * hidden}[config.model.projector]
     trained = one_pass + rows * projector + 2 * batch.examples**2 * hidden * (batch.views - 1)
     frozen = 0.0
     if config.contrast.negatives == "off_dropout":  # the anchors, once more
@@ -57,10 +50,6 @@ def step_flops(config: Config, batch: BatchSize) -> float:
     if config.difference.weight:
         trained += one_pass + rows * batch.length * 2 * hidden * 2  # discriminator and its head
         masked = rows * (batch.mean_tokens - 1)
-        vocabulary = (
-            2
-            * batch.generator.hidden_size
-            * (batch.generator.hidden_size + batch.generator.vocab_size)
-        )
+        vocabulary = 2 * batch.generator.hidden_size * (batch.generator.hidden_size + batch.generator.vocab_size)
         frozen = transformer_flops(batch.generator, rows, batch.length) + masked * vocabulary
     return TRAINED * trained + frozen

@@ -70,9 +70,7 @@ def worker(build: Callable[..., Implementation], *arguments: object) -> Iterator
         try:
             return here.recv()
         except EOFError:
-            raise RuntimeError(
-                f"the worker of {build.__name__} ended; its error is above"
-            ) from None
+            raise RuntimeError(f"the worker of {build.__name__} ended; its error is above") from None
 
     def run(steps: int) -> float:
         here.send(steps)
@@ -197,9 +195,7 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def write_record(
-    path: Path | None, module: str, argv: list[str], record: Mapping[str, Any]
-) -> dict[str, Any]:
+def write_record(path: Path | None, module: str, argv: list[str], record: Mapping[str, Any]) -> dict[str, Any]:
     """Add command, machine and versions to a record, and write it as JSON. If the path is None, print it.
 
     Raises:

@@ -82,19 +82,11 @@ def medquad(checkout: Path) -> Iterator[Page]:
     """Return the answers about each disease, below its name. Questions are only in the labelled pairs."""
     for file in sorted(checkout.glob("*/*.xml")):
         page = ElementTree.parse(file).getroot()
-        asked = [
-            (_line([_of(pair, "Question")]), _of(pair, "Answer")) for pair in page.iter("QAPair")
-        ]
-        answers = [
-            "\n".join(map(str.strip, answer.splitlines())) for _, answer in asked if answer.strip()
-        ]
+        asked = [(_line([_of(pair, "Question")]), _of(pair, "Answer")) for pair in page.iter("QAPair")]
+        answers = ["\n".join(map(str.strip, answer.splitlines())) for _, answer in asked if answer.strip()]
         if answers:
             text = "\n\n".join([f"# {_line([_of(page, 'Focus')])}", *answers])
-            yield Page(
-                file.relative_to(checkout).as_posix(),
-                text,
-                [(query, _line([found])) for query, found in asked],
-            )
+            yield Page(file.relative_to(checkout).as_posix(), text, [(query, _line([found])) for query, found in asked])
 
 
 def eips(checkout: Path) -> Iterator[Page]:
@@ -157,14 +149,10 @@ def _write(path: Path, rows: Iterable[Pair]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", choices=TEXTS, required=True)
     parser.add_argument("--checkout", type=Path, required=True, help="folder of the repository")
-    parser.add_argument(
-        "--output", type=Path, required=True, help="folder for `pages`, `test.tsv` and `all.tsv`"
-    )
+    parser.add_argument("--output", type=Path, required=True, help="folder for `pages`, `test.tsv` and `all.tsv`")
     options = parser.parse_args(argv)
     with reported_to_user():
         text = TEXTS[options.text]
@@ -183,9 +171,7 @@ def main(argv: list[str] | None = None) -> None:
         tests = labelled(left_out)
         _write(options.output / "test.tsv", tests)
         _write(options.output / "all.tsv", labelled(pages))
-        print(
-            f"{len(pages) - len(left_out):,} pages, {len(tests):,} labelled pairs", file=sys.stderr
-        )
+        print(f"{len(pages) - len(left_out):,} pages, {len(tests):,} labelled pairs", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,7 @@ QUERIES, WARM_UP = 200, 40
 
 def main() -> None:
     """Time each mode with each storage, and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--model", default="minilm")
@@ -38,9 +36,7 @@ def main() -> None:
     lines = options.text.read_text(encoding="utf-8").splitlines()
     queries = [" ".join(line.split()[2:12]) for line in lines[options.rows :][: QUERIES + WARM_UP]]
     texts = pa.table({"sentence": lines[: options.rows]})
-    vectors = normalize(
-        np.random.default_rng(0).normal(size=(len(texts), encoder.dimension)).astype(np.float32)
-    )
+    vectors = normalize(np.random.default_rng(0).normal(size=(len(texts), encoder.dimension)).astype(np.float32))
     times: dict[str, dict[str, float]] = {}
     for storage, mode in itertools.product(STORAGES, MODES):
         if mode == MODES[0]:
@@ -54,9 +50,7 @@ def main() -> None:
         taken = taken[WARM_UP:]
         times[f"{storage} {mode}"] = {"median": float(np.median(taken)), "minimum": min(taken)}
         print(storage, mode, times[f"{storage} {mode}"], file=sys.stderr, flush=True)
-    measure.write_record(
-        options.output, "benchmarks.query_time", sys.argv[1:], {"milliseconds": times}
-    )
+    measure.write_record(options.output, "benchmarks.query_time", sys.argv[1:], {"milliseconds": times})
 
 
 if __name__ == "__main__":

@@ -14,16 +14,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # PyTorch is not needed here
 
 __version__ = "0.1.0"
-__all__ = [
-    "Callback",
-    "Config",
-    "Interrupted",
-    "SentenceEncoder",
-    "Trained",
-    "UserError",
-    "WandB",
-    "train",
-]
+__all__ = ["Callback", "Config", "Interrupted", "SentenceEncoder", "Trained", "UserError", "WandB", "train"]
 
 _MODULES = {
     "Callback": "diffcse_jax.training.callbacks",

@@ -92,31 +92,18 @@ def train(
     if checked.distributed:
         hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:
-        checked = Config.from_dict(
-            flat(checked.to_dict()) | _text_settings(sentences_or_path, checked)
-        )
+        checked = Config.from_dict(flat(checked.to_dict()) | _text_settings(sentences_or_path, checked))
     folder = named_workdir(workdir, name, checked)
     verdict = run(checked, folder, callbacks)
     saved = read_encoder(folder)
     start_scores = saved.baseline.dev if saved.baseline else {}
-    return Trained(
-        SentenceEncoder.from_saved(saved),
-        read_metrics(folder),
-        saved.dev,
-        start_scores,
-        verdict,
-        folder,
-    )
+    return Trained(SentenceEncoder.from_saved(saved), read_metrics(folder), saved.dev, start_scores, verdict, folder)
 
 
-def _text_settings(
-    given: str | os.PathLike[str] | Iterable[Text], config: Config
-) -> dict[str, Any]:
+def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Config) -> dict[str, Any]:
     """Return the configuration keys with which a run trains on this text."""
     if isinstance(given, str) and re.search(r"\w\s+\w", given) and not expand_path(given).exists():
-        raise ConfigError(
-            f"{given[:60]!r} is not a file. To train on sentences, give a list of them."
-        )
+        raise ConfigError(f"{given[:60]!r} is not a file. To train on sentences, give a list of them.")
     if isinstance(given, str | os.PathLike):
         return {"data.train_file": os.fspath(given)}
     texts = iter(as_texts(given))
@@ -127,18 +114,12 @@ def _text_settings(
     changed: dict[str, Any] = {"data.pairs": "columns", "data.held_out": 0.0}
     files: dict[str, Any] = {}
     if config.eval.metric in OF_DOCUMENTS:
-        files["data.train_file"], files["eval.pairs_file"] = write_held_out(
-            texts, config.data.held_out
-        )
+        files["data.train_file"], files["eval.pairs_file"] = write_held_out(texts, config.data.held_out)
         changed["eval.metric"] = "pairs_retrieval"
     else:
         files["data.train_file"] = write_sentences(texts)
     used = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-    share = (
-        f", {config.data.held_out:.0%} of them to select a checkpoint"
-        if "eval.metric" in changed
-        else ""
-    )
+    share = f", {config.data.held_out:.0%} of them to select a checkpoint" if "eval.metric" in changed else ""
     log_line(f"notice: rows with several texts are used as pairs{share} ({used})")
     return files | changed
 
@@ -156,9 +137,7 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
             export_with_curves(workdir)
             print(verdict)
 
-        hosts.decided_by_first(
-            finish
-        )  # the other processes wait, because their exit would end the first one
+        hosts.decided_by_first(finish)  # the other processes wait, because their exit would end the first one
         return verdict
 
 
@@ -176,9 +155,7 @@ def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"Stopped. {workdir} is intact; run the same command again to resume."
-        ) from None
+        raise Interrupted(f"Stopped. {workdir} is intact; run the same command again to resume.") from None
 
 
 def export_with_curves(workdir: Path) -> None:
@@ -205,8 +182,4 @@ def named_workdir(pattern: str | os.PathLike[str] | None, name: str, config: Con
             raise ConfigError(f"workdir {pattern}: {unknown_key_message(braces[1])} {known}")
         return re.sub(r"[^\w.,=+-]+", "-", str(values[braces[1]])).strip("-")
 
-    return (
-        Path("runs") / name
-        if pattern is None
-        else expand_path(re.sub(r"\{([\w.]*)\}", value, os.fspath(pattern)))
-    )
+    return Path("runs") / name if pattern is None else expand_path(re.sub(r"\{([\w.]*)\}", value, os.fspath(pattern)))

@@ -27,9 +27,7 @@ with ctrl_c_ends_process():
     from diffcse_jax.models.pooling import check_pooler
 
 MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
-RUN_FOLDER = (
-    "the folder of the run; {name}, {seed} and {KEY} stand for its values (default: runs/NAME)"
-)
+RUN_FOLDER = "the folder of the run; {name}, {seed} and {KEY} stand for its values (default: runs/NAME)"
 INPUT = "text: a file, a folder, a pattern in quotes such as 'pages/*.md', or `docstrings`"
 POOLER = "apply this pooler alone, such as cls or avg, without the modules after the recorded one"
 KEYS = """
@@ -51,9 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rest and options.name not in WITH_KEYS:
             has_hyphen = any(re.match("--(?!no-)[a-z]+-", argument) for argument in rest)
             spelling = "Options have underscores, such as --top_k. " if has_hyphen else ""
-            parser.error(
-                f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {options.name} --help"
-            )
+            parser.error(f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {options.name} --help")
         for name in ("batch_size", "rows_per_file", "top_k"):
             if (count := getattr(options, name, None)) is not None and count < 1:
                 raise ConfigError(f"--{name}: expected at least 1, got {count}")
@@ -65,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             keep_compiled()
             set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
-            if (
-                not options.verbose
-            ):  # Orbax logs each step of each save, and its errors several times
+            if not options.verbose:  # Orbax logs each step of each save, and its errors several times
                 logging.getLogger("absl").setLevel(logging.CRITICAL)
             call = _prepare(options)
         try:
@@ -76,9 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(result)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # Python flushes once more at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
             result = 141
         return result if isinstance(result, int) else 0
     raise AssertionError("`reported_to_user` exits on errors")
@@ -86,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. It gives the name of the function to call as `function`."""
-    about = (
-        "Train, evaluate and use sentence embeddings. To begin: diffcse train --config quickstart"
-    )
+    about = "Train, evaluate and use sentence embeddings. To begin: diffcse train --config quickstart"
     parser = argparse.ArgumentParser(prog="diffcse", description=about)
     parser.add_argument("--version", action="version", version=f"diffcse_jax {__version__}")
     parsers = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
@@ -104,9 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
         sub.set_defaults(function=command(sub.add_argument))
         sub.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-        sub.add_argument(
-            "--verbose", action="store_true", help="also print the log messages of libraries"
-        )
+        sub.add_argument("--verbose", action="store_true", help="also print the log messages of libraries")
     return parser
 
 
@@ -128,18 +116,13 @@ def _prepare(options: argparse.Namespace) -> Callable[[], Any]:
 
         kind = SearchOptions if options.name == "search" else DemoOptions
         names = {field.name for field in dataclasses.fields(kind)}
-        values = {
-            name: tuple(each) if isinstance(each, list) else each for name, each in given.items()
-        }
+        values = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
         given["options"] = kind(**{name: values[name] for name in names & values.keys()})
     if options.name == "train" and (project := os.environ.get("WANDB_PROJECT")):
         from diffcse_jax.training.callbacks import WandB
 
         given["callbacks"] = [WandB(project)]
-    return partial(
-        function,
-        **{name: given[name] for name in inspect.signature(function).parameters if name in given},
-    )
+    return partial(function, **{name: given[name] for name in inspect.signature(function).parameters if name in given})
 
 
 # Training
@@ -185,11 +168,7 @@ def study(add: Add) -> str:
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
-    add(
-        "--report",
-        action="store_true",
-        help="train nothing; write and print the table of the finished runs",
-    )
+    add("--report", action="store_true", help="train nothing; write and print the table of the finished runs")
     return "diffcse_jax.apps.study:run_study"
 
 
@@ -207,72 +186,24 @@ def evaluate(add: Add) -> str:
     add("--model", dest="models", required=True, metavar="MODEL", help=MODEL, **SEVERAL)
     tasks = "such as sts,transfer,geometry,MR, or pairs_retrieval:FILE, documents:FILE, retrieval:FOLDER (default: sts)"
     add("--tasks", default="sts", help=tasks)
-    add(
-        "--data_dir",
-        default="",
-        help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)",
-    )
-    mode = (
-        "test or dev splits; fasttest: test splits with simpler classifiers (default: %(default)s)"
-    )
+    add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
+    mode = "test or dev splits; fasttest: test splits with simpler classifiers (default: %(default)s)"
     add("--mode", choices=("test", "fasttest", "dev"), default="test", help=mode)
     aggregation = "how a task's subsets become one score (default: %(default)s)"
     add("--aggregation", choices=("all", "mean", "wmean"), default="all", help=aggregation)
     add("--pooler", type=check_pooler, help=POOLER)
-    add(
-        "--truncate_dim",
-        type=int,
-        metavar="SIZE",
-        help="cut embeddings to this size (default: the recorded size)",
-    )
-    add(
-        "--post",
-        metavar="METHOD:FILE",
-        help="transform embeddings by `whitening` or `dcl`, fitted on the file's text",
-    )
-    add(
-        "--queries",
-        type=expand_path,
-        metavar="FILE",
-        help="task `retrieval`: list the sentences nearest to each line",
-    )
-    add(
-        "--top_k",
-        type=int,
-        default=3,
-        help="sentences to list for each query (default: %(default)s)",
-    )
-    add(
-        "--runs",
-        type=expand_path,
-        metavar="DIR",
-        help="write the rankings of retrieval:FOLDER there, in TREC's form",
-    )
-    add(
-        "--against",
-        type=expand_path,
-        metavar="FILE",
-        help="compare nDCG@10 with that of a run in TREC's form",
-    )
+    add("--truncate_dim", type=int, metavar="SIZE", help="cut embeddings to this size (default: the recorded size)")
+    add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
+    add("--queries", type=expand_path, metavar="FILE", help="task `retrieval`: list the sentences nearest to each line")
+    add("--top_k", type=int, default=3, help="sentences to list for each query (default: %(default)s)")
+    add("--runs", type=expand_path, metavar="DIR", help="write the rankings of retrieval:FOLDER there, in TREC's form")
+    add("--against", type=expand_path, metavar="FILE", help="compare nDCG@10 with that of a run in TREC's form")
     backend = "torch: compute embeddings with sentence-transformers (default: %(default)s)"
     add("--backend", choices=("jax", "torch"), default="jax", help=backend)
-    add(
-        "--published",
-        dest="with_published",
-        action="store_true",
-        help="print published scores above the models' own",
-    )
+    add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
     formats = ("text", "markdown", "latex")
-    add(
-        "--format",
-        dest="style",
-        choices=formats,
-        default="text",
-        help="format of the tables (default: %(default)s)",
-    )
-    add(
-        "--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing"
-    )
+    add("--format", dest="style", choices=formats, default="text", help="format of the tables (default: %(default)s)")
+    add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
     output = "results file; pictures go to report/ next to it (default: %(default)s)"
     add("--output", type=expand_path, default=Path("results.json"), metavar="FILE", help=output)
     return "diffcse_jax.evaluation.runner:run"
@@ -285,35 +216,13 @@ def export(add: Add) -> str:
 
       diffcse export --model runs/mine --output mine_128 --truncate_dim 128
     """
-    add(
-        "--model",
-        type=expand_path,
-        required=True,
-        metavar="RUN",
-        help="the folder of a run, or one checkpoint in it",
-    )
+    add("--model", type=expand_path, required=True, metavar="RUN", help="the folder of a run, or one checkpoint in it")
     add("--output", type=expand_path, required=True, metavar="DIR", help="the folder to write")
-    add(
-        "--truncate_dim",
-        type=int,
-        metavar="SIZE",
-        help="record that embeddings are cut to this size",
-    )
-    add(
-        "--onnx",
-        dest="with_onnx",
-        action="store_true",
-        help="add onnx/model.onnx, checked against the model",
-    )
+    add("--truncate_dim", type=int, metavar="SIZE", help="record that embeddings are cut to this size")
+    add("--onnx", dest="with_onnx", action="store_true", help="add onnx/model.onnx, checked against the model")
     add("--hub_id", metavar="USER/NAME", help="the model's id on the hub, for the card")
     add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
-    add(
-        "--language",
-        nargs="+",
-        default=[],
-        metavar="CODE",
-        help="languages for the card (default: data.language)",
-    )
+    add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: data.language)")
     return "diffcse_jax.export:export"
 
 
@@ -333,17 +242,8 @@ def encode(add: Add) -> str:
     _add_encoder_options(add)
     _add_text_options(add, "inputs", f"{INPUT} (default: standard input)", nargs="+", default=["-"])
     add("--normalize", action="store_true", help="scale embeddings to length 1")
-    add(
-        "--prompt_name",
-        metavar="NAME",
-        help="the model's prompt of the texts (default: its default prompt, if any)",
-    )
-    add(
-        "--output",
-        default="-",
-        metavar="FILE",
-        help="`.npy` or `.jsonl`; `-`: JSONL to standard output",
-    )
+    add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: its default prompt, if any)")
+    add("--output", default="-", metavar="FILE", help="`.npy` or `.jsonl`; `-`: JSONL to standard output")
     return "diffcse_jax.apps.embed:encode"
 
 
@@ -359,29 +259,11 @@ def embed(add: Add) -> str:
     _add_text_options(add, "inputs", INPUT, required=True, **SEVERAL)
     add("--output", required=True, type=expand_path, metavar="DIR", help="folder of Parquet files")
     add("--normalize", action="store_true", help="scale embeddings to length 1")
-    add(
-        "--prompt_name",
-        metavar="NAME",
-        help="the model's prompt of the texts (default: that of documents, if any)",
-    )
-    add(
-        "--dtype",
-        choices=("float32", "float16"),
-        default="float32",
-        help="stored numbers (default: %(default)s)",
-    )
+    add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: that of documents, if any)")
+    add("--dtype", choices=("float32", "float16"), default="float32", help="stored numbers (default: %(default)s)")
     _add_passages(add, default=False)
-    add(
-        "--rows_per_file",
-        type=int,
-        default=5000,
-        help="texts in a Parquet file (default: %(default)s)",
-    )
-    add(
-        "--distributed",
-        action="store_true",
-        help="let JAX find the processes (TPU pods, GKE, Slurm)",
-    )
+    add("--rows_per_file", type=int, default=5000, help="texts in a Parquet file (default: %(default)s)")
+    add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
     return "diffcse_jax.apps.embed:embed"
 
 
@@ -400,48 +282,20 @@ def search(add: Add) -> str:
       diffcse search --input index --queries questions.txt --top_k 10 --json > hits.jsonl
     """
     add("queries", nargs="*", metavar="QUERY", help="queries; without them, those of --queries")
-    add(
-        "--queries",
-        dest="queries_file",
-        default="-",
-        metavar="FILE",
-        help="one per line (default: standard input)",
-    )
-    add(
-        "--top_k",
-        type=int,
-        default=5,
-        help="the largest number of hits for a query (default: %(default)s)",
-    )
+    add("--queries", dest="queries_file", default="-", metavar="FILE", help="one per line (default: standard input)")
+    add("--top_k", type=int, default=5, help="the largest number of hits for a query (default: %(default)s)")
     add("--threshold", type=float, help="the lowest score of a hit (default: any)")
-    add(
-        "--prompt_name",
-        metavar="NAME",
-        help="the model's prompt of the queries (default: that of queries, if any)",
-    )
-    add(
-        "--json",
-        dest="as_json",
-        action="store_true",
-        help="print a JSON object for each query, one per line",
-    )
+    add("--prompt_name", metavar="NAME", help="the model's prompt of the queries (default: that of queries, if any)")
+    add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
     _add_encoder_options(add, recorded="that of the embeddings")
-    _add_text_options(
-        add, "source", f"{INPUT}; or the output of `embed`, or an index", required=True
-    )
+    _add_text_options(add, "source", f"{INPUT}; or the output of `embed`, or an index", required=True)
     output = "save the index there, or bring the index there up to date"
     add("--output", type=expand_path, metavar="DIR", help=output)
     add("--add", action="store_true", help="put another --input into the index in --output")
-    add(
-        "--replace",
-        action="store_true",
-        help="build the index in --output again, whatever it holds",
-    )
+    add("--replace", action="store_true", help="build the index in --output again, whatever it holds")
     _add_mode_options(add, "that of the index, or what the run recommends")
     _add_passages(add, default=None)
-    storage = (
-        "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
-    )
+    storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
     add("--storage", choices=("float32", "float16", "int8", "bits"), default="", help=storage)
     return "diffcse_jax.apps.search:search"
 
@@ -458,12 +312,7 @@ def report(add: Add) -> str:
       diffcse report --model runs/quickstart
     """
     add("--model", required=True, metavar="RUN", help="the folder of a run")
-    add(
-        "--output",
-        default="",
-        metavar="FILE.html",
-        help="the page (default: RUN/report/index.html)",
-    )
+    add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html)")
     return "diffcse_jax.apps.report:write_report"
 
 
@@ -495,12 +344,7 @@ WITH_KEYS = ("train", "finetune", "study")  # commands that also accept keys of 
 
 def _add_run_options(add: Add, folder: str, files: Iterable[Path], workdir: str) -> None:
     names = ", ".join(sorted(file.stem for file in files))
-    add(
-        "--config",
-        metavar="NAME_OR_FILE",
-        required=True,
-        help=f"a file, or the name of one in {folder}: {names}",
-    )
+    add("--config", metavar="NAME_OR_FILE", required=True, help=f"a file, or the name of one in {folder}: {names}")
     add("--workdir", metavar="DIR", help=workdir)
     strict = "a file or text that cannot be used is an error (--config.data.on_bad_line=error)"
     add("--strict", action="store_true", help=strict)
@@ -508,10 +352,7 @@ def _add_run_options(add: Add, folder: str, files: Iterable[Path], workdir: str)
 
 def _read_run_options(options: argparse.Namespace) -> tuple[Config, Path]:
     """Return the chosen configuration with its overrides, and the run folder."""
-    rest = [
-        re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each)
-        for each in options.overrides
-    ]
+    rest = [re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each) for each in options.overrides]
     overrides = read_overrides(rest, others=("config", "workdir", "strict", "quiet", "verbose"))
     name, config = configuration(options.config, overrides)
     from diffcse_jax.api import named_workdir
@@ -522,42 +363,20 @@ def _read_run_options(options: argparse.Namespace) -> tuple[Config, Path]:
 def _add_encoder_options(add: Add, recorded: str = "") -> None:
     """Add the options of an encoder; `recorded` says where defaults come from if --model is optional."""
     default = recorded or "the model's"
-    add(
-        "--model",
-        required=not recorded,
-        help=MODEL + (f" (default: {recorded})" if recorded else ""),
-    )
+    add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
     add("--pooler", type=check_pooler, help=f"{POOLER} (default: {default})")
-    add(
-        "--truncate_dim",
-        type=int,
-        metavar="SIZE",
-        help=f"cut embeddings to this size (default: {default})",
-    )
+    add("--truncate_dim", type=int, metavar="SIZE", help=f"cut embeddings to this size (default: {default})")
     precision = f"precision of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), help=precision)
-    add(
-        "--batch_size",
-        type=int,
-        default=64,
-        metavar="N",
-        help="texts encoded at a time (default: %(default)s)",
-    )
+    add("--batch_size", type=int, default=64, metavar="N", help="texts encoded at a time (default: %(default)s)")
 
 
 def _add_text_options(add: Add, dest: str, about: str, **settings: Any) -> None:
     """Add `--input`, whose value gets the name `dest`, and how it is read."""
     add("--input", dest=dest, metavar="TEXT", help=about, **settings)
-    columns = (
-        "columns of text, each a text of its own (default: those with known names, or all of text)"
-    )
+    columns = "columns of text, each a text of its own (default: those with known names, or all of text)"
     add("--columns", nargs="+", default=[], help=columns)
-    add(
-        "--id_column",
-        default="",
-        metavar="NAME",
-        help="the column that identifies rows (default: `_id` or `id`)",
-    )
+    add("--id_column", default="", metavar="NAME", help="the column that identifies rows (default: `_id` or `id`)")
     strict = "stop at the first file that is not read and at the first text that is left out"
     add("--strict", action="store_true", help=strict)
 
@@ -565,28 +384,15 @@ def _add_text_options(add: Add, dest: str, about: str, **settings: Any) -> None:
 def _add_mode_options(add: Add, default: str) -> None:
     mode = f"dense: compare embeddings; lexical: words, by BM25; hybrid: both (default: {default})"
     add("--mode", choices=("dense", "lexical", "hybrid"), default="", help=mode)
-    add(
-        "--language",
-        default="",
-        help="language of BM25's stop words and stemmer, such as german (default: detected)",
-    )
-    add(
-        "--weight",
-        type=float,
-        help="weight of BM25 in hybrid scores, from 0 to 1 (default: a measured one)",
-    )
+    add("--language", default="", help="language of BM25's stop words and stemmer, such as german (default: detected)")
+    add("--weight", type=float, help="weight of BM25 in hybrid scores, from 0 to 1 (default: a measured one)")
 
 
 def _add_passages(add: Add, default: bool | None) -> None:
     """Add `--passages`; without a default, texts are split unless an index says otherwise."""
     split = "split texts that are longer than the model reads into overlapping passages, instead of truncating them"
     shown = "True" if default is None else "%(default)s"
-    add(
-        "--passages",
-        action=argparse.BooleanOptionalAction,
-        default=default,
-        help=f"{split} (default: {shown})",
-    )
+    add("--passages", action=argparse.BooleanOptionalAction, default=default, help=f"{split} (default: {shown})")
 
 
 def _load_encoder(options: argparse.Namespace, record: Any = None) -> Any:

@@ -23,13 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax.data.tokens import (
-    check_token_ids,
-    load_tokenizer,
-    tokenise,
-    unlimited_tokenizer,
-    warn_of_cut,
-)
+from diffcse_jax.data.tokens import check_token_ids, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
@@ -47,12 +41,8 @@ from diffcse_jax.search.vector_store import EncoderRecord
 
 SHORTEST_BUCKET = 16
 LONGEST_QUERY = 64  # tokens
-CPU_TOKENS_PER_BATCH = (
-    2048  # more no longer fit the processor's caches, and a token then takes a fifth longer
-)
-IdsAndMask = tuple[
-    Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]
-]  # token ids, attention mask
+CPU_TOKENS_PER_BATCH = 2048  # more no longer fit the processor's caches, and a token then takes a fifth longer
+IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]  # token ids, attention mask
 
 # Programs for several devices wait for one another: if two threads start them at once, they may deadlock.
 _devices_lock = threading.RLock()
@@ -90,18 +80,14 @@ class SentenceEncoder:
         pooler = pooling.check_pooler(record.pooler)
         sentence_head = record.sentence_head.of(pooler)
         head = (record.head or {}) if pooler == "cls" else sentence_head.params
-        if pooler == "cls" and (
-            not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)
-        ):
+        if pooler == "cls" and (not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)):
             raise CheckpointError(
                 f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this model has no weights "
                 "for it. Use 'cls_before_pooler' for the first position without a head"
             )
         check_token_ids(tokenizer, config.vocab_size, config.type_vocab_size, name)
         if max_length is not None and max_length > config.max_length:
-            raise ConfigError(
-                f"max_length={max_length}: {name} reads at most {config.max_length} tokens"
-            )
+            raise ConfigError(f"max_length={max_length}: {name} reads at most {config.max_length} tokens")
         self.config = config
         self.tokenizer = tokenizer
         self.pooler = sentence_head.applied(pooler)  # with the modules after it
@@ -116,20 +102,14 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        self._truncated: collections.Counter[str] | None = (
-            None  # numbers of `cut` and all `texts` in `warning_once`
-        )
+        self._truncated: collections.Counter[str] | None = None  # numbers of `cut` and all `texts` in `warning_once`
         self._backend = unlimited_tokenizer(tokenizer)
-        self._tokenizing = (
-            threading.Lock()
-        )  # because the backend holds the length that it truncates to
+        self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
         sharding = getattr(next(iter(params.values())), "sharding", None)
         if not isinstance(sharding, NamedSharding):
             devices = jax.local_devices()
-            mesh = jax.make_mesh(
-                (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
-            )
+            mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
             sharding = NamedSharding(mesh, PartitionSpec())
             params = jax.device_put(params, sharding)
         self.params: Params = params  # of the transformer and of its head
@@ -157,11 +137,7 @@ class SentenceEncoder:
         Raises:
             UserError: The model cannot be read, its pooler is unknown, or an option is invalid.
         """
-        options: dict[str, Any] = {
-            "pooler": pooler,
-            "truncate_dim": truncate_dim,
-            "dtype": _checked_dtype(dtype),
-        }
+        options: dict[str, Any] = {"pooler": pooler, "truncate_dim": truncate_dim, "dtype": _checked_dtype(dtype)}
         name, path = str(path_or_id), expand_path(path_or_id)
         if find_run(path):
             return cls.from_saved(read_encoder(path), name=name, **options)
@@ -169,16 +145,9 @@ class SentenceEncoder:
         return cls._of(model, sentence_folder.recorded(model), name, **options)
 
     @classmethod
-    def from_saved(
-        cls, saved: SavedEncoder, *, name: str = "", **options: Any
-    ) -> "SentenceEncoder":
+    def from_saved(cls, saved: SavedEncoder, *, name: str = "", **options: Any) -> "SentenceEncoder":
         """Return the encoder of a checkpoint that `read_encoder` has read; options as for `from_pretrained`."""
-        return cls._of(
-            saved.checkpoint,
-            saved.recorded,
-            name or f"the checkpoint of step {saved.step}",
-            **options,
-        )
+        return cls._of(saved.checkpoint, saved.recorded, name or f"the checkpoint of step {saved.step}", **options)
 
     @classmethod
     def _of(
@@ -198,15 +167,7 @@ class SentenceEncoder:
         )
         tokenizer = load_tokenizer(model.folder)
         longest = sentence_folder.max_length_of(model.folder, model.config.max_length)
-        return cls(
-            model.config,
-            model.transformer,
-            tokenizer,
-            record,
-            dtype=dtype,
-            max_length=longest,
-            name=name,
-        )
+        return cls(model.config, model.transformer, tokenizer, record, dtype=dtype, max_length=longest, name=name)
 
     def __repr__(self) -> str:
         options = f"pooler={self.pooler!r}, dimension={self.dimension}, dtype={self.dtype.name!r}"
@@ -216,13 +177,9 @@ class SentenceEncoder:
         """Let pickle and copy make an equal encoder from NumPy arrays, without locks and devices."""
         params = {name: np.asarray(array) for name, array in self.params.items()}
         transformer, head = (layers.subset(params, part) for part in ("transformer", "pooler_head"))
-        recorded = self.recorded._replace(
-            head=head, sentence_head=self.sentence_head._replace(params=head)
-        )
+        recorded = self.recorded._replace(head=head, sentence_head=self.sentence_head._replace(params=head))
         options = {name: getattr(self, name) for name in ("dtype", "max_length", "name")}
-        make = functools.partial(
-            type(self), self.config, transformer, self.tokenizer, recorded, **options
-        )
+        make = functools.partial(type(self), self.config, transformer, self.tokenizer, recorded, **options)
         return make, (), {"_index": self._index}
 
     def encode(
@@ -253,12 +210,7 @@ class SentenceEncoder:
         Raises:
             UserError: A sentence is not text, an option or prompt is wrong, or an embedding is NaN or infinite.
         """
-        if (
-            prompt is None
-            and prompt_name is None
-            and not self._has_warned_of_prompts
-            and not self.prompts.default
-        ):
+        if prompt is None and prompt_name is None and not self._has_warned_of_prompts and not self.prompts.default:
             self._has_warned_of_prompts = True
             if warning := self.prompts.warning(self.name):
                 warn_user(warning)
@@ -276,49 +228,26 @@ class SentenceEncoder:
                 counts.update(cut=number_cut, texts=len(texts))
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
-        with (
-            alone,
-            Progress("encoding", "sentences", len(distinct), quiet=not show_progress) as progress,
-        ):
+        with alone, Progress("encoding", "sentences", len(distinct), quiet=not show_progress) as progress:
             for rows, computed in self._encode_distinct(token_ids, batch_size):
                 vectors[rows] = computed
                 progress.update(len(rows))
         require_finite(vectors)
         if normalize or normalize_embeddings:
             vectors = pooling.normalize(vectors)
-        return (
-            vectors[0]
-            if isinstance(sentences, str)
-            else vectors[[distinct[text] for text in texts]]
-        )
+        return vectors[0] if isinstance(sentences, str) else vectors[[distinct[text] for text in texts]]
 
     def encode_query(
-        self,
-        queries: Sentences,
-        *,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        **options: Any,
+        self, queries: Sentences, *, prompt: str | None = None, prompt_name: str | None = None, **options: Any
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of queries, unless `prompt` or `prompt_name` is given; as `encode`."""
-        return self.encode(
-            queries, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.query), **options
-        )
+        return self.encode(queries, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.query), **options)
 
     def encode_document(
-        self,
-        documents: Sentences,
-        *,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        **options: Any,
+        self, documents: Sentences, *, prompt: str | None = None, prompt_name: str | None = None, **options: Any
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of documents, unless `prompt` or `prompt_name` is given; as `encode`."""
-        return self.encode(
-            documents,
-            prompt=self.prompts.choose(prompt, prompt_name, self.prompts.document),
-            **options,
-        )
+        return self.encode(documents, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.document), **options)
 
     @contextlib.contextmanager
     def warning_once(self) -> Iterator[None]:
@@ -378,9 +307,7 @@ class SentenceEncoder:
     def index(self) -> Index:
         """The index that is searched; it can be changed. Raises `ConfigError` if there is none."""
         if self._index is None:
-            raise ConfigError(
-                "there is no index to search. Call build_index(texts) or load_index(folder) first"
-            )
+            raise ConfigError("there is no index to search. Call build_index(texts) or load_index(folder) first")
         return self._index
 
     def save_index(self, folder: str | Path) -> None:
@@ -426,9 +353,7 @@ class SentenceEncoder:
         with self._tokenizing:
             self._backend.no_truncation()
             for passage, is_cut in zip(passages, cut, strict=True):
-                found += (
-                    self._parts(passage, prompt, self.max_length - special) if is_cut else [passage]
-                )
+                found += self._parts(passage, prompt, self.max_length - special) if is_cut else [passage]
         return found
 
     def _parts(self, passage: Passage, prompt: str, room: int) -> list[Passage]:
@@ -439,11 +364,7 @@ class SentenceEncoder:
 
         def tokens(skipped: int) -> list[tuple[int, int]]:
             """Return the places of the tokens after so many characters, counted from there."""
-            return [
-                (start - skipped, end - skipped)
-                for start, end in offsets
-                if max(start, skipped) < end
-            ]
+            return [(start - skipped, end - skipped) for start, end in offsets if max(start, skipped) < end]
 
         own = tokens(len(prompt) + title)
         limit = room - (len(offsets) - len(own))
@@ -453,21 +374,15 @@ class SentenceEncoder:
         else:
             title = 0
         return [
-            passage._replace(
-                text=passage.text[start:end], start=passage.start + max(0, start - title)
-            )
+            passage._replace(text=passage.text[start:end], start=passage.start + max(0, start - title))
             for start, end in split_text(passage.text, own, max(limit, 1))
         ]
 
     def record(self, prompt: str = "") -> EncoderRecord:
         """Return what distinguishes its embeddings of texts with a prompt, and warn if they do not rank by cosine."""
         if not self.sentence_head.ranks_by_cosine:
-            warn_user(
-                f"{self.name} is made for similarity by {self.sentence_head.similarity}; search ranks by cosine"
-            )
-        return EncoderRecord(
-            self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt
-        )
+            warn_user(f"{self.name} is made for similarity by {self.sentence_head.similarity}; search ranks by cosine")
+        return EncoderRecord(self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt)
 
     def fingerprint(self) -> str:
         """Return a hash of all that determines an embedding: sizes, weights, pooler, precision and tokenizer.
@@ -478,14 +393,8 @@ class SentenceEncoder:
         sizes = {}
         for field in dataclasses.fields(self.config):
             value = getattr(self.config, field.name)
-            changes_embeddings = (
-                field.repr and "dropout" not in field.name
-            )  # without repr: how to compute them
-            if (
-                changes_embeddings
-                and value != field.default
-                and isinstance(value, str | int | float | tuple)
-            ):
+            changes_embeddings = field.repr and "dropout" not in field.name  # without repr: how to compute them
+            if changes_embeddings and value != field.default and isinstance(value, str | int | float | tuple):
                 sizes[field.name] = value
         settings: dict[str, Any] = {"transformer": sizes, "pooler": self.recorded.pooler}
         settings |= {"precision": self.dtype.name, "dimension": self.dimension}
@@ -511,34 +420,26 @@ class SentenceEncoder:
         batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         while True:
-            for rows, batch in itertools.islice(
-                batches, 3 - len(running)
-            ):  # two wait while the device computes one
+            for rows, batch in itertools.islice(batches, 3 - len(running)):  # two wait while the device computes one
                 running.append((rows, forward(self.params, *batch)))
             if not running:
                 return
             rows, computed = running.popleft()
             yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
-    def _batches(
-        self, token_ids: list[list[int]], batch_size: int
-    ) -> Iterator[tuple[list[int], IdsAndMask]]:
+    def _batches(self, token_ids: list[list[int]], batch_size: int) -> Iterator[tuple[list[int], IdsAndMask]]:
         """Yield numbers of sentences, their token ids and mask, longest first, in few shapes: each one is compiled."""
         by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
         start = 0
         while start < len(by_length):
             longest = len(token_ids[by_length[start]])
-            if (
-                len(token_ids) == 1 and longest <= LONGEST_QUERY
-            ):  # few shapes matter more than padding
+            if len(token_ids) == 1 and longest <= LONGEST_QUERY:  # few shapes matter more than padding
                 longest = _power_of_two(longest)
             length = min(_bucket(longest), self.config.max_length)
             count = min(batch_size, _power_of_two(len(token_ids)))
             if self._mesh.devices.flat[0].platform == "cpu":
                 count = min(count, max(1, CPU_TOKENS_PER_BATCH // length))
-            count = (
-                -(-count // self._mesh.size) * self._mesh.size
-            )  # all devices have equally many rows
+            count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
             rows = by_length[start : start + count]
             yield rows, self._padded([token_ids[row] for row in rows], count, length)
             start += count
@@ -559,9 +460,7 @@ class SentenceEncoder:
         for row, ids in enumerate(token_ids):
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
-        sharding = NamedSharding(
-            self._mesh, PartitionSpec(self._mesh.axis_names)
-        )  # rows are spread over the mesh
+        sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))  # rows are spread over the mesh
         spread = functools.partial(jax.make_array_from_callback, (rows, length), sharding)
         return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)
 
@@ -570,14 +469,10 @@ def _checked_dtype(dtype: Any) -> np.dtype:
     with contextlib.suppress(TypeError):
         if jnp.dtype(dtype).name in ("float32", "bfloat16"):
             return jnp.dtype(dtype)
-    raise ConfigError(
-        f"dtype={str(getattr(dtype, '__name__', dtype))!r}: use 'float32' or 'bfloat16'"
-    )
+    raise ConfigError(f"dtype={str(getattr(dtype, '__name__', dtype))!r}: use 'float32' or 'bfloat16'")
 
 
-def require_finite(
-    vectors: Float32[np.ndarray, "*n dimension"],
-) -> Float32[np.ndarray, "*n dimension"]:
+def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
     """Return the embeddings; raise `CheckpointError` if one is NaN or infinite: comparisons would give it a score."""
     if not np.isfinite(vectors).all():
         raise CheckpointError(

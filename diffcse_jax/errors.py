@@ -94,9 +94,7 @@ def no_interruption_lost() -> Iterator[None]:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             usual(unraisable)
             return
-        is_ignored = (
-            signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        )  # as in a shell's background processes
+        is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a shell's background processes
         number = signal.SIGTERM if is_ignored else signal.SIGINT
         timers.append(threading.Timer(0.1, signal.pthread_kill, (main.ident, number)))
         timers[-1].start()
@@ -124,9 +122,7 @@ def handled(signals: Iterable[int], handler: Any) -> Iterator[None]:
         yield
     finally:
         for number, before in previous.items():
-            signal.signal(
-                number, signal.SIG_DFL if before is None else before
-            )  # None: set outside Python
+            signal.signal(number, signal.SIG_DFL if before is None else before)  # None: set outside Python
 
 
 def ctrl_c_ends_process() -> contextlib.AbstractContextManager[None]:
@@ -161,14 +157,7 @@ def require_extra(module: str, extra: str) -> Any:
 def warn_user(message: str) -> None:
     """Warn at the line of the caller outside this package, whatever the depth of the call."""
     level, frame = 2, sys._getframe(1)
-    passed = (
-        "diffcse_jax",
-        "contextlib",
-        "jaxtyping",
-        "beartype",
-    )  # the last two only check types in tests
-    while (
-        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed
-    ):
+    passed = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")  # the last two only check types in tests
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)

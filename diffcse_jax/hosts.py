@@ -24,9 +24,7 @@ from diffcse_jax.io import cache_folder
 
 INITIALIZATION_SECONDS = 100  # all processes must have started within this time
 HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
-SHUTDOWN_SECONDS = (
-    30  # a finished process waits this long for the others, because its exit would end them
-)
+SHUTDOWN_SECONDS = 30  # a finished process waits this long for the others, because its exit would end them
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
 # Where there is no terminal, progress is a line after some seconds, and then from time to time.
 SECONDS_BEFORE_FIRST_LINE = 5.0
@@ -42,10 +40,7 @@ def set_verbosity(verbosity: Verbosity) -> None:
     """Choose what is printed besides warnings and errors: notices and progress; with "verbose" also libraries' logs."""
     global _verbosity
     _verbosity = verbosity
-    logging.basicConfig(
-        level=logging.INFO if verbosity == "verbose" else logging.WARNING,
-        force=verbosity == "verbose",
-    )
+    logging.basicConfig(level=logging.INFO if verbosity == "verbose" else logging.WARNING, force=verbosity == "verbose")
 
 
 def is_quiet() -> bool:
@@ -58,9 +53,7 @@ def log_line(message: str, *, on_all: bool = False) -> None:
 
     In quiet mode only lines that start with `warning:` are printed.
     """
-    if (on_all or jax.process_index() == 0) and (
-        _verbosity != "quiet" or message.startswith("warning:")
-    ):
+    if (on_all or jax.process_index() == 0) and (_verbosity != "quiet" or message.startswith("warning:")):
         tqdm.tqdm.write(message, file=sys.stderr)
 
 
@@ -70,23 +63,11 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
     `unit` is a plural.
     """
 
-    def __init__(
-        self,
-        what: str,
-        unit: str,
-        total: int | None = None,
-        *,
-        done_before: int = 0,
-        quiet: bool = False,
-    ):
+    def __init__(self, what: str, unit: str, total: int | None = None, *, done_before: int = 0, quiet: bool = False):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
         self._done = self._done_before = done_before
         is_hidden = quiet or _verbosity == "quiet" or jax.process_index() > 0
-        options = {
-            "total": total,
-            "initial": done_before,
-            "disable": is_hidden or None,
-        }  # None: shown on terminals
+        options = {"total": total, "initial": done_before, "disable": is_hidden or None}  # None: shown on terminals
         self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", dynamic_ncols=True, **options)
         self._begun = time.monotonic()
         self._next_line = self._begun + SECONDS_BEFORE_FIRST_LINE
@@ -103,15 +84,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         now = time.monotonic()
         if self._bar.disable and not self._quiet and now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
-            meter = {
-                "prefix": self._what,
-                "unit": f" {self._unit}",
-                "postfix": note,
-                "initial": self._done_before,
-            }
-            log_line(
-                tqdm.tqdm.format_meter(self._done, self._total, now - self._begun, ncols=0, **meter)
-            )
+            meter = {"prefix": self._what, "unit": f" {self._unit}", "postfix": note, "initial": self._done_before}
+            log_line(tqdm.tqdm.format_meter(self._done, self._total, now - self._begun, ncols=0, **meter))
 
 
 @contextlib.contextmanager
@@ -119,10 +93,7 @@ def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and reports of missing weights in the block."""
     from transformers.utils import logging as transformers_logging
 
-    verbosity, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -137,9 +108,7 @@ def keep_compiled() -> None:
     """Keep compiled programs in the package's cache folder, unless $JAX_COMPILATION_CACHE_DIR names another folder."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
-        jax.config.update(
-            "jax_persistent_cache_min_compile_time_secs", 0.2
-        )  # an encoder's shape takes half a second
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # an encoder's shape takes half a second
 
 
 # Processes
@@ -246,9 +215,7 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     client.wait_at_barrier(key, 1000 * DECISION_SECONDS)
     outcome = json.loads(client.blocking_key_value_get(key, 1000 * HEARTBEAT_SECONDS))
     if jax.process_index() == 0 and number:
-        client.key_value_delete(
-            f"diffcse_jax/decisions/{number - 1}"
-        )  # all processes have read that one
+        client.key_value_delete(f"diffcse_jax/decisions/{number - 1}")  # all processes have read that one
     if "error" in outcome:
         raise getattr(errors, outcome["error"], UserError)(outcome["message"])
     return outcome["value"]
@@ -270,9 +237,7 @@ def _watch() -> None:
 
     def speak() -> None:
         for number in itertools.count():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the first process has ended, or does not answer in time
+            with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
                 sign = f"{socket.gethostname()} {number}"
                 state.client.key_value_set(f"{folder}/{own}", sign, allow_overwrite=True)
                 for key, sign in state.client.key_value_dir_get(folder):
@@ -286,14 +251,8 @@ def _watch() -> None:
         named: set[int] = set()  # silent processes that a warning has named
         while not stopped.wait(patience / 5):
             now = time.monotonic()
-            silent = {
-                process
-                for process, (_, when) in heard.items()
-                if process != own and now - when > patience
-            }
-            silent = (
-                {0} if 0 in silent else silent
-            )  # without the first process, no other can be heard
+            silent = {process for process, (_, when) in heard.items() if process != own and now - when > patience}
+            silent = {0} if 0 in silent else silent  # without the first process, no other can be heard
             for process in silent - named:
                 sign, when = heard[process]
                 message = (
@@ -301,9 +260,7 @@ def _watch() -> None:
                     f"{now - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
                     "processes end. Everything saved is intact; run the same command again to resume."
                 )
-                print(
-                    message, file=sys.stderr, flush=True
-                )  # from every process: the first one may be silent
+                print(message, file=sys.stderr, flush=True)  # from every process: the first one may be silent
             named = silent
 
     threads = [threading.Thread(target=work, daemon=True) for work in (speak, listen)]

@@ -27,14 +27,7 @@ import huggingface_hub
 import numpy as np
 import safetensors.numpy
 
-from diffcse_jax.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DiskError,
-    InUseError,
-    UserError,
-)
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, DiskError, InUseError, UserError
 
 IDLE_SECONDS = 24 * 3600  # partial folders idle for this long count as abandoned
 EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
@@ -43,9 +36,7 @@ CHECKPOINTS = "checkpoints"  # in a run's folder
 HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 
 _HOST = socket.gethostname().replace(".", "-")
-with contextlib.suppress(
-    OSError
-):  # on Linux the container: containers can share a host name and count their processes
+with contextlib.suppress(OSError):  # on Linux the container: containers can share a host name and count their processes
     _HOST += f"-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
@@ -73,9 +64,7 @@ def expand_path(path: str | Path) -> Path:
         raise ConfigError(f"{str(path)[:200]!r} is not UTF-8. Rename the file or folder") from error
     except (OSError, ValueError) as error:  # ValueError: the path contains NUL
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"{str(path)[:200]!r} cannot be used as a path: {reason}. Give another path"
-        ) from error
+        raise ConfigError(f"{str(path)[:200]!r} cannot be used as a path: {reason}. Give another path") from error
     return expanded
 
 
@@ -101,9 +90,7 @@ def cache_folder(name: str) -> Path:
 
 def hub_file(name: str, advice: str) -> Path:
     """Return a file of SimCSE's data set from the hub's cache, or download it. Errors end with `advice`."""
-    download = functools.partial(
-        huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset"
-    )
+    download = functools.partial(huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset")
     with contextlib.suppress(OSError):
         return Path(download(local_files_only=True))
     print(f"downloading {name} from the hub", file=sys.stderr)
@@ -135,33 +122,20 @@ def json_digest(content: Any) -> str:
 
 def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
     """Return the SHA-256 of those paths that are files, by their path relative to the folder."""
-    return {
-        path.relative_to(folder).as_posix(): sha256([path])
-        for path in sorted(paths)
-        if path.is_file()
-    }
+    return {path.relative_to(folder).as_posix(): sha256([path]) for path in sorted(paths) if path.is_file()}
 
 
 def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the first recorded file that is missing or has changed, or an empty string."""
     paths = {name: folder / name for name in digests}
-    return next(
-        (
-            name
-            for name, path in paths.items()
-            if not path.is_file() or sha256([path]) != digests[name]
-        ),
-        "",
-    )
+    return next((name for name, path in paths.items() if not path.is_file() or sha256([path]) != digests[name]), "")
 
 
 # Errors of the disk
 
 
 @contextlib.contextmanager
-def disk_errors(
-    path: Path, *, safe: str, instead: str = "", any_error: bool = False
-) -> Iterator[None]:
+def disk_errors(path: Path, *, safe: str, instead: str = "", any_error: bool = False) -> Iterator[None]:
     """Turn an operating system error inside the block, which writes `path`, into a `DiskError`.
 
     `safe` is a sentence that says what is not lost, and `instead` an alternative to making room on the disk. Set
@@ -172,9 +146,7 @@ def disk_errors(
     except UserError:
         raise
     except Exception as error:
-        quoted = re.search(
-            r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error)
-        )  # Rust's, tensorstore's
+        quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))  # Rust's, tensorstore's
         if isinstance(error, OSError):
             cause = error
         elif quoted:
@@ -185,9 +157,7 @@ def disk_errors(
         else:
             raise
         is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = ("make room on that disk" if is_full else "fix the problem") + (
-            f", or {instead}" if instead else ""
-        )
+        remedy = ("make room on that disk" if is_full else "fix the problem") + (f", or {instead}" if instead else "")
         at = f" ({cause.filename})" if cause.filename and str(cause.filename) != str(path) else ""
         raise DiskError(
             f"cannot write {path}: {cause.strerror or cause}{at}. {safe} Please {remedy}; then run the same command "
@@ -300,9 +270,7 @@ def find_run(path: Path) -> Path | None:
     is_checkpoint = path.parent.name == CHECKPOINTS and path.name.isdecimal()
     for folder in [path, path.parent.parent] if is_checkpoint else [path]:
         with contextlib.suppress(CheckpointError):
-            model = read_json_object(folder / CONFIG).get(
-                "model"
-            )  # Hugging Face's files of this name have no such key
+            model = read_json_object(folder / CONFIG).get("model")  # Hugging Face's files of this name have no such key
             if isinstance(model, dict) and "name_or_path" in model:
                 return folder
     return None
@@ -329,9 +297,7 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
             is_locked = True
         if not is_locked:
             file.seek(0)
-            raise InUseError(
-                f"{path.parent} is in use by {file.read().strip() or 'another process'}"
-            )
+            raise InUseError(f"{path.parent} is in use by {file.read().strip() or 'another process'}")
         now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         file.truncate(0)
         file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")

@@ -61,17 +61,8 @@ def keys_table() -> str:
             group = found
             lines += ["", *_heading(group)]
         lines.append(_row(key, field))
-    lines += [
-        "",
-        "### `finetune.tasks.NAME`",
-        "",
-        "A labelled task. See [fine-tuning](finetuning.md).",
-        "",
-        *_HEADER,
-    ]
-    lines += [
-        _row(f"finetune.tasks.NAME.{field.name}", field) for field in dataclasses.fields(Task)
-    ]
+    lines += ["", "### `finetune.tasks.NAME`", "", "A labelled task. See [fine-tuning](finetuning.md).", "", *_HEADER]
+    lines += [_row(f"finetune.tasks.NAME.{field.name}", field) for field in dataclasses.fields(Task)]
     return "\n".join([*lines[1:], ""])
 
 
@@ -106,9 +97,7 @@ def accepted(field: dataclasses.Field) -> str:
     if choices:
         names = ", ".join(f"`{choice}`" for choice in choices if choice)
         return f"tuple of {names}" if item else names
-    bounds = [
-        f"{word} {bound:g}" for word, bound in (("from", low), ("to", high)) if bound is not None
-    ]
+    bounds = [f"{word} {bound:g}" for word, bound in (("from", low), ("to", high)) if bound is not None]
     return " ".join([kind, *bounds])
 
 
@@ -128,13 +117,9 @@ def _escaped(text: str) -> str:
 
 def python_directives() -> str:
     """Return Sphinx directives for all public names and modules."""
-    whole = {
-        module for modules in MODULES.values() for module, names in modules.items() if not names
-    }
+    whole = {module for modules in MODULES.values() for module, names in modules.items() if not names}
     lines = ["### The package", ""]
-    own = [
-        name for name in diffcse_jax.__all__ if getattr(diffcse_jax, name).__module__ not in whole
-    ]
+    own = [name for name in diffcse_jax.__all__ if getattr(diffcse_jax, name).__module__ not in whole]
     lines += _directives("diffcse_jax", own)
     for title, modules in MODULES.items():
         lines += [f"### {title}", ""]
@@ -166,9 +151,7 @@ def rewritten(text: str) -> str:
 
 def main() -> None:
     """Print or rewrite the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="rewrite docs/reference.md")
     if parser.parse_args().write:
         PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -12,12 +12,8 @@ if "JAX_PLATFORMS" not in os.environ:  # `cuda,cpu` runs tests on a GPU
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 if os.environ["JAX_PLATFORMS"] == "cpu":
     # Compiling takes longer than computing: optimising less saves half of the time.
-    os.environ["XLA_FLAGS"] += (
-        " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-    )
-if version("jaxlib").startswith(
-    "0.10."
-):  # a third less to compile; later ones do not know the flag
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+if version("jaxlib").startswith("0.10."):  # a third less to compile; later ones do not know the flag
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # tests and their commands compile for themselves
@@ -42,9 +38,7 @@ gc.set_threshold(50_000, 20, 20)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_nans", True)
-jax.config.update(
-    "jax_default_matmul_precision", "highest"
-)  # the default of accelerators is below float32
+jax.config.update("jax_default_matmul_precision", "highest")  # the default of accelerators is below float32
 
 # Inside, Adam's bias correction raises a float to an integer step count, which strict promotion refuses.
 optax.tree.bias_correction = jax.numpy_dtype_promotion("standard")(optax.tree.bias_correction)
@@ -77,10 +71,7 @@ def memory_of_compiled_programs():
     """Given back once there is much of it: over all files, a worker's programs would take 10 GB."""
     yield
     resident = Path("/proc/self/statm")
-    if (
-        resident.is_file()
-        and int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9
-    ):
+    if resident.is_file() and int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9:
         jax.clear_caches()
 
 

@@ -33,10 +33,7 @@ for arguments in json.load(sys.stdin):
     print(json.dumps([code, printed.getvalue()]))
 """
 MISTAKES = [
-    (
-        ("--config.optim.lerning_rate=3e-6",),
-        "unknown key optim.lerning_rate; did you mean optim.learning_rate?",
-    ),
+    (("--config.optim.lerning_rate=3e-6",), "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
     (("--workdri=x",), "'--workdri=x' is not an option. Did you mean --workdir?"),
     (
         ("--config", "diffcse_minilm", "--config.generator.head_steps=0"),
@@ -50,33 +47,22 @@ def test_a_mistake_is_named_in_one_line_before_jax_starts(tmp_path):
     lines = ["config = default_config()", "config.optim.lerning_rate = 1.0", "return config"]
     body = "".join(f"    {line}\n" for line in lines)
     file.write_text(f"from diffcse_jax.config import default_config\ndef get_config():\n{body}")
-    expected = [
-        (("train", "--config", QUICKSTART, *arguments), message) for arguments, message in MISTAKES
-    ]
+    expected = [(("train", "--config", QUICKSTART, *arguments), message) for arguments, message in MISTAKES]
     expected += [(("train", "--config", str(file)), MISTAKES[0][1])]
-    tuning = (
-        "finetune",
-        "--config=finetune_multitask",
-        "--config.init=minilm",
-        "--config.optim.lerning_rate=3e-6",
-    )
+    tuning = ("finetune", "--config=finetune_multitask", "--config.init=minilm", "--config.optim.lerning_rate=3e-6")
     expected += [(tuning, MISTAKES[0][1])]
     unknown = ("train", "--config", "adpat")
     valid = ("train", "--config=quickstart", "--config.optim.learning_rate=3e-6")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "none"}
     script = [sys.executable, "-c", SCRIPT]
     commands = json.dumps([*(arguments for arguments, _ in expected), unknown, valid])
-    result = subprocess.run(
-        script, env=environment, cwd=tmp_path, input=commands, capture_output=True, text=True
-    )
+    result = subprocess.run(script, env=environment, cwd=tmp_path, input=commands, capture_output=True, text=True)
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert found[: len(expected)] == [[2, f"error: {message}\n"] for _, message in expected]
     start = "error: --config: 'adpat' is neither a file nor the name of a configuration. Did you mean adapt? Known "
     code, message = found[-2]
     assert (code, message.startswith(start), "quickstart" in message) == (2, True, True)
-    assert (
-        "Unable to initialize backend 'none'" in found[-1][0]
-    )  # the mistakes above would notice JAX
+    assert "Unable to initialize backend 'none'" in found[-1][0]  # the mistakes above would notice JAX
 
 
 @pytest.fixture
@@ -97,11 +83,7 @@ def diffcse(monkeypatch, capsys):
 def test_commands_describe_themselves_under_their_names(diffcse):
     for command in COMMANDS:
         code, printed = diffcse(command.__name__, "--help")
-        assert (
-            code,
-            f"usage: diffcse {command.__name__} " in printed.out,
-            "None" in printed.out,
-        ) == (0, True, False)
+        assert (code, f"usage: diffcse {command.__name__} " in printed.out, "None" in printed.out) == (0, True, False)
     code, printed = diffcse("--help")
     assert code == 0
     assert all(f"  {command.__name__} " in printed.out for command in COMMANDS)
@@ -110,9 +92,7 @@ def test_commands_describe_themselves_under_their_names(diffcse):
     assert (code, "unrecognized arguments: runs/my-b. See diffcse" in printed.err) == (2, True)
     code, printed = diffcse("search", "--input", "text.txt", "--top-k", "3", "words")
     assert (code, "--top-k. Options have underscores, such as --top_k" in printed.err) == (2, True)
-    code, printed = diffcse(
-        "embed", "--model", "minilm", "--input", "text.txt", "--output", "gs://bucket/embeddings"
-    )
+    code, printed = diffcse("embed", "--model", "minilm", "--input", "text.txt", "--output", "gs://bucket/embeddings")
     assert (code, "addresses with gs:// are not supported" in printed.err) == (2, True)
 
 
@@ -122,9 +102,7 @@ def test_each_option_is_read():
         module, _, function = parser.get_default("function").partition(":")
         read = {*inspect.signature(getattr(importlib.import_module(module), function)).parameters}
         read |= ENCODER if "load" in read else set()
-        read |= (
-            {field.name for field in dataclasses.fields(Settings)} if "settings" in read else set()
-        )
+        read |= {field.name for field in dataclasses.fields(Settings)} if "settings" in read else set()
         options = {action.dest for action in parser._actions} - {"help", "quiet", "verbose"}
         assert options <= read, name
 
@@ -137,7 +115,5 @@ def test_ctrl_c_during_imports_ends_the_process_without_a_traceback():
         "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n    except BaseException:\n        pass\n"
         "print('swallowed')\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")

@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 
 from diffcse_jax.cli import build_parser
-from diffcse_jax.config import (
-    SHIPPED,
-    Config,
-    configuration,
-    default_config,
-    known_keys,
-    read_overrides,
-)
+from diffcse_jax.config import SHIPPED, Config, configuration, default_config, known_keys, read_overrides
 from diffcse_jax.losses import Loss
 
 ROOT = Path(__file__).parents[1]
@@ -36,9 +29,7 @@ MAY_BE_LONGER = ("docs/reference.md", "docs/records/")
 
 
 def test_the_table_of_keys_is_that_of_the_configuration():
-    assert REFERENCE["rewritten"](TEXTS["docs/reference.md"]) == TEXTS["docs/reference.md"], (
-        "run `make reference`"
-    )
+    assert REFERENCE["rewritten"](TEXTS["docs/reference.md"]) == TEXTS["docs/reference.md"], "run `make reference`"
 
 
 def keys_named_in(text: str) -> set[str]:
@@ -46,9 +37,7 @@ def keys_named_in(text: str) -> set[str]:
     overrides = set(re.findall(r"--config\.([a-z][\w.]*\w)", text))
     quoted = re.findall(r"`([a-z_]+)\.([a-z_]+)(?:[= ][^`]*)?`", text)
     files = {"py", "json", "safetensors", "md"}
-    return overrides | {
-        f"{group}.{name}" for group, name in quoted if group in GROUPS and name not in files
-    }
+    return overrides | {f"{group}.{name}" for group, name in quoted if group in GROUPS and name not in files}
 
 
 @pytest.mark.parametrize("page", TEXTS)
@@ -62,11 +51,7 @@ def test_keys_that_a_page_names_exist(page):
 
 
 def test_every_loss_is_explained():
-    losses = [
-        field.name
-        for field in dataclasses.fields(Config)
-        if isinstance(getattr(Config(), field.name), Loss)
-    ]
+    losses = [field.name for field in dataclasses.fields(Config) if isinstance(getattr(Config(), field.name), Loss)]
     explained = TEXTS["docs/losses.md"] + TEXTS["docs/finetuning.md"]
     assert [name for name in losses if f"`{name}" not in explained] == []
 
@@ -94,9 +79,7 @@ def test_commands_are_valid(command):
     rest = [argument.replace("--config.init=", "--config.model.name_or_path=") for argument in rest]
     of_tasks = [each for each in rest if each.startswith("--finetune.")]
     read_overrides(of_tasks, "finetune")
-    values = read_overrides(
-        each for each in rest if each not in of_tasks and not each.startswith("--config.KEY=")
-    )
+    values = read_overrides(each for each in rest if each not in of_tasks and not each.startswith("--config.KEY="))
     if options.config.endswith(".py") or options.config == "NAME":
         return
     if name == "study":
@@ -110,13 +93,8 @@ def test_options_that_pages_mention_exist():
     (commands,) = (action.choices for action in build_parser()._actions if action.choices)
     for command in re.findall(r"`diffcse ([a-z]+ --[^`]*)`", "\n".join(TEXTS.values())):
         name, *arguments = command.split()
-        for option in (
-            argument.partition("=")[0] for argument in arguments if argument.startswith("--")
-        ):
-            known = (
-                option.startswith(("--config.", "--finetune."))
-                or option in commands[name].format_help()
-            )
+        for option in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+            known = option.startswith(("--config.", "--finetune.")) or option in commands[name].format_help()
             assert known, f"{command}: {option}"
 
 
@@ -137,9 +115,7 @@ def test_every_name_of_the_python_reference_exists():
 def anchors(page: Path) -> set[str]:
     """Return the anchors that a Git host gives to the headings of a page."""
     headings = re.findall(
-        r"^#+ (.*)$",
-        re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL),
-        re.M,
+        r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL), re.M
     )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -179,33 +155,21 @@ def test_a_shipped_configuration_is_valid_and_gives_its_command(file):
 
 
 @pytest.mark.parametrize(
-    ("word", "folder", "elsewhere"),
-    [("study", SHIPPED / "studies", set()), ("config", SHIPPED, NOT_FROM_PAPERS)],
+    ("word", "folder", "elsewhere"), [("study", SHIPPED / "studies", set()), ("config", SHIPPED, NOT_FROM_PAPERS)]
 )
 def test_the_page_on_papers_names_every_configuration_and_study(word, folder, elsewhere):
     lists = re.findall(rf"\b{word} ((?:`\w+`(?:, )?)+)", TEXTS["docs/papers.md"])
     named = {name for names in lists for name in re.findall(r"\w+", names)}
-    named |= (
-        set(re.findall(r"diffcse train --config (\w+)", TEXTS["docs/papers.md"]))
-        if word == "config"
-        else set()
-    )
+    named |= set(re.findall(r"diffcse train --config (\w+)", TEXTS["docs/papers.md"])) if word == "config" else set()
     assert named - {"NAME"} == {file.stem for file in folder.glob("*.py")} - elsewhere
 
 
 def test_every_promise_has_its_tests():
-    tables = re.findall(
-        r"^\| .* \| test \|\n\|---\|---\|\n((?:\|.*\n)+)",
-        TEXTS["docs/reliability.md"],
-        re.MULTILINE,
-    )
+    tables = re.findall(r"^\| .* \| test \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXTS["docs/reliability.md"], re.MULTILINE)
     rows = [row for table in tables for row in table.splitlines()]
     assert len(rows) > 50
     for row in rows:
-        names, file = (
-            re.findall(r"`(?:(test_\w+\.py))?(?:::)?(test_\w+)?`", row.rpartition(" | ")[2]),
-            "",
-        )
+        names, file = re.findall(r"`(?:(test_\w+\.py))?(?:::)?(test_\w+)?`", row.rpartition(" | ")[2]), ""
         assert names, row
         for named_file, test in names:
             file = named_file or file

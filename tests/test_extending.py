@@ -45,9 +45,7 @@ def test_a_loss_of_another_package_has_keys_of_its_own():
     assert read_overrides(["--config.uniformity.weight=2"]) == {"uniformity.weight": 2.0}
     with pytest.raises(ConfigError, match=r"^uniformity\.weight: -1.0 is below 0.0"):
         Config.from_dict({"uniformity.weight": -1.0})
-    with pytest.raises(
-        ConfigError, match=r"unknown key uniformity\.wight; did you mean uniformity\.weight\?"
-    ):
+    with pytest.raises(ConfigError, match=r"unknown key uniformity\.wight; did you mean uniformity\.weight\?"):
         Config.from_dict({"uniformity.wight": 1.0})
 
 
@@ -56,9 +54,7 @@ def test_a_broken_package_stops_only_configurations_with_its_keys(monkeypatch, t
     (tmp_path / "packages/my_losses.py").write_text("import no_such_module")
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)
     assert Config.from_dict({"contrast.weight": 0.5}).losses
-    with pytest.raises(
-        ConfigError, match=r"^the loss uniformity \(.*\) cannot be imported: No module named"
-    ):
+    with pytest.raises(ConfigError, match=r"^the loss uniformity \(.*\) cannot be imported: No module named"):
         Config.from_dict({"uniformity.weight": 0.5})
 
 
@@ -71,19 +67,9 @@ def test_without_the_package_its_keys_are_unknown(key):
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_the_worked_example_trains(tmp_path, minilm_dir, monkeypatch):
-    monkeypatch.setattr(
-        "diffcse_jax.export._installed", lambda module: False
-    )  # PyTorch's check of the export
-    groups = {
-        "contrast": {"weight": 0.0},
-        "difference": {"weight": 0.0},
-        "uniformity": {"weight": 1.0},
-    }
-    groups |= {
-        "train": {"steps": 3, "chunk_size": 4, "packing": "off"},
-        "eval": {"every": 0},
-        "mesh": {"data": 1},
-    }
+    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of the export
+    groups = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}, "uniformity": {"weight": 1.0}}
+    groups |= {"train": {"steps": 3, "chunk_size": 4, "packing": "off"}, "eval": {"every": 0}, "mesh": {"data": 1}}
     settings = run_settings(tmp_path, minilm_dir, **groups)
     trained = train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings)
     steps = [row for row in trained.history if "loss" in row]

@@ -28,12 +28,7 @@ from tiny_networks import (
 )
 
 from diffcse_jax.losses import contrastive
-from diffcse_jax.losses.contrastive import (
-    decorrelation,
-    dimension_contrast,
-    info_nce,
-    separate_info_nce,
-)
+from diffcse_jax.losses.contrastive import decorrelation, dimension_contrast, info_nce, separate_info_nce
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net
 from diffcse_jax.models.forward import Computation, fold_in_name, row_keys, start_as_teacher
@@ -61,9 +56,7 @@ PAPERS = {
     "PAPER_eq3_offinfo_m0.9": lambda z1, z2, z0: separate_info_nce(
         (z1, z2), (z0, z0), temperature=0.05, ratio=0.9, form="paper"
     ).mean(),
-    "PAPER_eq5_dcl_tau5": lambda z1, z2, _: dimension_contrast(
-        z1, z2, temperature=5.0, form="paper"
-    ).sum(),
+    "PAPER_eq5_dcl_tau5": lambda z1, z2, _: dimension_contrast(z1, z2, temperature=5.0, form="paper").sum(),
 }
 
 
@@ -73,9 +66,7 @@ def test_the_papers_forms_have_the_values_and_gradients_of_the_reference(referen
     stored, vectors = np.load(reference_dir / "losses.npz"), ("z1", "z2", "z0")
     loss = jax.value_and_grad(PAPERS[name], argnums=(0, 1, 2))
     value, grads = loss(*(stored[f"n64d128.{vector}"] for vector in vectors))
-    expected_value = json.loads((reference_dir / "losses.json").read_text())[f"n64d128.{name}"][
-        "loss"
-    ]
+    expected_value = json.loads((reference_dir / "losses.json").read_text())[f"n64d128.{name}"]["loss"]
     np.testing.assert_allclose(value, expected_value, rtol=1e-4)
     for vector, grad in zip(vectors, grads, strict=True):
         if (expected := dict(stored).get(f"n64d128.{name}.grad_{vector}")) is not None:
@@ -91,25 +82,17 @@ def test_info_nce_with_hard_negatives_is_equation_8(similarity, of):
     expected = -np.log(np.diag(positives) / (positives + weights * negatives).sum(axis=1))
     z1, z2, *hard = map(jnp.array, (z1, z2, *hard))
     options = {"temperature": 0.8, "similarity": similarity, "hard_negative_weight": 1.7}
-    np.testing.assert_allclose(
-        info_nce(z1, z2, hard_negatives=hard, **options), expected, rtol=1e-5
-    )
+    np.testing.assert_allclose(info_nce(z1, z2, hard_negatives=hard, **options), expected, rtol=1e-5)
 
 
 def test_pairs_left_out_are_not_in_the_denominator_of_separate_negatives():
     z1, z2, z3, z4 = random_vectors(4)
     left_out = (np.random.default_rng(1).random((7, 7)) < 0.3) & ~np.eye(7, dtype=bool)
-    others = np.where(left_out | np.eye(7, dtype=bool), 0.0, np.exp(cosines(z3, z4) / 0.2)).sum(
-        axis=1
-    )
+    others = np.where(left_out | np.eye(7, dtype=bool), 0.0, np.exp(cosines(z3, z4) / 0.2)).sum(axis=1)
     positives = np.diag(cosines(z1, z2)) / 0.2
     pairs, options = ((z1, z2), (z3, z4)), {"temperature": 0.2, "ratio": 1.0, "form": "code"}
-    losses = separate_info_nce(
-        *jax.tree.map(jnp.array, pairs), left_out=jnp.array(left_out), **options
-    )
-    np.testing.assert_allclose(
-        losses, np.log(np.exp(positives) + others) - positives, rtol=1e-5, atol=1e-6
-    )
+    losses = separate_info_nce(*jax.tree.map(jnp.array, pairs), left_out=jnp.array(left_out), **options)
+    np.testing.assert_allclose(losses, np.log(np.exp(positives) + others) - positives, rtol=1e-5, atol=1e-6)
 
 
 def test_symmetric_contrast_is_the_mean_of_both_directions():
@@ -118,14 +101,9 @@ def test_symmetric_contrast_is_the_mean_of_both_directions():
     left_out[np.arange(7), np.arange(7)] = False
     logits = np.exp(np.concatenate([cosines(views[0], view) for view in views[1:]], axis=1) / 0.2)
     kept = np.where(left_out, 0.0, logits)
-    expected = (
-        np.log(kept.sum(axis=1) * kept[:, :7].sum(axis=0)).mean() / 2
-        - np.log(np.diag(logits)).mean()
-    )
+    expected = np.log(kept.sum(axis=1) * kept[:, :7].sum(axis=0)).mean() / 2 - np.log(np.diag(logits)).mean()
     masks = jnp.array(left_out), jnp.array(left_out[:, :7].T)
-    loss, _ = loss_of("contrast", temperature=0.2, symmetric=True).loss(
-        forward_of(*views), masks, KEY
-    )
+    loss, _ = loss_of("contrast", temperature=0.2, symmetric=True).loss(forward_of(*views), masks, KEY)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
@@ -143,26 +121,20 @@ def test_noise_is_added_only_where_asked(positives, negatives):
 
 @given(arrays.arrays(np.float32, (2, 5, 4), elements=st.floats(-10, 10, width=32)))
 def test_info_nce_stays_finite(vectors):
-    value, grad = jax.value_and_grad(lambda both: info_nce(*both, temperature=0.05).sum())(
-        jnp.array(vectors)
-    )
+    value, grad = jax.value_and_grad(lambda both: info_nce(*both, temperature=0.05).sum())(jnp.array(vectors))
     assert np.isfinite(value)
     assert np.isfinite(grad).all()
 
 
 def test_equal_texts():
-    texts = (
-        np.random.default_rng(0).integers(1, 3, (9, 4, 3)).astype(np.int32)
-    )  # of 8 possible ones
+    texts = np.random.default_rng(0).integers(1, 3, (9, 4, 3)).astype(np.int32)  # of 8 possible ones
     expected = np.zeros((9, 3, 9), bool)
     for i, view, j in np.ndindex(expected.shape):  # of anchor i and example j
         candidates = texts[j, :2] if view == 0 else texts[j, view + 1 : view + 2]
         equal = any((one == other).all() for one in texts[i, :2] for other in candidates)
         expected[i, view, j] = equal and not (view == 0 and i == j)
     assert 0.1 < expected.mean() < 0.9
-    np.testing.assert_array_equal(
-        contrastive.equal_texts(jnp.array(texts)), expected.reshape(9, -1)
-    )
+    np.testing.assert_array_equal(contrastive.equal_texts(jnp.array(texts)), expected.reshape(9, -1))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.6])
@@ -203,15 +175,11 @@ def test_dropout_contrast():
     def loss_and_vectors(params, views):
         forward = shared_forward(config, Computation(built.networks, params), views, KEY)
         loss, _ = config.losses["dropout_contrast"].loss(forward, None, KEY)
-        again = forward.projected(
-            views.anchors, row_keys(fold_in_name(KEY, "anchors again"), 6), name="again"
-        )
+        again = forward.projected(views.anchors, row_keys(fold_in_name(KEY, "anchors again"), 6), name="again")
         plain = forward.projected(views.anchors, None, name="plain")
         return loss, forward.projected_views[0], again, plain
 
-    loss, anchors, again, plain = loss_and_vectors(
-        built.params, jax.tree.map(jnp.asarray, views_of(batch))
-    )
+    loss, anchors, again, plain = loss_and_vectors(built.params, jax.tree.map(jnp.asarray, views_of(batch)))
     assert not np.allclose(again, anchors, atol=1e-2)
     assert not np.allclose(again, plain, atol=1e-2)
     equal = np.zeros((6, 6), bool)
@@ -229,19 +197,13 @@ def test_edited_sentences_are_positives_or_hard_negatives():
     for role, losses in expected.items():
         loss_of_edits = loss_of("edited_contrast", weight=1.0, temperature=0.2, role=role)
         edited = Edited(forward.batch.rows, jnp.zeros((7, 4), bool))
-        np.testing.assert_allclose(
-            loss_of_edits.loss(forward, edited, KEY)[0], losses.mean(), rtol=1e-6
-        )
+        np.testing.assert_allclose(loss_of_edits.loss(forward, edited, KEY)[0], losses.mean(), rtol=1e-6)
 
 
 def test_a_constant_column_has_a_finite_gradient():
     z = jnp.array(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32).at[:, 0].set(2.0)
-    dcl = jax.jit(
-        jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean())
-    )(z)
-    barlow_twins = jax.jit(
-        jax.grad(lambda z: decorrelation(z, z, off_diagonal_weight=0.013).sum())
-    )(z)
+    dcl = jax.jit(jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean()))(z)
+    barlow_twins = jax.jit(jax.grad(lambda z: decorrelation(z, z, off_diagonal_weight=0.013).sum()))(z)
     assert np.isfinite(dcl).all()
     assert np.isfinite(barlow_twins).all()
     assert np.abs(barlow_twins[:, 1:]).max() > 0
@@ -252,8 +214,7 @@ def test_decorrelation_agrees_with_numpy():
     a, b = ((z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5) for z in np.float64([z1, z2]))
     correlation = a.T @ b / 9
     expected = [
-        (1 - correlation[c, c]) ** 2 + 0.3 * sum(correlation[c, d] ** 2 for d in range(4) if d != c)
-        for c in range(4)
+        (1 - correlation[c, c]) ** 2 + 0.3 * sum(correlation[c, d] ** 2 for d in range(4) if d != c) for c in range(4)
     ]
     losses = decorrelation(jnp.array(z1), jnp.array(z2), off_diagonal_weight=0.3)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
@@ -278,13 +239,9 @@ def test_consistency_is_the_divergence_of_jensen_and_shannon_between_rows_and_co
     np.testing.assert_allclose(jensen_shannon(apart, apart[::-1]), np.log(2.0), rtol=1e-6)
     z1, z2 = random_vectors(2)
     similarity = cosines(z1, z2) / 0.3
-    expected = (
-        jensenshannon(softmax(similarity, axis=1), softmax(similarity.T, axis=1), axis=1) ** 2
-    )  # not the root
+    expected = jensenshannon(softmax(similarity, axis=1), softmax(similarity.T, axis=1), axis=1) ** 2  # not the root
     for second, value in ((z2, expected.mean()), (z1, 0.0)):
-        loss, _ = loss_of("consistency", weight=1.0, temperature=0.3).loss(
-            forward_of(z1, second), None, KEY
-        )
+        loss, _ = loss_of("consistency", weight=1.0, temperature=0.3).loss(forward_of(z1, second), None, KEY)
         np.testing.assert_allclose(loss, value, rtol=1e-4, atol=1e-6)
 
 
@@ -307,9 +264,7 @@ def test_list_net_is_a_cross_entropy_and_the_anchor_what_it_exceeds_the_entropy_
     cross_entropy, entropy = (-(q * np.log(each)).sum(axis=1) for each in (p, q))
     np.testing.assert_allclose(list_net(SCORES, OTHERS), cross_entropy, rtol=1e-5)
     np.testing.assert_allclose(divergence(OTHERS, SCORES), cross_entropy - entropy, rtol=1e-4)
-    np.testing.assert_allclose(
-        jax.grad(lambda scores: list_net(scores, OTHERS).sum())(OTHERS), 0.0, atol=1e-6
-    )
+    np.testing.assert_allclose(jax.grad(lambda scores: list_net(scores, OTHERS).sum())(OTHERS), 0.0, atol=1e-6)
 
 
 def test_the_anchor_is_at_rest_at_the_start_and_dropout_moves_it():
@@ -320,28 +275,19 @@ def test_the_anchor_is_at_rest_at_the_start_and_dropout_moves_it():
 
 
 def test_teachers_are_mixed_and_have_no_dropout():
-    shares = {
-        "weight": 1.0,
-        "teachers": ("other", "start"),
-        "shares": (1.0, 3.0),
-        "form": "listnet",
-    }
+    shares = {"weight": 1.0, "teachers": ("other", "start"), "shares": (1.0, 3.0), "form": "listnet"}
     parts = {"distillation": shares, "consistency": {"weight": 1.0}}
     batch = jax.tree.map(jnp.asarray, views_of(random_batch(columns=3), packed=True))
     teachers = [start_as_teacher(each, "cls") for each in (GENERATOR, ENCODER)]
     _, (metrics, inputs) = evaluate(OFF, parts, batch=batch, teachers={"other": teachers[0]})
     lists = []
     for teacher in teachers:
-        anchors, *others = batch.by_view(
-            np.asarray(bind(definition(teacher.build), teacher.params)(batch.rows))
-        )
+        anchors, *others = batch.by_view(np.asarray(bind(definition(teacher.build), teacher.params)(batch.rows)))
         lists.append(cosines(anchors, np.concatenate(others)))
     np.testing.assert_allclose(inputs["distillation"], 0.25 * lists[0] + 0.75 * lists[1], atol=1e-5)
     assert np.isfinite(metrics["loss_distillation"])
     assert metrics["loss_consistency"] > 0
-    assert metrics["loss"] == pytest.approx(
-        float(metrics["loss_distillation"] + metrics["loss_consistency"])
-    )
+    assert metrics["loss"] == pytest.approx(float(metrics["loss_distillation"] + metrics["loss_consistency"]))
 
 
 # --- the weighted sum ---
@@ -354,9 +300,7 @@ def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
     @jax.jit
     def embeddings(params):
-        encoder, projector = map(
-            Computation(built.networks, params).network, ("encoder", "projector")
-        )
+        encoder, projector = map(Computation(built.networks, params).network, ("encoder", "projector"))
         pooled = encoder(views.rows)[-1][:, 0]
         return views.by_view(pooled), views.by_view(projector(pooled))
 
@@ -365,9 +309,7 @@ def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def test_columns_are_anchor_positive_and_hard_negatives():
     batch = random_batch(columns=4)
-    batch["input_ids"][2, 3] = batch["input_ids"][
-        1, 0
-    ]  # a hard negative that is another example's anchor
+    batch["input_ids"][2, 3] = batch["input_ids"][1, 0]  # a hard negative that is another example's anchor
     batch["attention_mask"][2, 3] = batch["attention_mask"][1, 0]
     options = {"hard_negative_weight": 2.0, "temperature": 0.2, "mask_duplicates": "text"}
     _, (metrics, _) = evaluate(SIMCSE, NO_DROPOUT, {"contrast": options}, batch=views_of(batch))
@@ -384,10 +326,7 @@ def test_columns_are_anchor_positive_and_hard_negatives():
 
 def test_off_dropout_negatives_have_no_dropout():
     # With m near 0 the positive logit vanishes, and only the negatives are left.
-    batch, options = (
-        random_batch(),
-        {"negatives": "off_dropout", "negative_ratio": 1e-6, "temperature": 0.2},
-    )
+    batch, options = random_batch(), {"negatives": "off_dropout", "negative_ratio": 1e-6, "temperature": 0.2}
     _, (metrics, _) = evaluate(SIMCSE, {"contrast": options}, batch=views_of(batch))
     _, (z, _) = pooled_and_projected(batch)
     similarity = np.float64(cosine_similarity(z, z)) / 0.2
@@ -410,9 +349,7 @@ def test_prefixes_of_vectors_add_their_losses():
         whole, of_4, of_8 = (loss(z1[:, :size], z2[:, :size]) for size in (16, 4, 8))
         np.testing.assert_allclose(metrics[f"loss_{name}_4"], of_4, rtol=1e-5)
         np.testing.assert_allclose(metrics[f"loss_{name}"], whole + of_4 + of_8, rtol=1e-5)
-    np.testing.assert_allclose(
-        metrics["loss"], metrics["loss_contrast"] + 0.5 * metrics["loss_dcl"], rtol=1e-6
-    )
+    np.testing.assert_allclose(metrics["loss"], metrics["loss_contrast"] + 0.5 * metrics["loss_dcl"], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -429,20 +366,11 @@ def test_bfloat16_is_near_float32():
     # Without the generator's dropout, and its arg-max used at masked positions only, few labels can flip.
     shared = [SIMCSE, NO_DROPOUT, {"generator": {"dropout": False, "positions": "masked"}}]
     batch = views_of(random_batch(columns=2))
-    gradients = functools.partial(
-        evaluate, *shared, batch=batch, transform=functools.partial(jax.grad, has_aux=True)
-    )
-    (exact_grads, (exact, _)), (rough_grads, (rough, _)) = (
-        gradients(),
-        gradients({"precision": "bfloat16"}),
-    )
+    gradients = functools.partial(evaluate, *shared, batch=batch, transform=functools.partial(jax.grad, has_aux=True))
+    (exact_grads, (exact, _)), (rough_grads, (rough, _)) = gradients(), gradients({"precision": "bfloat16"})
     for name, value in exact.items():
         assert rough[name].dtype == jnp.float32
         np.testing.assert_allclose(rough[name], value, rtol=0.1, atol=0.1, err_msg=name)
-    assert all(
-        grad.dtype == jnp.float32 and np.isfinite(grad).all() for grad in rough_grads.values()
-    )
-    flat, rough_flat = (
-        np.concatenate([np.ravel(g[n]) for n in sorted(g)]) for g in (exact_grads, rough_grads)
-    )
+    assert all(grad.dtype == jnp.float32 and np.isfinite(grad).all() for grad in rough_grads.values())
+    flat, rough_flat = (np.concatenate([np.ravel(g[n]) for n in sorted(g)]) for g in (exact_grads, rough_grads))
     assert flat @ rough_flat / np.linalg.norm(flat) / np.linalg.norm(rough_flat) > 0.95

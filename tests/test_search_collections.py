@@ -5,16 +5,8 @@ import pytest
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.search_collections import read_collection
 
-CORPUS = [
-    {"_id": "d1", "title": "a", "text": "wing"},
-    {"_id": "d2", "text": "c"},
-    {"_id": 3, "title": "", "text": "f"},
-]
-QUERIES = [
-    {"_id": "q1", "text": "b"},
-    {"_id": "q2", "text": "f"},
-    {"_id": "of another split", "text": "k"},
-]
+CORPUS = [{"_id": "d1", "title": "a", "text": "wing"}, {"_id": "d2", "text": "c"}, {"_id": 3, "title": "", "text": "f"}]
+QUERIES = [{"_id": "q1", "text": "b"}, {"_id": "q2", "text": "f"}, {"_id": "of another split", "text": "k"}]
 JUDGEMENTS = "query-id\tcorpus-id\tscore\nq1\td2\t2\nq1\td1\t1\nq2\t3\t1\nq2\td1\t0\n"
 READ = {"q1": {"d2": 2, "d1": 1}, "q2": {"3": 1, "d1": 0}}
 
@@ -70,25 +62,17 @@ def test_what_cannot_be_used_is_counted_in_one_warning(tmp_path, recwarn):
         {"_id": "d5", "text": ["a"]},
         {"_id": "d1", "text": "x"},
     ]
-    corpus += [
-        {"id": 6.5, "text": None},
-        {"_id": None, "id": "d7", "title": "t\ud800", "text": 2016},
-    ]
+    corpus += [{"id": 6.5, "text": None}, {"_id": None, "id": "d7", "title": "t\ud800", "text": 2016}]
     judgements = JUDGEMENTS + "q1\td9\t1\nq1\td8\t2\nq7\td1\t1\nq2\t3\t1.9\nq1 d1\nq2\td2\tmuch\n"
     judgements += "of another split\td1\t0.5\nof another split\td2\t-1\nq2\td2\t1e9\n"
-    folder = write_beir(
-        tmp_path / "c", corpus, [*QUERIES, {"_id": "q1", "text": "twice"}], judgements
-    )
+    folder = write_beir(tmp_path / "c", corpus, [*QUERIES, {"_id": "q1", "text": "twice"}], judgements)
     with (folder / "corpus.jsonl").open("ab") as file:
         file.write(b'\n{"_id": "d\xe9", "text": "caf\xe9"}\r\n')
     collection = read_collection(folder)
     ours = {"d1": "a wing", "d2": "c", "3": "f"}
     assert collection.documents == ours | {"6.5": "", "d7": "t\ufffd 2016", "d\ufffd": "caf\ufffd"}
     assert collection.queries == {"q1": "b", "q2": "f"}
-    assert collection.judgements == {
-        "q1": {"d2": 2, "d1": 1, "d9": 1, "d8": 2},
-        "q2": {"3": 1, "d1": 0},
-    }
+    assert collection.judgements == {"q1": {"d2": 2, "d1": 1, "d9": 1, "d8": 2}, "q2": {"3": 1, "d1": 0}}
     (warning,) = recwarn
     assert str(warning.message) == (
         f"{folder}/corpus.jsonl: 2 lines without a JSON object (the first in line 4; left out), 1 line without an id "
@@ -108,10 +92,7 @@ def test_another_split_is_read_if_there_are_no_test_judgements(beir, capsys):
     qrels = beir / "qrels"
     (qrels / "train.tsv").write_text("q1\td1\t1")
     assert read_collection(beir).judgements == READ
-    assert (
-        capsys.readouterr().err
-        == f"notice: {qrels}/test.tsv: other splits are not read: train.tsv\n"
-    )
+    assert capsys.readouterr().err == f"notice: {qrels}/test.tsv: other splits are not read: train.tsv\n"
     (qrels / "test.tsv").unlink()
     assert read_collection(beir).judgements == {"q1": {"d1": 1}}
     (qrels / "other.tsv").write_text("q1\td1\t1")
@@ -128,23 +109,11 @@ def test_another_split_is_read_if_there_are_no_test_judgements(beir, capsys):
             "no line has text. Expected an object .* 1 line without an id \\(line 1; left out",
         ),
         ("corpus.jsonl", '{"_id": "d1", "text": ""}', "no line has text.* 1 document without text"),
-        (
-            "corpus.jsonl",
-            "",
-            "corpus.jsonl: no line has text. Expected an object with `_id` and `text` in each line",
-        ),
+        ("corpus.jsonl", "", "corpus.jsonl: no line has text. Expected an object with `_id` and `text` in each line"),
         ("queries.jsonl", "[", "queries.jsonl: no line has text.* 1 line without a JSON object"),
-        (
-            "qrels/test.tsv",
-            "q7\td1\t1",
-            "test.tsv: no query has a relevant document.* 1 judgement whose query is not",
-        ),
+        ("qrels/test.tsv", "q7\td1\t1", "test.tsv: no query has a relevant document.* 1 judgement whose query is not"),
         ("qrels/test.tsv", "q1\td1\t0", "1 query without a relevant document \\(line 1; left out"),
-        (
-            "qrels/test.tsv",
-            "query-id\tcorpus-id\tscore\n",
-            "no query has a relevant document. The file is empty",
-        ),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "no query has a relevant document. The file is empty"),
     ],
 )
 def test_a_collection_of_which_nothing_is_left_is_refused(beir, file, content, problem):

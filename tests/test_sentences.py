@@ -51,37 +51,18 @@ def test_wrapped_lines_are_joined():
         "goes home to its den. There it sleeps until the sun has",
         "come up.",
     ]
-    title, items = (
-        "A title of its own",
-        ["- the first item of a list", "- the second one, which is longer"],
-    )
+    title, items = "A title of its own", ["- the first item of a list", "- the second one, which is longer"]
     assert list(paragraphs([title, "", *lines, "", *items])) == [title, " ".join(lines), *items]
-    lines = [
-        "This line is a sentence, and rather long it is.",
-        "This one is, too, and about as long as that.",
-        "12",
-    ]
+    lines = ["This line is a sentence, and rather long it is.", "This one is, too, and about as long as that.", "12"]
     assert sentences_of([*lines, "---"]) == lines
 
 
 def test_text_without_spaces_has_words_and_joins_without_spaces():
-    japanese, thai = (
-        "\u3053\u308c\u306f\u6587\u3060\u3002",
-        "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22",
-    )
+    japanese, thai = "\u3053\u308c\u306f\u6587\u3060\u3002", "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22"
     pairs = [japanese[:2], japanese[2:4], japanese[4:]]
-    assert rules.words(f"two words {japanese}{thai}") == [
-        "two",
-        "words",
-        *pairs,
-        thai[:4],
-        thai[4:],
-    ]
+    assert rules.words(f"two words {japanese}{thai}") == ["two", "words", *pairs, thai[:4], thai[4:]]
     assert rules.some_words(japanese * 2, 1, 4) == (japanese * 2)[2:8]
-    assert (
-        rules.join([japanese, japanese, "a", "b", thai, thai])
-        == f"{japanese}{japanese} a b {thai} {thai}"
-    )
+    assert rules.join([japanese, japanese, "a", "b", thai, thai]) == f"{japanese}{japanese} a b {thai} {thai}"
     wrapped = [japanese * 4, japanese * 3 + japanese[:-1], japanese]
     assert list(paragraphs(wrapped)) == ["".join(wrapped)]
     assert rules.canonical("\n".join(wrapped)) == rules.canonical("".join(wrapped))

@@ -15,9 +15,7 @@ from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import REPEATED, SHARED, Split, held_out_together
 
 words = st.sampled_from(["Alpha", "beta", "gamma", "delta"])
-sentences = st.lists(words, min_size=3, max_size=6).map(
-    lambda each: " ".join(each).capitalize() + "."
-)
+sentences = st.lists(words, min_size=3, max_size=6).map(lambda each: " ".join(each).capitalize() + ".")
 texts = st.lists(sentences, min_size=1, max_size=4)
 
 
@@ -39,9 +37,7 @@ def test_no_text_is_on_both_sides_whatever_the_order(contents, random):
     def held_out() -> set[str]:
         split = Split(documents(contents), data.held_out)
         found = {document.text() for _, document in split.held_out()}
-        kept = [
-            text for text in contents if not found & {f" {' '.join(text)}", " ".join(["", *text])}
-        ]
+        kept = [text for text in contents if not found & {f" {' '.join(text)}", " ".join(["", *text])}]
         kept_out = {sentence for text in contents if text not in kept for sentence in text}
         expected = [sentence for text in kept for sentence in text if sentence not in kept_out]
         rows = [row.texts[0] for row in corpus_of(split, data).read(Ledger("texts"))]
@@ -56,9 +52,7 @@ def test_no_text_is_on_both_sides_whatever_the_order(contents, random):
 
 def test_the_source_is_read_once():
     passes: list[int] = []
-    contents = [
-        [f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)
-    ]
+    contents = [[f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)]
     split = Split(documents(contents, passes), 0.2)
     corpus = corpus_of(split, DataConfig(pairs="lead", held_out=0.2))
     rows = list(corpus.rows())
@@ -84,10 +78,7 @@ def test_what_shares_a_key_is_held_out_together(keys, share):
 
 def test_rows_with_the_same_answer_are_held_out_together(tmp_path):
     rows = [
-        {
-            "title": f"Question {i} on {i % 40}?",
-            "text": f"This is the answer to {i % 40}. It is long.",
-        }
+        {"title": f"Question {i} on {i % 40}?", "text": f"This is the answer to {i % 40}. It is long."}
         for i in range(400)
     ]
     (tmp_path / "faq.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -103,14 +94,8 @@ def test_rows_with_the_same_answer_are_held_out_together(tmp_path):
 
 def test_boilerplate_is_left_out_of_both_sides(tmp_path):
     licence = " ".join(f"Licence sentence {i} is the same everywhere." for i in range(10))
-    rows = [
-        {"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"}
-        for i in range(580)
-    ]
-    twins = [
-        {"title": f"Twin {i}", "text": f"These are twins, {i % 20}. Only {i} has this."}
-        for i in range(40)
-    ]
+    rows = [{"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"} for i in range(580)]
+    twins = [{"title": f"Twin {i}", "text": f"These are twins, {i % 20}. Only {i} has this."} for i in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows + twins)))
     data = DataConfig(str(tmp_path / "a.jsonl"), pairs="lead", held_out=0.1)
     split = open_split(data)

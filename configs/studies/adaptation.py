@@ -52,6 +52,4 @@ VARIANTS: dict[str, Settings] = {
 def get_study() -> Study:
     short = {"train.batch_size": 48, "train.chunk_size": 0, "train.steps": 60, "eval.every": 20}
     variants = {name: {**settings, **short} for name, settings in VARIANTS.items()}
-    return Study(
-        base="base/leads", variants=variants, seeds=(1,), tasks=("STSBenchmark",), start=("own",)
-    )
+    return Study(base="base/leads", variants=variants, seeds=(1,), tasks=("STSBenchmark",), start=("own",))

@@ -11,11 +11,7 @@ encoder to detect the edits, as DiffCSE does.
 from diffcse_jax.apps.study import Study
 
 POSITIVE = {"edited_contrast.weight": 1.0, "edited_contrast.role": "positive"}
-NEGATIVE = {
-    "edited_contrast.weight": 1.0,
-    "edited_contrast.role": "negative",
-    "contrast.weight": 0.0,
-}
+NEGATIVE = {"edited_contrast.weight": 1.0, "edited_contrast.role": "negative", "contrast.weight": 0.0}
 EDITS = {
     "replaced": {"edited_contrast.edit": "replace", "edited_contrast.mask_ratio": 0.15},
     "inserted": {"edited_contrast.edit": "insert", "edited_contrast.insert_ratio": 0.15},

@@ -19,9 +19,7 @@ GENERATORS = {
 
 
 def get_study() -> Study:
-    others = {
-        name: {"generator.name_or_path": checkpoint} for name, checkpoint in GENERATORS.items()
-    }
+    others = {name: {"generator.name_or_path": checkpoint} for name, checkpoint in GENERATORS.items()}
     return Study(
         base="diffcse_base",
         variants={"DistilBERT-base": {}, **others, "SimCSE": settings_of("simcse_base")},

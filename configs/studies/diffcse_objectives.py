@@ -29,9 +29,7 @@ def get_study() -> Study:
     }
     return Study(
         base="diffcse_base",
-        variants={
-            name: {**settings, "data.pairs": "dropout"} for name, settings in variants.items()
-        },
+        variants={name: {**settings, "data.pairs": "dropout"} for name, settings in variants.items()},
         tasks=("STSBenchmark",),
         published={
             "DiffCSE": {"STS-B dev": 84.56},

@@ -10,12 +10,7 @@ from diffcse_jax.evaluation.results import PUBLISHED
 
 
 def get_study() -> Study:
-    trained = (
-        "SimCSE-BERT-base",
-        "DiffCSE-BERT-base",
-        "SimCSE-RoBERTa-base",
-        "DiffCSE-RoBERTa-base",
-    )
+    trained = ("SimCSE-BERT-base", "DiffCSE-BERT-base", "SimCSE-RoBERTa-base", "DiffCSE-RoBERTa-base")
     return Study(
         base="simcse_base",
         variants={

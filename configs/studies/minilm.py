@@ -42,9 +42,7 @@ SHORT: dict[str, Settings] = {
 
 
 def get_study() -> Study:
-    short = {
-        f"{name}, 100 steps": {**settings, "train.steps": 100} for name, settings in SHORT.items()
-    }
+    short = {f"{name}, 100 steps": {**settings, "train.steps": 100} for name, settings in SHORT.items()}
     return Study(
         base="diffcse_minilm",
         variants={

@@ -24,10 +24,7 @@ MLM = {
 def by_ratio(name: str, augmentation: str) -> dict[str, dict]:
     """Return rows for an augmentation that removes 10, 20 and 30 % of the words."""
     return {
-        f"{name} {percent}%": {
-            "data.augmentation": augmentation,
-            "data.augmentation_ratio": percent / 100,
-        }
+        f"{name} {percent}%": {"data.augmentation": augmentation, "data.augmentation_ratio": percent / 100}
         for percent in (10, 20, 30)
     }
 
@@ -41,10 +38,7 @@ def get_study() -> Study:
             **by_ratio("word deletion", "word_deletion"),
             "delete one word": DELETE_ONE_WORD,
             "w/o dropout": DELETE_ONE_WORD | NO_DROPOUT,
-            "synonym replacement": {
-                "data.augmentation": "synonyms",
-                "data.synonyms_file": "synonyms.tsv",
-            },
+            "synonym replacement": {"data.augmentation": "synonyms", "data.synonyms_file": "synonyms.tsv"},
             "MLM 15%": MLM,
         },
         tasks=("STSBenchmark",),

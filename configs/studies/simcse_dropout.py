@@ -16,10 +16,7 @@ def get_study() -> Study:
         base="simcse_base",
         variants={
             "p=0.1": {},
-            **{
-                f"p={p}": {"model.hidden_dropout": (p,), "model.attention_dropout": (p,)}
-                for p in OTHER_RATES
-            },
+            **{f"p={p}": {"model.hidden_dropout": (p,), "model.attention_dropout": (p,)} for p in OTHER_RATES},
             "fixed 0.1": {"model.dropout_masks": "shared"},
         },
         tasks=("STSBenchmark",),

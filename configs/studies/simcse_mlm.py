@@ -15,9 +15,7 @@ from diffcse_jax.evaluation.results import PUBLISHED
 def get_study() -> Study:
     return Study(
         base="supervised_simcse_base",
-        variants={
-            f"mlm.weight={weight}": {"mlm.weight": weight} for weight in (0.0, 0.01, 0.1, 1.0)
-        },
+        variants={f"mlm.weight={weight}": {"mlm.weight": weight} for weight in (0.0, 0.01, 0.1, 1.0)},
         tasks=("STSBenchmark", "transfer"),
         published={"mlm.weight=0.0": PUBLISHED["supervised SimCSE-BERT-base"]},
         source="SimCSE Table 5",

@@ -21,10 +21,7 @@ def get_study() -> Study:
     return Study(
         base="simcse_base",
         variants={
-            f"{name}, {encoders}": {
-                **settings,
-                "contrast.second_encoder": encoders == "two encoders",
-            }
+            f"{name}, {encoders}": {**settings, "contrast.second_encoder": encoders == "two encoders"}
             for name, settings in OBJECTIVES.items()
             for encoders in ("one encoder", "two encoders")
         },

@@ -21,14 +21,10 @@ def get_study() -> Study:
             "SimCSE-BERT-base": {},
             "SimCSE-BERT-large": settings_of("simcse_large"),
             "SimCSE-RoBERTa-base": settings_of("simcse_roberta_base"),
-            "SimCSE-RoBERTa-large": settings_of("simcse_roberta_base")
-            | ROBERTA_LARGE
-            | {"optim.learning_rate": 3e-5},
+            "SimCSE-RoBERTa-large": settings_of("simcse_roberta_base") | ROBERTA_LARGE | {"optim.learning_rate": 3e-5},
             "supervised SimCSE-BERT-base": supervised,
             "supervised SimCSE-RoBERTa-base": supervised | ROBERTA_BASE,
-            "supervised SimCSE-RoBERTa-large": supervised
-            | ROBERTA_LARGE
-            | {"optim.learning_rate": 1e-5},
+            "supervised SimCSE-RoBERTa-large": supervised | ROBERTA_LARGE | {"optim.learning_rate": 1e-5},
         },
         start=("avg_first_last",),
         published={

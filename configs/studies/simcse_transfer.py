@@ -19,22 +19,15 @@ def get_study() -> Study:
     models = {
         "SimCSE-BERT-base": {},
         "SimCSE-RoBERTa-base": settings_of("simcse_roberta_base"),
-        "SimCSE-RoBERTa-large": settings_of("simcse_roberta_base")
-        | ROBERTA_LARGE
-        | {"optim.learning_rate": 3e-5},
+        "SimCSE-RoBERTa-large": settings_of("simcse_roberta_base") | ROBERTA_LARGE | {"optim.learning_rate": 3e-5},
         "supervised SimCSE-BERT-base": supervised,
         "supervised SimCSE-RoBERTa-base": supervised | ROBERTA_BASE,
-        "supervised SimCSE-RoBERTa-large": supervised
-        | ROBERTA_LARGE
-        | {"optim.learning_rate": 1e-5},
+        "supervised SimCSE-RoBERTa-large": supervised | ROBERTA_LARGE | {"optim.learning_rate": 1e-5},
     }
     return Study(
         base="simcse_base",
-        variants=models
-        | {f"{name} with MLM": settings | {"mlm.weight": 0.1} for name, settings in models.items()},
+        variants=models | {f"{name} with MLM": settings | {"mlm.weight": 0.1} for name, settings in models.items()},
         tasks=("transfer",),
-        published={
-            name: PUBLISHED[name] for name in ("SimCSE-BERT-base", "SimCSE-BERT-base with MLM")
-        },
+        published={name: PUBLISHED[name] for name in ("SimCSE-BERT-base", "SimCSE-BERT-base with MLM")},
         source="SimCSE Table E.1",
     )

@@ -16,10 +16,7 @@ def get_study() -> Study:
     return Study(
         base="simcse_base",
         variants={
-            f"off-dropout, m={ratio}": {
-                "contrast.negatives": "off_dropout",
-                "contrast.negative_ratio": ratio,
-            }
+            f"off-dropout, m={ratio}": {"contrast.negatives": "off_dropout", "contrast.negative_ratio": ratio}
             for ratio in (0.9, 0.5, 0.6, 0.7, 0.8, 1.0, 1.1)
         },
         published={"off-dropout, m=0.9": PUBLISHED["off-dropout only, BERT-base"]},

@@ -38,15 +38,7 @@ from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.losses.finetune import (
-    AVERAGE,
-    Task,
-    build_head,
-    features,
-    head_of,
-    score_name,
-    task_loss,
-)
+from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name, task_loss
 from diffcse_jax.models import layers
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder import HEADS, open_run
@@ -92,42 +84,28 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
     """Read and split the files of a task, which are relative to a folder."""
     key = f"finetune.tasks.{name}"
     if len(task.texts) not in (1, 2):
-        raise ConfigError(
-            f"{key}.texts={task.texts}: give one column for single sentences, two for pairs"
-        )
+        raise ConfigError(f"{key}.texts={task.texts}: give one column for single sentences, two for pairs")
     if task.is_pair and not task.features:
-        raise ConfigError(
-            f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')"
-        )
-    file, dev_file, test_file = (
-        folder / io.expand_path(name) for name in (task.file, task.dev_file, task.test_file)
-    )
+        raise ConfigError(f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')")
+    file, dev_file, test_file = (folder / io.expand_path(name) for name in (task.file, task.dev_file, task.test_file))
     read = partial(_read, task, key, on_bad_line)
 
     rows = read(file, "file")
     if task.kind == "classification":
-        task = dataclasses.replace(
-            task, labels=task.labels or _classes({row.label for row in rows})
-        )
+        task = dataclasses.replace(task, labels=task.labels or _classes({row.label for row in rows}))
         if len({*task.labels}) < max(2, len(task.labels)):
-            raise DataError(
-                f"{file}: {key} has the classes {task.labels}. Give two or more different classes"
-            )
+            raise DataError(f"{file}: {key} has the classes {task.labels}. Give two or more different classes")
     train = _numbered(task, key, file, rows)
     if task.dev_file:
         dev = _numbered(task, key, dev_file, read(dev_file, "dev_file"))
     else:
         sides: dict[bool, list[Row]] = {True: [], False: []}
         for row in train:
-            text = "\n".join(
-                sorted(" ".join(text.casefold().split()) for text in row.texts)
-            )  # for pairs in any order
+            text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))  # for pairs in any order
             sides[is_in_share(digest(text), task.dev_share)].append(row)
         dev, train = sides[True], sides[False]
     if not (train and dev):
-        raise DataError(
-            f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or dev_share"
-        )
+        raise DataError(f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or dev_share")
     trained = {row.label for row in train}
     if missing := [label for number, label in enumerate(task.labels) if number not in trained]:
         raise DataError(
@@ -137,9 +115,7 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
     test = read(test_file, "test_file") if task.test_file else []
     splits = {"training row{s}": train, "dev row{s}": dev, "row{s} to predict": test}
     sizes = ", ".join(counted(len(rows), what) for what, rows in splits.items() if rows)
-    log_line(
-        f"task {name}: {sizes}" + (f"; classes {', '.join(task.labels)}" if task.labels else "")
-    )
+    log_line(f"task {name}: {sizes}" + (f"; classes {', '.join(task.labels)}" if task.labels else ""))
     return TaskData(name, task, file, train, dev, test)
 
 
@@ -164,9 +140,7 @@ def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> li
             continue
         fields = dict(zip(columns, found, strict=True))
         texts = tuple(fields[column] for column in task.texts)
-        rows.append(
-            Row(line, texts, fields.get(task.id, str(line)), _canonical(fields.get(label, "")))
-        )
+        rows.append(Row(line, texts, fields.get(task.id, str(line)), _canonical(fields.get(label, ""))))
     if not rows:
         raise NoSentencesError(f"{source}: no usable row ({ledger.summary()})")
     if account := ledger.summary():
@@ -189,11 +163,7 @@ def _classes(labels: set[str]) -> tuple[str, ...]:
 def _numbered(task: Task, key: str, file: Path, rows: Sequence[Row]) -> list[Row]:
     """Return rows with the numbers of classes, or values, in place of labels as text."""
     numbers = {_canonical(label.strip()): number for number, label in enumerate(task.labels)}
-    expected = (
-        f"a class of {key}. Known: {', '.join(task.labels)}"
-        if numbers
-        else f"a finite number for {key}"
-    )
+    expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
     found = []
     for row in rows:
         try:
@@ -226,9 +196,7 @@ class TaskModel:
         saved = read_encoder(path)
         tasks = saved.config.finetune.tasks
         if not tasks:
-            raise CheckpointError(
-                f"{path} is not a fine-tuning: its configuration has no finetune.tasks"
-            )
+            raise CheckpointError(f"{path} is not a fine-tuning: its configuration has no finetune.tasks")
         params, _ = read_parameters(path)
         heads = {name: layers.subset(params, head_of(name)) for name in tasks}
         return cls(SentenceEncoder.from_saved(saved), tasks, heads)
@@ -245,23 +213,17 @@ class TaskModel:
         task = self.tasks[name]
         rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
         if wrong := next((row for row in rows if len(row) != len(task.texts)), None):
-            raise ConfigError(
-                f"task {name} takes rows of {len(task.texts)}: {task.texts}; got {wrong!r}"
-            )
+            raise ConfigError(f"task {name} takes rows of {len(task.texts)}: {task.texts}; got {wrong!r}")
         values = self.decide(name, rows, batch_size).tolist() if rows else []
         return [task.labels[value] for value in values] if task.labels else values
 
-    def decide(
-        self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int
-    ) -> Shaped[np.ndarray, " rows"]:
+    def decide(self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int) -> Shaped[np.ndarray, " rows"]:
         """Return the predicted class numbers, or the values, of a task's rows of one or two sentences."""
         task, sides = self.tasks[name], embed(self.encoder, texts, batch_size)
         outputs = np.asarray(_head_outputs(task, self.heads[name], sides))
         if task.loss == "cross_entropy":
             return outputs.argmax(axis=1)
-        return (
-            outputs[:, 0] if task.loss == "squared_error" else (outputs[:, 0] > 0).astype(np.int64)
-        )
+        return outputs[:, 0] if task.loss == "squared_error" else (outputs[:, 0] > 0).astype(np.int64)
 
 
 def embed(
@@ -274,9 +236,7 @@ def embed(
 
 
 @partial(jax.jit, static_argnames="task")
-def _head_outputs(
-    task: Task, head: Params, sides: Float[Array, "sides rows hidden"]
-) -> Float[Array, "rows outputs"]:
+def _head_outputs(task: Task, head: Params, sides: Float[Array, "sides rows hidden"]) -> Float[Array, "rows outputs"]:
     definition = layers.definition(build_head(task, sides.shape[-1]))
     with jax.default_matmul_precision("highest"):
         return layers.bind(definition, head)(features(task, tuple(sides)))
@@ -289,10 +249,7 @@ class TasksMetric(Metric):
     tasks: Sequence[TaskData]
 
     def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        golds = [
-            labels_of(data.dev).astype(float) if data.task.kind == "regression" else None
-            for data in self.tasks
-        ]
+        golds = [labels_of(data.dev).astype(float) if data.task.kind == "regression" else None for data in self.tasks]
         return paired_interval(before, after, golds, ranked=False)
 
     @property
@@ -329,17 +286,13 @@ def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> 
         folder = workdir / "tasks" / data.name
         folder.mkdir(parents=True, exist_ok=True)
         io.write_tensors(folder / "head.safetensors", model.heads[data.name])
-        io.write_json(
-            folder / "task.json", dataclasses.asdict(data.task) | {"pooler": model.encoder.pooler}
-        )
+        io.write_json(folder / "task.json", dataclasses.asdict(data.task) | {"pooler": model.encoder.pooler})
         for split, rows in {"dev": data.dev, "test": data.test}.items():
             if not rows:
                 continue
             values = model.predict(data.name, [row.texts for row in rows], batch_size)
             texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
-            with (predictions / f"{data.name}-{split}.csv").open(
-                "w", encoding="utf-8", newline=""
-            ) as file:
+            with (predictions / f"{data.name}-{split}.csv").open("w", encoding="utf-8", newline="") as file:
                 lines = zip([row.id for row in rows], texts, strict=True)
                 csv.writer(file, lineterminator="\n").writerows([("id", "prediction"), *lines])
     log_line(f"wrote the heads to {workdir / 'tasks'} and the predictions to {predictions}")
@@ -353,43 +306,26 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
 
     This takes `finetune.heads_steps` steps, or else `finetune.heads_epochs` passes, at most `train.steps`.
     """
-    options, size, name, task, rows = (
-        config.finetune,
-        config.train.batch_size,
-        data.name,
-        data.task,
-        len(data.train),
-    )
+    options, size, name, task, rows = config.finetune, config.train.batch_size, data.name, data.task, len(data.train)
     passes = options.heads_epochs * rows // size
     steps = options.heads_steps or min(passes, config.train.steps or passes)
     log_line(f"task {name}: embedding {counted(rows, 'row{s}')}")
-    sides = embed(
-        frozen, [row.texts for row in data.train], config.eval.batch_size, show_progress=True
-    )
+    sides = embed(frozen, [row.texts for row in data.train], config.eval.batch_size, show_progress=True)
     labels, definition = labels_of(data.train), layers.definition(build_head(task, sides.shape[-1]))
     rate, decay = options.heads_learning_rate, options.heads_weight_decay
-    optimizer = make_optimizer(
-        dataclasses.replace(config.optim, learning_rate=rate, weight_decay=decay), steps
-    )
+    optimizer = make_optimizer(dataclasses.replace(config.optim, learning_rate=rate, weight_decay=decay), steps)
     seed = [config.train.seed, zlib.crc32(name.encode())]
     key, generator = jax.random.key(seed[0] ^ seed[1]), np.random.default_rng(seed)
 
     def loss(
-        head: Params,
-        sides: Float[Array, "sides rows hidden"],
-        labels: Shaped[Array, " rows"],
-        index: Int[Array, ""],
+        head: Params, sides: Float[Array, "sides rows hidden"], labels: Shaped[Array, " rows"], index: Int[Array, ""]
     ) -> Float[Array, ""]:
         network = layers.bind(definition, head)
         return task_loss(task, network, tuple(sides), labels, jax.random.fold_in(key, index))
 
     @jax.jit
-    def step(
-        head: Params, state: optax.OptState, *batch: Array
-    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        with jax.default_matmul_precision(
-            "highest"
-        ):  # the default of accelerators is below float32
+    def step(head: Params, state: optax.OptState, *batch: Array) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
             value, gradients = jax.value_and_grad(loss)(head, *batch)
         updates, state = optimizer.update(gradients, state, head)
         return optax.apply_updates(head, updates), state, value
@@ -400,16 +336,10 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
     with Progress(f"head of {name}", "steps", steps) as progress:
         for index in range(steps):
             chosen = order[index * size : (index + 1) * size]
-            head, state, value = step(
-                head, state, sides[:, chosen], labels[chosen], np.int32(index)
-            )
+            head, state, value = step(head, state, sides[:, chosen], labels[chosen], np.int32(index))
             progress.update(1, f"loss {float(value):.2f}" if index % 20 == 0 else "")
-            if index + 1 == steps or (
-                config.eval.every > 0 and (index + 1) % config.eval.every == 0
-            ):
-                score = metric.measure(TaskModel(encoder, {name: task}, {name: head})).scores[
-                    AVERAGE
-                ]
+            if index + 1 == steps or (config.eval.every > 0 and (index + 1) % config.eval.every == 0):
+                score = metric.measure(TaskModel(encoder, {name: task}, {name: head})).scores[AVERAGE]
                 if score > best_score:
                     best, best_score = head, score
     if not all(np.isfinite(array).all() for array in head.values()):
@@ -417,26 +347,16 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
             f"training the head of {name} diverged (it is NaN or infinite). Nothing was saved. Lower "
             f"finetune.heads_learning_rate={rate:g}."
         )
-    log_line(
-        f"head of {name}: {counted(steps, 'step{s}')}, {score_name(name, task)} {best_score:.2f}"
-    )
+    log_line(f"head of {name}: {counted(steps, 'step{s}')}, {score_name(name, task)} {best_score:.2f}")
     return {name: np.asarray(array) for name, array in best.items()}
 
 
 def _train_heads(
-    config: Config,
-    data: Sequence[TaskData],
-    frozen: SentenceEncoder,
-    params: Params,
-    folder: Path,
-    text: str,
+    config: Config, data: Sequence[TaskData], frozen: SentenceEncoder, params: Params, folder: Path, text: str
 ) -> None:
     """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
     weights, record = folder / "heads.safetensors", folder / "heads.json"
-    if (
-        record.is_file()
-        and io.read_sealed(record, f"Remove {folder} to train them again").get("text") == text
-    ):
+    if record.is_file() and io.read_sealed(record, f"Remove {folder} to train them again").get("text") == text:
         return
     log_line("stage 1 of 2: training the heads on embeddings of the frozen encoder")
     heads = Params()
@@ -454,22 +374,14 @@ def _check(config: Config) -> None:
     if "finetune" not in config.losses:
         raise ConfigError("nothing to fine-tune: give finetune.tasks, with finetune.weight above 0")
     if others := [f"{name}.weight" for name in config.losses if name != "finetune"]:
-        raise ConfigError(
-            f"fine-tuning trains labelled tasks only. Set {' and '.join(others)} to 0"
-        )
+        raise ConfigError(f"fine-tuning trains labelled tasks only. Set {' and '.join(others)} to 0")
     if config.model.projector != "none" and not config.keeps_projector:
-        raise ConfigError(
-            "model.projector is dropped after training, but heads read the final embeddings. Use 'none'"
-        )
+        raise ConfigError("model.projector is dropped after training, but heads read the final embeddings. Use 'none'")
     if config.data.augmentation != "none":
-        raise ConfigError(
-            "data.augmentation: fine-tuning reads labelled rows as they are. Use 'none'"
-        )
+        raise ConfigError("data.augmentation: fine-tuning reads labelled rows as they are. Use 'none'")
     for key in ("keep_start", "interpolate", "hold", "beside", "guard", "max_drop"):
         if getattr(config.eval, key):
-            raise ConfigError(
-                f"eval.{key}: fine-tuning scores only the dev rows of its tasks. Leave it out"
-            )
+            raise ConfigError(f"eval.{key}: fine-tuning scores only the dev rows of its tasks. Leave it out")
 
 
 def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
@@ -479,17 +391,11 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     config = resolved(config, mesh)
     _check(config)
     config, start, vocabulary = networks.open_start(config, mesh)
-    folder, bad, size = (
-        io.expand_path(config.finetune.data_dir),
-        config.data.on_bad_line,
-        config.train.batch_size,
-    )
+    folder, bad, size = io.expand_path(config.finetune.data_dir), config.data.on_bad_line, config.train.batch_size
     data = [read_task(name, task, folder, bad) for name, task in config.finetune.tasks.items()]
     if few := next((each for each in data if len(each.train) < size), None):
         rows = counted(len(few.train), "training row{s}")
-        raise DataError(
-            f"{few.file}: task {few.name} has {rows}, fewer than train.batch_size={size}. Lower it"
-        )
+        raise DataError(f"{few.file}: task {few.name} has {rows}, fewer than train.batch_size={size}. Lower it")
     classes = {f"finetune.tasks.{each.name}.labels": each.task.labels for each in data}
     config = Config.from_dict(flat(config.to_dict()) | classes)
     tasks, train = config.finetune.tasks, config.train
@@ -500,30 +406,17 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     steps = train.steps or train.epochs * (sum(len(each.train) for each in data) // size)
     order = by_ratio([task.ratio for task in tasks.values()], steps, train.seed)
     counts = np.bincount(order, minlength=len(data)).tolist()
-    sources = {
-        each.name: _batches(config, each, start, mesh, count)
-        for each, count in zip(data, counts, strict=True)
-    }
+    sources = {each.name: _batches(config, each, start, mesh, count) for each, count in zip(data, counts, strict=True)}
     source = Mixture(sources, order)
 
     # 3. The networks. The heads may be trained first.
-    open_run(
-        workdir, config, start.checkpoint, start.tokenizer, None, prompts=start.recorded.prompts
-    )
-    built = networks.build(
-        config, start.checkpoint, None, vocabulary, projector=start.recorded.head
-    )
-    resumes = saved_steps(workdir / io.CHECKPOINTS) and read_baseline(
-        workdir
-    )  # from heads in the checkpoint
+    open_run(workdir, config, start.checkpoint, start.tokenizer, None, prompts=start.recorded.prompts)
+    built = networks.build(config, start.checkpoint, None, vocabulary, projector=start.recorded.head)
+    resumes = saved_steps(workdir / io.CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
-        hosts.decided_by_first(
-            lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text)
-        )
-        built = built._replace(
-            params=built.params | load_file(workdir / HEADS / "heads.safetensors")
-        )
+        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text))
+        built = built._replace(params=built.params | load_file(workdir / HEADS / "heads.safetensors"))
         log_line("stage 2 of 2: training the encoder and the heads")
 
     # 4. Training.
@@ -533,31 +426,15 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
         return TaskModel(start.encoder(config, params), tasks, jax.tree.map(np.asarray, heads))
 
     def sentences_of(step: int) -> list[str]:
-        return start.tokenizer.batch_decode(
-            source[step - 1].rows.input_ids, skip_special_tokens=True
-        )
+        return start.tokenizer.batch_decode(source[step - 1].rows.input_ids, skip_special_tokens=True)
 
     optimizer = make_optimizer(config.optim, steps, rests=True)
     evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, data), text)
-    run = Run(
-        config,
-        workdir,
-        mesh,
-        start,
-        built,
-        optimizer,
-        source,
-        text,
-        evaluation,
-        sentences_of,
-        model_of=model_of,
-    )
+    run = Run(config, workdir, mesh, start, built, optimizer, source, text, evaluation, sentences_of, model_of=model_of)
     return data, run_training(run)
 
 
-def _batches(
-    config: Config, data: TaskData, start: networks.StartingCheckpoint, mesh: Mesh, steps: int
-) -> BatchSource:
+def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint, mesh: Mesh, steps: int) -> BatchSource:
     """Return the batches of one task."""
     columns, prompt = data.task.texts, start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]
@@ -591,7 +468,5 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
     with in_workdir(config, workdir):
         data, verdict = tune(config, workdir)
-        hosts.decided_by_first(
-            finish
-        )  # the other processes wait, because their end would end the first one
+        hosts.decided_by_first(finish)  # the other processes wait, because their end would end the first one
     return verdict

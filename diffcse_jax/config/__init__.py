@@ -49,9 +49,7 @@ if TYPE_CHECKING:
     import ml_collections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
-ENTRY_POINTS = (
-    "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
-)
+ENTRY_POINTS = "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
 TASKS = "finetune.tasks."  # groups of keys, whose names users choose, begin with this
 OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")  # dev metrics on the user's own files
 
@@ -69,9 +67,7 @@ class Config:
     eval: EvalConfig = EvalConfig()
     mesh: MeshConfig = MeshConfig()
     precision: str = option(
-        "auto",
-        "type of the computation; `auto`: bfloat16 on accelerators",
-        choices=("auto", "float32", "bfloat16"),
+        "auto", "type of the computation; `auto`: bfloat16 on accelerators", choices=("auto", "float32", "bfloat16")
     )
     distributed: bool = option(
         False,
@@ -104,24 +100,16 @@ class Config:
         """
         given = flat(values)
         own: dict[str, Any] = {
-            field.name: field.type
-            for field in dataclasses.fields(cls)
-            if dataclasses.is_dataclass(field.type)
+            field.name: field.type for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)
         }
         known = known_keys(given)
-        groups = collections.defaultdict[str, dict[str, Any]](
-            dict
-        )  # the given options of each group
+        groups = collections.defaultdict[str, dict[str, Any]](dict)  # the given options of each group
         for key, value in given.items():
             group, _, name = key.rpartition(".")
             if key in known:
                 value = os.fspath(value) if isinstance(value, os.PathLike) else value
                 groups[group][name] = _check_value(key, value, known[key])
-            elif (
-                isinstance(value, Mapping)
-                and not value
-                and (key in own or f"{key}.".startswith(TASKS))
-            ):
+            elif isinstance(value, Mapping) and not value and (key in own or f"{key}.".startswith(TASKS)):
                 groups[key] = {}
             elif key in own:
                 raise ConfigError(f"{key}={value!r}: expected a group of keys")
@@ -129,9 +117,7 @@ class Config:
                 raise ConfigError(unknown_key_message(key))
         for group in sorted(group for group in groups if group.startswith(TASKS)):
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name := group.removeprefix(TASKS)):
-                raise ConfigError(
-                    f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _"
-                )
+                raise ConfigError(f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _")
             groups["finetune"].setdefault("tasks", Table())[name] = Task(**groups[group])
         built = {name: kind(**groups[name]) for name, kind in own.items()}
         others = sorted(name for name in groups.keys() - own.keys() if name and "." not in name)
@@ -150,14 +136,8 @@ class Config:
     @cached_property
     def losses(self) -> dict[str, Loss]:
         """The losses to train with, by name, in alphabetical order."""
-        groups = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-        } | self.installed
-        found = {
-            name: group.active()
-            for name, group in sorted(groups.items())
-            if isinstance(group, Loss)
-        }
+        groups = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | self.installed
+        found = {name: group.active() for name, group in sorted(groups.items()) if isinstance(group, Loss)}
         losses = {name: loss for name, loss in found.items() if loss is not None}
         for loss in losses.values():
             loss.check(self.run_info)
@@ -170,9 +150,7 @@ class Config:
         # The embedding layer keeps the checkpoint's rate with a schedule, or if each block has a hidden rate.
         keeps_rate = model.dropout_schedule != "none" or len(model.hidden_dropout) > 1
         has_dropout = keeps_rate or any((*model.hidden_dropout, *model.attention_dropout))
-        return RunInfo(
-            model.pooler, has_dropout, self.generator, self.data.max_length, self.train.seed
-        )
+        return RunInfo(model.pooler, has_dropout, self.generator, self.data.max_length, self.train.seed)
 
     def needs(self, what: str) -> bool:
         """Return True if a loss that trains, or the data, needs this (see `Loss.needs`)."""
@@ -221,15 +199,9 @@ def installed_losses() -> dict[str, type[Loss]]:
         try:
             loss = found[entry.name] = entry.load()
         except Exception as error:  # whatever the other package raises
-            raise ConfigError(
-                f"the loss {entry.name} ({entry.value}) cannot be imported: {error}"
-            ) from error
-        if not (
-            isinstance(loss, type) and issubclass(loss, Loss) and dataclasses.is_dataclass(loss)
-        ):
-            raise ConfigError(
-                f"the loss {entry.name} ({entry.value}) is not a dataclass that extends Loss"
-            )
+            raise ConfigError(f"the loss {entry.name} ({entry.value}) cannot be imported: {error}") from error
+        if not (isinstance(loss, type) and issubclass(loss, Loss) and dataclasses.is_dataclass(loss)):
+            raise ConfigError(f"the loss {entry.name} ({entry.value}) is not a dataclass that extends Loss")
     return found
 
 
@@ -256,9 +228,7 @@ def _nearest_key(key: str) -> str:
     """Return the known key that is nearest to an unknown one, or an empty string if none is near."""
     keys = [*known_keys([key])]
     group, dot, name = key.rpartition(".")
-    name = {"lambda": "weight", "lr": "learning_rate"}.get(
-        name, name
-    )  # the names of papers and of other programs
+    name = {"lambda": "weight", "lr": "learning_rate"}.get(name, name)  # the names of papers and of other programs
     meant = f"{group}{dot}{name}"
     near = [known for known in keys if known == meant or known.startswith(f"{meant}.")]
     near = near or [known for known in keys if known.endswith(f".{name}")]  # of another group
@@ -274,30 +244,20 @@ def unknown_key_message(key: str) -> str:
 
 def machine_keys() -> frozenset[str]:
     """Return the keys that change no result: where and how fast a run is computed, and what it logs."""
-    return frozenset(
-        key for key, field in known_keys().items() if field.metadata["changes"] == "nothing"
-    )
+    return frozenset(key for key, field in known_keys().items() if field.metadata["changes"] == "nothing")
 
 
 def resume_keys() -> frozenset[str]:
     """Return the keys that may change when a run is resumed, because the trained parameters do not depend on them."""
-    return frozenset(
-        key for key, field in known_keys().items() if field.metadata["changes"] != "training"
-    )
+    return frozenset(key for key, field in known_keys().items() if field.metadata["changes"] != "training")
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values by dotted key: `{"model.pooler": "cls", ...}`."""
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        group = (
-            flat(value) if isinstance(value, Mapping) and value else None
-        )  # an empty table is a leaf
-        leaves |= (
-            {name: value}
-            if group is None
-            else {f"{name}.{key}": leaf for key, leaf in group.items()}
-        )
+        group = flat(value) if isinstance(value, Mapping) and value else None  # an empty table is a leaf
+        leaves |= {name: value} if group is None else {f"{name}.{key}": leaf for key, leaf in group.items()}
     return leaves
 
 
@@ -314,12 +274,8 @@ def _check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
     """Return a value in the type of its field, or raise a `ConfigError` if the field does not accept it."""
     kind, is_tuple = _item_type(field)
     if is_tuple and not isinstance(value, (tuple, list)):
-        raise ConfigError(
-            f"{key}: expected a tuple of {kind.__name__} such as (0.1,), got {value!r}"
-        )
-    choices, aliases, low, high = (
-        field.metadata[name] for name in ("choices", "aliases", "low", "high")
-    )
+        raise ConfigError(f"{key}: expected a tuple of {kind.__name__} such as (0.1,), got {value!r}")
+    choices, aliases, low, high = (field.metadata[name] for name in ("choices", "aliases", "low", "high"))
     checked = []
     for item in value if is_tuple else (value,):
         if kind is float and type(item) is int and abs(item) <= sys.float_info.max:
@@ -347,9 +303,7 @@ def _read_value(key: str, text: str, field: dataclasses.Field) -> Any:
         with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(text)
     if is_tuple and not isinstance(value, (tuple, list)):
-        value = (
-            [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
-        )
+        value = [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
     return _check_value(key, value, field)
 
 
@@ -405,25 +359,17 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     try:
         functions = runpy.run_path(str(path))
         if "get_config" not in functions:
-            raise ConfigError(
-                f"--config: {path} does not define get_config(), which returns the configuration"
-            )
+            raise ConfigError(f"--config: {path} does not define get_config(), which returns the configuration")
         return functions["get_config"]().to_dict()
     except UserError:
         raise
     except Exception as error:  # whatever the code of the file raises
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(path)
-        ]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         raise ConfigError(f"--config: {where}: {type(error).__name__}: {error}") from error
 
 
-def read_overrides(
-    arguments: Iterable[str], flag: str = "config", others: Sequence[str] = ()
-) -> dict[str, Any]:
+def read_overrides(arguments: Iterable[str], flag: str = "config", others: Sequence[str] = ()) -> dict[str, Any]:
     """Return the values of arguments `--FLAG.KEY=VALUE`, by key. `others` are the command's own options, for advice."""
     values: dict[str, Any] = {}
     following = iter(arguments)
@@ -454,9 +400,7 @@ def read_overrides(
 def _contradictions(config: Config) -> Iterator[str]:
     """Yield what is wrong with values that cannot work together."""
     model, data, train, matryoshka = config.model, config.data, config.train, config.matryoshka
-    if not model.projector_train_only and (
-        model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)
-    ):
+    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
         yield "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'"
     if config.trains_generator_head and config.generator.head_steps == 0:
         needing = " and ".join(config.settings_that_need("generator"))
@@ -495,23 +439,15 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
     options = config.eval
     missing: dict[str, str] = {}  # what metrics need and do not have
     if not options.pairs_file:
-        missing |= dict.fromkeys(
-            ("pairs_spearman", "pairs_retrieval"), "eval.pairs_file, a file of pairs"
-        )
+        missing |= dict.fromkeys(("pairs_spearman", "pairs_retrieval"), "eval.pairs_file, a file of pairs")
     if "STSBenchmark" not in options.tasks:
         missing["stsb_spearman"] = "STSBenchmark in eval.tasks"
     if not options.tasks:
         missing["average_spearman"] = "eval.tasks"
     if not config.data.held_out:
-        missing |= dict.fromkeys(
-            OF_DOCUMENTS, "held-out documents. Set data.held_out, such as 0.05"
-        )
+        missing |= dict.fromkeys(OF_DOCUMENTS, "held-out documents. Set data.held_out, such as 0.05")
     kinds_with_path = [name.partition(":")[0] for name in OWN_METRICS]
-    for key, metrics in (
-        ("beside", options.beside),
-        ("hold", options.hold),
-        ("metric", (options.metric,)),
-    ):
+    for key, metrics in (("beside", options.beside), ("hold", options.hold), ("metric", (options.metric,))):
         for metric in metrics:
             kind, _, path = metric.partition(":")
             if metric not in DEV_METRICS and not (path and kind in kinds_with_path):

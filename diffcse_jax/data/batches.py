@@ -57,10 +57,7 @@ def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
     counts = collections.Counter(longest)
 
     def positions(shorter: int) -> int:
-        return sum(
-            count * (shorter if length <= shorter else max_length)
-            for length, count in counts.items()
-        )
+        return sum(count * (shorter if length <= shorter else max_length) for length, count in counts.items())
 
     best = min((max_length, *(length for length in BUCKETS if length < max_length)), key=positions)
     return tuple(sorted({best, max_length}))
@@ -72,9 +69,7 @@ def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple
     chosen = [BatchShape(length, STEPS_OF_SHARE) for length in lengths]
 
     def positions(shapes: Sequence[BatchShape]) -> int:
-        return sum(
-            count * math.prod(smallest_shape(shapes, shape)) for shape, count in counts.items()
-        )
+        return sum(count * math.prod(smallest_shape(shapes, shape)) for shape, count in counts.items())
 
     while len(chosen) < 4:
         more = min(([*chosen, shape] for shape in sorted(counts)), key=positions)
@@ -108,9 +103,7 @@ class Packing(NamedTuple):
 
     chunks: int = 1  # parts that the networks compute one after the other
     anchors: bool = False  # also lay out the anchors alone, but not those of next sentences
-    fullest: int = (
-        STEPS_OF_SHARE - 1
-    )  # sixteenths of real positions; fuller batches keep their padding
+    fullest: int = STEPS_OF_SHARE - 1  # sixteenths of real positions; fuller batches keep their padding
 
 
 @dataclasses.dataclass(eq=False)
@@ -127,24 +120,16 @@ class BatchSource:
     steps: int  # the number of batches
     seed: int  # determines the order of the examples, together with the epoch
     pad_token_id: int
-    shards: Shards = dataclasses.field(
-        default_factory=Shards
-    )  # the part of each global batch to return
+    shards: Shards = dataclasses.field(default_factory=Shards)  # the part of each global batch to return
     packing: Packing | None = None  # how batches are laid out; None: padding is also computed
     next_sentence: bool = False  # the last column is the next sentence and not a view
-    augmentation: Augmentation | None = (
-        None  # changes second views, as a function of the seed and the batch's number
-    )
+    augmentation: Augmentation | None = None  # changes second views, as a function of the seed and the batch's number
     prompt_tokens: int = 0  # at the start of the first column, which `augmentation` keeps
-    labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(
-        default_factory=dict
-    )  # by task: to add
+    labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)  # by task: to add
 
     def __post_init__(self) -> None:
         if self.batch_size % self.shards.total:
-            raise ValueError(
-                f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards"
-            )
+            raise ValueError(f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards")
         columns = list(range(len(self.store.columns)))
         views = columns[:-1] if self.next_sentence else columns
         if len(views) == 1 and not self.labels:  # a labelled sentence stays one view
@@ -192,26 +177,14 @@ class BatchSource:
         parts = [part.reshape(-1) for part in lengths]
         if self.packing.anchors:
             parts.append(lengths[0][:, 0])
-        fullest = max(
-            in_blocks(part, self.shards.total, self.packing.chunks).mean(axis=1).max()
-            for part in parts
-        )
+        fullest = max(in_blocks(part, self.shards.total, self.packing.chunks).mean(axis=1).max() for part in parts)
         shape = BatchShape.of(length, fullest / length)
         return shape if shape.sixteenths <= self.packing.fullest else BatchShape.of(length, 1.0)
 
-    def _batch(
-        self,
-        input_ids: Int[np.ndarray, "B V T"],
-        lengths: Int[np.ndarray, "B V"],
-        shape: BatchShape,
-    ) -> Batch:
+    def _batch(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
         """Return this process's views, with their layout if padding is left out."""
         batch = Batch(input_ids, (np.arange(shape.length) < lengths[..., None]).astype(np.int32))
-        return (
-            batch._replace(layout=self._layout(lengths.reshape(-1), shape))
-            if shape.packed
-            else batch
-        )
+        return batch._replace(layout=self._layout(lengths.reshape(-1), shape)) if shape.packed else batch
 
     def _layout(self, lengths: Int[np.ndarray, " rows"], shape: BatchShape) -> PackedLayout:
         """Return the layout of this process's rows of these lengths."""
@@ -231,12 +204,8 @@ class BatchSource:
         """Return the second views of a global batch, padded to the maximal length, and their lengths."""
         assert self.augmentation is not None
         input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, 0)
-        generator = np.random.Generator(
-            np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")])
-        )
-        second, lengths = self.augmentation(
-            input_ids[:, 0], lengths[:, 0], generator, self.prompt_tokens
-        )
+        generator = np.random.Generator(np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")]))
+        second, lengths = self.augmentation(input_ids[:, 0], lengths[:, 0], generator, self.prompt_tokens)
         padding = np.arange(second.shape[1]) >= lengths[:, None]
         return np.where(padding, np.int32(self.pad_token_id), second), lengths
 

@@ -30,9 +30,7 @@ FORMAT_VERSION = 6
 META = "meta.json"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
 BLOCK_ROWS = 1000  # rows that are tokenised and written at once
-READ_FIRST = (
-    16  # characters per wanted token that are tokenised first. English has 4 to 5 per token
-)
+READ_FIRST = 16  # characters per wanted token that are tokenised first. English has 4 to 5 per token
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
 # The number of a row's document, whether it continues the row before, and its `corpus.Kind`.
 ROW = np.dtype([("document", np.int64), ("follows", np.bool_), ("kind", np.uint8)])
@@ -54,40 +52,26 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`. Code in the folder never runs."""
     # Without any of these, transformers returns a tokenizer with an empty vocabulary.
     if not has_tokenizer(folder):
-        raise CheckpointError(
-            f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)"
-        )
+        raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
     for name in TOKENIZER_FILES:
         if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
             raise CheckpointError(problem)
     for path in folder.iterdir():
-        if (
-            os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-        ):  # transformers would wait
-            raise CheckpointError(
-                f"{folder} contains {path.name}, which is a pipe or a device. Remove it"
-            )
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
+            raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise a dozen types
         reason = str(error)
         if "trust_remote_code" in reason:  # advice to execute it
             reason = "it needs code from the folder, which is never executed here. Use a folder with tokenizer.json"
         raise CheckpointError(f"{folder}: cannot load the tokenizer: {reason}") from error
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
-        raise CheckpointError(
-            f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer. Add a tokenizer.json"
-        )
+        raise CheckpointError(f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer. Add a tokenizer.json")
     try:
         tokenizer.backend_tokenizer.encode("\u16a0")  # a rune
-    except (
-        Exception
-    ) as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
-        raise CheckpointError(
-            f"{folder}: the tokenizer cannot read an unknown word: {error}"
-        ) from error
+    except Exception as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
+        raise CheckpointError(f"{folder}: the tokenizer cannot read an unknown word: {error}") from error
     _, settings = text_settings(folder)
     if settings.get("do_lower_case") is True:
         backend = tokenizer.backend_tokenizer
@@ -146,9 +130,7 @@ def check_token_ids(
         )
 
 
-def tokenise(
-    backend: tokenizers.Tokenizer, texts: Sequence[str]
-) -> tuple[list[list[int]], list[bool]]:
+def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
     """Return the tokens of texts, including special tokens, and whether the backend's truncation cut each text.
 
     The beginning of a long text, up to a space, is tokenised first. The whole text is tokenised only if that gives too
@@ -160,12 +142,8 @@ def tokenise(
     cut: list[bool] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
         group = texts[first : first + TEXTS_AT_ONCE]
-        starts = [
-            text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group
-        ]
-        for text, start, encoding in zip(
-            group, starts, backend.encode_batch_fast(starts), strict=True
-        ):
+        starts = [text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group]
+        for text, start, encoding in zip(group, starts, backend.encode_batch_fast(starts), strict=True):
             if len(start) < len(text) and not encoding.overflowing:  # too few tokens
                 (encoding,) = backend.encode_batch_fast([text])
             ids.append(encoding.ids)
@@ -176,9 +154,7 @@ def tokenise(
 def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
     """Warn if texts were cut to the tokens that a model reads."""
     if cut:
-        warn_user(
-            f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the model reads"
-        )
+        warn_user(f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the model reads")
 
 
 # Token stores
@@ -190,9 +166,7 @@ class Examples:
     columns: tuple[str, ...]  # an example has one sentence per column
     max_length: int  # the largest number of tokens of a sentence
     token_ids: Integer[np.ndarray, " tokens"]  # of the whole text
-    offsets: Int[
-        np.ndarray, " sentences_and_1"
-    ]  # where each sentence of the text starts in `token_ids`, and the end
+    offsets: Int[np.ndarray, " sentences_and_1"]  # where each sentence of the text starts in `token_ids`, and the end
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // len(self.columns)
@@ -230,10 +204,7 @@ class TokenStore(Examples):
 
     def __init__(self, folder: Path):
         meta = io.read_json_object(folder / META)
-        self.folder, self.name = (
-            folder,
-            folder.name,
-        )  # a hash of the text, the tokenizer and how both were read
+        self.folder, self.name = folder, folder.name  # a hash of the text, the tokenizer and how both were read
         self.columns, self.max_length = tuple(meta["columns"]), meta["max_length"]
         self.note: str = meta["note"]  # what was skipped or left out when the store was built
         self.token_ids = np.memmap(folder / "token_ids", meta["dtype"], mode="r")
@@ -276,49 +247,29 @@ def build_or_open(
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
     text = corpus.fingerprint()
-    parts = [
-        FORMAT_VERSION,
-        text,
-        corpus.columns,
-        corpus.strict,
-        backend.to_str(),
-        corpus.reading,
-        list(prompts),
-    ]
+    parts = [FORMAT_VERSION, text, corpus.columns, corpus.strict, backend.to_str(), corpus.reading, list(prompts)]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
     built, lock_file = False, folder.with_name(f".{name}.lock")
-    with io.disk_errors(
-        folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"
-    ):
+    with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
         if _damage(folder):
             with io.lock(lock_file, wait=True):
                 if damage := _damage(folder):  # another process may have built it meanwhile
                     if folder.exists():
-                        print(
-                            f"warning: {damage}", file=sys.stderr
-                        )  # not log_line: each host has its own disk
+                        print(f"warning: {damage}", file=sys.stderr)  # not log_line: each host has its own disk
                     with io.replace_dir(folder) as new:
                         ledger = corpus.new_ledger()
                         dtype = _write_arrays(corpus, ledger, backend, new, prompts)
                         if corpus.fingerprint() != text:
-                            raise DataError(
-                                f"{corpus.name} changed while it was read. Start again once it is complete"
-                            )
-                        meta = {
-                            "columns": corpus.columns,
-                            "max_length": max_length,
-                            "note": ledger.summary(),
-                        }
+                            raise DataError(f"{corpus.name} changed while it was read. Start again once it is complete")
+                        meta = {"columns": corpus.columns, "max_length": max_length, "note": ledger.summary()}
                         io.write_sealed(new / META, meta | {"dtype": dtype.name}, [*new.iterdir()])
                     built = True
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
     size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
     note = f" ({store.note})" if store.note else ""
-    log_line(
-        f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}"
-    )
+    log_line(f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}")
     if built and not corpus.reading:  # rows of documents need further passes
         row = zip(corpus.columns, next(corpus.rows()).texts, strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
@@ -335,11 +286,7 @@ def _damage(folder: Path) -> str:
 
 
 def _write_arrays(
-    corpus: Corpus,
-    ledger: Ledger,
-    backend: tokenizers.Tokenizer,
-    folder: Path,
-    prompts: Sequence[str],
+    corpus: Corpus, ledger: Ledger, backend: tokenizers.Tokenizer, folder: Path, prompts: Sequence[str]
 ) -> np.dtype:
     """Write the arrays of a store, block by block, and return the type of token ids."""
     assert backend.truncation is not None
@@ -349,20 +296,13 @@ def _write_arrays(
     ends = [np.zeros(1, np.int64)]  # one array per block
     kinds = [np.zeros(0, ROW)]
     rows = corpus.rows(ledger)
-    with (
-        (folder / "token_ids").open("wb") as file,
-        Progress(f"tokenising {corpus.name}", "rows") as progress,
-    ):
+    with (folder / "token_ids").open("wb") as file, Progress(f"tokenising {corpus.name}", "rows") as progress:
         while block := list(itertools.islice(rows, BLOCK_ROWS)):
             kinds.append(np.array([(row.document, row.follows, row.kind) for row in block], ROW))
             sentences, cut = tokenise(backend, _prompted(block, prompts))
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
-            file.write(
-                np.fromiter(
-                    itertools.chain.from_iterable(sentences), dtype, lengths.sum()
-                ).tobytes()
-            )
+            file.write(np.fromiter(itertools.chain.from_iterable(sentences), dtype, lengths.sum()).tobytes())
             ledger.make(f"text{{s}} cut to {longest} tokens", sum(cut))
             progress.update(len(block))
     np.save(folder / "offsets.npy", np.concatenate(ends))

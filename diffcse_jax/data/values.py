@@ -55,9 +55,7 @@ def chosen_split(names: Sequence[str], name: str) -> tuple[str, str]:
         return names[0], ""
     if "train" not in names:
         found = listed(names)
-        raise DataError(
-            f"{name} has several parts: {found}. Name a folder or file with one of them"
-        )
+        raise DataError(f"{name} has several parts: {found}. Name a folder or file with one of them")
     others = [each for each in names if each != "train"]
     return "train", f"{name}: read the part 'train', not {listed(others)}"
 
@@ -127,9 +125,7 @@ def as_text(value: Any) -> str | None:
 
 ID_NAME = re.compile(r"(?i:^(.*[_\-. ])?(id|ids|uuid|guid)$)|[a-z](Id|ID|Uuid|UUID)$")
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://|www\.|mailto:)\S|\S+@\S+\.\S+$", re.IGNORECASE)
-SCRIPT_WITHOUT_SPACES = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff\uac00-\ud7af]"
-)
+SCRIPT_WITHOUT_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff\uac00-\ud7af]")
 LETTER = r"[^\W\d_]"
 WORD = re.compile(f"{LETTER}+")
 DIGIT = re.compile(r"\d")

@@ -32,19 +32,12 @@ class MtebEncoder(AbsEncoder):
     """
 
     def __init__(
-        self,
-        model_name: str,
-        revision: str | None = None,
-        device: str | None = None,
-        *,
-        pooler: str | None = None,
+        self, model_name: str, revision: str | None = None, device: str | None = None, *, pooler: str | None = None
     ):
         self.encoder = SentenceEncoder.from_pretrained(model_name, pooler=pooler)
         fingerprint = self.encoder.fingerprint()
         path = expand_path(model_name).resolve()
-        folder = (
-            find_run(path) or find_run(path.parent) or path
-        ).name  # a run's name for its exports
+        folder = (find_run(path) or find_run(path.parent) or path).name  # a run's name for its exports
         self.mteb_model_meta = ModelMeta.create_empty(
             {
                 "name": f"diffcse_jax/{folder}-{fingerprint[:8]}",
@@ -56,16 +49,10 @@ class MtebEncoder(AbsEncoder):
         )
 
     def encode(
-        self,
-        inputs: DataLoader[BatchedInput],
-        *,
-        prompt_type: PromptType | None = None,
-        **options: Any,
+        self, inputs: DataLoader[BatchedInput], *, prompt_type: PromptType | None = None, **options: Any
     ) -> Float32[np.ndarray, "sentences dim"]:
         sentences = [sentence for batch in inputs for sentence in batch["text"]]
         prompts, prompt = self.encoder.prompts, None
         if prompt_type is not None:
             prompt = prompts.query if prompt_type == PromptType.query else prompts.document
-        return self.encoder.encode(
-            sentences, batch_size=options.get("batch_size", 64), prompt=prompt
-        )
+        return self.encoder.encode(sentences, batch_size=options.get("batch_size", 64), prompt=prompt)

@@ -215,9 +215,7 @@ def _pairs_of_table(path: Path) -> tuple[list[tuple[str, str]], str]:
     corpus = open_corpus(DataConfig(train_file=str(path), pairs="columns", columns=wanted))
     ledger = corpus.new_ledger()
     pairs = [row.texts[:2] for row in corpus.rows(ledger) if len(row.texts) > 1]
-    return [
-        (query, target) for query, target in pairs
-    ], ledger.summary() if ledger.has_losses else ""
+    return [(query, target) for query, target in pairs], ledger.summary() if ledger.has_losses else ""
 
 
 # Search collections

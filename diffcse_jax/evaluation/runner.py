@@ -13,15 +13,7 @@ from typing import Any
 import tqdm
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
-from diffcse_jax.evaluation import (
-    CachedEncoder,
-    Encoder,
-    Settings,
-    Task,
-    retrieval,
-    search_collections,
-    sts,
-)
+from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, retrieval, search_collections, sts
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import queries_of_documents
 from diffcse_jax.evaluation.results import GROUPS, RECORDED, Results, compare, details
@@ -41,10 +33,7 @@ def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str
     return found | {"systems": [system.summary() for system in systems]}
 
 
-TASKS = {
-    task.name: task
-    for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)
-}
+TASKS = {task.name: task for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)}
 # The tasks on the user's own files, which are named KIND:FILE.
 OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
     search_collections.COLLECTION: retrieval.score_collection,
@@ -54,12 +43,7 @@ OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
 # Names of several tasks.
 NAMES = GROUPS | {"full": GROUPS["sts"] + GROUPS["transfer"]}
 # Other names, without case and punctuation.
-ALIASES = {
-    "stsb": "STSBenchmark",
-    "stsbench": "STSBenchmark",
-    "sickr": "SICKRelatedness",
-    "all": "full",
-}
+ALIASES = {"stsb": "STSBenchmark", "stsbench": "STSBenchmark", "sickr": "SICKRelatedness", "all": "full"}
 
 
 def own_kind(name: str) -> str:
@@ -74,9 +58,7 @@ def find_task(name: str) -> Task:
     if not file:
         return TASKS[name]
     # The scoring function reads the file, so the task has no splits.
-    return Task(
-        name, {}, read=tuple, score=lambda encoder, _, settings: OWN[kind](encoder, file, settings)
-    )
+    return Task(name, {}, read=tuple, score=lambda encoder, _, settings: OWN[kind](encoder, file, settings))
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
@@ -112,13 +94,7 @@ def _plain(name: str) -> str:
 
 
 def run(
-    models: Sequence[str],
-    settings: Settings,
-    *,
-    output: Path,
-    with_published: bool,
-    style: str,
-    allow_missing: bool,
+    models: Sequence[str], settings: Settings, *, output: Path, with_published: bool, style: str, allow_missing: bool
 ) -> int:
     """Evaluate models, write `results.json` and pictures, and print tables, as `diffcse evaluate` does.
 
@@ -145,9 +121,7 @@ def run(
     return 3 if any(each["missing"] for each in done) and not allow_missing else 0
 
 
-def evaluate_model(
-    model: str, settings: Settings, keep: Callable[[Results], None] = lambda _: None
-) -> Results:
+def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], None] = lambda _: None) -> Results:
     """Run the tasks on a model. `keep` gets the results before the first task and after each task.
 
     Each sentence is encoded once, however many tasks contain it.
@@ -177,9 +151,7 @@ def evaluate_model(
         "missing": missing,
     }
     keep(found)
-    for name in tqdm.tqdm(
-        [name for name in tasks if name not in missing], desc=model, unit="task", disable=None
-    ):
+    for name in tqdm.tqdm([name for name in tasks if name not in missing], desc=model, unit="task", disable=None):
         scores = tasks[name].run(encoder, folder, settings)
         found["tasks"][name] = scores | scores.get("aggregations", {}).get(settings.aggregation, {})
         found["averages"] = averages(found["tasks"], mode)
@@ -199,12 +171,8 @@ def _plan(settings: Settings) -> dict[str, Task]:
             retrieval.read_queries(settings.queries)
         except DataError as error:
             raise DataError(f"--queries: {error}") from error
-    if (settings.runs or settings.against) and search_collections.COLLECTION not in map(
-        own_kind, names
-    ):
-        raise ConfigError(
-            "--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks"
-        )
+    if (settings.runs or settings.against) and search_collections.COLLECTION not in map(own_kind, names):
+        raise ConfigError("--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks")
     if settings.runs:
         check_run_files(settings)
     return {name: find_task(name) for name in names}
@@ -219,9 +187,7 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
     for group, score in (("sts", "spearman"), ("transfer", "devacc" if mode == "dev" else "acc")):
         names, means[group] = expand_groups([group], mode), None
         if all(name in tasks for name in names):
-            means[group] = round(
-                statistics.fmean(round(tasks[name][score], 2) for name in names), 2
-            )
+            means[group] = round(statistics.fmean(round(tasks[name][score], 2) for name in names), 2)
     return means
 
 

@@ -43,13 +43,7 @@ SAMPLES = (
     "Numbers: 1, 22, 333; symbols: @ # & * ( )",
 )
 
-_TOKENIZER_FILES = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-)
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 _PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
 
 
@@ -92,9 +86,7 @@ def export(
     with io.disk_errors(output, safe=safe, instead="name another folder"):
         is_empty = output.is_dir() and not any(output.iterdir())
         if output.exists() and not is_empty and not (output / io.EXPORT_CHECK).is_file():
-            raise CheckpointError(
-                f"{output} is not empty and not an earlier export. Name another folder"
-            )
+            raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
         with io.replace_dir(output) as folder:
             write_folder(saved, folder, truncate_dim)
             if saved.selection.search:
@@ -132,11 +124,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     sizes = trained.config
     architecture = transformers.CONFIG_MAPPING[sizes.family].__name__.replace("Config", "Model")
     hf_config = dict(trained.hf_config) | {"architectures": [architecture], "dtype": "float32"}
-    for key in (
-        "torch_dtype",
-        "auto_map",
-        "configuration_files",
-    ):  # the last two name files that are not exported
+    for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
         hf_config.pop(key, None)
     if saved.pooler in sentence_folder.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
@@ -151,23 +139,16 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         if (trained.folder / name).is_file():
             shutil.copyfile(trained.folder / name, folder / name)
     if (folder / _TOKENIZER_FILES[0]).is_file():
-        io.write_json(
-            folder / _TOKENIZER_FILES[0],
-            _without_paths(io.read_json_object(folder / _TOKENIZER_FILES[0])),
-        )
+        io.write_json(folder / _TOKENIZER_FILES[0], _without_paths(io.read_json_object(folder / _TOKENIZER_FILES[0])))
     unlimited_tokenizer(load_tokenizer(trained.folder)).save(str(folder / "tokenizer.json"))
 
     record = saved.recorded._replace(truncate_dim=truncate_dim)
     sentence_folder.write(folder, record, sizes.num_blocks, sizes.hidden_size)
     length = sentence_folder.max_length_of(trained.folder, sizes.max_length)
-    io.write_json(
-        folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False}
-    )
+    io.write_json(folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
 
 
-def check_folder(
-    saved: SavedEncoder, folder: Path, truncate_dim: int | None = None
-) -> dict[str, Any]:
+def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:
     """Compare the embeddings that each available reader of the folder gives with those of the encoder in memory.
 
     Raises:
@@ -180,9 +161,7 @@ def check_folder(
 
     expected = embeddings(SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim).encode)
     if not np.isfinite(expected).all():
-        raise CheckpointError(
-            f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite"
-        )
+        raise CheckpointError(f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite")
     differences = {}
     for name, encode in _readers(folder).items():
         with _errors_of(name):
@@ -196,11 +175,7 @@ def check_folder(
                 f"the export does not match the model: read by {name}, its embeddings differ by "
                 f"{differences[name]:.2e}, which is more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
             )
-    return {
-        "maximal_absolute_difference": differences,
-        "tolerance": TOLERANCE,
-        "sentences": len(SAMPLES),
-    }
+    return {"maximal_absolute_difference": differences, "tolerance": TOLERANCE, "sentences": len(SAMPLES)}
 
 
 def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
@@ -231,9 +206,7 @@ def _errors_of(reader: str) -> Iterator[None]:
 
 def _describe(check: Mapping[str, Any]) -> str:
     """Return the differences in `export_check.json` as a sentence."""
-    readers = ", ".join(
-        f"{name} {value:.1e}" for name, value in check["maximal_absolute_difference"].items()
-    )
+    readers = ", ".join(f"{name} {value:.1e}" for name, value in check["maximal_absolute_difference"].items())
     return f"Largest difference from the trained model's embeddings on {check['sentences']} sentences: {readers}."
 
 
@@ -263,16 +236,12 @@ def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
     # Attention in plain operations: not every operator set has the fused one.
     options = {"attn_implementation": "eager"}
     with quiet_transformers():
-        model = SentenceTransformer(
-            str(folder), device="cpu", trust_remote_code=False, model_kwargs=options
-        )
+        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, model_kwargs=options)
     tokenizer = load_tokenizer(folder)
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     names = [name for name in inputs if name in tokenizer.model_input_names]
     # Two lengths, to trace padding.
-    tokens = tokenizer(
-        ["a cat", "a cat that sleeps on the warm stones"], padding=True, return_tensors="pt"
-    )
+    tokens = tokenizer(["a cat", "a cat that sleeps on the warm stones"], padding=True, return_tensors="pt")
 
     class Graph(torch.nn.Module):
         def __init__(self) -> None:
@@ -304,9 +273,7 @@ def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
         )
 
 
-def encode_onnx(
-    folder: Path, sentences: Sequence[str], prompt: str = ""
-) -> Float32[np.ndarray, "sentences dim"]:
+def encode_onnx(folder: Path, sentences: Sequence[str], prompt: str = "") -> Float32[np.ndarray, "sentences dim"]:
     """Return embeddings of length 1 by ONNX Runtime on CPU. Sentences longer than the model's positions are cut."""
     from onnxruntime import InferenceSession
 

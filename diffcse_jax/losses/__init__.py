@@ -67,9 +67,7 @@ class Checkpoints(NamedTuple):
 
     encoder: Pretrained
     generator: Pretrained | None  # only if a loss needs it
-    teachers: Mapping[str, Network] = MappingProxyType(
-        {}
-    )  # frozen sentence encoders by the names that losses give
+    teachers: Mapping[str, Network] = MappingProxyType({})  # frozen sentence encoders by the names that losses give
     discriminator: Pretrained | None = None  # only if `difference.discriminator` names one
 
 
@@ -82,17 +80,11 @@ class GeneratorOptions:
         "frozen masked LM (folder or hub id) with the encoder's vocabulary; `start`: the starting checkpoint with its "
         "own masked-LM head; empty: first train such a head on the frozen encoder",
     )
-    decode: str = option(
-        "argmax", "the likeliest token (code) or a random one (paper)", choices=("argmax", "sample")
-    )
-    positions: str = option(
-        "all", "positions that it fills: `all` (code) or `masked`", choices=("all", "masked")
-    )
+    decode: str = option("argmax", "the likeliest token (code) or a random one (paper)", choices=("argmax", "sample"))
+    positions: str = option("all", "positions that it fills: `all` (code) or `masked`", choices=("all", "masked"))
     dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")
     head_steps: int = option(2000, "steps that train a masked-LM head on the frozen encoder", low=0)
-    head_mask_ratio: float = option(
-        0.30, "share of tokens masked while the head trains", low=0.0, high=1.0
-    )
+    head_mask_ratio: float = option(0.30, "share of tokens masked while the head trains", low=0.0, high=1.0)
     head_batch_size: int = option(64, "batch size while the head trains", low=1)
     head_learning_rate: float = option(1e-3, "learning rate of the head", low=0.0)
 
@@ -170,9 +162,7 @@ class Loss(abc.ABC):
         """
 
     @abc.abstractmethod
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """Compute the loss of a batch.
 
         Args:
@@ -189,27 +179,16 @@ class Loss(abc.ABC):
 class MatryoshkaOptions:
     """Embeddings that can be shortened after training (Kusupati et al. 2022)."""
 
-    sizes: tuple[int, ...] = option(
-        (), "smaller embedding sizes, trained as well (Kusupati et al. 2022)", low=1
-    )
+    sizes: tuple[int, ...] = option((), "smaller embedding sizes, trained as well (Kusupati et al. 2022)", low=1)
 
 
-def prepare(
-    losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
-) -> Inputs:
+def prepare(losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Inputs:
     """Compute the inputs of every loss, without gradients. Each loss gets a random key of its own."""
-    return {
-        name: loss.prepare(frozen, batch, fold_in_name(key, name), run)
-        for name, loss in losses.items()
-    }
+    return {name: loss.prepare(frozen, batch, fold_in_name(key, name), run) for name, loss in losses.items()}
 
 
 def total_loss(
-    losses: Mapping[str, Loss],
-    matryoshka: MatryoshkaOptions,
-    forward: SharedForward,
-    inputs: Inputs,
-    key: PRNGKeyArray,
+    losses: Mapping[str, Loss], matryoshka: MatryoshkaOptions, forward: SharedForward, inputs: Inputs, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Metrics]:
     """Compute the weighted sum of the losses of one batch, and metrics by name.
 
@@ -235,8 +214,7 @@ def total_loss(
         negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
         metrics |= {
             "similarity_positive": positive.mean(),
-            "similarity_negative": negative
-            / (len(z1) * (len(z1) - 1)),  # of pairs of different examples
+            "similarity_negative": negative / (len(z1) * (len(z1) - 1)),  # of pairs of different examples
             "alignment": alignment(z1, z2).mean(),
             "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
         }

@@ -19,14 +19,7 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.losses.diffcse_variants import EditOptions
-from diffcse_jax.models.forward import (
-    START,
-    Computation,
-    SharedForward,
-    fold_in_name,
-    row_keys,
-    start_as_teacher,
-)
+from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, row_keys, start_as_teacher
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize, standardize
 from diffcse_jax.models.transformer import Transformer
@@ -62,17 +55,13 @@ def info_nce(
         left_out: Pairs that are not in the denominator: columns for the positives, then for each array of hard
             negatives. An anchor's own positive must not be among them.
     """
-    similarities = jnp.concatenate(
-        [SIMILARITIES[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1
-    )
+    similarities = jnp.concatenate([SIMILARITIES[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1)
     # Subtracting a row's positive changes no softmax. Before the division it keeps digits: otherwise similarities that
     # are close to the positive would be rounded like a number twenty times as large.
     own = jax.lax.stop_gradient(jnp.diagonal(similarities))
     logits = (similarities - own[:, None]) / temperature
     own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(anchors), dtype=logits.dtype)
-    logits += jnp.concatenate(
-        [jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)], axis=1
-    )
+    logits += jnp.concatenate([jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)], axis=1)
     if left_out is not None:
         logits = jnp.where(left_out, -jnp.inf, logits)
     # log_softmax subtracts the maximum before it sums. logsumexp - positive would lose digits, also in the gradient.
@@ -128,15 +117,10 @@ def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "bat
     anchors, positives, *hard_negatives = jnp.moveaxis(input_ids, 1, 0)
 
     def equals_the_pair(texts: jax.Array) -> jax.Array:
-        anchor, positive = (
-            (ours[:, None] == texts[None]).all(axis=-1) for ours in (anchors, positives)
-        )
+        anchor, positive = ((ours[:, None] == texts[None]).all(axis=-1) for ours in (anchors, positives))
         return anchor | positive
 
-    blocks = [
-        equals_the_pair(anchors) | equals_the_pair(positives),
-        *map(equals_the_pair, hard_negatives),
-    ]
+    blocks = [equals_the_pair(anchors) | equals_the_pair(positives), *map(equals_the_pair, hard_negatives)]
     return _without_own_positives(blocks)
 
 
@@ -163,12 +147,8 @@ class Contrast(Loss):
     """Contrast of the two views: SimCSE, supervised SimCSE and the variants of SimCSE++."""
 
     weight: float = option(1.0, "weight of the InfoNCE loss (SimCSE Eq. 4)", low=0.0)
-    similarity: str = option(
-        "cosine", "how embeddings are compared: SimCSE Table D.1", choices=tuple(SIMILARITIES)
-    )
-    temperature: float = option(
-        0.05, "temperature that divides the similarities (Table D.1: 1 for `dot`)", low=1e-6
-    )
+    similarity: str = option("cosine", "how embeddings are compared: SimCSE Table D.1", choices=tuple(SIMILARITIES))
+    temperature: float = option(0.05, "temperature that divides the similarities (Table D.1: 1 for `dot`)", low=1e-6)
     positives: str = option(
         "dropout",
         "positive pairs (SimCSE++ Table 1): the two views, with Gaussian `noise`, or each a `mean` of samples",
@@ -180,29 +160,19 @@ class Contrast(Loss):
         "with Gaussian `noise`, or the `mean` of both views (SimCSE++ code) over several dropout samples (Table 1)",
         choices=("dropout", "off_dropout", "noise", "mean"),
     )
-    noise_variance: float = option(
-        0.1, "variance of the Gaussian noise (SimCSE++ Table 1)", low=0.0
-    )
+    noise_variance: float = option(0.1, "variance of the Gaussian noise (SimCSE++ Table 1)", low=0.0)
     samples: int = option(
         1,
         "dropout samples of each view in a mean, each a pass of the encoder: for positives K of SimCSE++ Table 1 (10), "
         "for negatives half of K, because their mean is over both views",
         low=1,
     )
-    negative_ratio: float = option(
-        1.0, "ratio m of SimCSE++; unused if both kinds of pairs are `dropout`", low=1e-6
-    )
+    negative_ratio: float = option(1.0, "ratio m of SimCSE++; unused if both kinds of pairs are `dropout`", low=1e-6)
     negative_ratio_form: str = option(
-        "code",
-        "what m multiplies: positives (`code`, published) or negatives (Eq. 3)",
-        choices=("code", "paper"),
+        "code", "what m multiplies: positives (`code`, published) or negatives (Eq. 3)", choices=("code", "paper")
     )
-    hard_negative_weight: float = option(
-        1.0, "weight of own hard negatives (alpha of SimCSE Eq. 8)", low=1e-6
-    )
-    symmetric: bool = option(
-        False, "train the mean of both directions (CLIP); hard negatives belong to view 1"
-    )
+    hard_negative_weight: float = option(1.0, "weight of own hard negatives (alpha of SimCSE Eq. 8)", low=1e-6)
+    symmetric: bool = option(False, "train the mean of both directions (CLIP); hard negatives belong to view 1")
     second_encoder: bool = option(
         False,
         "embed positives and hard negatives with a second encoder, at first a copy of the first (SimCSE Table 2); both "
@@ -214,10 +184,7 @@ class Contrast(Loss):
         choices=("none", "text", "similarity"),
     )
     duplicate_similarity: float = option(
-        0.0,
-        "cosine above which pairs are near-duplicates; 0: that of the anchor's pair (GISTEmbed)",
-        low=0.0,
-        high=1.0,
+        0.0, "cosine above which pairs are near-duplicates; 0: that of the anchor's pair (GISTEmbed)", low=0.0, high=1.0
     )
     compares_embeddings = True
 
@@ -236,9 +203,7 @@ class Contrast(Loss):
 
     def check(self, run: RunInfo) -> None:
         if self.symmetric and not self._compares_views:
-            raise ConfigError(
-                "contrast.symmetric=True does not work with positives or negatives other than 'dropout'"
-            )
+            raise ConfigError("contrast.symmetric=True does not work with positives or negatives other than 'dropout'")
         if self.second_encoder and self.negatives in ("off_dropout", "mean"):
             raise ConfigError(
                 f"contrast.negatives={self.negatives!r} compares embeddings of one encoder. Use 'dropout' or "
@@ -263,9 +228,7 @@ class Contrast(Loss):
         """Return the second encoder and the frozen checkpoint that finds near-duplicates, if they are used."""
         encoder, networks = checkpoints.encoder, {}
         if self.second_encoder:
-            networks["second_encoder"] = Network(
-                partial(Transformer, encoder.config), encoder.transformer
-            )
+            networks["second_encoder"] = Network(partial(Transformer, encoder.config), encoder.transformer)
         if self.mask_duplicates == "similarity":
             networks[START] = start_as_teacher(encoder, run.pooler)
         return networks
@@ -279,22 +242,16 @@ class Contrast(Loss):
         if self.mask_duplicates == "similarity":
             views = batch.by_view(frozen.map_chunks(frozen.network(START), batch.rows))
             duplicates |= near_duplicates(views, threshold=self.duplicate_similarity)
-            backward |= near_duplicates(
-                views[1::-1], threshold=self.duplicate_similarity
-            )  # view 2 is the anchor
+            backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)  # view 2 is the anchor
         return duplicates, backward
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         left_out, left_out_backward = (None, None) if inputs is None else inputs
         if self._compares_views:
             z1, z2, *hard = forward.projected_views
             contrast = partial(info_nce, temperature=self.temperature, similarity=self.similarity)
             alpha = self.hard_negative_weight
-            losses = contrast(
-                z1, z2, hard_negatives=hard, hard_negative_weight=alpha, left_out=left_out
-            )
+            losses = contrast(z1, z2, hard_negatives=hard, hard_negative_weight=alpha, left_out=left_out)
             if self.symmetric:
                 losses = (losses + contrast(z2, z1, left_out=left_out_backward)) / 2
         else:
@@ -319,10 +276,7 @@ class Contrast(Loss):
                 return (forward.projected(forward.batch.anchors, None, name="off_dropout"),) * 2
             z1, z2 = forward.projected_means(self.samples if kind == "mean" else 1)
             if kind == "noise":
-                noise = (
-                    jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape))
-                    * self.noise_variance**0.5
-                )
+                noise = jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape)) * self.noise_variance**0.5
                 z1, z2 = z1 + noise[0], z2 + noise[1]
             return z1, z2
 
@@ -340,9 +294,7 @@ class DropoutContrast(Loss):
     out. Next to `contrast` on titles and texts, it keeps titles apart. No paper describes it.
     """
 
-    weight: float = option(
-        0.0, "weight of the contrast of anchors with themselves under other dropout masks", low=0.0
-    )
+    weight: float = option(0.0, "weight of the contrast of anchors with themselves under other dropout masks", low=0.0)
     temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
     compares_embeddings = True
     papers = ("simcse",)
@@ -355,9 +307,7 @@ class DropoutContrast(Loss):
                 "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)."
             )
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         anchors = forward.projected_views[0]
         keys = row_keys(fold_in_name(forward.key, "anchors again"), len(anchors))
         again = forward.projected(forward.batch.anchors, keys, name="dropout_contrast")
@@ -376,9 +326,7 @@ class EditedContrast(EditOptions, Loss):
     - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), in place of `contrast`.
     """
 
-    weight: float = option(
-        0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0
-    )
+    weight: float = option(0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0)
     role: str = option(
         "positive",
         "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for all, in its place",
@@ -395,9 +343,7 @@ class EditedContrast(EditOptions, Loss):
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
         return self.edited(frozen, batch.anchors, key, run)
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
         edits = forward.projected(inputs.rows, row_keys(key, len(z1)), name="edited_contrast")
         if self.role == "positive":
@@ -412,29 +358,19 @@ class EditedContrast(EditOptions, Loss):
 class DimensionContrast(Loss):
     """Dimension-wise contrastive learning, DCL, of the first two views (SimCSE++ Eq. 5)."""
 
-    weight: float = option(
-        0.0, "weight of dimension-wise contrast (SimCSE++ Eq. 5; published: 0.1)", low=0.0
-    )
+    weight: float = option(0.0, "weight of dimension-wise contrast (SimCSE++ Eq. 5; published: 0.1)", low=0.0)
     temperature: float = option(5.0, "temperature of the correlations between dimensions", low=1e-6)
-    form: str = option(
-        "code",
-        "`code`: C / batch size, a mean; `paper`: C, a sum (Eq. 5)",
-        choices=("code", "paper"),
-    )
+    form: str = option("code", "`code`: C / batch size, a mean; `paper`: C, a sum (Eq. 5)", choices=("code", "paper"))
     compares_embeddings = True
     papers = ("simcsepp",)
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
         per_dimension = dimension_contrast(z1, z2, temperature=self.temperature, form=self.form)
         return (per_dimension.mean() if self.form == "code" else per_dimension.sum()), {}
 
 
-def dimension_contrast(
-    z1: View, z2: View, *, temperature: float, form: str
-) -> Float[Array, " dim"]:
+def dimension_contrast(z1: View, z2: View, *, temperature: float, form: str) -> Float[Array, " dim"]:
     """Compute DCL, one value per dimension (SimCSE++ Eq. 5).
 
     l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z1^T z2, with the columns of both views standardised.
@@ -458,24 +394,16 @@ class BarlowTwins(Loss):
     rows would pull the diagonal to 0.
     """
 
-    weight: float = option(
-        0.0, "weight of the Barlow Twins loss, a sum over dimensions (SimCSE++ Eq. 4)", low=0.0
-    )
-    off_diagonal_weight: float = option(
-        0.013, "weight of correlations between dimensions (lambda)", low=0.0
-    )
-    artificial_rows: int = option(
-        0, "rows of N(0, I) appended to both views (SimCSE++ Table 2: 100, 300, 704)", low=0
-    )
+    weight: float = option(0.0, "weight of the Barlow Twins loss, a sum over dimensions (SimCSE++ Eq. 4)", low=0.0)
+    off_diagonal_weight: float = option(0.013, "weight of correlations between dimensions (lambda)", low=0.0)
+    artificial_rows: int = option(0, "rows of N(0, I) appended to both views (SimCSE++ Table 2: 100, 300, 704)", low=0)
     compares_embeddings = True
 
     @property
     def papers(self) -> tuple[str, ...]:
         return ("barlow_twins", "simcsepp") if self.artificial_rows else ("barlow_twins",)
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
         if self.artificial_rows:
             rows = jax.random.normal(key, (self.artificial_rows, z1.shape[1]))
@@ -492,6 +420,4 @@ def decorrelation(z1: View, z2: View, *, off_diagonal_weight: float) -> Float[Ar
     z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
     correlation = dot_product(z1.T, z2.T) / len(z1)
     off_diagonal = jnp.where(jnp.eye(len(correlation), dtype=bool), 0.0, correlation)
-    return (1 - jnp.diagonal(correlation)) ** 2 + off_diagonal_weight * jnp.sum(
-        off_diagonal**2, axis=1
-    )
+    return (1 - jnp.diagonal(correlation)) ** 2 + off_diagonal_weight * jnp.sum(off_diagonal**2, axis=1)

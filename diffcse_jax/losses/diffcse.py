@@ -32,15 +32,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
 from diffcse_jax.losses import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
-from diffcse_jax.models.forward import (
-    FEW,
-    MOST,
-    Computation,
-    SharedForward,
-    fold_in_name,
-    mean_where,
-    row_keys,
-)
+from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import ReplacedTokenHead, linear
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.transformer import Transformer
@@ -66,9 +58,7 @@ class Edited(NamedTuple):
 class MaskOptions:
     """How the tokens of a sentence are masked before the generator fills them."""
 
-    mask_ratio: float = option(
-        0.30, "share of tokens to mask; for `replace` and `mixed`", low=0.0, high=1.0
-    )
+    mask_ratio: float = option(0.30, "share of tokens to mask; for `replace` and `mixed`", low=0.0, high=1.0)
     mask_style: str = option(
         "bert",
         "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] (paper)",
@@ -77,9 +67,7 @@ class MaskOptions:
 
     def masked(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
         vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-        return mask_tokens(
-            mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style
-        )
+        return mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +85,10 @@ class DiffCSE(Loss, MaskOptions):
         "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "
         "needs the encoder's vocabulary and hidden size; empty: a copy of the encoder, with a new head",
     )
-    loss_positions: str = option(
-        "all", "mean over all positions (code) or real tokens", choices=("all", "real")
-    )
+    loss_positions: str = option("all", "mean over all positions (code) or real tokens", choices=("all", "real"))
 
     papers: ClassVar[tuple[str, ...]] = ("diffcse",)
-    panels = MappingProxyType(
-        {"replaced-token detection": ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")}
-    )
+    panels = MappingProxyType({"replaced-token detection": ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -124,9 +108,7 @@ class DiffCSE(Loss, MaskOptions):
         """Edit every sentence of the batch: x -> x' -> x'', y."""
         return replace_tokens(frozen, batch.rows, self, run.generator, key)
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """Compute the loss of the discriminator's predictions about the edited sentences: x'', y, h -> L."""
         rows, replaced = inputs
         real = rows.attention_mask > 0
@@ -136,9 +118,7 @@ class DiffCSE(Loss, MaskOptions):
             # The authors' batches end where their longest sentence ends. Ours may be padded further, to static lengths.
             counted = jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
         head = forward.computation.network("token_classifier")
-        logits = discriminate(forward, rows, head, condition=self.condition, key=key).astype(
-            jnp.float32
-        )
+        logits = discriminate(forward, rows, head, condition=self.condition, key=key).astype(jnp.float32)
         correct = (logits[..., 1] > logits[..., 0]) == replaced
         return mean_where(replaced_token_detection(logits, replaced), counted), {
             "rtd_accuracy": mean_where(correct, real),
@@ -149,24 +129,16 @@ class DiffCSE(Loss, MaskOptions):
 
 
 def replace_tokens(
-    frozen: Computation,
-    rows: TokenRows,
-    mask: MaskOptions,
-    options: GeneratorOptions,
-    key: PRNGKeyArray,
+    frozen: Computation, rows: TokenRows, mask: MaskOptions, options: GeneratorOptions, key: PRNGKeyArray
 ) -> Edited:
     """Edit sentences: mask tokens, let the generator fill them, and label the result."""
-    return generate(
-        frozen, rows, mask.masked(frozen, rows, key), options, fold_in_name(key, "generator")
-    )
+    return generate(frozen, rows, mask.masked(frozen, rows, key), options, fold_in_name(key, "generator"))
 
 
 # x -> x': mask.
 
 
-def mask_tokens(
-    key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, ratio: float, style: str
-) -> Masked:
+def mask_tokens(key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, ratio: float, style: str) -> Masked:
     """Mask random tokens.
 
     Args:
@@ -178,17 +150,13 @@ def mask_tokens(
             and 10 % stay. `mask`: all become [MASK].
     """
     ids = rows.input_ids
-    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(
-        row_keys(key, len(ids))
-    )
+    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(row_keys(key, len(ids)))
     shape = (ids.shape[1],)
     ordinary = ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
     selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, shape))(select_keys)
     new_ids = jnp.array(vocabulary.mask_id, ids.dtype)
     if style == "bert":
-        random_ids = jax.vmap(
-            lambda key: jax.random.randint(key, shape, 0, vocabulary.size, ids.dtype)
-        )(id_keys)
+        random_ids = jax.vmap(lambda key: jax.random.randint(key, shape, 0, vocabulary.size, ids.dtype))(id_keys)
         draw = jax.vmap(lambda key: jax.random.uniform(key, shape))(style_keys)
         new_ids = jnp.where(draw < 0.8, new_ids, jnp.where(draw < 0.9, random_ids, ids))
     return Masked(rows._replace(input_ids=jnp.where(selected, new_ids, ids)), selected)
@@ -198,11 +166,7 @@ def mask_tokens(
 
 
 def generate(
-    frozen: Computation,
-    rows: TokenRows,
-    masked: Masked,
-    options: GeneratorOptions,
-    key: PRNGKeyArray,
+    frozen: Computation, rows: TokenRows, masked: Masked, options: GeneratorOptions, key: PRNGKeyArray
 ) -> Edited:
     """Let the generator fill masked sentences, and label the tokens that differ from the originals.
 
@@ -220,22 +184,16 @@ def generate(
     def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
         return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
 
-    def fill(
-        rows: TokenRows, filled: jax.Array, dropout_keys: jax.Array, keys: jax.Array | None
-    ) -> jax.Array:
+    def fill(rows: TokenRows, filled: jax.Array, dropout_keys: jax.Array, keys: jax.Array | None) -> jax.Array:
         states = generator(rows, keys=dropout_keys)[-1]
         shares = FEW if options.positions == "masked" else MOST
         return frozen.gather_positions(choose, filled, states, keys, shares=shares)
 
-    dropout_keys, decode_keys = (
-        row_keys(part, len(rows.input_ids)) for part in jax.random.split(key)
-    )
+    dropout_keys, decode_keys = (row_keys(part, len(rows.input_ids)) for part in jax.random.split(key))
     keys = None
     if options.decode == "sample":
         keys = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
-    filled = (
-        (rows.attention_mask > 0).at[:, 0].set(False)
-    )  # with `all`, also [SEP], as in the authors' code
+    filled = (rows.attention_mask > 0).at[:, 0].set(False)  # with `all`, also [SEP], as in the authors' code
     if options.positions == "masked":
         filled &= masked.selected
     return label(frozen.map_chunks(fill, masked.rows, filled, dropout_keys, keys), rows, filled)
@@ -244,9 +202,7 @@ def generate(
 # x'', x -> y: label.
 
 
-def label(
-    tokens: Int[Array, "rows length"], rows: TokenRows, filled: Bool[Array, "rows length"]
-) -> Edited:
+def label(tokens: Int[Array, "rows length"], rows: TokenRows, filled: Bool[Array, "rows length"]) -> Edited:
     """Put the generator's tokens into the sentences, and label those that differ from the original.
 
     A token that the generator guessed right has the label 0. Padding becomes id 0, as in the authors' code.
@@ -286,9 +242,7 @@ def discriminate(
     def read(rows: TokenRows, keys: jax.Array, h: jax.Array, *values: PyTree) -> PyTree:
         return head(discriminator(rows, condition=h, keys=keys)[-1], *values)
 
-    return forward.computation.map_chunks(
-        read, rows, row_keys(key, len(rows.input_ids)), h, *values
-    )
+    return forward.computation.map_chunks(read, rows, row_keys(key, len(rows.input_ids)), h, *values)
 
 
 # D, y -> L: the loss.

@@ -16,24 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
-from diffcse_jax.losses.diffcse import (
-    DiffCSE,
-    Edited,
-    Masked,
-    MaskOptions,
-    discriminate,
-    generate,
-    replace_tokens,
-)
-from diffcse_jax.models.forward import (
-    FEW,
-    MOST,
-    Computation,
-    SharedForward,
-    fold_in_name,
-    mean_where,
-    row_keys,
-)
+from diffcse_jax.losses.diffcse import DiffCSE, Edited, Masked, MaskOptions, discriminate, generate, replace_tokens
+from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense, Network
 
@@ -50,21 +34,15 @@ class EditOptions(MaskOptions):
         "drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
         choices=("replace", "insert", "delete", "mixed"),
     )
-    insert_ratio: float = option(
-        0.15, "share of gaps that get a token; for `insert` and `mixed`", low=0.0, high=1.0
-    )
-    delete_ratio: float = option(
-        0.15, "share of tokens that are dropped; for `delete` and `mixed`", low=0.0, high=1.0
-    )
+    insert_ratio: float = option(0.15, "share of gaps that get a token; for `insert` and `mixed`", low=0.0, high=1.0)
+    delete_ratio: float = option(0.15, "share of tokens that are dropped; for `delete` and `mixed`", low=0.0, high=1.0)
 
     @property
     def edit_needs(self) -> frozenset[str]:
         """What the edit needs (see `Loss.needs`)."""
         return frozenset({"mask_token"} if self.edit == "delete" else {"mask_token", "generator"})
 
-    def edited(
-        self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo
-    ) -> PyTree:
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Drop, insert, mask and fill tokens.
 
         Label 1 is on inserted tokens, on replaced tokens, and on tokens whose predecessor was dropped.
@@ -83,11 +61,7 @@ class EditOptions(MaskOptions):
 
 
 def change_lengths(
-    key: PRNGKeyArray,
-    rows: TokenRows,
-    options: EditOptions,
-    vocabulary: Vocabulary,
-    max_length: int,
+    key: PRNGKeyArray, rows: TokenRows, options: EditOptions, vocabulary: Vocabulary, max_length: int
 ) -> tuple[TokenRows, Bool[Array, "rows length"], Bool[Array, "rows length"]]:
     """Drop and insert random tokens.
 
@@ -115,16 +89,10 @@ def change_lengths(
 
     real = rows.attention_mask > 0
     has_next = jnp.pad(real[:, 1:], ((0, 0), (0, 1)))  # all real tokens except the last one, [SEP]
-    dropped = (
-        real
-        & ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
-        & drawn(delete_keys, delete)
-    )
+    dropped = real & ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype)) & drawn(delete_keys, delete)
     inserted = has_next & drawn(insert_keys, insert) if insert else nothing
     after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
-    mask_id = (
-        0 if vocabulary.mask_id is None else vocabulary.mask_id
-    )  # read only if something is inserted
+    mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id  # read only if something is inserted
 
     # Each token is followed by the gap after it. Then the tokens that exist move together.
     def interleave(tokens: jax.Array, gaps: jax.Array) -> jax.Array:
@@ -140,9 +108,7 @@ def change_lengths(
 
     def place(values: jax.Array) -> jax.Array:
         empty = jnp.zeros((positions,), values.dtype)
-        return jax.vmap(lambda where, values: empty.at[where].set(values, mode="drop"))(
-            destinations, values
-        )
+        return jax.vmap(lambda where, values: empty.at[where].set(values, mode="drop"))(destinations, values)
 
     new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
     attention_mask = place(exists.astype(rows.attention_mask.dtype))
@@ -183,11 +149,7 @@ class Difference(EditOptions, DiffCSE):
     def active(self) -> Loss | None:
         if self.objective == "none" or self.weight == 0:
             return None
-        kinds = {
-            "rtd": Difference,
-            "conditional_mlm": ConditionalMaskedLM,
-            "corrective_lm": CorrectiveLM,
-        }
+        kinds = {"rtd": Difference, "conditional_mlm": ConditionalMaskedLM, "corrective_lm": CorrectiveLM}
         return kinds[self.objective](**vars(self))
 
     @property
@@ -200,26 +162,16 @@ class Difference(EditOptions, DiffCSE):
         batches: dict[str, Any] = {"same": batch, "next": batch.next}
         if self.sentence != "both":
             return self.edited(frozen, batches[self.sentence].rows, key, run)
-        return {
-            name: self.edited(frozen, each.rows, fold_in_name(key, name), run)
-            for name, each in batches.items()
-        }
+        return {name: self.edited(frozen, each.rows, fold_in_name(key, name), run) for name, each in batches.items()}
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """Compute the loss of the prediction. For both sentences, it is the mean of the two losses."""
         if self.sentence != "both":
             return self.predict(forward, inputs, key)
-        results = [
-            self.predict(forward, edited, fold_in_name(key, name))
-            for name, edited in inputs.items()
-        ]
+        results = [self.predict(forward, edited, fold_in_name(key, name)) for name, edited in inputs.items()]
         return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
 
-    def predict(
-        self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """Compute the loss of the prediction about edited sentences."""
         return super().loss(forward, edited, key)
 
@@ -240,10 +192,7 @@ class _RecoversTokens(Difference):
             )
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        encoder, discriminator = (
-            checkpoints.encoder,
-            super().networks(checkpoints, run)["discriminator"],
-        )
+        encoder, discriminator = checkpoints.encoder, super().networks(checkpoints, run)["discriminator"]
         head = Network(partial(MaskedLMHead, encoder.config), encoder.mlm_head)
         return {"discriminator": discriminator, "discriminator_lm_head": head}
 
@@ -257,15 +206,11 @@ class ConditionalMaskedLM(_RecoversTokens):
     def needs(self) -> frozenset[str]:
         return super().needs - {"generator"}
 
-    def edited(
-        self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo
-    ) -> PyTree:
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Return masked sentences and the original tokens."""
         return self.masked(frozen, rows, key), rows.input_ids
 
-    def predict(
-        self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         (rows, selected), original = edited
         computation = forward.computation
         head = computation.network("discriminator_lm_head")
@@ -276,17 +221,11 @@ class ConditionalMaskedLM(_RecoversTokens):
             correct = jnp.argmax(logits, axis=-1) == targets
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-        def at_rows(
-            states: jax.Array, selected: jax.Array, targets: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
+        def at_rows(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
 
-        losses, correct = discriminate(
-            forward, rows, at_rows, selected, original, condition=self.condition, key=key
-        )
-        return mean_where(losses, selected), {
-            "conditional_mlm_accuracy": mean_where(correct, selected)
-        }
+        losses, correct = discriminate(forward, rows, at_rows, selected, original, condition=self.condition, key=key)
+        return mean_where(losses, selected), {"conditional_mlm_accuracy": mean_where(correct, selected)}
 
 
 class CorrectiveLM(_RecoversTokens):
@@ -303,29 +242,21 @@ class CorrectiveLM(_RecoversTokens):
     """
 
     papers = ("diffcse", "coco_lm")
-    panels = MappingProxyType(
-        {"corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")}
-    )
+    panels = MappingProxyType({"corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Also return the head that gives the logit of p_copy for each token."""
         copy_head = Network(partial(Dense, checkpoints.encoder.config.hidden_size, 1))
         return super().networks(checkpoints, run) | {"copy_head": copy_head}
 
-    def edited(
-        self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo
-    ) -> PyTree:
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Return edited sentences and the original tokens."""
         return super().edited(frozen, rows, key, run), rows.input_ids
 
-    def predict(
-        self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         (rows, replaced), original = edited
         computation = forward.computation
-        language_model, copy = (
-            computation.network(name) for name in ("discriminator_lm_head", "copy_head")
-        )
+        language_model, copy = (computation.network(name) for name in ("discriminator_lm_head", "copy_head"))
         word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
         where = (rows.attention_mask > 0).at[:, 0].set(False)
 
@@ -338,9 +269,7 @@ class CorrectiveLM(_RecoversTokens):
 
         def at_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> PyTree:
             copy_logits = copy(states)[..., 0].astype(jnp.float32)
-            return computation.gather_positions(
-                at_token, where, states, copy_logits, *values, shares=MOST
-            ), copy_logits
+            return computation.gather_positions(at_token, where, states, copy_logits, *values, shares=MOST), copy_logits
 
         (losses, correct), copy_logits = discriminate(
             forward, rows, at_rows, where, replaced, original, condition=self.condition, key=key
@@ -364,7 +293,5 @@ def corrective_language_model(
     `kept` is true where the input is the target.
     """
     copy_logits = jax.lax.stop_gradient(copy_logits)
-    generated = jax.nn.log_sigmoid(-copy_logits) - optax.softmax_cross_entropy_with_integer_labels(
-        logits, targets
-    )
+    generated = jax.nn.log_sigmoid(-copy_logits) - optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)

@@ -14,17 +14,9 @@ from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
 from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher
 from diffcse_jax.models.layers import Network
-from diffcse_jax.models.pooling import (
-    OTHER_NAMES,
-    POOLERS,
-    cosine_similarity,
-    is_pooler,
-    similarity_lists,
-)
+from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, cosine_similarity, is_pooler, similarity_lists
 
-Lists = Float[
-    Array, "rows candidates"
-]  # similarities of each sentence to the candidates, or logits
+Lists = Float[Array, "rows candidates"]  # similarities of each sentence to the candidates, or logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +31,7 @@ class RankingConsistency(Loss):
     compares_embeddings = True
     papers = ("rankcse",)
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
         # The second matrix is computed, not transposed: a transpose would move it between devices that split the rows.
         rankings = (cosine_similarity(*pair) / self.temperature for pair in ((z1, z2), (z2, z1)))
@@ -66,35 +56,19 @@ class RankingDistillation(Loss):
         "frozen encoders with the same vocabulary: run or model folders, hub ids, or `start` (the starting checkpoint)",
     )
     poolers: tuple[str, ...] = option(
-        (),
-        "each teacher's pooler; empty: as recorded",
-        choices=(*POOLERS, ""),
-        also=is_pooler,
-        aliases=OTHER_NAMES,
+        (), "each teacher's pooler; empty: as recorded", choices=(*POOLERS, ""), also=is_pooler, aliases=OTHER_NAMES
     )
-    shares: tuple[float, ...] = option(
-        (), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0
-    )
-    form: str = option(
-        "listmle",
-        "likelihood of the teachers' order or cross-entropy",
-        choices=("listmle", "listnet"),
-    )
-    temperature: float = option(
-        0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6
-    )
-    teacher_temperature: float = option(
-        0.025, "temperature of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6
-    )
+    shares: tuple[float, ...] = option((), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0)
+    form: str = option("listmle", "likelihood of the teachers' order or cross-entropy", choices=("listmle", "listnet"))
+    temperature: float = option(0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6)
+    teacher_temperature: float = option(0.025, "temperature of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6)
     compares_embeddings = True
     papers = ("rankcse",)
 
     def check(self, run: RunInfo) -> None:
         count = len(self.teachers)
         if not count:
-            raise ConfigError(
-                "distillation.weight > 0 needs teachers. Name some, or `start`, in distillation.teachers"
-            )
+            raise ConfigError("distillation.weight > 0 needs teachers. Name some, or `start`, in distillation.teachers")
         if len(set(self.teachers)) < count:
             raise ConfigError(f"distillation.teachers names a teacher twice: {self.teachers}")
         for key, values in (("poolers", self.poolers), ("shares", self.shares)):
@@ -102,30 +76,19 @@ class RankingDistillation(Loss):
                 found = f"{counted(len(values), 'value{s}')} for {counted(count, 'teacher{s}')}"
                 raise ConfigError(f"distillation.{key} has {found}. Give one per teacher, or none.")
         if self.shares and not sum(self.shares) > 0:
-            raise ConfigError(
-                "distillation.shares are all 0. Leave them out to give all teachers the same weight."
-            )
+            raise ConfigError("distillation.shares are all 0. Leave them out to give all teachers the same weight.")
         if START in self.teachers and self.poolers and self.poolers[self.teachers.index(START)]:
-            raise ConfigError(
-                "distillation.poolers: model.pooler is the pooler of `start`. Give '' for it."
-            )
+            raise ConfigError("distillation.poolers: model.pooler is the pooler of `start`. Give '' for it.")
 
     @property
     def named_teachers(self) -> dict[str, str]:
         poolers = self.poolers or ("",) * len(self.teachers)
-        return {
-            name: pooler
-            for name, pooler in zip(self.teachers, poolers, strict=True)
-            if name != START
-        }
+        return {name: pooler for name, pooler in zip(self.teachers, poolers, strict=True) if name != START}
 
     @property
     def _by_network(self) -> dict[str, str]:
         """The teachers by the names of their networks."""
-        return {
-            START if name == START else f"teacher_{index}": name
-            for index, name in enumerate(self.teachers)
-        }
+        return {START if name == START else f"teacher_{index}": name for index, name in enumerate(self.teachers)}
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         by_name = {**checkpoints.teachers, START: start_as_teacher(checkpoints.encoder, run.pooler)}
@@ -137,9 +100,7 @@ class RankingDistillation(Loss):
         shares = jnp.array(self.shares or (1.0,) * len(lists))
         return jnp.tensordot(shares / shares.sum(), jnp.stack(lists), axes=1, precision="highest")
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         scores = similarity_lists(forward.projected_views) / self.temperature
         if self.form == "listmle":
             return list_mle(scores, inputs).mean(), {}
@@ -173,12 +134,8 @@ def list_mle(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
 class Anchor(Loss):
     """Each embedding should keep the neighbours that it has with the frozen starting checkpoint."""
 
-    weight: float = option(
-        0.0, "weight of the divergence from the starting checkpoint's neighbourhoods", low=0.0
-    )
-    temperature: float = option(
-        0.05, "temperature of the similarities that make a neighbourhood", low=1e-6
-    )
+    weight: float = option(0.0, "weight of the divergence from the starting checkpoint's neighbourhoods", low=0.0)
+    temperature: float = option(0.05, "temperature of the similarities that make a neighbourhood", low=1e-6)
     compares_embeddings = True
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
@@ -187,9 +144,7 @@ class Anchor(Loss):
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         return _lists_of(frozen, START, batch)
 
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         scores = similarity_lists(forward.encoded_views)
         return divergence(inputs / self.temperature, scores / self.temperature).mean(), {}
 

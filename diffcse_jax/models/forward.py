@@ -110,39 +110,25 @@ class Computation:
 
         def of_device(capacity: int, where: jax.Array, values: PyTree) -> PyTree:
             (positions,) = jnp.nonzero(where, size=capacity, fill_value=size)
-            results = function(
-                *jax.tree.map(lambda array: array.at[positions].get(mode="clip"), values)
-            )
+            results = function(*jax.tree.map(lambda array: array.at[positions].get(mode="clip"), values))
 
             def spread(array: jax.Array) -> jax.Array:
-                return (
-                    jnp.zeros((size, *array.shape[1:]), array.dtype)
-                    .at[positions]
-                    .set(array, mode="drop")
-                )
+                return jnp.zeros((size, *array.shape[1:]), array.dtype).at[positions].set(array, mode="drop")
 
             return jax.tree.map(spread, results)
 
         # Without checkpoints, the activations of all capacities would be kept for the backward pass.
-        branches = [
-            jax.checkpoint(jax.vmap(partial(of_device, capacity))) for capacity in capacities
-        ]
-        by_device = jax.tree.map(
-            lambda array: array.reshape(self.devices, size, *array.shape[2:]), (where, values)
-        )
+        branches = [jax.checkpoint(jax.vmap(partial(of_device, capacity))) for capacity in capacities]
+        by_device = jax.tree.map(lambda array: array.reshape(self.devices, size, *array.shape[2:]), (where, values))
         most = by_device[0].sum(axis=1).max()
-        results = jax.lax.switch(
-            jnp.searchsorted(jnp.array(capacities), most), branches, *by_device
-        )
+        results = jax.lax.switch(jnp.searchsorted(jnp.array(capacities), most), branches, *by_device)
         return jax.tree.map(lambda array: array.reshape(*where.shape, *array.shape[2:]), results)
 
 
 class Embeddings(NamedTuple):
     """Sentence embeddings in float32."""
 
-    pooled: Float[
-        Array, "rows hidden"
-    ]  # after the modules that the starting checkpoint has after its pooling
+    pooled: Float[Array, "rows hidden"]  # after the modules that the starting checkpoint has after its pooling
     projected: Float[Array, "rows hidden"]  # after the projector, if there is one
 
 
@@ -155,9 +141,7 @@ class SharedForward:
     key: PRNGKeyArray  # for dropout
     _: dataclasses.KW_ONLY
     pooler: str  # as `pooling.check_pooler` accepts
-    dropout_masks: str = (
-        "independent"  # `independent` for each view, or `shared` by the views of an example
-    )
+    dropout_masks: str = "independent"  # `independent` for each view, or `shared` by the views of an example
     keeps_projector: bool = False  # whether encoding will apply the projector as well
     size: int | None = None  # embeddings are cut to this size
     _results: dict[Any, Any] = dataclasses.field(default_factory=dict)  # of the whole pass, by name
@@ -184,18 +168,14 @@ class SharedForward:
     @property
     def projected_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
         """The projected embeddings of the first views, of the second views, and so on."""
-        return self._shared(
-            "projected_views", lambda whole: whole.batch.by_view(whole.embeddings.projected)
-        )
+        return self._shared("projected_views", lambda whole: whole.batch.by_view(whole.embeddings.projected))
 
     @property
     def encoded_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
         """The embeddings that encoding will give, view by view: projected only if the projector is kept."""
         if self.keeps_projector:
             return self.projected_views
-        return self._shared(
-            "encoded_views", lambda whole: whole.batch.by_view(whole.embeddings.pooled)
-        )
+        return self._shared("encoded_views", lambda whole: whole.batch.by_view(whole.embeddings.pooled))
 
     def projected_means(self, samples: int) -> tuple[Float[Array, "batch hidden"], ...]:
         """Return `projected_views` as means over `samples` passes with different dropout masks.
@@ -207,9 +187,7 @@ class SharedForward:
             total = whole.embeddings.projected
             if samples > 1:
                 key = fold_in_name(whole.key, "samples")
-                keys_of_sample = jax.vmap(
-                    lambda sample: whole._row_keys(jax.random.fold_in(key, sample))
-                )
+                keys_of_sample = jax.vmap(lambda sample: whole._row_keys(jax.random.fold_in(key, sample)))
                 one_pass = jax.checkpoint(whole._pooled_views, prevent_cse=False)
                 # One sample at a time, because a BatchNorm in the projector takes its statistics over a batch.
                 for pooled in jax.lax.map(one_pass, keys_of_sample(jnp.arange(1, samples))):
@@ -218,9 +196,7 @@ class SharedForward:
 
         return self._shared(("projected_means", samples), compute)
 
-    def projected(
-        self, rows: TokenRows, keys: RowKeys, *, name: str
-    ) -> Float[Array, "rows hidden"]:
+    def projected(self, rows: TokenRows, keys: RowKeys, *, name: str) -> Float[Array, "rows hidden"]:
         """Return the projected embeddings of rows that need not be views of the batch.
 
         The projector's BatchNorm takes its statistics over these rows. Each name is computed once.
@@ -260,13 +236,9 @@ class SharedForward:
         second = second.reshape(len(first), -1, first.shape[-1])
         return jnp.concatenate([first[:, None], second], axis=1).reshape(-1, first.shape[-1])
 
-    def _pooled(
-        self, rows: TokenRows, keys: RowKeys, encoder: str = "encoder"
-    ) -> Float[Array, "rows hidden"]:
+    def _pooled(self, rows: TokenRows, keys: RowKeys, encoder: str = "encoder") -> Float[Array, "rows hidden"]:
         network = self.computation.network(encoder)
-        pooled = self.computation.map_chunks(
-            lambda rows, keys: embed(network, rows, self.pooler, keys), rows, keys
-        )
+        pooled = self.computation.map_chunks(lambda rows, keys: embed(network, rows, self.pooler, keys), rows, keys)
         has_head = SENTENCE_HEAD in self.computation.networks.definitions
         return self.computation.network(SENTENCE_HEAD)(pooled) if has_head else pooled
 
@@ -319,20 +291,14 @@ class SentenceNetwork(nnx.Module):
 
 @lru_cache
 def compiled_forward(
-    config: TransformerConfig,
-    pooler: str,
-    dtype: np.dtype,
-    mesh: jax.sharding.Mesh,
-    layers: tuple[HeadLayer, ...] = (),
+    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh, layers: tuple[HeadLayer, ...] = ()
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask) -> embeddings`, shared by encoders of these sizes."""
     config = config.on(mesh.devices.flat[0])
     network = definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
-        with jax.default_matmul_precision(
-            "highest"
-        ):  # the default of accelerators is below float32
+        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
             return bind(network, params)(TokenRows(input_ids, attention_mask))
 
     # Replicated, so that every host can read the whole result.
@@ -344,6 +310,4 @@ def start_as_teacher(encoder: Pretrained, pooler: str) -> Network:
     pooler = "cls_before_pooler" if pooler == "cls" else pooler
     head = encoder.sentence_head.of(pooler)
     params = prefixed(encoder.transformer, "transformer") | prefixed(head.params, "pooler_head")
-    return Network(
-        partial(SentenceNetwork, encoder.config, pooler, layers=head.layers), params, frozen=True
-    )
+    return Network(partial(SentenceNetwork, encoder.config, pooler, layers=head.layers), params, frozen=True)

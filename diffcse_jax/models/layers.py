@@ -62,9 +62,7 @@ class Dense(nnx.Module):
 class Embedding(nnx.Module):
     """A table of `rows` vectors, looked up by numbers that are split over `devices` in equal, consecutive parts."""
 
-    def __init__(
-        self, rows: int, features: int, *, devices: int = 1, dtype: DTypeLike, rngs: nnx.Rngs
-    ):
+    def __init__(self, rows: int, features: int, *, devices: int = 1, dtype: DTypeLike, rngs: nnx.Rngs):
         self.embedding = nnx.Param(BERT_INIT(rngs.params(), (rows, features)))
         self.devices = devices
         self.dtype = dtype
@@ -97,9 +95,7 @@ class LayerNorm(nnx.Module):
 
 
 @jax.named_scope("dropout")
-def dropout(
-    x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None
-) -> Shaped[Array, "*shape"]:
+def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None) -> Shaped[Array, "*shape"]:
     """Zero elements with probability `rate`, in steps of 1/65536, and rescale the others. Without keys, return `x`.
 
     An element uses half a random word. `jax.random.bernoulli` uses a whole word and takes twice the time.
@@ -121,9 +117,7 @@ def dropout(
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(
-    x: Float[Array, "*rows inputs"],
-    kernel: Float[Array, "inputs outputs"],
-    dtype: DTypeLike | None = None,
+    x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs outputs"], dtype: DTypeLike | None = None
 ) -> Float[Array, "*rows outputs"]:
     """Return x @ kernel in `dtype`, by default the type of x. The kernel's gradient has the kernel's type.
 
@@ -133,13 +127,9 @@ def matmul(
     return jnp.dot(x, kernel.astype(x.dtype), preferred_element_type=dtype or x.dtype)
 
 
-def _matmul_backward(
-    _dtype: Any, saved: tuple[jax.Array, ...], gradient: jax.Array
-) -> tuple[jax.Array, ...]:
+def _matmul_backward(_dtype: Any, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     x, kernel = saved
-    flat_x, flat_gradient = (
-        rows.reshape(-1, rows.shape[-1]) for rows in (x, gradient.astype(x.dtype))
-    )
+    flat_x, flat_gradient = (rows.reshape(-1, rows.shape[-1]) for rows in (x, gradient.astype(x.dtype)))
     x_gradient = jnp.dot(flat_gradient, kernel.astype(x.dtype).T).reshape(x.shape)
     return x_gradient, jnp.dot(flat_x.T, flat_gradient, preferred_element_type=kernel.dtype)
 
@@ -148,43 +138,28 @@ matmul.defvjp(lambda x, kernel, dtype: (matmul(x, kernel, dtype), (x, kernel)), 
 
 
 @jax.custom_vjp
-def _add(
-    x: Float[Array, "*rows outputs"], bias: Float[Array, " outputs"]
-) -> Float[Array, "*rows outputs"]:
+def _add(x: Float[Array, "*rows outputs"], bias: Float[Array, " outputs"]) -> Float[Array, "*rows outputs"]:
     """Return x + bias in the type of x. The bias's gradient is summed in the bias's type."""
     return x + jnp.broadcast_to(bias.astype(x.dtype), x.shape)
 
 
 _add.defvjp(
     lambda x, bias: (_add(x, bias), bias),
-    lambda bias, gradient: (
-        gradient,
-        gradient.reshape(-1, len(bias)).sum(axis=0, dtype=bias.dtype),
-    ),
+    lambda bias, gradient: (gradient, gradient.reshape(-1, len(bias)).sum(axis=0, dtype=bias.dtype)),
 )
 
 
 def _normalise_forward(
-    x: Float[Array, "rows size"],
-    scale: Float[Array, " size"],
-    bias: Float[Array, " size"],
-    epsilon: float,
+    x: Float[Array, "rows size"], scale: Float[Array, " size"], bias: Float[Array, " size"], epsilon: float
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Return rows of mean 0 and variance 1, scaled and shifted. The backward pass keeps x, its mean and deviation."""
     mean = x.mean(axis=1, keepdims=True, dtype=jnp.float32)
     deviation = x.astype(jnp.float32) - mean
     inverse = jax.lax.rsqrt(jnp.square(deviation).mean(axis=1, keepdims=True) + epsilon)
-    return (deviation * inverse * scale[None] + bias[None]).astype(x.dtype), (
-        x,
-        mean,
-        inverse,
-        scale,
-    )
+    return (deviation * inverse * scale[None] + bias[None]).astype(x.dtype), (x, mean, inverse, scale)
 
 
-def _normalise_backward(
-    _epsilon: float, saved: tuple[jax.Array, ...], gradient: jax.Array
-) -> tuple[jax.Array, ...]:
+def _normalise_backward(_epsilon: float, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     x, mean, inverse, scale = saved
     normalised, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
     scale_gradient, bias_gradient = (gradient * normalised).sum(axis=0), gradient.sum(axis=0)
@@ -194,9 +169,7 @@ def _normalise_backward(
     return x_gradient.astype(x.dtype), scale_gradient, bias_gradient
 
 
-_normalise = jax.custom_vjp(
-    lambda *arguments: _normalise_forward(*arguments)[0], nondiff_argnums=(3,)
-)
+_normalise = jax.custom_vjp(lambda *arguments: _normalise_forward(*arguments)[0], nondiff_argnums=(3,))
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
@@ -235,20 +208,13 @@ def initial(build: Build, key: PRNGKeyArray) -> Params:
 
 def bind(graphdef: nnx.GraphDef, params: Mapping) -> Any:
     """Return the module of `graphdef` with these parameters."""
-    paths = {
-        tuple(int(part) if part.isdigit() else part for part in name.split(".")): params[name]
-        for name in params
-    }
+    paths = {tuple(int(part) if part.isdigit() else part for part in name.split(".")): params[name] for name in params}
     return nnx.merge(graphdef, nnx.from_flat_state(paths))
 
 
 def subset(params: Mapping, prefix: str) -> Params:
     """Return the entries below `prefix.`, without the prefix."""
-    return {
-        name[len(prefix) + 1 :]: value
-        for name, value in params.items()
-        if name.startswith(prefix + ".")
-    }
+    return {name[len(prefix) + 1 :]: value for name, value in params.items() if name.startswith(prefix + ".")}
 
 
 def prefixed(params: Mapping, prefix: str) -> Params:

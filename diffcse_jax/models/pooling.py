@@ -15,25 +15,11 @@ from diffcse_jax.errors import ConfigError
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 CLS_POOLERS = ("cls", "cls_before_pooler")
 # Poolers that average over real tokens, and the hidden states they read. 0 is the output of the embedding layer.
-AVERAGED_LAYERS = {
-    "avg": (-1,),
-    "avg_top2": (-2, -1),
-    "avg_first_last": (0, -1),
-    "avg_first_block_last": (1, -1),
-}
-OTHER_POOLERS = (
-    "max",
-    "mean_sqrt_len_tokens",
-    "weightedmean",
-    "lasttoken",
-)  # as sentence-transformers names them
+AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
+OTHER_POOLERS = ("max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")  # as sentence-transformers names them
 POOLERS = (*CLS_POOLERS, *AVERAGED_LAYERS, *OTHER_POOLERS)
 OTHER_NAMES = {"mean": "avg"}  # as sentence-transformers names it
-JOINED_POOLERS = (
-    "cls_before_pooler",
-    "avg",
-    *OTHER_POOLERS,
-)  # the poolers over the last layer can be joined by "+"
+JOINED_POOLERS = ("cls_before_pooler", "avg", *OTHER_POOLERS)  # the poolers over the last layer can be joined by "+"
 # How embeddings are compared, by the names of sentence-transformers: distances are negative.
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda a, b: np.inner(normalize(a), normalize(b)),
@@ -84,26 +70,18 @@ def pool(
     if pooler == "lasttoken":
         return last[rows, jnp.where(attention_mask > 0, positions, 0).argmax(axis=1)]
     if pooler == "max":
-        maxima = jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(
-            axis=1
-        )
-        return jnp.where(
-            attention_mask.any(axis=1)[:, None], maxima, 0
-        )  # rows without tokens fill up batches
+        maxima = jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(axis=1)
+        return jnp.where(attention_mask.any(axis=1)[:, None], maxima, 0)  # rows without tokens fill up batches
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS.get(pooler, (-1,))]
     states = sum(layers[1:], start=layers[0]) / len(layers)
     weights = attention_mask.astype(states.dtype)[:, :, None]
     if pooler == "weightedmean":
         weights = weights * (positions + 1).astype(states.dtype)[:, :, None]
     total = jnp.maximum(weights.sum(axis=1), 1.0)
-    return (states * weights).sum(axis=1) / (
-        jnp.sqrt(total) if pooler == "mean_sqrt_len_tokens" else total
-    )
+    return (states * weights).sum(axis=1) / (jnp.sqrt(total) if pooler == "mean_sqrt_len_tokens" else total)
 
 
-def embed(
-    network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None
-) -> Float[Array, "rows size"]:
+def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows size"]:
     """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
     positions = 1 if pooler in CLS_POOLERS else None
     states = network(rows, keys=keys, last_positions=positions)
@@ -126,32 +104,24 @@ def similarities(
     return compared.astype(np.float32).reshape((*a.shape[:-1], *b.shape[:-1]))
 
 
-def standardize(
-    embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float
-) -> Float[Array, "rows dim"]:
+def standardize(embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float) -> Float[Array, "rows dim"]:
     """Scale columns to mean 0 and variance 1 over the rows. `ddof` is 0 for the biased variance, 1 for the unbiased."""
     deviation = embeddings - embeddings.mean(axis=0, keepdims=True)
     return deviation * jax.lax.rsqrt(embeddings.var(axis=0, ddof=ddof, keepdims=True) + epsilon)
 
 
-def dot_product(
-    a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]
-) -> Float[Array, "rows columns"]:
+def dot_product(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
     """Return the dot product of every row of `a` with every row of `b`."""
     # In full float32: accelerators multiply in less by default, and a small temperature magnifies the error.
     return jnp.matmul(a, b.T, precision="highest")
 
 
-def cosine_similarity(
-    a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]
-) -> Float[Array, "rows columns"]:
+def cosine_similarity(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
     """Return the cosine similarity of every row of `a` with every row of `b`. Zero rows have similarity 0."""
     return dot_product(normalize(a), normalize(b))
 
 
-def similarity_lists(
-    views: Sequence[Float[Array, "batch dim"]],
-) -> Float[Array, "batch candidates"]:
+def similarity_lists(views: Sequence[Float[Array, "batch dim"]]) -> Float[Array, "batch candidates"]:
     """Return the cosine similarity of every first view with all other views of the batch.
 
     There is one row per example. The columns are the second views of all examples, then the third views, and so on.

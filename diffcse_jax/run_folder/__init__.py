@@ -41,14 +41,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserErr
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.sentence_folder import (
-    NO_PROMPTS,
-    SETTINGS,
-    TEXT_SETTINGS,
-    Prompts,
-    max_length_of,
-    read_prompts,
-)
+from diffcse_jax.models.sentence_folder import NO_PROMPTS, SETTINGS, TEXT_SETTINGS, Prompts, max_length_of, read_prompts
 
 START = "start.json"
 SELECTION = "selection.json"
@@ -62,12 +55,7 @@ _BASE_MODEL = "base_model.json"
 _PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
-_BEFORE_CHECKPOINTS = (
-    "generator",
-    HEADS,
-    "report",
-    "tensorboard",
-)  # what a run writes before its first checkpoint
+_BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")  # what a run writes before its first checkpoint
 
 
 @contextlib.contextmanager
@@ -83,9 +71,7 @@ def held(workdir: Path) -> Iterator[None]:
             try:
                 stack.enter_context(io.lock(workdir / "lock"))
             except InUseError as error:
-                raise InUseError(
-                    f"{error}. Wait until it ends, stop it, or give another --workdir"
-                ) from error
+                raise InUseError(f"{error}. Wait until it ends, stop it, or give another --workdir") from error
 
         hosts.decided_by_first(hold)
         yield
@@ -106,19 +92,12 @@ def open_run(
     `generator.name_or_path`, and `others` are digests of other files that training reads, by the key of the file.
     """
 
-    @io.disk_errors(
-        workdir, safe="Complete files there are unchanged.", instead="give another --workdir"
-    )
+    @io.disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
     def begin_or_check() -> None:
-        digests = {
-            "model.name_or_path": io.json_digest([encoder.digest(), dict(encoder.hf_config)]),
-            **others,
-        }
+        digests = {"model.name_or_path": io.json_digest([encoder.digest(), dict(encoder.hf_config)]), **others}
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
-        if any(
-            path.name.isdecimal() for path in (workdir / io.CHECKPOINTS).glob("*")
-        ):  # even if config.json is lost
+        if any(path.name.isdecimal() for path in (workdir / io.CHECKPOINTS).glob("*")):  # even if config.json is lost
             _check_same(workdir, config, digests)
             if damaged := _damaged_file(workdir):
                 _write_encoder(workdir, config, encoder, tokenizer, prompts)
@@ -127,10 +106,7 @@ def open_run(
                         f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore "
                         "it, or give another --workdir to begin a new run"
                     )
-                print(
-                    f"warning: {workdir / damaged} was damaged. It has been rewritten",
-                    file=sys.stderr,
-                )
+                print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
             return
         if (workdir / io.CONFIG).is_file():
             try:
@@ -142,12 +118,8 @@ def open_run(
         (workdir / SELECTION).unlink(missing_ok=True)  # of a run whose checkpoints were removed
         _write_encoder(workdir, config, encoder, tokenizer, prompts)
         files = io.file_digests(workdir, (workdir / _ENCODER).iterdir())
-        io.write_json(
-            workdir / START, {**digests, io.CONFIG: io.json_digest(config.to_dict()), _FILES: files}
-        )
-        io.write_json(
-            workdir / io.CONFIG, config.to_dict()
-        )  # last: it shows that the other files are complete
+        io.write_json(workdir / START, {**digests, io.CONFIG: io.json_digest(config.to_dict()), _FILES: files})
+        io.write_json(workdir / io.CONFIG, config.to_dict())  # last: it shows that the other files are complete
 
     hosts.decided_by_first(begin_or_check)
     if jax.process_count() > 1:
@@ -186,22 +158,16 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
     earlier, now = flat(read_config(workdir).to_dict()), flat(config.to_dict())
     free = resume_keys()
     if config.needs("labels"):
-        free = free | {
-            "model.name_or_path"
-        }  # often the folder of a run, which may be moved; its weights are compared
+        free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
     if changed:
         raise ConfigError(
             f"{workdir} holds a run with another configuration. To resume it, give the same values (the learning rate "
             "schedule depends on the number of steps as well). To begin a new run, give another --workdir:\n  "
-            + "\n  ".join(
-                f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed
-            )
+            + "\n  ".join(f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed)
         )
     began = io.read_json_object(workdir / START)
-    if other := [
-        f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest
-    ]:
+    if other := [f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest]:
         raise ConfigError(
             f"the files of {' and '.join(other)} have changed since the run in {workdir} began. Restore the earlier "
             "files, or give another --workdir to begin a new run"
@@ -216,12 +182,8 @@ class BaseModel:
     """A starting checkpoint."""
 
     name: str  # its hub id, or the last part of its path if it is only a local folder
-    hub_id: str = (
-        ""  # its hub id, or the one that it records as its origin; empty if neither is known
-    )
-    license: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # by the keys of a card's metadata
+    hub_id: str = ""  # its hub id, or the one that it records as its origin; empty if neither is known
+    license: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by the keys of a card's metadata
     language: tuple[str, ...] = ()  # codes that its card states
 
 
@@ -229,11 +191,7 @@ def is_local(name_or_path: str) -> bool:
     """Return True for a path on this machine, False for a hub id or `minilm`."""
     if name_or_path in _PACKAGED:
         return False
-    if (
-        name_or_path.startswith((".", "/", "~"))
-        or name_or_path.count("/") > 1
-        or "\\" in name_or_path
-    ):
+    if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1 or "\\" in name_or_path:
         return True
     return os.path.isdir(io.expand_path(name_or_path))
 
@@ -250,17 +208,12 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
     card: Mapping[str, Any] = {}
     with contextlib.suppress(Exception):  # there is no card, or its YAML is invalid
         card = metadata_load(folder / "README.md") or {}
-    known = {
-        key: card.get(key, hf_config.get(key))
-        for key in ("license", "license_name", "license_link")
-    }
+    known = {key: card.get(key, hf_config.get(key)) for key in ("license", "license_name", "license_link")}
     license = {key: value for key, value in known.items() if isinstance(value, str)}
     language = card.get("language")  # YAML reads `no`, the code of Norwegian, as False
     codes = language if isinstance(language, list) else [language]
     languages = tuple("no" if code is False else str(code) for code in codes if code is not None)
-    name = hub_id = _PACKAGED.get(
-        name_or_path, name_or_path.partition("@")[0]
-    )  # without a revision
+    name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
     if is_local(name_or_path):
         name = os.path.basename(os.path.realpath(io.expand_path(name_or_path)))
         base = card.get("base_model")
@@ -304,11 +257,7 @@ def _damaged_file(workdir: Path) -> str:
 
 
 def _write_encoder(
-    workdir: Path,
-    config: Config,
-    encoder: Pretrained,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: Prompts,
+    workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast, prompts: Prompts
 ) -> None:
     folder = workdir / _ENCODER
     folder.mkdir(exist_ok=True, parents=True)
@@ -323,6 +272,4 @@ def _write_encoder(
         io.write_tensors(folder / _POOLER, encoder.pooler)
     head = encoder.sentence_head
     layers = [layer._asdict() for layer in head.layers]
-    io.write_json(
-        folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers}
-    )
+    io.write_json(folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers})

@@ -36,15 +36,7 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
 from diffcse_jax.run_folder import damaged_path, read_config, read_start
-from diffcse_jax.run_folder.records import (
-    METRICS,
-    WEIGHTS,
-    Measured,
-    Record,
-    Selection,
-    read_baseline,
-    read_selection,
-)
+from diffcse_jax.run_folder.records import METRICS, WEIGHTS, Measured, Record, Selection, read_baseline, read_selection
 
 _ARRAYS = ("params", "opt_state")
 _UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged
@@ -98,12 +90,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 raise
 
     def save(
-        self,
-        state: TrainState,
-        data_state: Mapping[str, Any],
-        measured: Measured,
-        *,
-        eligible: bool = True,
+        self, state: TrainState, data_state: Mapping[str, Any], measured: Measured, *, eligible: bool = True
     ) -> None:
         """Start to save and return as soon as the arrays are copied.
 
@@ -153,9 +140,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 bad_steps=_placed(np.asarray(record.bad_steps), like.bad_steps),
             )
             for item in _ARRAYS:  # one after the other, so that the host never holds all of them
-                state = state._replace(
-                    **{item: _placed(read_arrays(checkpoint, item)[1], getattr(like, item))}
-                )
+                state = state._replace(**{item: _placed(read_arrays(checkpoint, item)[1], getattr(like, item))})
         return state, dict(record.data)
 
     def wait(self) -> None:
@@ -173,18 +158,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     read_arrays(self._folder / str(step), item)
             except CheckpointError as error:
                 damaged[step] = error
-                self._hidden_messages = (
-                    contextlib.nullcontext()
-                )  # later errors of this reading may follow the run
+                self._hidden_messages = contextlib.nullcontext()  # later errors of this reading may follow the run
                 continue
             for other, problem in damaged.items():
                 with disk_errors(self._workdir, safe="Its checkpoints are unchanged."):
-                    moved = (self._folder / str(other)).rename(
-                        damaged_path(self._workdir, str(other))
-                    )
-                log_line(
-                    f"warning: {problem}. Moved it to {moved}. Training resumes from step {step}"
-                )
+                    moved = (self._folder / str(other)).rename(damaged_path(self._workdir, str(other)))
+                log_line(f"warning: {problem}. Moved it to {moved}. Training resumes from step {step}")
             return step
         raise CheckpointError(
             f"training cannot resume: no checkpoint of {self._workdir} is readable. Nothing was changed. Restore a "
@@ -228,11 +207,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn any error of writing, here or in the background, into a `DiskError`."""
         steps = ", ".join(map(str, saved_steps(self._folder)))
-        safe = (
-            f"Its checkpoints of steps {steps} are complete."
-            if steps
-            else "It has no checkpoint yet."
-        )
+        safe = f"Its checkpoints of steps {steps} are complete." if steps else "It has no checkpoint yet."
         return disk_errors(self._folder, safe=safe, any_error=True)
 
 
@@ -260,9 +235,7 @@ def best_step(scores: Mapping[int, float | None]) -> int | None:
 
     Orbax's own `best_step` takes the latest of equal ones. NaN is lower than any score.
     """
-    known = {
-        step: score for step, score in scores.items() if score is not None and score != _UNKNOWN
-    }
+    known = {step: score for step, score in scores.items() if score is not None and score != _UNKNOWN}
     numbers = {step: -math.inf if math.isnan(score) else score for step, score in known.items()}
     return max(numbers, key=lambda step: (numbers[step], -step), default=None)
 
@@ -284,14 +257,10 @@ def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
         handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
         metadata = handler.metadata(folder).tree
         # Broadcast zeros take no memory.
-        like = jax.tree.map(
-            lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape), metadata
-        )
+        like = jax.tree.map(lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape), metadata)
         arrays = handler.restore(folder, args=ocp.args.StandardRestore(like))
         found = array_digests(arrays)
-        if changed := [
-            name for name, digest in record.digests[item].items() if found.get(name) != digest
-        ]:
+        if changed := [name for name, digest in record.digests[item].items() if found.get(name) != digest]:
             raise ValueError(f"{item}/{changed[0]} differs from its digest")
     return record, arrays
 
@@ -319,9 +288,7 @@ def _damage_named(checkpoint: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the type depends on where the damage is
         reason = str(error).partition("\n")[0][:200]
-        raise CheckpointError(
-            f"cannot read the checkpoint {checkpoint} ({type(error).__name__}: {reason})"
-        ) from error
+        raise CheckpointError(f"cannot read the checkpoint {checkpoint} ({type(error).__name__}: {reason})") from error
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
@@ -384,16 +351,11 @@ def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     """Return the digest of an array whose type has at most 32 bits."""
     position = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
-        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(
-            jnp.uint32, array.shape, axis
-        )
+        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
     if array.dtype != jnp.bool_:
         array = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
     mixed = array.astype(jnp.uint32) ^ (position * jnp.uint32(0x9E3779B1))
-    for shift, factor in (
-        (16, 0x85EBCA6B),
-        (13, 0xC2B2AE35),
-    ):  # MurmurHash3's finalizer: one to one
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # MurmurHash3's finalizer: one to one
         mixed = (mixed ^ (mixed >> jnp.uint32(shift))) * jnp.uint32(factor)
     return jnp.sum(mixed ^ (mixed >> jnp.uint32(16)), dtype=jnp.uint32)
 
@@ -436,17 +398,13 @@ def read_encoder(path: Path) -> SavedEncoder:
     """
     workdir = find_run(path) or path
     if not (workdir / CHECKPOINTS).is_dir() or not (workdir / CONFIG).is_file():
-        raise CheckpointError(
-            f"{workdir} is not the folder of a run: it needs {CONFIG} and {CHECKPOINTS}/"
-        )
+        raise CheckpointError(f"{workdir} is not the folder of a run: it needs {CONFIG} and {CHECKPOINTS}/")
     config = read_config(workdir)
     selection = read_selection(workdir) if path == workdir else None
     if selection and selection.interpolation < 1:
         params, record = load_file(workdir / WEIGHTS), selection.record
     else:
-        params, record = read_parameters(
-            workdir / CHECKPOINTS / str(selection.record.step) if selection else path
-        )
+        params, record = read_parameters(workdir / CHECKPOINTS / str(selection.record.step) if selection else path)
     start, prompts = read_start(workdir)
     checkpoint = dataclasses.replace(
         start,
@@ -471,9 +429,7 @@ def read_parameters(path: Path) -> tuple[Params, Record]:
     steps = saved_steps(checkpoints)
     step = int(path.name) if path.parent == checkpoints else default_step(checkpoints)
     if step not in steps:
-        raise CheckpointError(
-            f"no complete checkpoint {path}. There are: {', '.join(map(str, steps)) or 'none'}"
-        )
+        raise CheckpointError(f"no complete checkpoint {path}. There are: {', '.join(map(str, steps)) or 'none'}")
     record, params = read_arrays(checkpoints / str(step), "params")
     return params, record
 
@@ -481,9 +437,7 @@ def read_parameters(path: Path) -> tuple[Params, Record]:
 def default_step(checkpoints: Path) -> int | None:
     """Return the step of the best checkpoint, of the newest if none was evaluated, or None if there is none."""
     try:
-        scores = {
-            step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)
-        }
+        scores = {step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)}
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, or move this one away"

@@ -16,11 +16,7 @@ from diffcse_jax.errors import CheckpointError, counted, require_extra
 from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.run_folder import read_config, read_start, records
 
-RESULTS = (
-    "evaluation.json",
-    "results.json",
-    "export/results.json",
-)  # where a run's own test scores may be
+RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +67,7 @@ class Run:
         step += f" of {self.config.train.steps:,}" if self.config.train.steps else ""
         if self.selection:
             return f"finished at step {step}"
-        return (
-            f"in progress or stopped at step {step}" if self.rows else "started, nothing measured"
-        )
+        return f"in progress or stopped at step {step}" if self.rows else "started, nothing measured"
 
     @property
     def outcome(self) -> str:
@@ -96,9 +90,7 @@ class Run:
     @property
     def text(self) -> str:
         """What was trained on."""
-        described = "; ".join(
-            filter(None, (loss.data_description for loss in self.config.losses.values()))
-        )
+        described = "; ".join(filter(None, (loss.data_description for loss in self.config.losses.values())))
         return described or f"{self.config.data.train_file} (pairs: {self.config.data.pairs})"
 
     def applied(self, pooler: str) -> str:
@@ -113,9 +105,7 @@ class Run:
         """The prompts of the trained model, or an empty string."""
         with contextlib.suppress(CheckpointError):
             _, prompts = read_start(self.workdir)
-            return ", ".join(
-                f"{name} {prompt!r}" for name, prompt in prompts.by_name.items() if prompt
-            )
+            return ", ".join(f"{name} {prompt!r}" for name, prompt in prompts.by_name.items() if prompt)
         return ""
 
     @property
@@ -123,21 +113,12 @@ class Run:
         """What a reader must know before trusting the numbers."""
         skipped = max((row.get("bad_steps", 0) for row in self.rows), default=0)
         stalled = any(norm == 0 for _, norm in self.points("grad_norm"))
-        dirty = any(
-            isinstance(start.get("git"), dict) and start["git"].get("dirty")
-            for start in self.starts
-        )
-        environments = {
-            str([start.get(name) for name in ("versions", "devices", "git")])
-            for start in self.starts
-        }
+        dirty = any(isinstance(start.get("git"), dict) and start["git"].get("dirty") for start in self.starts)
+        environments = {str([start.get(name) for name in ("versions", "devices", "git")]) for start in self.starts}
         found = {
             f"{counted(int(skipped), 'step{s}')} skipped because the loss or gradient was NaN or infinite": skipped,
             "the gradient was 0 at some steps, so nothing was learned there": stalled,
-            "the run was resumed with other versions, devices or code than it started with": len(
-                environments
-            )
-            > 1,
+            "the run was resumed with other versions, devices or code than it started with": len(environments) > 1,
             "the code had uncommitted changes": dirty,
         }
         return [warning for warning, applies in found.items() if applies]
@@ -153,10 +134,7 @@ def read_run(path: str | Path) -> Run:
     return Run(
         workdir,
         read_config(workdir),
-        [
-            {name: value for name, value in row.items() if math.isfinite(value)}
-            for row in records.read_metrics(workdir)
-        ],
+        [{name: value for name, value in row.items() if math.isfinite(value)} for row in records.read_metrics(workdir)],
         records.read_baseline(workdir),
         records.read_selection(workdir),
         records.read_starts(workdir),
@@ -169,9 +147,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     content = read_json_object(path)
     models = content.get("models", [content])
     if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
-        raise CheckpointError(
-            f"{path}: `models` is not a list of results. Write the file again with diffcse evaluate"
-        )
+        raise CheckpointError(f"{path}: `models` is not a list of results. Write the file again with diffcse evaluate")
     return [
         each
         for each in models
@@ -188,14 +164,7 @@ def readable(metric: str) -> str:
 # Charts, in colours for any page
 
 BASELINE = "#7d868f"  # the colour of starting checkpoints
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#00805c",
-    "#a24a85",
-    "#8a6100",
-    "#3c57c4",
-)  # readable on white and on black
+COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")  # readable on white and on black
 MARKERS = "osv^Dp"
 INK = "#010203"  # stands for the colour of the page's text
 STYLE = {
@@ -253,27 +222,12 @@ class Chart:
         """Draw the chart, without its title, into axes of matplotlib."""
         labels = {name: readable(name) if self.several else "" for name in self.lines}
         colours = dict(zip(self.lines, itertools.cycle(COLOURS), strict=False))
-        for (name, points), marker in zip(
-            self.lines.items(), itertools.cycle(MARKERS), strict=False
-        ):
+        for (name, points), marker in zip(self.lines.items(), itertools.cycle(MARKERS), strict=False):
             xs, ys = zip(*points, strict=True)
             every = 1 if len(xs) <= MOST_MARKERS else [len(xs) - 1]
-            axes.plot(
-                xs,
-                ys,
-                marker=marker,
-                markevery=every,
-                color=colours[name],
-                label=labels[name] or None,
-            )
-        for (
-            name,
-            level,
-        ) in self.levels.items():  # after the lines, so that the legend has a column of each
-            colour, label = (
-                (colours[name] if self.several else BASELINE),
-                f"{labels[name]} before training".strip(),
-            )
+            axes.plot(xs, ys, marker=marker, markevery=every, color=colours[name], label=labels[name] or None)
+        for name, level in self.levels.items():  # after the lines, so that the legend has a column of each
+            colour, label = (colours[name] if self.several else BASELINE), f"{labels[name]} before training".strip()
             axes.axhline(level, linestyle="--", linewidth=1.4, color=colour, label=label)
         if self.log:
             axes.set_yscale("log")
@@ -295,9 +249,7 @@ def draw_curves(workdir: Path) -> Path:
 
 def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **options: Any) -> None:
     """Draw charts into a file, next to one another and each of this size in inches. Several charts have titles."""
-    matplotlib, figures = (
-        require_extra(name, "report") for name in ("matplotlib", "matplotlib.figure")
-    )
+    matplotlib, figures = (require_extra(name, "report") for name in ("matplotlib", "matplotlib.figure"))
     across = min(max(len(charts), 1), MOST_ACROSS)
     down = max(math.ceil(len(charts) / across), 1)
     salt = charts[0].title if charts else ""  # makes equal charts equal files
@@ -312,57 +264,26 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
 def curves(run: Run) -> dict[str, list[Chart]]:
     """Return the charts of a run's metrics by section: `dev`, `losses` and `others`."""
     names = list(dict.fromkeys(name for row in run.rows for name in row))
-    own = {
-        title: metrics
-        for loss in run.config.losses.values()
-        for title, metrics in loss.panels.items()
-    }
+    own = {title: metrics for loss in run.config.losses.values() for title, metrics in loss.panels.items()}
 
     chosen = f"dev/{run.metric}"
-    recalls = [
-        name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen
-    ]
+    recalls = [name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen]
     dev = {f"dev metric {readable(chosen)}": [chosen], "recall, %": recalls}
-    dev |= {
-        readable(name): [name]
-        for name in names
-        if name.startswith("dev/") and name not in [chosen, *recalls]
-    }
+    dev |= {readable(name): [name] for name in names if name.startswith("dev/") and name not in [chosen, *recalls]}
 
     terms = [name for name in names if name.startswith("loss_")]
-    losses: dict[str, Sequence[str]] = {
-        f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms
-    }
+    losses: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms}
     if len(losses) != 1:
         losses["loss (weighted sum)"] = ["loss"]
     losses |= own | {"similarity of pairs and of others": SIMILARITIES}
 
-    shown = {
-        "step",
-        "loss",
-        "bad_steps",
-        *SIMILARITIES,
-        *(name for metrics in own.values() for name in metrics),
-    }
-    rest = [
-        name
-        for name in names
-        if name not in shown and not name.startswith(("loss_", "dev/", "start/"))
-    ]
-    others = {
-        f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name]
-        for name in rest
-    }
-    return {
-        "dev": _charts(dev, run),
-        "losses": _charts(losses, run, may_be_log=True),
-        "others": _charts(others, run),
-    }
+    shown = {"step", "loss", "bad_steps", *SIMILARITIES, *(name for metrics in own.values() for name in metrics)}
+    rest = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
+    others = {f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name] for name in rest}
+    return {"dev": _charts(dev, run), "losses": _charts(losses, run, may_be_log=True), "others": _charts(others, run)}
 
 
-def _charts(
-    panels: Mapping[str, Sequence[str]], run: Run, *, may_be_log: bool = False
-) -> list[Chart]:
+def _charts(panels: Mapping[str, Sequence[str]], run: Run, *, may_be_log: bool = False) -> list[Chart]:
     """Return a chart for each title and its metrics, if there are values."""
     charts = []
     for title, names in panels.items():

@@ -48,9 +48,7 @@ class Encoder(Protocol):
     name: str
     prompts: Prompts
 
-    def encode(
-        self, sentences: Any, batch_size: int = 64, normalize: bool = False, **options: Any
-    ) -> Any: ...
+    def encode(self, sentences: Any, batch_size: int = 64, normalize: bool = False, **options: Any) -> Any: ...
 
     def split(self, passages: Sequence[Passage], prompt: str = "") -> list[Passage]: ...
 
@@ -184,22 +182,16 @@ class Index:
 
     # Changes
 
-    def add(
-        self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
-    ) -> Changes:
+    def add(self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False) -> Changes:
         """Add documents. Raises `DataError` if the index already has one of their ids."""
         with self._changing:
             numbers = [int(key) for key in self._contents.ids if key.isdecimal() and len(key) < 16]
             source = self._open(texts, first=max(numbers, default=-1) + 1)
             documents = _read(source, show_progress=show_progress, strict=strict)
             number = self._number_of(input_of(texts, self.settings.id_column))
-            return self.put(
-                documents, "add", number, batch_size=batch_size, show_progress=show_progress
-            )
+            return self.put(documents, "add", number, batch_size=batch_size, show_progress=show_progress)
 
-    def update(
-        self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
-    ) -> Changes:
+    def update(self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False) -> Changes:
         """Add documents, and replace those with the same ids. Only new and changed texts are encoded.
 
         Texts without ids are numbered from 0.
@@ -207,9 +199,7 @@ class Index:
         with self._changing:
             documents = _read(self._open(texts), show_progress=show_progress, strict=strict)
             number = self._number_of(input_of(texts, self.settings.id_column))
-            return self.put(
-                documents, "update", number, batch_size=batch_size, show_progress=show_progress
-            )
+            return self.put(documents, "update", number, batch_size=batch_size, show_progress=show_progress)
 
     def remove(self, ids: str | Iterable[str]) -> Changes:
         """Remove documents by their ids. Raises `DataError` if one is not there."""
@@ -230,9 +220,7 @@ class Index:
         """Bring the documents of an input up to date. Those of other inputs stay."""
         with self._changing:
             number = self._number_of(own)
-            return self.put(
-                documents, "replace", number, batch_size=batch_size, show_progress=show_progress
-            )
+            return self.put(documents, "replace", number, batch_size=batch_size, show_progress=show_progress)
 
     def _number_of(self, own: Input) -> int:
         """Return the number of an input, which the index records."""
@@ -272,11 +260,7 @@ class Index:
         self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
     ) -> tuple[list[Passage], Vectors | None]:
         """Return the passages of documents, numbered from 0, with their embeddings."""
-        passages = [
-            passage
-            for number, document in enumerate(documents)
-            for passage in passages_of(document, number)
-        ]
+        passages = [passage for number, document in enumerate(documents) for passage in passages_of(document, number)]
         if not self.record:
             return passages, None
         encoder, prompt = self._require_encoder(), self.record.prompt
@@ -296,11 +280,7 @@ class Index:
         return passages, vectors
 
     def _after(
-        self,
-        planned: Plan,
-        given: pa.Table,
-        passages: Sequence[Passage],
-        vectors: Vectors | None = None,
+        self, planned: Plan, given: pa.Table, passages: Sequence[Passage], vectors: Vectors | None = None
     ) -> Contents:
         """Return the contents after a change; the same ones if nothing changes."""
         old = self._contents
@@ -362,9 +342,7 @@ class Index:
 
         `lexical` needs no embeddings.
         """
-        request = Request(
-            texts, vectors, self.checked_mode(mode), check_count("top_k", top_k), threshold
-        )
+        request = Request(texts, vectors, self.checked_mode(mode), check_count("top_k", top_k), threshold)
         return rank(self._contents, request, self.settings.weight)
 
     def checked_mode(self, mode: str = "") -> str:
@@ -427,9 +405,7 @@ class Index:
         """
         path = expand_path(folder)
         if not is_index(path):
-            raise DataError(
-                f"{path} is not an index. Write one with `save` or `diffcse search --output`"
-            )
+            raise DataError(f"{path} is not an index. Write one with `save` or `diffcse search --output`")
         index = cls.of(read_index(path, stored.read), name=str(path))
         if encoder:
             index.use(encoder)
@@ -441,9 +417,7 @@ def _empty(settings: Settings, encoder: Encoder | None, prompt_name: str | None 
     if settings.mode == "lexical":
         return Stored(settings, Contents())
     if encoder is None:
-        raise ConfigError(
-            f"mode={settings.mode!r} needs an encoder. Give one, or use mode='lexical'"
-        )
+        raise ConfigError(f"mode={settings.mode!r} needs an encoder. Give one, or use mode='lexical'")
     record = encoder.record(encoder.prompts.choose(None, prompt_name, encoder.prompts.document))
     none = np.zeros((0, record.dimension), np.float32)
     return Stored(settings, Contents(embeddings=Embeddings.of(none, settings.storage)), record)
@@ -455,9 +429,7 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
         return Index.load(path, encoder)
     store = find_store(path)
     if store is None:
-        raise DataError(
-            f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`"
-        )
+        raise DataError(f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
     index = Index.of_store(store, Settings())
     if encoder:
         index.use(encoder)

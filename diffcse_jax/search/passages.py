@@ -18,9 +18,7 @@ from diffcse_jax.data.sentences import END, paragraphs, split_sentences, width
 PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text
 OVERLAP = 0.125  # the largest share of a passage's tokens that the next passage repeats
-RULES = (
-    "1"  # change it when documents become other passages, so that indexes are brought up to date
-)
+RULES = "1"  # change it when documents become other passages, so that indexes are brought up to date
 
 Span = tuple[int, int]  # characters of a text, from and to
 
@@ -70,9 +68,7 @@ def _valid(text: str) -> str:
 
 def has_text(document: Document) -> bool:
     """Return whether a document has passages."""
-    texts = itertools.chain.from_iterable(
-        (section.title, *section.lines) for section in document.sections
-    )
+    texts = itertools.chain.from_iterable((section.title, *section.lines) for section in document.sections)
     return any(map(str.strip if document.whole else _has_words, texts))
 
 
@@ -173,9 +169,7 @@ def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
     found: list[Span] = []
     start = 0
     while start + limit < len(tokens):
-        stop = (
-            _first(range(start + limit, start + limit // 2, -1), sentences, words) or start + limit
-        )
+        stop = _first(range(start + limit, start + limit // 2, -1), sentences, words) or start + limit
         found.append(span(start, stop))
         earliest = max(start + 1, stop - max(1, int(OVERLAP * limit)))
         start = _first(range(earliest, stop), sentences, words) or earliest

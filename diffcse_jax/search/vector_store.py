@@ -65,9 +65,7 @@ class EncoderRecord:
         try:
             return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls)})
         except KeyError as error:
-            raise CheckpointError(
-                f"{source} does not name the encoder: {error} is missing"
-            ) from error
+            raise CheckpointError(f"{source} does not name the encoder: {error} is missing") from error
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
         """Raise `ConfigError` if embeddings of another encoder cannot be compared with the stored ones."""
@@ -94,20 +92,13 @@ class VectorStore:
     def mapped(self) -> Vectors:
         """Copy the embeddings, scaled to length 1, to a temporary file, and map it into memory."""
         place, rows = Path("a temporary file in TMPDIR or /tmp"), 0
-        with (
-            disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"),
-            tempfile.TemporaryFile() as file,
-        ):
+        with disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"), tempfile.TemporaryFile() as file:
             for part in self.parts:
                 vectors = _vectors(part)
                 file.write(normalize(vectors).data)
                 rows += len(vectors)
             shape = (rows, self.encoder.dimension)
-            return (
-                np.memmap(file, np.float32, "r", shape=shape)
-                if rows
-                else np.zeros(shape, np.float32)
-            )
+            return np.memmap(file, np.float32, "r", shape=shape) if rows else np.zeros(shape, np.float32)
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """Return the texts as the documents and the passages of an index; see `search.contents`."""
@@ -171,9 +162,7 @@ def rows_table(rows: Sequence[tuple[Document, Passage]]) -> pa.Table:
     return pa.table(columns, schema=ROWS)
 
 
-def vector_table(
-    rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]
-) -> pa.Table:
+def vector_table(rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]) -> pa.Table:
     """Return rows and their embeddings as a Parquet file holds them.
 
     The metadata holds the settings: an `EncoderRecord` as a dict, and whether embeddings are normalised (`normalize`).
@@ -207,11 +196,7 @@ def find_store(path: Path) -> VectorStore | None:
     """Open a folder of embeddings; return None if there are none."""
     parts = [part for part in find_parts(path) if VECTOR in _schema(part).names]
     if not parts:
-        if (
-            path.suffix == ".parquet"
-            and path.is_file()
-            and _METADATA in (_schema(path).metadata or {})
-        ):
+        if path.suffix == ".parquet" and path.is_file() and _METADATA in (_schema(path).metadata or {}):
             raise DataError(f"{path} is a part of the embeddings in {path.parent}. Give the folder")
         if path.is_dir() and state_of(path).is_dir():
             raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
@@ -237,9 +222,7 @@ def _check_complete(folder: Path, names: set[str]) -> None:
         else:
             unfinished.append(state.stem)
     if missing := next((name for name in expected if name not in names), None):
-        raise DataError(
-            f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it"
-        )
+        raise DataError(f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it")
     if unfinished:
         warn_user(
             f"{folder} is incomplete: `diffcse embed` has not finished {len(unfinished)} of its inputs, for example "
@@ -250,10 +233,7 @@ def _check_complete(folder: Path, names: set[str]) -> None:
 def _encoder_of(part: Path) -> EncoderRecord:
     schema, encoder = _schema(part), EncoderRecord.read(read_settings(part), part)
     types = [pa.list_(number, encoder.dimension) for number in (pa.float32(), pa.float16())]
-    fits = all(
-        name in schema.names and schema.field(name).type == ROWS.field(name).type
-        for name in ROWS.names
-    )
+    fits = all(name in schema.names and schema.field(name).type == ROWS.field(name).type for name in ROWS.names)
     if not fits or schema.field(VECTOR).type not in types:
         raise DataError(
             f"{part} was not written by this version of `diffcse embed`: it needs the columns "

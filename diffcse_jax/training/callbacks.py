@@ -102,11 +102,7 @@ class Rows(Callback):
             self.write(step, metrics)
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        start = (
-            {f"start/{name}": score for name, score in self._start_scores.items()}
-            if step == 0
-            else {}
-        )
+        start = {f"start/{name}": score for name, score in self._start_scores.items()} if step == 0 else {}
         self.write(step, start | {f"dev/{name}": score for name, score in scores.items()})
 
 
@@ -120,9 +116,7 @@ class MetricsFile(Rows):
     def on_start(self, training: Training) -> None:
         super().on_start(training)
         self._path = path = training.workdir / METRICS
-        self._writing = functools.partial(
-            disk_errors, path.parent, safe="The earlier rows and checkpoints are intact."
-        )
+        self._writing = functools.partial(disk_errors, path.parent, safe="The earlier rows and checkpoints are intact.")
         with self._writing():
             before = path.read_bytes() if path.is_file() else b""
             rows, unreadable = parse_rows(before)
@@ -130,11 +124,7 @@ class MetricsFile(Rows):
                 copy = damaged_path(training.workdir, METRICS)
                 copy.write_bytes(before)
                 log_line(f"warning: {path}: {unreadable}. A copy of the file is kept in {copy}")
-            kept = "".join(
-                json.dumps(row) + "\n"
-                for row in rows
-                if training.step and row["step"] <= training.step
-            )
+            kept = "".join(json.dumps(row) + "\n" for row in rows if training.step and row["step"] <= training.step)
             if kept.encode() != before or not before:
                 write_text(path, kept)
 
@@ -156,9 +146,7 @@ class TensorBoard(Rows):
             log_line(f"notice: no TensorBoard events are written: {error}")
             return
         folder = training.workdir / "tensorboard"
-        self._writing = functools.partial(
-            disk_errors, folder, safe="Checkpoints and earlier rows are intact."
-        )
+        self._writing = functools.partial(disk_errors, folder, safe="Checkpoints and earlier rows are intact.")
         with self._writing():
             folder.mkdir(exist_ok=True)
             self._events = writer(str(folder / "events"), f".{os.getpid()}")
@@ -167,9 +155,7 @@ class TensorBoard(Rows):
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         if self._events:
-            summary = {
-                "value": [{"tag": name, "simple_value": value} for name, value in values.items()]
-            }
+            summary = {"value": [{"tag": name, "simple_value": value} for name, value in values.items()]}
             self._write(step, summary=summary)
 
     def on_end(self) -> None:

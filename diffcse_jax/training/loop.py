@@ -34,9 +34,7 @@ from diffcse_jax.training.sharding import shard_batch
 from diffcse_jax.training.step import TrainStep, learning_rate_schedule
 
 SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
-RECENT_STEPS = (
-    100  # metrics of this many steps are kept, until a row shows whether one of them was bad
-)
+RECENT_STEPS = 100  # metrics of this many steps are kept, until a row shows whether one of them was bad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +78,7 @@ class Run:
 
         def reason() -> str:
             metric, drift = self.evaluation.metric, self.evaluation.drift_metric
-            rows = [
-                row
-                for row in read_metrics(self.workdir)
-                if 0 < row["step"] <= step and f"dev/{metric}" in row
-            ]
+            rows = [row for row in read_metrics(self.workdir) if 0 < row["step"] <= step and f"dev/{metric}" in row]
             if not rows:
                 return ""
             latest = {name.removeprefix("dev/"): value for name, value in rows[-1].items()}
@@ -145,9 +139,7 @@ def loop(
             if run.model_of is None and not run.base.is_trained_embedding(config):
                 scores = run.measure(state.params).scores
                 pooler = head.applied(config.encoding_pooler)
-                log_line(
-                    f"step 0, with the pooler that is trained, {pooler}: {format_scores(scores)}"
-                )
+                log_line(f"step 0, with the pooler that is trained, {pooler}: {format_scores(scores)}")
             observer.on_evaluation(0, scores)
         logger = MetricLogger(run, observer, progress, state)
         metric = run.evaluation.metric
@@ -168,14 +160,10 @@ def loop(
             previous = metrics
             logger.flush()  # the previous step's row, now that the device has this step to work on
             report_saves()
-            evaluates = step == total_steps or (
-                config.eval.every > 0 and step % config.eval.every == 0
-            )
+            evaluates = step == total_steps or (config.eval.every > 0 and step % config.eval.every == 0)
             logs = evaluates or step == 1 or step % log_every == 0
             stops = stop.made
-            if (
-                jax.process_count() > 1
-            ):  # processes ask one another at logged steps, so that all stop together
+            if jax.process_count() > 1:  # processes ask one another at logged steps, so that all stop together
                 stops = logs and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
             logger.add(step, metrics, logs=logs or stops)
             if not (evaluates or stops):
@@ -186,9 +174,7 @@ def loop(
                 measured = run.measure(state.params)
                 observer.on_evaluation(step, measured.scores)
                 log_line(f"step {step}: {format_scores(measured.scores)} ({before_training})")
-                eligible = bool(config.eval.interpolate) or run.keeps_quality(
-                    baseline.dev, measured.scores
-                )
+                eligible = bool(config.eval.interpolate) or run.keeps_quality(baseline.dev, measured.scores)
             checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
             saving.append(run.workdir / CHECKPOINTS / str(step))
             logger.restart_clock()
@@ -196,9 +182,7 @@ def loop(
         checkpoints.wait()
         report_saves()
         if not ended:
-            raise Interrupted(
-                f"Stopped at step {step}. Everything is saved; run the same command again to resume."
-            )
+            raise Interrupted(f"Stopped at step {step}. Everything is saved; run the same command again to resume.")
 
 
 class MetricLogger:
@@ -212,13 +196,9 @@ class MetricLogger:
     def __init__(self, run: Run, observer: Callback, progress: hosts.Progress, state: TrainState):
         self._run, self._observer, self._progress = run, observer, progress
         self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
-        self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(
-            maxlen=RECENT_STEPS
-        )
+        self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(maxlen=RECENT_STEPS)
         self._is_row, self._warned, self._last_row = False, False, int(state.step)
-        self._time: float | None = (
-            None  # of the last row. Before the first one, most of the time is compilation
-        )
+        self._time: float | None = None  # of the last row. Before the first one, most of the time is compilation
 
     def restart_clock(self) -> None:
         """Leave the time since the last row out of the rate of sentences per second."""
@@ -251,19 +231,13 @@ class MetricLogger:
             self._report_bad_steps(step, row)
         if row["grad_norm"] == 0 and not self._warned:
             self._warned = True
-            log_line(
-                f"warning: the gradient is 0 at step {step}, so nothing is learned. Try a lower learning rate."
-            )
+            log_line(f"warning: the gradient is 0 at step {step}, so nothing is learned. Try a lower learning rate.")
         del row["bad_gradient"]
         schedule = learning_rate_schedule(config.optim, len(self._run.source))
         row["learning_rate"] = float(schedule(max(step - count, 1) - 1))
         if self._time is not None:
-            row["sentences_per_second"] = (
-                (step - self._last_row) * config.train.batch_size / (now - self._time)
-            )
-        self._observer.on_step(
-            step, {name: value for name, value in row.items() if math.isfinite(value)}
-        )
+            row["sentences_per_second"] = (step - self._last_row) * config.train.batch_size / (now - self._time)
+        self._observer.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
         self._progress.update(1, f"loss {row['loss']:.4f}")
         self._is_row, self._last_row, self._time = False, step, now
         self._recent.clear()
@@ -276,11 +250,7 @@ class MetricLogger:
             values = {name: float(value) for name, value in metrics.items()}
             if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
                 continue
-            losses = [
-                name
-                for name in values
-                if name.startswith("loss_") and not math.isfinite(values[name])
-            ]
+            losses = [name for name in values if name.startswith("loss_") and not math.isfinite(values[name])]
             where = ", ".join(f"{name} is {values[name]}" for name in losses)
             if not losses and (position := int(values["bad_gradient"])):
                 where = f"the gradient of {self._names[position - 1]}"
@@ -291,9 +261,7 @@ class MetricLogger:
                 path.parent.mkdir(exist_ok=True)
                 append_line(path, json.dumps(record, ensure_ascii=False))
         count = "1 step was" if self._bad_steps == 1 else f"{self._bad_steps} steps were"
-        message = (
-            f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
-        )
+        message = f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
         if self._bad_steps > limit:
             raise UserError(
                 f"{message} That is more than train.max_bad_steps={limit}. At step {step} the loss is {row['loss']} "

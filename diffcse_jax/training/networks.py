@@ -26,25 +26,11 @@ from diffcse_jax.data.tokens import TokenStore, check_token_ids, has_tokenizer, 
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.io import (
-    disk_errors,
-    expand_path,
-    find_run,
-    read_sealed,
-    write_sealed,
-    write_tensors,
-)
+from diffcse_jax.io import disk_errors, expand_path, find_run, read_sealed, write_sealed, write_tensors
 from diffcse_jax.losses import Checkpoints
 from diffcse_jax.losses.diffcse import mask_tokens
 from diffcse_jax.models import layers, sentence_folder
-from diffcse_jax.models.forward import (
-    FEW,
-    Computation,
-    Networks,
-    SentenceNetwork,
-    fold_in_name,
-    mean_where,
-)
+from diffcse_jax.models.forward import FEW, Computation, Networks, SentenceNetwork, fold_in_name, mean_where
 from diffcse_jax.models.heads import PROJECTORS, SENTENCE_HEAD, MaskedLMHead, SentenceHead
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.layers import Network, Params
@@ -53,9 +39,7 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
-DEFAULT_POOLER = (
-    "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
-)
+DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
 HELD_OUT_BATCHES = 8  # batches on which the masked-LM head of the run's own generator is measured
 
 
@@ -82,22 +66,14 @@ class StartingCheckpoint:
         """Return the starting checkpoint with whole embeddings, or the encoder that a run has trained from it."""
         start = self.checkpoint
         transformer, trained_length = start.transformer, 0
-        record = self.recorded._replace(
-            pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None
-        )
+        record = self.recorded._replace(pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None)
         if trained is not None:
             transformer, trained_length = layers.subset(trained, "encoder"), config.data.max_length
             pooler, head = config.encoding_pooler, layers.subset(trained, "projector")
-            record = record._replace(
-                pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained)
-            )
-        longest = sentence_folder.max_length_of(
-            start.folder, start.config.max_length, trained_length
-        )
+            record = record._replace(pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained))
+        longest = sentence_folder.max_length_of(start.folder, start.config.max_length, trained_length)
         # Encoders of the same sizes share one compiled function.
-        return SentenceEncoder(
-            start.config, transformer, self.tokenizer, record, max_length=longest, name=self.name
-        )
+        return SentenceEncoder(start.config, transformer, self.tokenizer, record, max_length=longest, name=self.name)
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint has before the first step."""
@@ -194,50 +170,27 @@ def build(
         networks[SENTENCE_HEAD] = Network(partial(SentenceHead, head.layers), head.params)
     if config.model.projector != "none":
         size = encoder.embedding_size(config.encoding_pooler)
-        new_projector = partial(
-            PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size)
-        )
-        networks["projector"] = Network(
-            new_projector, projector if config.keeps_projector else None
-        )
+        new_projector = partial(PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size))
+        networks["projector"] = Network(new_projector, projector if config.keeps_projector else None)
     generator = generator if config.needs("generator") else None
     if generator is not None:
-        own = (
-            generator.config
-            if config.generator.dropout
-            else generator.config.with_dropout((0.0,), (0.0,))
-        )
+        own = generator.config if config.generator.dropout else generator.config.with_dropout((0.0,), (0.0,))
         generator = dataclasses.replace(generator, config=own)
-        networks["generator"] = Network(
-            partial(Transformer, own), generator.transformer, frozen=True
-        )
-        networks["generator_head"] = Network(
-            partial(MaskedLMHead, own), generator.mlm_head, frozen=True
-        )
+        networks["generator"] = Network(partial(Transformer, own), generator.transformer, frozen=True)
+        networks["generator_head"] = Network(partial(MaskedLMHead, own), generator.mlm_head, frozen=True)
     if discriminator is not None:
-        discriminator = dataclasses.replace(
-            discriminator, config=sizes_for_run(discriminator.config, config)
-        )
-    checkpoints = Checkpoints(
-        dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator
-    )
+        discriminator = dataclasses.replace(discriminator, config=sizes_for_run(discriminator.config, config))
+    checkpoints = Checkpoints(dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator)
     for loss in config.losses.values():
         networks |= loss.networks(checkpoints, config.run_info)
 
-    dtype, key = (
-        jnp.dtype(config.precision),
-        fold_in_name(jax.random.key(config.train.seed), "initial weights"),
-    )
+    dtype, key = jnp.dtype(config.precision), fold_in_name(jax.random.key(config.train.seed), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
     for name, network in networks.items():
         module = partial(network.build, dtype=dtype)
         definitions[name] = layers.definition(module)
-        start = (
-            layers.initial(module, fold_in_name(key, name))
-            if network.params is None
-            else network.params
-        )
+        start = layers.initial(module, fold_in_name(key, name)) if network.params is None else network.params
         (frozen if network.frozen else params).update(layers.prefixed(start, name))
     return Built(Networks(vocabulary, definitions), params, frozen)
 
@@ -247,22 +200,14 @@ def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig
     model = config.model
     sizes = dataclasses.replace(sizes, recompute=config.train.recompute == "on")
     try:
-        return sizes.with_dropout(
-            model.hidden_dropout, model.attention_dropout, model.dropout_schedule
-        )
+        return sizes.with_dropout(model.hidden_dropout, model.attention_dropout, model.dropout_schedule)
     except ValueError as error:
-        raise ConfigError(
-            f"model.hidden_dropout, model.attention_dropout, model.dropout_schedule: {error}"
-        ) from error
+        raise ConfigError(f"model.hidden_dropout, model.attention_dropout, model.dropout_schedule: {error}") from error
 
 
 def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
     """Raise ConfigError if the run needs another embedding size than that of the pooler and its head."""
-    name, pooler, hidden = (
-        config.model.name_or_path,
-        config.encoding_pooler,
-        encoder.config.hidden_size,
-    )
+    name, pooler, hidden = config.model.name_or_path, config.encoding_pooler, encoder.config.hidden_size
     size = encoder.embedding_size(pooler)
     if max(config.matryoshka.sizes, default=0) >= size:
         raise ConfigError(
@@ -278,9 +223,7 @@ def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
 def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
     """Return a warning if both views of a sentence have the same embedding, as in rows of SimCSE's Table 3."""
     has_dropout = any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout))
-    differ = config.data.augmentation != "none" or (
-        has_dropout and config.model.dropout_masks == "independent"
-    )
+    differ = config.data.augmentation != "none" or (has_dropout and config.model.dropout_masks == "independent")
     if differ or not config.needs("dropout"):
         return ""
     return (
@@ -289,23 +232,17 @@ def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
     )
 
 
-def load_generator(
-    config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
-) -> Pretrained | None:
+def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained | None:
     """Load the frozen masked LM that the configuration names, if a loss needs it."""
     if not config.needs("generator") or config.trains_generator_head:
         return None
     if config.generator_is_start:
         return encoder
     key = f"generator.name_or_path={config.generator.name_or_path!r}"
-    return _fitting(
-        config, key, read(config.generator.name_or_path, needs_mlm_head=True), encoder, tokenizer
-    )
+    return _fitting(config, key, read(config.generator.name_or_path, needs_mlm_head=True), encoder, tokenizer)
 
 
-def load_discriminator(
-    config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
-) -> Pretrained | None:
+def load_discriminator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained | None:
     """Load the ELECTRA discriminator that the configuration names, if it names one."""
     name, size = config.difference.discriminator, encoder.config.hidden_size
     if not name or "difference" not in config.losses:
@@ -321,9 +258,7 @@ def load_discriminator(
     return _fitting(config, key, discriminator, encoder, tokenizer)
 
 
-def load_teachers(
-    config: Config, tokenizer: PreTrainedTokenizerFast
-) -> tuple[dict[str, Network], dict[str, str]]:
+def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> tuple[dict[str, Network], dict[str, str]]:
     """Load the sentence encoders that losses name.
 
     Returns:
@@ -352,17 +287,11 @@ def load_teachers(
 
 
 def _fitting(
-    config: Config,
-    key: str,
-    checkpoint: Pretrained,
-    encoder: Pretrained,
-    tokenizer: PreTrainedTokenizerFast,
+    config: Config, key: str, checkpoint: Pretrained, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
 ) -> Pretrained:
     """Return a checkpoint that reads the encoder's token ids, computed on the encoder's devices, or raise an error."""
     theirs = load_tokenizer(checkpoint.folder) if has_tokenizer(checkpoint.folder) else tokenizer
-    _check_fits(
-        config, key, checkpoint.config, theirs, tokenizer, embeddings=encoder.config.vocab_size
-    )
+    _check_fits(config, key, checkpoint.config, theirs, tokenizer, embeddings=encoder.config.vocab_size)
     return checkpoint.like(encoder)
 
 
@@ -392,21 +321,15 @@ def _check_fits(
 def _check_length(config: Config, key: str, sizes: TransformerConfig) -> None:
     """Check that a checkpoint has as many positions as `data.max_length`."""
     if config.data.max_length > sizes.max_length:
-        raise ConfigError(
-            f"data.max_length={config.data.max_length}: {key} reads at most {sizes.max_length} tokens."
-        )
+        raise ConfigError(f"data.max_length={config.data.max_length}: {key} reads at most {sizes.max_length} tokens.")
 
 
 def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast) -> Vocabulary:
     """Return the tokenizer's vocabulary."""
     if tokenizer.mask_token_id is None and config.needs("mask_token"):
         needing = ", ".join(config.settings_that_need("mask_token"))
-        raise ConfigError(
-            f"the tokenizer of {config.model.name_or_path} has no mask token, which {needing} needs"
-        )
-    return Vocabulary(
-        len(tokenizer), tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids))
-    )
+        raise ConfigError(f"the tokenizer of {config.model.name_or_path} has no mask token, which {needing} needs")
+    return Vocabulary(len(tokenizer), tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids)))
 
 
 # A generator of the run's own, for encoders without a masked LM: a head that is trained on the frozen encoder (the
@@ -414,30 +337,18 @@ def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast) -> Vocabul
 
 
 def own_generator(
-    config: Config,
-    encoder: Pretrained,
-    store: TokenStore | Crops,
-    vocabulary: Vocabulary,
-    mesh: Mesh,
-    workdir: Path,
+    config: Config, encoder: Pretrained, store: TokenStore | Crops, vocabulary: Vocabulary, mesh: Mesh, workdir: Path
 ) -> Pretrained:
     """Return the frozen encoder with a masked-LM head: from the run folder, or trained now and stored there."""
     folder = workdir / "generator"
     weights, record = folder / "mlm_head.safetensors", folder / "report.json"
     if record.is_file():
         log_line(f"generator: using the masked-LM head in {folder}")
-        scores, head = (
-            read_sealed(record, f"Remove {folder} to train the head again"),
-            load_file(weights),
-        )
+        scores, head = read_sealed(record, f"Remove {folder} to train the head again"), load_file(weights)
     else:
-        log_line(
-            f"generator: training a masked-LM head for {counted(config.generator.head_steps, 'step{s}')}"
-        )
+        log_line(f"generator: training a masked-LM head for {counted(config.generator.head_steps, 'step{s}')}")
         head, scores = train_head(config, encoder, store, vocabulary, mesh)
-        if bad := next(
-            (name for name, array in head.items() if not np.isfinite(array).all()), None
-        ):
+        if bad := next((name for name, array in head.items() if not np.isfinite(array).all()), None):
             raise ConfigError(
                 f"training the generator's masked-LM head diverged ({bad} is NaN or infinite). Nothing was saved. "
                 f"Lower generator.head_learning_rate={config.generator.head_learning_rate:g}."
@@ -446,9 +357,7 @@ def own_generator(
             with disk_errors(folder, safe="The text and the encoder's weights are intact."):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_tensors(weights, head)
-                write_sealed(
-                    record, scores, [weights]
-                )  # last: if it is there, the head is complete
+                write_sealed(record, scores, [weights])  # last: if it is there, the head is complete
     steps = counted(int(scores["steps"]), "step{s}")
     found = f"accuracy {scores['accuracy']:.1f}%, perplexity {scores['perplexity']:.0f}, {steps}"
     log_line(f"generator: on masked tokens, {found}")
@@ -456,11 +365,7 @@ def own_generator(
 
 
 def train_head(
-    config: Config,
-    encoder: Pretrained,
-    store: TokenStore | Crops,
-    vocabulary: Vocabulary,
-    mesh: Mesh,
+    config: Config, encoder: Pretrained, store: TokenStore | Crops, vocabulary: Vocabulary, mesh: Mesh
 ) -> tuple[Params, dict[str, float]]:
     """Train the head for `generator.head_steps` steps.
 
@@ -487,24 +392,13 @@ def train_head(
             head, opt_state, value = step(head, opt_state, frozen, next(batches), np.int32(index))
             progress.update(1, f"loss {float(value):.2f}" if index % 20 == 0 else "")
     measure, key = jax.jit(loss), fold_in_name(root, "held out")
-    held_out = [
-        measure(head, frozen, batch, jax.random.fold_in(key, index))
-        for index, batch in enumerate(batches)
-    ]
-    mean_loss, accuracy = np.mean(
-        [[float(value) for value in result] for result in held_out], axis=0
-    )
-    scores = {
-        "accuracy": 100 * float(accuracy),
-        "perplexity": float(np.exp(mean_loss)),
-        "steps": options.head_steps,
-    }
+    held_out = [measure(head, frozen, batch, jax.random.fold_in(key, index)) for index, batch in enumerate(batches)]
+    mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
+    scores = {"accuracy": 100 * float(accuracy), "perplexity": float(np.exp(mean_loss)), "steps": options.head_steps}
     return {name: np.asarray(value) for name, value in layers.subset(head, "head").items()}, scores
 
 
-def make_head_training(
-    config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh
-) -> tuple:
+def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh) -> tuple:
     """Return three functions that train a masked-LM head on a frozen encoder of these sizes.
 
     Returns:
@@ -513,51 +407,31 @@ def make_head_training(
     """
     options, root = config.generator, _root_key(config)
     build_head = partial(MaskedLMHead, sizes)
-    modules: dict[str, layers.Build] = {
-        "transformer": partial(Transformer, sizes),
-        "head": build_head,
-    }
-    networks = Networks(
-        vocabulary, {name: layers.definition(build) for name, build in modules.items()}
-    )
-    optimizer = optax.adamw(
-        optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1))
-    )
+    modules: dict[str, layers.Build] = {"transformer": partial(Transformer, sizes), "head": build_head}
+    networks = Networks(vocabulary, {name: layers.definition(build) for name, build in modules.items()})
+    optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
 
     def initial() -> tuple[Params, optax.OptState]:
-        head = layers.prefixed(
-            layers.initial(build_head, fold_in_name(root, "initial weights")), "head"
-        )
+        head = layers.prefixed(layers.initial(build_head, fold_in_name(root, "initial weights")), "head")
         return head, optimizer.init(head)
 
-    def loss(
-        head: Params, frozen: Params, batch: Batch, key: PRNGKeyArray
-    ) -> tuple[jax.Array, jax.Array]:
+    def loss(head: Params, frozen: Params, batch: Batch, key: PRNGKeyArray) -> tuple[jax.Array, jax.Array]:
         anchors = batch.anchors
-        masked = mask_tokens(
-            key, anchors, vocabulary=vocabulary, ratio=options.head_mask_ratio, style="bert"
-        )
+        masked = mask_tokens(key, anchors, vocabulary=vocabulary, ratio=options.head_mask_ratio, style="bert")
         computation = Computation(networks, head | frozen, devices=mesh.shape["data"])
         states = computation.network("transformer")(masked.rows)[-1]
-        head_network, word_embeddings = (
-            computation.network("head"),
-            frozen["transformer.embeddings.word.embedding"],
-        )
+        head_network, word_embeddings = computation.network("head"), frozen["transformer.embeddings.word.embedding"]
 
         def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits = head_network(states, word_embeddings)
             correct = jnp.argmax(logits, axis=-1) == targets
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-        losses, right = computation.gather_positions(
-            at_tokens, masked.selected, states, anchors.input_ids, shares=FEW
-        )
+        losses, right = computation.gather_positions(at_tokens, masked.selected, states, anchors.input_ids, shares=FEW)
         return mean_where(losses, masked.selected), mean_where(right, masked.selected)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(
-        head: Params, opt_state: optax.OptState, frozen: Params, batch: Batch, index: Int[Array, ""]
-    ) -> tuple:
+    def step(head: Params, opt_state: optax.OptState, frozen: Params, batch: Batch, index: Int[Array, ""]) -> tuple:
         key = jax.random.fold_in(fold_in_name(root, "train step"), index)
         (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, batch, key)
         updates, opt_state = optimizer.update(grads, opt_state, head)

@@ -53,13 +53,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     model, train = config.mesh.model, config.train
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
-        asked, found = (
-            f"mesh.data={config.mesh.data}, mesh.model={model}",
-            counted(len(available), "device{s}"),
-        )
-        raise ConfigError(
-            f"{asked}: this run has {found}. The product of the two must be at most that."
-        )
+        asked, found = f"mesh.data={config.mesh.data}, mesh.model={model}", counted(len(available), "device{s}")
+        raise ConfigError(f"{asked}: this run has {found}. The product of the two must be at most that.")
     sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
     if train.chunks > 1:
         chunk = train.batch_size // train.chunks
@@ -70,17 +65,10 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
         sizes[f"generator.head_batch_size={head}"] = head
     for name, size in sizes.items():
         if size % data:
-            raise ConfigError(
-                f"{name} is not divisible by the {data} devices of the mesh's data axis"
-            )
-    names, types = (
-        ("data", "model"),
-        (AxisType.Auto,) * 2,
-    )  # under Explicit axes the in-batch matrix is a type error
+            raise ConfigError(f"{name} is not divisible by the {data} devices of the mesh's data axis")
+    names, types = ("data", "model"), (AxisType.Auto,) * 2  # under Explicit axes the in-batch matrix is a type error
     if len({device.process_index for device in available}) == 1:
-        return jax.make_mesh(
-            (data, model), names, axis_types=types, devices=available[: data * model]
-        )
+        return jax.make_mesh((data, model), names, axis_types=types, devices=available[: data * model])
     # jax.make_mesh has no order for hosts of several slices, as GPU hosts appear.
     ordered = sorted(available, key=lambda device: (device.process_index, device.id))
     devices = np.array(ordered[: data * model], object)
@@ -99,9 +87,7 @@ def resolved(config: Config, mesh: Mesh) -> Config:
     return dataclasses.replace(config, train=train, precision=precision)
 
 
-def packing_of(
-    config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = False
-) -> Packing | None:
+def packing_of(config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = False) -> Packing | None:
     """Return how batches are packed for the devices of a mesh; None if `train.packing` is off.
 
     With `anchors`, the networks also process the anchors alone.
@@ -114,17 +100,9 @@ def packing_of(
 def shards_of(mesh: Mesh) -> Shards:
     """Return the part of every batch that this process feeds: the rows of its devices, which must be neighbours."""
     here = jax.process_index()
-    local = [
-        row
-        for row, devices in enumerate(mesh.devices)
-        if any(one.process_index == here for one in devices)
-    ]
+    local = [row for row, devices in enumerate(mesh.devices) if any(one.process_index == here for one in devices)]
     if not local or local[-1] - local[0] + 1 != len(local):
-        problem = (
-            "has devices that are not neighbours on the data axis"
-            if local
-            else "has no device in the mesh"
-        )
+        problem = "has devices that are not neighbours on the data axis" if local else "has no device in the mesh"
         raise ConfigError(
             f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} {problem}. Set "
             "mesh.data=0 and a mesh.model that divides the devices of a host, or that such devices divide."
@@ -140,15 +118,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
     """Return the sharding of every array of a train state, or of a dict of parameters by name."""
 
-    def sharding(
-        path: tuple, array: jax.Array | np.ndarray | jax.ShapeDtypeStruct
-    ) -> NamedSharding:
+    def sharding(path: tuple, array: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding:
         if not isinstance(path[-1], jax.tree_util.DictKey):
             return replicated(mesh)  # counters
         of_optimizer = path[0] == jax.tree_util.GetAttrKey("opt_state")
-        return _by_name(
-            path[-1].key, array.shape, mesh, over_data=of_optimizer or config.mesh.fully_sharded
-        )
+        return _by_name(path[-1].key, array.shape, mesh, over_data=of_optimizer or config.mesh.fully_sharded)
 
     return jax.tree_util.tree_map_with_path(sharding, state)
 
@@ -158,17 +132,13 @@ def gathered(params: Params, mesh: Mesh) -> Params:
 
     Without this, XLA would move activations instead of parameters that the data axis splits (`mesh.fully_sharded`).
     """
-    whole = {
-        name: _by_name(name, array.shape, mesh, over_data=False) for name, array in params.items()
-    }
+    whole = {name: _by_name(name, array.shape, mesh, over_data=False) for name, array in params.items()}
     return jax.lax.with_sharding_constraint(params, whole)
 
 
 def split_over_data(params: Params, mesh: Mesh) -> Params:
     """Split gradients or parameters as the optimizer's moments are split, inside a compiled function."""
-    parts = {
-        name: _by_name(name, array.shape, mesh, over_data=True) for name, array in params.items()
-    }
+    parts = {name: _by_name(name, array.shape, mesh, over_data=True) for name, array in params.items()}
     return jax.lax.with_sharding_constraint(params, parts)
 
 
@@ -179,9 +149,7 @@ def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) 
     split: list[str | None] = []
     for axis, size in zip(axes, shape, strict=True):
         may_split = axis == "model" or (axis == "data" and over_data)
-        split.append(
-            axis if may_split and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
-        )
+        split.append(axis if may_split and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None)
     while split and split[-1] is None:  # the form that compiled functions return
         split.pop()
     return NamedSharding(mesh, PartitionSpec(*split))

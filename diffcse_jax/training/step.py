@@ -22,21 +22,15 @@ from diffcse_jax.training.sharding import by_rules, gathered, replicated, split_
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
 
 
-def initial_state(
-    params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
-) -> TrainState:
+def initial_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
     """Return the state before the first step, placed on the mesh by the rules of `sharding`."""
     # Compiled, so that the optimizer's state is created on its devices. The parameters are not donated, because
     # networks with the same initial weights share their NumPy arrays.
-    shardings = jax.tree.map(
-        lambda array: array.sharding, abstract_state(params, optimizer, config, mesh)
-    )
+    shardings = jax.tree.map(lambda array: array.sharding, abstract_state(params, optimizer, config, mesh))
     return jax.jit(partial(_initialize, optimizer), out_shardings=shardings)(params)
 
 
-def abstract_state(
-    params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
-) -> TrainState:
+def abstract_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
     """Return the shapes, types and shardings of the state before the first step.
 
     The parameters may be shapes, and the devices may belong to a topology that is only compiled for.
@@ -50,9 +44,7 @@ def abstract_state(
 
 
 def _initialize(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
-    return TrainState(
-        jnp.zeros([], jnp.int32), params, optimizer.init(params), jnp.zeros([], jnp.int32)
-    )
+    return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params), jnp.zeros([], jnp.int32))
 
 
 def make_train_step(
@@ -94,9 +86,7 @@ def make_train_step(
             params = jax.tree.map(partial(jnp.where, good), params, state.params)
             # The optimizer itself keeps the moments of a skipped step; this keeps its counters.
             opt_state = jax.tree.map(
-                lambda new, old: new if new.ndim else jnp.where(good, new, old),
-                opt_state,
-                state.opt_state,
+                lambda new, old: new if new.ndim else jnp.where(good, new, old), opt_state, state.opt_state
             )
         params = split_over_data(params, mesh)
 
@@ -128,9 +118,7 @@ def loss_of_batch(
 
 def _first_bad(grads: Params) -> jax.Array:
     """Return 1 + the index, in the order of names, of the first array that is not finite; 0 if all are finite."""
-    squares = [
-        optax.tree.norm(grads[name], squared=True) for name in sorted(grads)
-    ]  # shared with the norm of all
+    squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]  # shared with the norm of all
     bad = ~jnp.isfinite(jnp.stack(squares))
     return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)
 
@@ -146,20 +134,12 @@ def make_optimizer(
     With `rests`, networks that a step does not use do not change (see `resting`).
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    decay = (
-        optax.add_decayed_weights(config.weight_decay, mask=decays)
-        if config.weight_decay
-        else optax.identity()
-    )
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decays) if config.weight_decay else optax.identity()
     adam = [resting(optax.chain(scale_by_adam(), decay))] if rests else [scale_by_adam(), decay]
-    return optax.chain(
-        clip, *adam, optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps))
-    )
+    return optax.chain(clip, *adam, optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)))
 
 
-def resting(
-    optimizer: optax.GradientTransformationExtraArgs,
-) -> optax.GradientTransformationExtraArgs:
+def resting(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer with a separate state for each network. A network whose gradient is all 0 does not change.
 
     PyTorch does the same with parameters that a step does not use: their gradient is None. With a common state, the
@@ -180,15 +160,11 @@ def resting(
         weights, new_updates, new_state = _by_network(params), Params(), {}
         for network, part in _by_network(updates).items():
             used = jnp.stack([jnp.any(gradient != 0) for gradient in part.values()]).any()
-            scaled, after = optimizer.update(
-                part, state[network], weights[network], good=used & good
-            )
+            scaled, after = optimizer.update(part, state[network], weights[network], good=used & good)
             new_updates |= {name: jnp.where(used, value, 0.0) for name, value in scaled.items()}
             # Adam itself keeps the moments of an unused network.
             new_state[network] = jax.tree.map(
-                lambda new, old, used=used: new if new.ndim else jnp.where(used, new, old),
-                after,
-                state[network],
+                lambda new, old, used=used: new if new.ndim else jnp.where(used, new, old), after, state[network]
             )
         return new_updates, new_state
 
@@ -209,11 +185,7 @@ def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Sched
     warmup = optax.linear_schedule(0.0, peak, max(config.warmup_steps, 1))
     final = 0.0 if config.schedule == "linear" else peak
     decay = optax.linear_schedule(peak, final, max(total_steps - config.warmup_steps, 1))
-    return (
-        optax.join_schedules([warmup, decay], [config.warmup_steps])
-        if config.warmup_steps
-        else decay
-    )
+    return optax.join_schedules([warmup, decay], [config.warmup_steps]) if config.warmup_steps else decay
 
 
 def decays(params: Params) -> dict[str, bool]:
@@ -221,9 +193,7 @@ def decays(params: Params) -> dict[str, bool]:
     return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
 
 
-def scale_by_adam(
-    b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8
-) -> optax.GradientTransformationExtraArgs:
+def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> optax.GradientTransformationExtraArgs:
     """Return Adam with epsilon added before the bias correction, as in transformers' former AdamW.
 
     The update is m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t). Optax and PyTorch correct v first, which makes
@@ -238,11 +208,7 @@ def scale_by_adam(
         return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), mu, nu)
 
     def update(
-        updates: Params,
-        state: optax.ScaleByAdamState,
-        params: Params | None = None,
-        *,
-        good: jax.Array | bool = True,
+        updates: Params, state: optax.ScaleByAdamState, params: Params | None = None, *, good: jax.Array | bool = True
     ) -> tuple[Params, optax.ScaleByAdamState]:
         del params
         count = optax.safe_increment(state.count)

@@ -53,9 +53,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     """
     # 1. Checks that take no time: the configuration, the devices, the files.
     if labelled := config.settings_that_need("labels"):
-        raise ConfigError(
-            f"{' and '.join(labelled)}: `diffcse finetune` trains labelled tasks. Run that instead."
-        )
+        raise ConfigError(f"{' and '.join(labelled)}: `diffcse finetune` trains labelled tasks. Run that instead.")
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     split = open_split(config.data) if config.data.reads_documents else None
@@ -75,19 +73,13 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
             log_line(line)
     prompts, base = _choose_prompts(config, base, len(corpus.columns))
     # These read files that may be missing, so they come before the text is tokenised.
-    evaluation = build_dev_evaluation(
-        config, corpus.first_texts, lambda: base.encoder(config), split
-    )
+    evaluation = build_dev_evaluation(config, corpus.first_texts, lambda: base.encoder(config), split)
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_tokens = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
-    store = build_or_open(
-        corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts
-    )
+    store = build_or_open(corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts)
     examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
-    total_steps = config.train.steps or config.train.epochs * (
-        len(examples) // config.train.batch_size
-    )
+    total_steps = config.train.steps or config.train.epochs * (len(examples) // config.train.batch_size)
     source = BatchSource(
         examples,
         batch_size=config.train.batch_size,
@@ -95,9 +87,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         seed=config.train.seed,
         pad_token_id=encoder.config.pad_token_id,
         shards=shards_of(mesh),
-        packing=packing_of(
-            config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")
-        ),
+        packing=packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         prompt_tokens=prompt_tokens[0],
@@ -112,9 +102,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
         generator = networks.own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
-    built = networks.build(
-        config, encoder, generator, vocabulary, teachers, base.recorded.head, discriminator
-    )
+    built = networks.build(config, encoder, generator, vocabulary, teachers, base.recorded.head, discriminator)
     optimizer = make_optimizer(config.optim, total_steps)
 
     # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.
@@ -122,19 +110,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         return tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
 
     return run_training(
-        Run(
-            config,
-            workdir,
-            mesh,
-            base,
-            built,
-            optimizer,
-            source,
-            store.name,
-            evaluation,
-            sentences_of,
-            callbacks,
-        )
+        Run(config, workdir, mesh, base, built, optimizer, source, store.name, evaluation, sentences_of, callbacks)
     )
 
 
@@ -144,9 +120,7 @@ def run_training(run: Run) -> str:
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
     batches = make_batches(run.source)
-    record = Record(
-        0, config.encoding_pooler, {}, evaluation.metric, run.text, dev_text=evaluation.text
-    )
+    record = Record(0, config.encoding_pooler, {}, evaluation.metric, run.text, dev_text=evaluation.text)
     with Checkpoints(run.workdir, record) as checkpoints:
         state, position = checkpoints.restore(state)
         step = int(state.step)
@@ -169,9 +143,7 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     """
     train, generator, devices = config.train, config.generator, mesh.shape["data"]
     if config.trains_generator_head and examples < generator.head_batch_size:
-        generator = dataclasses.replace(
-            generator, head_batch_size=max(examples // devices * devices, devices)
-        )
+        generator = dataclasses.replace(generator, head_batch_size=max(examples // devices * devices, devices))
         config = dataclasses.replace(config, generator=generator)
     if examples >= train.batch_size:
         return config
@@ -182,15 +154,9 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     size = examples // unit * unit
     given = f"{config.data.train_file} gives {counted(examples, 'training example{s}')}"
     if size < 2:
-        raise DataError(
-            f"{given}, too few for a batch on {counted(devices, 'device{s}')}. Give more text."
-        )
-    log_line(
-        f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches of {size}."
-    )
-    return dataclasses.replace(
-        config, train=dataclasses.replace(train, batch_size=size, chunk_size=chunk_size)
-    )
+        raise DataError(f"{given}, too few for a batch on {counted(devices, 'device{s}')}. Give more text.")
+    log_line(f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches of {size}.")
+    return dataclasses.replace(config, train=dataclasses.replace(train, batch_size=size, chunk_size=chunk_size))
 
 
 def _measure_baseline(run: Run, *, resumed: bool) -> Record:
@@ -203,9 +169,7 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
             model = run.model_of(run.built.params) if run.model_of else run.base.encoder(run.config)
             scores, outcomes = run.evaluation.measure(model)
             pooler, metric = run.base.pooler(run.config), run.evaluation.metric
-            record = Record(
-                0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text
-            )
+            record = Record(0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text)
             records.write_baseline(run.workdir, record)
         return dataclasses.asdict(record)
 
@@ -231,9 +195,7 @@ def _choose_prompts(
             "[CLS] and [SEP]. Give a larger data.max_length."
         )
     if any(prompts):
-        log_line(
-            f"prompts: {', '.join(map(repr, prompts))}. data.prompts=none trains without them."
-        )
+        log_line(f"prompts: {', '.join(map(repr, prompts))}. data.prompts=none trains without them.")
     elif not config.data.prompts and (warning := base.recorded.prompts.warning(base.name)):
         log_line(f"warning: {warning}")
     return prompts, dataclasses.replace(base, recorded=base.recorded._replace(prompts=of_run))
@@ -244,9 +206,7 @@ def _open_examples(
 ) -> Examples:
     """Return the examples of which batches are made. Raise an error if a loss or the augmentation cannot use them."""
     with_next = config.needs("next_sentence")
-    examples = examples_of(
-        store, config.data, base.tokenizer, next_sentence=with_next, prompt_tokens=prompt_tokens
-    )
+    examples = examples_of(store, config.data, base.tokenizer, next_sentence=with_next, prompt_tokens=prompt_tokens)
     columns = len(examples.columns) - with_next
     for loss in config.losses.values():
         loss.check_columns(columns)
@@ -290,9 +250,7 @@ def select(run: Run, baseline: Record) -> str:
     """
     options, evaluation, base = run.config.eval, run.evaluation, run.base
     checkpoints = run.workdir / CHECKPOINTS
-    best = read_encoder(
-        checkpoints / str(default_step(checkpoints))
-    )  # ignores an earlier selection
+    best = read_encoder(checkpoints / str(default_step(checkpoints)))  # ignores an earlier selection
 
     def encoder(weight: float) -> SentenceEncoder:
         return SentenceEncoder.from_saved(interpolate(base, best, weight))
@@ -318,23 +276,14 @@ def select(run: Run, baseline: Record) -> str:
         better = "Not clearly better" if keeps_start else "Better"
     gain = f"{after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f} over {evaluation.chosen.units}"
     gain += f"; {doubt}, so this may be chance" if doubt else ""
-    trained, gains = (
-        records.origin(candidate.weight, best.step),
-        is_higher and candidate.keeps_quality,
-    )
+    trained, gains = records.origin(candidate.weight, best.step), is_higher and candidate.keeps_quality
     if keeps_start:
-        exported = f"{base.name} unchanged" + (
-            f" (eval.keep_start=False would export {trained})" if gains else ""
-        )
+        exported = f"{base.name} unchanged" + (f" (eval.keep_start=False would export {trained})" if gains else "")
     else:
         exported = trained if gains else f"{trained} anyway"
-    result = (
-        f"{better} than {base.name}: {evaluation.metric} {after:.2f}, was {before:.2f} ({gain})."
-    )
+    result = f"{better} than {base.name}: {evaluation.metric} {after:.2f}, was {before:.2f} ({gain})."
     compared = _compare_systems(run, lambda: encoder(candidate.weight))
-    advice = (
-        [systems.describe_recommendation(compared, systems.recommend(compared))] if compared else []
-    )
+    advice = [systems.describe_recommendation(compared, systems.recommend(compared))] if compared else []
     verdict = " ".join([result, *objections, f"Exported {exported}.", *advice])
     if not is_higher or keeps_start or objections:
         verdict = f"warning: {verdict}"
@@ -344,24 +293,11 @@ def select(run: Run, baseline: Record) -> str:
         model = dataclasses.replace(base.checkpoint, pooler=base.pooler_head)
     else:
         weight, model = candidate.weight, interpolate(base, best, candidate.weight).checkpoint
-        record = Record(
-            best.step,
-            best.pooler,
-            scores,
-            evaluation.metric,
-            baseline.text,
-            dev_text=evaluation.text,
-        )
-    of_exported = [
-        system
-        for system in compared
-        if system.encoder == (base.name if keeps_start else THIS_MODEL)
-    ]
+        record = Record(best.step, best.pooler, scores, evaluation.metric, baseline.text, dev_text=evaluation.text)
+    of_exported = [system for system in compared if system.encoder == (base.name if keeps_start else THIS_MODEL)]
     how = systems.recommend(of_exported) if of_exported else None
     search = {"mode": how.mode, "weight": how.weight} if how else {}
-    selection = Selection(
-        record, weight, verdict, [system.summary() for system in compared], search
-    )
+    selection = Selection(record, weight, verdict, [system.summary() for system in compared], search)
     weights = layers.prefixed(model.transformer, "encoder")
     if record.pooler == "cls":
         weights |= layers.prefixed(model.pooler or {}, "projector")
@@ -386,9 +322,7 @@ def _best_candidate(
         else:
             measured = evaluation.measure(encoder(weight))
             log_line(f"{records.origin(weight, best.step)}: {format_scores(measured.scores)}")
-        candidates.append(
-            Candidate(weight, measured, run.keeps_quality(baseline.dev, measured.scores))
-        )
+        candidates.append(Candidate(weight, measured, run.keeps_quality(baseline.dev, measured.scores)))
     candidates = [each for each in candidates if each.keeps_quality] or candidates
     candidates.sort(key=lambda each: (-each.measured.scores[metric], each.weight))
     higher = [each for each in candidates if each.measured.scores[metric] > baseline.dev[metric]]
@@ -406,11 +340,7 @@ def _best_candidate(
 def _compare_systems(run: Run, trained: Callable[[], SentenceEncoder]) -> list[systems.System]:
     """Compare BM25, the starting checkpoint and the trained model on the queries of the dev metric, if it has any."""
     metric = run.evaluation.chosen
-    if (
-        not isinstance(metric, RetrievalMetric)
-        or metric.name in SYMMETRIC_METRICS
-        or len(metric.queries) < FEWEST
-    ):
+    if not isinstance(metric, RetrievalMetric) or metric.name in SYMMETRIC_METRICS or len(metric.queries) < FEWEST:
         return []
     encoders = {run.base.name: run.base.encoder(run.config), THIS_MODEL: trained()}
     try:
@@ -433,9 +363,7 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
         return trained
 
     def between(start: Params, trained: Params) -> Params:
-        return {
-            name: (1 - weight) * start[name] + weight * array for name, array in trained.items()
-        }
+        return {name: (1 - weight) * start[name] + weight * array for name, array in trained.items()}
 
     start, ours = base.checkpoint, trained.checkpoint
     pooler, head = ours.pooler, ours.sentence_head

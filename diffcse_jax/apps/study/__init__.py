@@ -19,30 +19,14 @@ import jax
 from diffcse_jax import api, evaluation
 from diffcse_jax.apps.finetune import run_finetune
 from diffcse_jax.apps.study import table
-from diffcse_jax.config import (
-    OWN_POOLER,
-    SHIPPED,
-    Config,
-    configuration,
-    flat,
-    machine_keys,
-    read_overrides,
-)
+from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError, counted
 from diffcse_jax.evaluation import results, runner
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import log_line, terminated_like_interrupted
-from diffcse_jax.io import (
-    CONFIG,
-    disk_errors,
-    expand_path,
-    lock,
-    read_sealed,
-    write_sealed,
-    write_text,
-)
+from diffcse_jax.io import CONFIG, disk_errors, expand_path, lock, read_sealed, write_sealed, write_text
 from diffcse_jax.losses.finetune import score_name
 from diffcse_jax.run_folder.records import origin, read_selection
 from diffcse_jax.training.networks import open_start
@@ -106,18 +90,14 @@ def read_study(file: str) -> tuple[str, Study]:
     path = shipped if shipped.is_file() else expand_path(file)
     if not path.is_file():
         names = ", ".join(sorted(each.stem for each in SHIPPED_STUDIES.glob("*.py")))
-        raise ConfigError(
-            f"--config: {file!r} is neither a file nor the name of a study. Known names: {names}"
-        )
+        raise ConfigError(f"--config: {file!r} is neither a file nor the name of a study. Known names: {names}")
     try:
         study = runpy.run_path(str(path)).get("get_study", lambda: None)()
     except Exception as error:  # whatever the file's own code raises
         message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}: {message}") from error
     if not isinstance(study, Study):
-        raise ConfigError(
-            f"{path}: define a function get_study() that returns a Study, got {study!r}"
-        )
+        raise ConfigError(f"{path}: define a function get_study() that returns a Study, got {study!r}")
     return path.stem, study
 
 
@@ -132,9 +112,7 @@ class Run:
     seed: int | None  # None for the starting checkpoint
     config: Config  # with the seed
     folder: Path
-    tasks: tuple[
-        str, ...
-    ] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
+    tasks: tuple[str, ...] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
     pooler: str | None = None  # of the starting checkpoint
     start: "Run | None" = None  # whose encoder a fine-tuning starts from
 
@@ -162,12 +140,7 @@ class Run:
         except CheckpointError as error:
             return None, str(error)
         if (self.folder / FAILURE).is_file():
-            reason = (
-                (self.folder / FAILURE)
-                .read_text(encoding="utf-8", errors="replace")
-                .strip()
-                .partition("\n")[0]
-            )
+            reason = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
             return None, f"failed: {reason}"
         return None, "started" if (self.folder / CONFIG).is_file() else NOT_STARTED
 
@@ -177,22 +150,16 @@ class Run:
             return
         then = flat(Config.from_dict(self._read_results()["config"]).to_dict())
         now = flat(self.config.to_dict())
-        ignored = machine_keys() | (
-            {"model.name_or_path"} if self.start else set()
-        )  # a folder, which may be moved
+        ignored = machine_keys() | ({"model.name_or_path"} if self.start else set())  # a folder, which may be moved
         if changed := [key for key in now if then.get(key) != now[key] and key not in ignored]:
-            values = "\n  ".join(
-                f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed
-            )
+            values = "\n  ".join(f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed)
             raise ConfigError(
                 f"{self.folder} holds {self.label} with another configuration. Give another --workdir, or the same "
                 f"overrides:\n  {values}"
             )
 
     def _read_results(self) -> dict[str, Any]:
-        return read_sealed(
-            self.folder / RESULTS, "Run the study without --report to score the run again"
-        )
+        return read_sealed(self.folder / RESULTS, "Run the study without --report to score the run again")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,20 +181,14 @@ class Plan:
     def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
         """Return the runs of these variants and seeds (without any: of all), in the order of seeds."""
         known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
-        for option, wanted, known in (
-            ("--variants", variants, list(self.rows)),
-            ("--seeds", seeds, known_seeds),
-        ):
+        for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
             for value in wanted:
                 if value not in known:
-                    raise ConfigError(
-                        f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}"
-                    )
+                    raise ConfigError(f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}")
         return [
             run
             for run in sorted(self.runs, key=lambda run: run.seed or 0)
-            if (not variants or run.row in variants)
-            and (not seeds or run.seed is None or run.seed in seeds)
+            if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
         ]
 
 
@@ -236,9 +197,7 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
 
     Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the `--finetune.KEY=VALUE`.
     """
-    of_tunings = [
-        argument for argument in overrides if argument.lstrip("-").startswith("finetune.")
-    ]
+    of_tunings = [argument for argument in overrides if argument.lstrip("-").startswith("finetune.")]
     if of_tunings and not study.finetunings:
         raise ConfigError(f"{of_tunings[0]}: {name} has no fine-tunings")
     values = read_overrides(argument for argument in overrides if argument not in of_tunings)
@@ -265,31 +224,21 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
     encoders = [*runs]
     for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
         trained = str(encoder.folder.absolute())
-        start = {
-            "model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained
-        }
+        start = {"model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained}
         if encoder.pooler and encoder.pooler != OWN_POOLER:
             start["model.pooler"] = encoder.pooler
-        config = _changed(
-            f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **tuning_values, **start}
-        )
-        for seed in (
-            study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]
-        ):
+        config = _changed(f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **tuning_values, **start})
+        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
             add(f"{encoder.row}, {tuning}", seed, config, start=encoder)
 
     for field, of in {"seeds_of": encoders, "published": runs}.items():
         rows = dict.fromkeys(run.row for run in of)
         if unknown := getattr(study, field).keys() - rows.keys():
-            raise ConfigError(
-                f"{name}: {field} names {min(unknown)!r}. The study has: {', '.join(rows)}"
-            )
+            raise ConfigError(f"{name}: {field} names {min(unknown)!r}. The study has: {', '.join(rows)}")
     folders: dict[str, Run] = {}
     for run in runs:
         if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
-            raise ConfigError(
-                f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one"
-            )
+            raise ConfigError(f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one")
     return Plan(name, study, runs)
 
 
@@ -297,14 +246,10 @@ def _changed(where: str, base: "str | ConfigDict", settings: Settings) -> Config
     """Return a configuration with changed values. Errors begin with the place."""
     try:
         if "train.seed" in settings:
-            raise ConfigError(
-                "train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them"
-            )
+            raise ConfigError("train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them")
         config = configuration(base, settings)[1]
         if config.distributed:
-            raise ConfigError(
-                "distributed=True: a run of a study uses one host. Several hosts may share a study"
-            )
+            raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
     except ConfigError as error:
         raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
     return config
@@ -415,15 +360,11 @@ def train_and_score(run: Run) -> dict[str, Any]:
         (identifies the text of the dev metric), `scores` by column, and `notes`. The metric of a fine-tuning is the
         average over its labelled tasks, and the scores are those of the tasks.
     """
-    settings = evaluation.Settings(
-        tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler
-    )
+    settings = evaluation.Settings(tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler)
     notes = []
     if run.pooler:
         model = run.config.model.name_or_path
-        if (
-            run.pooler == OWN_POOLER
-        ):  # the one that the checkpoint records, or else the one of its training
+        if run.pooler == OWN_POOLER:  # the one that the checkpoint records, or else the one of its training
             config, start, _ = open_start(run.config, make_mesh(run.config))
             applied = start.checkpoint.sentence_head.applied(start.pooler(config))
             settings = dataclasses.replace(settings, pooler=applied)
@@ -439,34 +380,19 @@ def train_and_score(run: Run) -> dict[str, Any]:
             (run_finetune if run.start else api.run)(run.config, run.folder)
         selection = read_selection(run.folder)
         assert selection, "training ends with the selection"
-        dev, metric, dev_text = (
-            selection.record.dev,
-            selection.record.dev_metric,
-            selection.record.dev_text,
-        )
+        dev, metric, dev_text = selection.record.dev, selection.record.dev_metric, selection.record.dev_text
         if run.start:
-            notes.append(
-                f"{run.row}: fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks"
-            )
+            notes.append(f"{run.row}: fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks")
         if selection.interpolation < 1:
             notes.append(f"{run.label}: {origin(selection.interpolation, selection.record.step)}")
-    scores = {
-        name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())
-    }
+    scores = {name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())}
     if run.tasks:
         scored = runner.evaluate_model(model, settings)
         runner.write_results(scored, run.folder / EVALUATION)
         scores |= results.scores_by_column(scored)
         notes += [f"{task}: no score: {reason}" for task, reason in scored["missing"].items()]
-        notes += [
-            f"{task}: not the official data: {how}" for task, how in scored["not_official"].items()
-        ]
-    found = {
-        "asked": run.tasks,
-        "config": run.config.to_dict(),
-        "metric": metric,
-        "dev": dev[metric],
-    }
+        notes += [f"{task}: not the official data: {how}" for task, how in scored["not_official"].items()]
+    found = {"asked": run.tasks, "config": run.config.to_dict(), "metric": metric, "dev": dev[metric]}
     return found | {"dev_text": dev_text, "scores": scores, "notes": notes}
 
 
@@ -500,9 +426,7 @@ def summarize(plan: Plan) -> table.Summary:
             }
         )
     if plan.study.published:
-        notes.append(
-            f"published: {plan.study.source}, with its own checkpoints, text and number of steps"
-        )
+        notes.append(f"published: {plan.study.source}, with its own checkpoints, text and number of steps")
     notes += [f"{label}: {state}" for label, state in states.items() if state != NOT_STARTED]
     if waiting := [label for label, state in states.items() if state == NOT_STARTED]:
         notes.append(f"{NOT_STARTED}: {'; '.join(waiting)}")
@@ -510,9 +434,7 @@ def summarize(plan: Plan) -> table.Summary:
     return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
 
 
-def _columns(
-    run: Run, found: Mapping[str, Any], titles: dict[tuple[str, str], str]
-) -> dict[str, float]:
+def _columns(run: Run, found: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
     """Return the scores by column: the dev metric first, but the average of a fine-tuning last.
 
     Rows that measure a dev metric on different text get different columns. New columns are added to `titles`.
@@ -522,7 +444,5 @@ def _columns(
         return found["scores"] | {metric: dev}
     title = "STS-B dev" if metric == "stsb_spearman" else f"dev {metric}"
     is_first = all(known != metric for known, _ in titles)
-    column = titles.setdefault(
-        (metric, found["dev_text"]), title if is_first else f"{title}, text of {run.row}"
-    )
+    column = titles.setdefault((metric, found["dev_text"]), title if is_first else f"{title}, text of {run.row}")
     return {column: dev} | found["scores"]

@@ -11,23 +11,14 @@ from typing import Any
 import scipy.stats
 
 from diffcse_jax.errors import require_extra
-from diffcse_jax.evaluation.results import (
-    SHORT_NAMES,
-    Row,
-    format_means,
-    format_scores,
-    sections,
-    table,
-)
+from diffcse_jax.evaluation.results import SHORT_NAMES, Row, format_means, format_scores, sections, table
 from diffcse_jax.io import write_json, write_text
 
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
 PICTURES = {"encoders": "study.png", "finetunings": "finetuning.png"}  # of both groups of rows
 
 Summary = dict[str, Any]  # the content of study.json
-Seeds = Mapping[
-    str, Mapping[str, float]
-]  # the scores of a row by seed ("-" for the starting checkpoint) and column
+Seeds = Mapping[str, Mapping[str, float]]  # the scores of a row by seed ("-" for the starting checkpoint) and column
 
 
 def write(summary: Summary, workdir: Path) -> None:
@@ -40,10 +31,7 @@ def write(summary: Summary, workdir: Path) -> None:
     for name, figure in pictures.items():
         figure.savefig(workdir / name, dpi=120)
     # `log_line` would ask JAX for its devices, which may belong to another process.
-    print(
-        f"wrote {', '.join([*FILES.values(), 'study.json', *pictures])} in {workdir}",
-        file=sys.stderr,
-    )
+    print(f"wrote {', '.join([*FILES.values(), 'study.json', *pictures])} in {workdir}", file=sys.stderr)
 
 
 def show(summary: Summary, style: str) -> str:
@@ -56,18 +44,10 @@ def show(summary: Summary, style: str) -> str:
         parts += [table(["n", *section], _score_rows(rows, section), style) for section in columns]
         if compared := [row for row in rows if row["difference"]]:
             first = next(row["row"] for row in rows if not row["is_start"])
-            parts.append(
-                remark(f"difference to {first} over shared seeds; p: paired t-test, two-sided")
-            )
-            shown = [
-                name
-                for name in itertools.chain(*columns)
-                if any(name in row["difference"] for row in compared)
-            ]
+            parts.append(remark(f"difference to {first} over shared seeds; p: paired t-test, two-sided"))
+            shown = [name for name in itertools.chain(*columns) if any(name in row["difference"] for row in compared)]
             parts.append(table(["pairs", *shown], map(_difference_row, compared), style))
-    separator = (
-        "\n\n" if style == "markdown" else "\n"
-    )  # Markdown joins lines that follow one another
+    separator = "\n\n" if style == "markdown" else "\n"  # Markdown joins lines that follow one another
     parts.append(separator.join(map(remark, summary["notes"])))
     return "\n\n".join(parts) + "\n"
 
@@ -92,13 +72,8 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
 def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the columns of each table. Dev scores come first."""
     scored = [scores for row in rows for scores in row["scores"].values()]
-    dev = [
-        column for column in summary["dev_columns"] if any(column in scores for scores in scored)
-    ]
-    tests = [
-        {column: score for column, score in scores.items() if column not in dev}
-        for scores in scored
-    ]
+    dev = [column for column in summary["dev_columns"] if any(column in scores for scores in scored)]
+    tests = [{column: score for column, score in scores.items() if column not in dev} for scores in scored]
     first, *others = sections(tests) or [[]]
     return [[*dev, *first], *others]
 
@@ -106,9 +81,7 @@ def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[
 def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Row]:
     lines = []
     for row in rows:
-        lines.append(
-            Row(row["row"], {"n": str(row["n"])} | format_means([*row["scores"].values()]))
-        )
+        lines.append(Row(row["row"], {"n": str(row["n"])} | format_means([*row["scores"].values()])))
         if not row["published"].keys().isdisjoint(columns):
             lines.append(Row(f"{row['row']} (published)", format_scores(row["published"])))
     return lines
@@ -139,14 +112,10 @@ def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
             scores = [seed[column] for seed in row["scores"].values() if column in seed]
             if scores:
                 (points,) = axes.plot(scores, [height] * len(scores), "o", alpha=0.6)
-                axes.plot(
-                    statistics.mean(scores), height, "|", markersize=16, color=points.get_color()
-                )
+                axes.plot(statistics.mean(scores), height, "|", markersize=16, color=points.get_color())
             if column in row["published"]:
                 axes.plot(row["published"][column], height, "D", color="black", fillstyle="none")
-        axes.set_yticks(
-            range(len(rows)), [row["row"] for row in rows] if number % across == 0 else []
-        )
+        axes.set_yticks(range(len(rows)), [row["row"] for row in rows] if number % across == 0 else [])
         axes.invert_yaxis()  # the first row on top
         axes.grid(axis="x", alpha=0.3)
     return figure

@@ -12,40 +12,26 @@ import transformers
 
 from diffcse_jax.models.transformer import TransformerConfig
 
-PreTrainedConfig: TypeAlias = (
-    "transformers.PreTrainedConfig"  # only named: its module imports PyTorch
-)
-Modules = Mapping[
-    str, str
-]  # ours by the checkpoint's names; several of ours, joined by "+", are stacked there
+PreTrainedConfig: TypeAlias = "transformers.PreTrainedConfig"  # only named: its module imports PyTorch
+Modules = Mapping[str, str]  # ours by the checkpoint's names; several of ours, joined by "+", are stacked there
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
     """The particulars of a family. Each table maps the checkpoint's name of a module to ours."""
 
-    sizes: Callable[
-        [PreTrainedConfig], TransformerConfig
-    ]  # raises ValueError, with a message for users
+    sizes: Callable[[PreTrainedConfig], TransformerConfig]  # raises ValueError, with a message for users
     prefix: str  # before the encoder's names inside a model with a head
     modules: Modules  # outside the blocks
     block_prefix: str  # before a block's number
     block: Modules
     mlm_head: Modules
     decoder: str  # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
-    ignored: (
-        str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
-    )
-    supported: dict[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # the only supported values in config.json
-    pooler: Modules = dataclasses.field(
-        default_factory=dict
-    )  # the dense + tanh head on position 0; empty: none
+    ignored: str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
+    supported: dict[str, Any] = dataclasses.field(default_factory=dict)  # the only supported values in config.json
+    pooler: Modules = dataclasses.field(default_factory=dict)  # the dense + tanh head on position 0; empty: none
     other_prefix: str = ""  # instead of `prefix`, in checkpoints of other code
-    discriminator_head: Modules = dataclasses.field(
-        default_factory=dict
-    )  # for replaced tokens; empty: none
+    discriminator_head: Modules = dataclasses.field(default_factory=dict)  # for replaced tokens; empty: none
 
 
 def rotary_base(rope: Mapping[str, Any], *types: str) -> float:

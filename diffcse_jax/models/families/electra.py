@@ -20,9 +20,7 @@ class ElectraEmbeddings(Embeddings):
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         super().__init__(config, dtype=dtype, rngs=rngs)
         differs = config.word_size != config.hidden_size
-        self.project = (
-            Dense(config.word_size, config.hidden_size, dtype=dtype, rngs=rngs) if differs else None
-        )
+        self.project = Dense(config.word_size, config.hidden_size, dtype=dtype, rngs=rngs) if differs else None
 
     def __call__(self, rows: TokenRows, *, keys: RowKeys) -> Tokens:
         embedded = super().__call__(rows, keys=keys)
@@ -32,9 +30,7 @@ class ElectraEmbeddings(Embeddings):
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of a generator or a discriminator."""
     like_bert, size = bert.sizes(config), config.embedding_size
-    return dataclasses.replace(
-        like_bert, embedding_size=size, mlm_activation="gelu", embeddings=ElectraEmbeddings
-    )
+    return dataclasses.replace(like_bert, embedding_size=size, mlm_activation="gelu", embeddings=ElectraEmbeddings)
 
 
 ELECTRA = dataclasses.replace(

@@ -24,24 +24,14 @@ class ModernBertBlock(Block):
     """
 
     def __init__(self, config: TransformerConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        super().__init__(
-            config, index, bias=False, gated=True, attention_norm=index > 0, dtype=dtype, rngs=rngs
-        )
+        super().__init__(config, index, bias=False, gated=True, attention_norm=index > 0, dtype=dtype, rngs=rngs)
         self.attention_rate = config.attention_dropout[index]
 
     def __call__(
-        self,
-        hidden_states: Tokens,
-        rows: TokenRows,
-        bias: LogitBias,
-        *,
-        keys: RowKeys,
-        positions: int | None = None,
+        self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None = None
     ) -> Float[Array, "*outputs hidden"]:
         probabilities_keys, attention_keys, unit_keys = split_keys(keys, rows, positions, outputs=2)
-        normed = (
-            hidden_states if self.attention_norm is None else self.attention_norm(hidden_states)
-        )
+        normed = hidden_states if self.attention_norm is None else self.attention_norm(hidden_states)
         attended = self.attention(normed, rows, bias, keys=probabilities_keys, positions=positions)
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
@@ -73,10 +63,7 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
         final_norm=True,
         block=ModernBertBlock,
         rotary_bases=tuple(bases[kind] for kind in config.layer_types),
-        windows=tuple(
-            config.local_attention // 2 if kind != "full_attention" else 0
-            for kind in config.layer_types
-        ),
+        windows=tuple(config.local_attention // 2 if kind != "full_attention" else 0 for kind in config.layer_types),
     )
 
 

@@ -11,9 +11,7 @@ from diffcse_jax.models.families import PreTrainedConfig, bert, roberta
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 
-BUCKETS = (
-    32  # transformers' MPNet has this value, whatever the configuration says, and the padding id 1
-)
+BUCKETS = 32  # transformers' MPNet has this value, whatever the configuration says, and the padding id 1
 
 
 class RelativeAttentionBias(nnx.Module):
@@ -43,9 +41,7 @@ def relative_buckets(positions: int) -> Int[np.ndarray, "positions positions"]:
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    return dataclasses.replace(
-        roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias
-    )
+    return dataclasses.replace(roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias)
 
 
 MPNET = dataclasses.replace(
