@@ -26,6 +26,7 @@ INITIALIZATION_SECONDS = 100  # all processes must have started within this time
 HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
 SHUTDOWN_SECONDS = 30  # a finished process waits this long for the others, because its exit would end them
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
+SHORTEST_COMPILATION = 0.1  # seconds of a program that is kept for later processes
 SECONDS_BETWEEN_LINES = 30.0  # between two lines of progress where there is no terminal
 
 # Messages
@@ -94,10 +95,26 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def keep_compiled() -> None:
-    """Keep compiled programs in the package's cache folder, unless $JAX_COMPILATION_CACHE_DIR names another folder."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # an encoder's shape takes half a second
+    """Keep compiled programs in the package's cache folder, so that later processes load them.
+
+    This concerns all programs of this process. Nothing changes if the user has chosen a folder, or
+    none, by $JAX_COMPILATION_CACHE_DIR or by JAX's setting `jax_compilation_cache_dir`, or if the
+    package's cache folder cannot be written.
+    """
+    is_chosen = jax.config.values["jax_compilation_cache_dir"] is not None
+    folder = cache_folder("compiled")
+    if is_chosen or "JAX_COMPILATION_CACHE_DIR" in os.environ or not folder.is_absolute():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a read-only home
+        return
+    if not os.access(folder, os.W_OK):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # An encoder's shape takes half a second. JAX would keep what takes a second.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST_COMPILATION)
 
 
 # Processes
