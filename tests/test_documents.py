@@ -1,209 +1,22 @@
-"""Sentences, documents in each format, those that are held out, and the rows that are made of the others."""
+"""Documents, those that are held out, and the rows that are made of the others."""
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import docstrings, documents
-from diffcse_jax.data import sentences as rules
-from diffcse_jax.data.formats import READERS
+from diffcse_jax.data import docstrings
 from diffcse_jax.data.pairs import REPEATED, SHARED, Holdout
-from diffcse_jax.data.readers import Corpus, Fault
-from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
+from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.sources import open_corpus, open_documents, open_text
-from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.errors import DataError
 
 
 def opened(train_file: str | Path, pairs: str, **options) -> Corpus:
     return open_corpus(DataConfig(train_file=str(train_file), pairs=pairs, **options))
-
-
-# Sentences
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("It reads a file. It writes one!  Does it work?", ["It reads a file.", "It writes one!", "Does it work?"]),
-        ("See Smith et al. for more, e.g. Fig. 3 there.", ["See Smith et al. for more, e.g. Fig. 3 there."]),
-        ("He said (at last.) Then he left the room.", ["He said (at last.)", "Then he left the room."]),
-        ("Written by Foo Inc. in the year 1999 or so.", ["Written by Foo Inc. in the year 1999 or so."]),
-        ("a first sentence . a second sentence .", ["a first sentence .", "a second sentence ."]),
-        ("1. Install the package. 2. Run it now.", ["1. Install the package.", "2. Run it now."]),
-        ("\u3053\u308c\u306f\u6700\u521d\u306e\u6587\u3067\u3059\u3088\u306d\u3002" * 2,
-         ["\u3053\u308c\u306f\u6700\u521d\u306e\u6587\u3067\u3059\u3088\u306d\u3002"] * 2),
-        ("Am 3. Mai kommt z. B. Dr. Maier, Nr. 5 von ca. 10. Danach ist Schluss.",
-         ["Am 3. Mai kommt z. B. Dr. Maier, Nr. 5 von ca. 10.", "Danach ist Schluss."]),
-        ("\u201eDas ist das Ende.\u201c Dann ging er heim.", ["\u201eDas ist das Ende.\u201c", "Dann ging er heim."]),
-        ("Does it support postscript ? if so try it.", ["Does it support postscript ?", "if so try it."]),
-        ("you need an Ubuntu disc. then you build it.", ["you need an Ubuntu disc.", "then you build it."]),
-        ("malloc() gets memory. free() frees it. Both are fast.",
-         ["malloc() gets memory. free() frees it.", "Both are fast."]),
-        ("\u6587" * 9 + "\u3002\u306f\u3044\u3002", ["\u6587" * 9 + "\u3002\u306f\u3044\u3002"]),
-        ("", []),
-        *((sentence * 3, [sentence.strip()] * 3) for sentence in (
-            "\u0645\u0627 \u0647\u0630\u0627 \u0627\u0644\u0634\u064a\u0621\u061f ",  # Arabic, with spaces
-            "\u092f\u0939 \u092a\u0939\u0932\u093e \u0935\u093e\u0915\u094d\u092f \u0964",  # Hindi
-            "\u4ed6\u4eca\u5929\u4e0d\u6765\u4e86\uff01\uff1f",  # Chinese
-            "\u300c\u3053\u308c\u3067\u6c7a\u307e\u3063\u305f\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",  # Japanese
-        )),
-    ],
-)  # fmt: skip
-def test_where_sentences_end(text, expected):
-    assert split_sentences(text) == expected
-
-
-@given(st.text("aB. ?\u3002)\n", max_size=80))
-def test_splitting_loses_no_text(text):
-    assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
-
-
-def test_wrapped_lines_are_joined():
-    lines = [
-        "The quick brown fox jumps over the lazy dog, and then it",
-        "goes home to its den. There it sleeps until the sun has",
-        "come up.",
-    ]
-    title, items = "A title of its own", ["- the first item of a list", "- the second one, which is longer"]
-    assert list(paragraphs([title, "", *lines, "", *items])) == [title, " ".join(lines), *items]
-    lines = ["This line is a sentence, and rather long it is.", "This one is, too, and about as long as that.", "12"]
-    assert sentences_of([*lines, "---"]) == lines
-
-
-def test_text_without_spaces_has_words_and_joins_without_spaces():
-    japanese, thai = "\u3053\u308c\u306f\u6587\u3060\u3002", "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22"
-    pairs = [japanese[:2], japanese[2:4], japanese[4:]]
-    assert rules.words(f"two words {japanese}{thai}") == ["two", "words", *pairs, thai[:4], thai[4:]]
-    assert rules.some_words(japanese * 2, 1, 4) == (japanese * 2)[2:8]
-    assert rules.join([japanese, japanese, "a", "b", thai, thai]) == f"{japanese}{japanese} a b {thai} {thai}"
-    wrapped = [japanese * 4, japanese * 3 + japanese[:-1], japanese]
-    assert list(paragraphs(wrapped)) == ["".join(wrapped)]
-    assert rules.canonical("\n".join(wrapped)) == rules.canonical("".join(wrapped))
-    assert rules.canonical("Ma\u0308rz  2") == rules.canonical("M\xe4rz \uff12") == "m\xe4rz 2"
-
-
-# Formats
-
-PAGE = b"""---
-layout: page
----
-# The *tool*
-
-It does [one thing](https://example.org) well.
-It does `it` fast, with [a link of its own][1].
-
-[1]: https://example.org
-
-## Installation ##
-
-- Get **the package**.
-- [x] Run it,
-  with care.
-
-```
-code is not text
-```
-
-| a | table |
-|---|---|
-
-Heading by a line
------------------
-Text of it.
-<!-- nobody
-sees this -->
-"""
-HTML_PAGE = b"""<html><head><title>Not this</title><style>p {}</style></head><body><nav>Home</nav>
-<h1>The <em>tool</em></h1><p>It does <a href="x">one thing</a> well. It does <code>it</code> fast,
-with a link of its own.</p><h2>Installation</h2><ul><li>Get <b>the package</b>.<li>Run it, with care.</ul>
-<pre>code is not text</pre><table><tr><td>a</td></tr></table>
-<h2>Heading by a line</h2><div>Text of it.<script>x()</script></div><!-- nobody sees this --></body></html>"""
-RST_PAGE = b"""
-The *tool*
-==========
-
-It does `one thing <https://example.org>`_ well. It does :func:`it <a.b>` fast, with a link of its own.
-
-.. note that nobody sees
-
-Installation
-------------
-
-.. note:: Get **the package**.
-
-- Run it,
-  with care.
-
-.. include:: /etc/hostname
-
-::
-
-    code is not text
-
-.. unknown:: x
-
-.. math:: x^2
-
-Heading by a line
------------------
-Text of it.
-"""
-
-
-def read(content: bytes | str, extension: str = ".md") -> list[tuple[str, list[str]]]:
-    content = content.encode() if isinstance(content, str) else content
-    return [(title, [line for line in lines if line]) for title, lines in READERS[extension](content)]
-
-
-@pytest.mark.parametrize(("content", "extension"), [(PAGE, ".md"), (HTML_PAGE, ".html"), (RST_PAGE, ".rst")])
-def test_a_page_becomes_titled_sections(content, extension):
-    assert read(content, extension) == [
-        ("The tool", ["It does one thing well. It does it fast, with a link of its own."]),
-        ("The tool: Installation", ["Get the package.", "Run it, with care."]),
-        ("The tool: Heading by a line", ["Text of it."]),
-    ]
-
-
-def test_a_page_whose_heading_is_not_read_has_its_title():
-    page = "<title>The page</title><article><header><h1>One</h1></header><h1><img></h1><p>Text.<figcaption>More."
-    assert read(page, ".html") == [("The page", ["Text.", "More."])]
-
-
-def pdf(text: str) -> bytes:
-    file, figure = io.BytesIO(), Figure()
-    figure.text(0, 0.5, text)
-    with rc_context({"pdf.use14corefonts": True}):
-        figure.savefig(file, format="pdf")
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("### A\n\nx\n\n# B\n\nx\n\n## C\n\nx\n\n# D\n\nx", ["A", "A: B", "A: B: C", "A: D"]),  # the first is the title
-        ("# A\n\n## A\n\nx\n\n### B\n\nx", ["A", "A: B"]),  # a repeated heading
-        ("---\ntitle: 'The page'\n---\nx\n\n## B\n\nx", ["The page", "The page: B"]),
-        ('+++\ntitle = "The page"\n+++\n## B\n\nx\n\n## C\n\nx', ["The page: B", "The page: C"]),
-        ("---\ntitle: Another\n---\nx\n\n# The page\n\nx", ["", "The page"]),
-        ("`<vector>` has `a_b_c` and `*p`, 2 \\* 3 &lt; 7", "<vector> has a_b_c and *p, 2 * 3 < 7"),
-        ("see <https://example.org> <b>now</b> ![a *picture*](a.png)", "see https://example.org now"),
-        ("> [!NOTE]\n> Take care.", "Take care."),
-        ("{% raw %}A{% endraw %} {{< note >}}B{{< /note >}} `{% if %}`", "A B {% if %}"),
-        ("One line.<br>Another.\n\n<hr>\n\nMore.", "One line. Another. More."),
-        ("````text\n```\n~~~\ncode\n```` no end\n````\n~~~ python\nmore code\n~~~~\nHere.", "Here."),
-    ],
-)
-def test_markdown_has_titles_of_all_headings_and_text_without_markup(text, expected):
-    titles, (lines, *_) = zip(*read(text), strict=True)
-    assert ([*titles] if isinstance(expected, list) else " ".join(lines)) == expected
 
 
 PAIRS = [
@@ -242,22 +55,6 @@ def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
         places, _, searched = zip(*open_text(path).in_documents(), strict=True)
         assert [text for (text,) in searched] == [rest for _, rest in PAIRS]
         assert places == ("0.html", "_1.rst", "more/2.jsonl, line 1")
-
-
-def test_pdf_and_unreadable_files(tmp_path, monkeypatch):
-    (tmp_path / "a.pdf").write_bytes(pdf("This is a page. It has two sentences."))
-    (tmp_path / "b.pdf").write_bytes(pdf("Never read.")[:200])
-    for name in ("c.txt", "d.rst"):
-        (tmp_path / name).write_bytes(b"This is text.\n\nThis \xff is not.\n")
-    corpus = opened(tmp_path, "neighbours")
-    assert list(corpus) == [("This is a page.",), ("It has two sentences.",), ("This is text.",), ("This is text.",)]
-    assert {**corpus.skipped} == {Fault.UNREADABLE: 1, Fault.NOT_UTF8: 2}
-    for name, message in [("b.pdf", r"b\.pdf: unreadable"), ("c.txt", r"c\.txt: not UTF-8 \(to convert")]:
-        with pytest.raises(DataError, match=message):
-            list(opened(f"{tmp_path}/[{name[0]}].*", "neighbours", on_bad_line="error"))
-    monkeypatch.setitem(sys.modules, "pypdf", None)
-    with pytest.raises(UserError, match=r"package pypdf, which is not installed\. Install the extra 'documents'"):
-        list(open_text(tmp_path / "a.pdf"))
 
 
 def test_of_a_search_collection_only_documents_are_read(tmp_path):
