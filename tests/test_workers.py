@@ -70,8 +70,8 @@ def test_a_file_that_cannot_be_read_costs_only_itself(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not every system can limit memory")
 def test_memory_has_a_limit(tmp_path, monkeypatch):
-    (tmp_path / "a.html").write_text("<b>x" * 60_000)
-    monkeypatch.setattr(workers, "MEMORY", 110 << 20)
+    (tmp_path / "a.html").write_text("<b>x" * 100_000)
+    monkeypatch.setattr(workers, "MEMORY", 130 << 20)
     (found,) = parse_files([tmp_path / "a.html"], with_code=True)
     assert found == Unreadable("needs too much memory")
     monkeypatch.setattr(workers, "MEMORY", 4 << 30)
