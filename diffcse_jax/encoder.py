@@ -374,9 +374,7 @@ class SentenceEncoder:
         else:
             title = 0
         return [
-            passage._replace(
-                text=passage.text[start:end], start=passage.start + max(0, start - title)
-            )
+            passage._replace(text=passage.text[start:end], start=passage.start + max(0, start - title))
             for start, end in split_text(passage.text, own, max(limit, 1))
         ]
 

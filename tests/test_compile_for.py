@@ -42,7 +42,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
   %choice = f32[4]{0} conditional(%x, %x, %x), branch_computations={%bits, %dear}
   ROOT %sum = (f32[12,64]{1,0}, bf16[]) all-reduce(%x), channel_id=7, metadata={op_name="jit(step)/transpose(jvp())/dot_general"}
 }
-"""  # noqa: E501
+"""
 
 
 def test_cycles_and_collectives_are_read_from_the_program():

@@ -7,10 +7,13 @@ from contextlib import closing, contextmanager
 import pytest
 from html_pages import checked
 
-from diffcse_jax.apps.search import SearchServer, read_texts, serve
+from diffcse_jax.apps.demo import DemoOptions, Page, SearchServer, examples_of, serve
+from diffcse_jax.data.documents import text_document
+from diffcse_jax.data.ledger import Place
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.search.index import Hit, SentenceIndex
-from diffcse_jax.search.records import table_of
+from diffcse_jax.io import write_json
+from diffcse_jax.search.hits import Hit, Hits
+from diffcse_jax.search.index import Index
 
 SENTENCES = ["A <b>bold</b> sentence & more.", "Rain falls.", "Bread is baked.", "The train leaves."]
 
@@ -21,19 +24,24 @@ class Searcher:
     def __init__(self, step: int = 1):
         self.step, self.queries = step, []
 
-    def search_hits(self, queries, top_k=5):
-        self.queries.append(queries)
-        if queries == "broken":
+    def search(self, queries, top_k=5):
+        self.queries += queries
+        if queries == ["broken"]:
             raise CheckpointError("the vectors are <not> finite")
-        first, second, *others = SENTENCES[:: self.step]
-        hits = [Hit(1.0, {"title": "Fonts", "sentence": first}, {"dense": 1, "lexical": 7})]
-        hits += [Hit(0.75, {"sentence": second}, {"lexical": 5}), *(Hit(0.5, {"sentence": text}) for text in others)]
-        return [hits[:top_k]]
+        numbered = [(str(number), text) for number, text in enumerate(SENTENCES)][:: self.step]
+        hits = [
+            Hit(1 / rank, rank, key, "Fonts" if rank == 1 else "", text, file="<a>.csv", line=rank, snippet=text)
+            for rank, (key, text) in enumerate(numbered[:top_k], 1)
+        ]
+        hits[0] = hits[0]._replace(ranks={"dense": 1, "lexical": 7}, columns={"year": 1999})
+        hits[1] = hits[1]._replace(snippet="... a part ...")
+        return [Hits(hits, "Nothing is <close>.", 0.1)]
 
 
 @contextmanager
 def served(**models):
-    with SearchServer("text.txt", SENTENCES, models, 3, "127.0.0.1", 0) as server:
+    page = Page("text.txt", len(SENTENCES), SENTENCES[:3], models, 3)
+    with SearchServer(page, ("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -62,9 +70,11 @@ def test_two_models_answer_side_by_side():
     assert box["value"] == 'what is "baked"? <b>'
     assert box["dir"] == "auto"  # text may run from right to left
     assert text.count('<p dir="auto">') == 6  # three hits of each model
+    assert text.count("<summary") == 2  # the passages of which only a part is shown
     texts = ("A <b>bold</b> sentence & more.", "1.000", "place 2 with one", "not found by <i>other")
-    for shown in (*texts, "by meaning: 1", "by words: 7", "by words: 5", "Fonts"):
+    for shown in (*texts, "by meaning: 1", "by words: 7", "Fonts", "0 (<a>.csv:1)", "year: 1999", "a part"):
         assert shown in page.text
+    assert page.text.count("Nothing is <close>.") == 2
     assert len([tag for tag, _ in page.tags if tag == "ol"]) == 2
 
 
@@ -82,7 +92,8 @@ def test_without_a_query_there_are_examples_that_can_be_followed():
 
 
 @pytest.mark.parametrize(
-    ("path", "headers", "status"), [("/?q=rain", {"Host": "evil.example"}, 421), ("/?q=broken", {}, 500)]
+    ("path", "headers", "status"),
+    [("/?q=rain", {"Host": "evil.example"}, 421), ("/?q=rain", {"Host": "["}, 421), ("/?q=broken", {}, 500)],
 )
 def test_what_is_refused(path, headers, status):
     searcher = Searcher()
@@ -94,21 +105,26 @@ def test_what_is_refused(path, headers, status):
 
 
 def test_a_port_in_use_and_invalid_options(tmp_path):
+    page = Page("t", 1, [], {}, 3)
     with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"--port {port}: .*Choose another --port"):
-        SearchServer("t", SENTENCES, {}, 3, "127.0.0.1", port)
+        SearchServer(page, ("127.0.0.1", port))
     with pytest.raises(ConfigError, match="--host no such host --port 0"):
-        SearchServer("t", SENTENCES, {}, 3, "no such host", 0)
+        SearchServer(page, ("no such host", 0))
     with pytest.raises(ConfigError, match="--against a is the same as --model"):
-        serve("a", "text.txt", against="a", top_k=1, host="127.0.0.1", port=0)
-    SentenceIndex.of(table_of([{"sentence": "Rain falls."}]), mode="lexical").save(tmp_path / "index")
+        serve(DemoOptions("a", "text.txt", against="a"))
+    Index(texts=["Rain falls."], mode="lexical").save(tmp_path / "index")
     with pytest.raises(ConfigError, match="index is an index or embeddings"):
-        serve("a", f"{tmp_path}/index", top_k=1, host="127.0.0.1", port=0)
+        serve(DemoOptions("a", f"{tmp_path}/index"))
 
 
-def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
-    (tmp_path / "text.txt").write_bytes(b"One.\nTwo.\nOne.\n\xff\n")
-    texts = read_texts(f"{tmp_path}/text.txt")
-    assert texts == [{"line": 1, "sentence": "One."}, {"line": 2, "sentence": "Two."}]
-    assert "1 not UTF-8" in capsys.readouterr().err
-    (tmp_path / "a.md").write_text("# Title\n\nThe first paragraph.\n")
-    assert [each["sentence"] for each in read_texts(f"{tmp_path}/a.md")] == ["The first paragraph."]
+def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
+    write_json(tmp_path / "search.json", {"mode": "hybrid", "weight": 0.2})
+    for options in ({"model": str(tmp_path), "against": "minilm"}, {"model": str(tmp_path), "weight": 0.2}):
+        settings = DemoOptions(source="t", **options).settings()
+        assert (settings.mode, settings.weight) == ("hybrid", 0.2)
+    assert DemoOptions("minilm", "t", against=str(tmp_path)).settings().mode == "dense"
+
+
+def test_examples_are_texts_of_documents():
+    documents = [text_document(f"Text number {number}.", Place("a.txt", number)) for number in range(10)]
+    assert examples_of(documents) == ["Text number 0.", "Text number 3.", "Text number 6."]

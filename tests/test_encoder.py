@@ -6,6 +6,7 @@ import runpy
 import jax
 import numpy as np
 import pytest
+from diffcse_jax.search.records import checked_sentences
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
@@ -16,7 +17,7 @@ from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import write_tensors
 from diffcse_jax.models import files, hf
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.search.records import checked_sentences, records_of
+from diffcse_jax.search.texts import checked_sentences
 
 SENTENCES = [
     "a dog runs in the park",
@@ -107,8 +108,6 @@ def test_options_are_checked(tiny, tiny_dir):
     assert 0 < np.abs(half.encode(SENTENCES) - tiny.encode(SENTENCES)).max() < 0.05
     with pytest.raises(ConfigError, match="build_index"):
         half.search("a dog")
-    with pytest.raises(DataError, match=r"row 1 is 'b', not a dict like row 0"):
-        records_of([{"sentence": "a"}, "b"])  # which `build_index` calls
 
 
 def test_long_sentences_are_not_cut_before_the_last_position(tiny):

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from test_documents import HTML_PAGE, RST_PAGE, pdf
+from test_formats import HTML_PAGE, RST_PAGE, pdf
 from tiny_model import HIDDEN, random_params, write_smallest_model
 
 from diffcse_jax.config import Config, DataConfig
@@ -135,7 +135,7 @@ It is *here*, <https://example.org>. And [there][1] &amp; {% x %} it is.
 ~~~
 <div>all of it is here</div>
 """
-DOCUMENTS = {".md": MARKDOWN, ".html": HTML_PAGE, ".rst": RST_PAGE, ".pdf": pdf("A page. It has two sentences.")}
+DOCUMENTS = {".md": MARKDOWN, ".html": HTML_PAGE, ".rst": RST_PAGE, ".pdf": pdf(["A page. It has two sentences."])}
 
 
 @pytest.mark.parametrize("extension", [*CORPORA, *DOCUMENTS])
@@ -150,7 +150,9 @@ def test_corpora(tmp_path, extension, data):
     path = write(tmp_path / f"a{extension}{compression}", content)
     options = {"on_bad_line": data.draw(st.sampled_from(["skip", "error"]))}
     options |= {"pairs": "lead"} if extension in DOCUMENTS else {}
-    rows = result_or_user_error(lambda: [row.texts for row in open_corpus(DataConfig(train_file=str(path), **options)).rows()])
+    rows = result_or_user_error(
+        lambda: [row.texts for row in open_corpus(DataConfig(train_file=str(path), **options)).rows()]
+    )
     for row in rows or []:
         assert all(text.strip() and text.encode() for text in row)
         assert extension in DOCUMENTS or row == tuple(text.strip() for text in row)

@@ -1,16 +1,27 @@
-"""An index as an object: it is changed, saved and loaded, beside readers and writers."""
+"""An index as an object: it is changed, saved and loaded, also while others read and write it."""
 
+import contextlib
+import datetime
+import importlib
+import json
+import multiprocessing
+import operator
+import os
+import shutil
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, InUseError
+from diffcse_jax.io import json_digest, sha256
 from diffcse_jax.models import pooling
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.search.embeddings import STORAGES
+from diffcse_jax.search.folder import MANIFEST, writing
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.vector_store import EncoderRecord
 
@@ -22,8 +33,8 @@ class WordEncoder:
 
     name, prompts = "words", NO_PROMPTS
 
-    def __init__(self):
-        self.encoded = []
+    def __init__(self, weights="0123"):
+        self.weights, self.encoded = weights, []
 
     def encode(self, sentences, batch_size=64, normalize=False, prompt=""):
         self.encoded += sentences
@@ -34,10 +45,9 @@ class WordEncoder:
         return list(passages)
 
     def record(self, prompt=""):
-        return EncoderRecord(self.name, "avg", "float32", DIMENSION, "0123", prompt)
+        return EncoderRecord(self.name, "avg", "float32", DIMENSION, self.weights, prompt)
 
     def warning_once(self):
-        import contextlib
         return contextlib.nullcontext()
 
 
@@ -50,6 +60,9 @@ def found(index: Index, *queries: str, **options) -> list:
         [(hit.id, hit.text, round(hit.score, 5), hit.rank, hit.columns) for hit in hits]
         for hits in index.search(queries, 50, **options)
     ]
+
+
+# Changes
 
 WORDS = st.sampled_from(["red fox", "blue bird", "old tree", "red bird", "tall tree of the fox"])
 CHANGES = st.lists(
@@ -66,7 +79,11 @@ def rows_of(texts: dict[str, str]) -> list[dict[str, str]]:
     return [{"id": key, "text": text} for key, text in texts.items()]
 
 
-@given(CHANGES, st.sampled_from(["dense", "lexical", "hybrid"]), st.sampled_from(["float32", "float16"]))
+@given(
+    CHANGES,
+    st.sampled_from(["dense", "lexical", "hybrid"]),
+    st.sampled_from(["float32", "float16"]),
+)
 def test_changes_in_any_order_give_the_index_of_the_final_texts(changes, mode, storage):
     index, expected = Index(WordEncoder(), mode=mode, storage=storage), {}
     for kind, content in changes:
@@ -84,3 +101,282 @@ def test_changes_in_any_order_give_the_index_of_the_final_texts(changes, mode, s
             expected |= content
     anew = Index(WordEncoder(), rows_of(expected), mode=mode, storage=storage)
     assert found(index, "red fox", "tree") == found(anew, "red fox", "tree")
+
+
+def test_only_new_and_changed_texts_are_encoded():
+    encoder = WordEncoder()
+    index = Index(encoder, rows_of({"a": "red fox", "b": "blue bird", "c": "old tree"}), mode="hybrid")
+    before = index.documents
+    assert tuple(index.update(rows_of({"a": "red fox"}))) == (0, 0, 0, 1)
+    assert index.documents is before
+    encoder.encoded.clear()
+    changes = index.update(rows_of({"b": "blue bird", "c": "tall tree", "d": "grey wolf"}))
+    assert str(changes) == "1 document new, 1 changed, 0 removed, 1 unchanged"
+    assert encoder.encoded == ["tall tree", "grey wolf"]
+    encoder.encoded.clear()
+    index.update([{"id": "b", "text": "blue bird", "year": 1999}])  # its other columns have changed
+    assert encoder.encoded == []
+    assert index.search("blue bird")[0][0].columns == {"year": 1999}
+    assert tuple(index.remove(["a", "d"])) == (0, 0, 2, 2)
+    assert (len(index), repr(index)) == (2, "Index(2 documents, mode='hybrid', encoder='words')")
+    index.add(["a text without an id", "another one"])
+    index.add(["one more"])
+    assert index.documents["id"].to_pylist() == ["b", "c", "0", "1", "2"]
+    index.update(["the first of them", "another one"])  # by their numbers
+    assert index.passages["text"].to_pylist()[2:] == [
+        "the first of them",
+        "another one",
+        "one more",
+    ]
+
+
+def test_rows_with_the_same_id_are_one_document():
+    rows = [{"file": "a.pdf", "start": start, "text": f"page {start} red fox"} for start in range(3)]
+    rows.append({"file": "b.pdf", "start": 9, "text": "blue bird"})
+    index = Index(WordEncoder(), rows, mode="hybrid")
+    (hits,) = index.search("red fox", 4)
+    assert [(hit.id, hit.columns["start"]) for hit in hits][-1] == ("3", 9)
+    assert sorted(hit.columns["start"] for hit in hits) == [0, 1, 2, 9]
+    assert {hit.columns["file"] for hit in hits} == {"a.pdf", "b.pdf"}
+    index = Index(WordEncoder(), rows, mode="hybrid", id_column="file")
+    (hits,) = index.search("page 1 red fox", 4)
+    assert [(hit.id, hit.columns) for hit in hits] == [
+        ("a.pdf", {"start": 1}),
+        ("b.pdf", {"start": 9}),
+    ]
+    assert hits[0].ranks == {"dense": 1, "lexical": 1}
+    index.update([rows[0]])  # all rows of the id are replaced
+    assert len(index.documents) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "make"),
+    [("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table.from_pylist")],
+)
+def test_rows_of_tables_keep_ids_and_columns(module, make, tmp_path):
+    day = datetime.date(2020, 5, 1)
+    rows = [
+        {
+            "id": 1,
+            "title": "Etna",
+            "text": "a volcano",
+            "line": 7,
+            "day": day,
+            "score": 0.5,
+            "document": "x",
+        },
+        {
+            "id": 2,
+            "title": "Po",
+            "text": "a river",
+            "line": None,
+            "day": day,
+            "score": 1.5,
+            "document": None,
+        },
+    ]
+    table = operator.attrgetter(make)(importlib.import_module(module))(rows)
+    index = Index(WordEncoder(), table)
+    index.save(tmp_path / "index")
+    index = Index.load(tmp_path / "index", WordEncoder())
+    (hits,) = index.search("a river", 2)
+    assert [(hit.id, hit.title, hit.text, hit.file, hit.line) for hit in hits] == [
+        ("2", "Po", "a river", "", None), ("1", "Etna", "a volcano", "", None)
+    ]  # fmt: skip
+    assert hits[0].columns == {"day": "2020-05-01", "score": 1.5}
+    assert hits[1].columns == {"line": 7, "day": "2020-05-01", "score": 0.5, "document": "x"}
+
+
+def test_columns_keep_the_values_of_json():
+    odd = {
+        "tags": ["a", {"b": None}],
+        "at": float("inf"),
+        "name": "caf\udce9",
+        7: np.int64(3),
+        "none": float("nan"),
+    }
+    (hit,) = Index(WordEncoder(), [{"text": "red fox", **odd}]).search("red")[0]
+    assert hit.columns == {"tags": ["a", {"b": None}], "at": "inf", "name": "caf\\udce9", "7": 3}
+    json.dumps(hit._asdict()).encode()
+
+
+def test_what_an_index_needs_is_said():
+    with pytest.raises(ConfigError, match=r"mode='dense' needs an encoder. Give one, or use mode='lexical'"):
+        Index(texts=["a"])
+    with pytest.raises(DataError, match="the index has no document with the ids x, y"):
+        Index(WordEncoder(), ["a"]).remove(["x", "y"])
+    assert Index(WordEncoder()).search("a") == [[]]
+    rows = [{"text": "red fox"}, {"text": {"not": "text"}}, {"text": ""}]
+    with pytest.warns(UserWarning, match=r"left out 2 texts: 1 with a value that is not text .*, 1 empty"):
+        Index(WordEncoder(), rows)
+    with pytest.raises(DataError, match="line 2: with a value that is not text"):
+        Index(WordEncoder(), rows, strict=True)
+    assert Index(texts=["red \udce9 fox"], mode="lexical").search("fox")[0][0].text == "red \ufffd fox"
+
+
+# The folder
+
+TEXTS = {
+    key: f"{text} number {key}" for key, text in zip("abcde", ["red fox", "blue bird", "old tree"] * 2, strict=False)
+}
+
+
+def saved(folder: Path, storage: str = "float32", texts: dict[str, str] = TEXTS) -> Index:
+    index = Index(WordEncoder(), rows_of(texts), mode="hybrid", storage=storage)
+    index.save(folder)
+    return index
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_only_our_own_files_are_written_read_and_removed(storage, tmp_path):
+    folder = tmp_path / "index"
+    index = saved(folder, "int8")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "scale.npy").write_bytes(b"stray")
+    (folder / f"vectors-{'0' * 32}.npy").write_bytes(b"left by a save that was killed")
+    index = saved(folder, storage, TEXTS | {"f": "grey wolf"})
+    names = [path.name for path in folder.iterdir()]
+    assert {"notes.txt", "scale.npy", MANIFEST} < set(names)
+    assert len([name for name in names if name.startswith("vectors-")]) == 2  # a reader may still open the old ones
+    saved(folder, storage, TEXTS | {"f": "grey wolf"})
+    assert len([path for path in folder.iterdir() if path.name.startswith("vectors-")]) == 2
+    assert found(Index.load(folder, WordEncoder()), "red fox", "wolf") == found(index, "red fox", "wolf")
+    for content in ("{}", '{"format": "of another program"}'):
+        theirs = tmp_path / f"theirs{len(content)}"
+        theirs.mkdir()
+        (theirs / MANIFEST).write_text(content)
+        with pytest.raises(CheckpointError, match=r"not an index of this program: it holds index\.json"):
+            saved(theirs)
+        with pytest.raises(DataError, match="is not an index"):
+            Index.load(theirs)
+        assert [path.name for path in theirs.iterdir()] == [MANIFEST]
+    (folder / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=r"not an index of this program: it holds (notes|scale)"):
+        saved(folder)
+    for name in ("notes.txt", "scale.npy"):
+        (folder / name).unlink()
+    saved(folder)  # what a first save has left when it was killed
+
+
+def reseal(folder: Path, **changed) -> None:
+    """Write the manifest anew, with checksums that fit."""
+    content = json.loads((folder / MANIFEST).read_text()) | changed
+    content["files"] = {name: sha256([folder / name]) for name in content["files"]}
+    content.pop("sha256")
+    (folder / MANIFEST).write_text(json.dumps(content | {"sha256": json_digest(content)}))
+
+
+def own_file(folder: Path, name: str) -> Path:
+    number = json.loads((folder / MANIFEST).read_text())["number"]
+    return folder / name.replace("*", number)
+
+
+@pytest.mark.parametrize("name", ["index.json", "documents-*.arrow", "vectors-*.npy", "words-*/vocab.index.json"])
+def test_a_damaged_index_is_refused(name, tmp_path):
+    saved(tmp_path)
+    for byte in (5, -1):
+        copied = tmp_path / f"copy{byte}"
+        shutil.copytree(tmp_path, copied, ignore=shutil.ignore_patterns("copy*"))
+        file = own_file(copied, name)
+        content = bytearray(file.read_bytes())
+        content[byte] ^= 0x40
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"{file.name}.* (is|differs).*\. Build the index again"):
+            Index.load(copied)
+        file.unlink()
+        with pytest.raises((CheckpointError, DataError), match=rf"{file.name}.*no such file|is not an index"):
+            Index.load(copied)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("vectors-*.npy", lambda array: array[:-1], r"has float32 \(4, 24\), not float32 \(5, 24\)"),
+        ("vectors-*.npy", lambda array: array[:, :-1], r"not float32 \(5, 24\)"),
+        ("vectors-*.npy", lambda array: array.astype(np.float64), r"has float64 \(5, 24\), not float32"),
+        ("vectors-*.npy", lambda array: array * np.nan, "contains NaN or infinite"),
+        ("vectors-*.npy", lambda array: array.astype(object), "cannot be read|another kind"),
+        ("words-*/data.csc.index.npy", lambda array: array * np.inf, "contains NaN or infinite"),
+        ("words-*/indptr.csc.index.npy", lambda array: array[:0], "words-.* cannot be read"),
+        ("words-*/indices.csc.index.npy", lambda array: array + 5, "words-.* cannot be read"),
+    ],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_are_refused_although_their_checksums_do(name, change, message, tmp_path):
+    saved(tmp_path)
+    file = own_file(tmp_path, name)
+    np.save(file, change(np.load(file)), allow_pickle=True)
+    reseal(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"{message}.*\. Build the index again"):
+        Index.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"settings": {}}, {"settings": 3}, {"encoder": None}, {"encoder": {"model": "x"}}, {"documents": 4},
+        {"passages": "5"}, {"inputs": [{}]}, {"typical": [1]}, {"typical": [float("nan"), 1]}, {"measured": None},
+        {"format": "diffcse_jax index 99"}, {"number": None}, {"language": 5}, {"number": "0" * 32},
+    ],
+)  # fmt: skip
+def test_manifests_that_do_not_fit_are_refused_although_their_checksum_does(changed, tmp_path):
+    saved(tmp_path)
+    reseal(tmp_path, **changed)
+    with pytest.raises(CheckpointError, match=rf"{MANIFEST}.*\. Build the index again"):
+        Index.load(tmp_path)
+
+
+def test_a_reader_keeps_its_index_and_an_interrupted_save_leaves_the_old_one(tmp_path, monkeypatch):
+    old = saved(tmp_path)
+    reader = Index.load(tmp_path, WordEncoder())
+    expected = found(old, "red fox")
+
+    def refuse(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(np, "save", refuse)
+        with pytest.raises(CheckpointError, match="earlier index there is unchanged"):
+            saved(tmp_path, texts={"z": "other"})
+    assert found(Index.load(tmp_path, WordEncoder()), "red fox") == expected
+    assert len([path for path in tmp_path.iterdir() if path.name.startswith("documents-")]) == 1
+    for number in range(3):
+        saved(tmp_path, texts={"z": f"other {number}"})
+    assert found(reader, "red fox") == expected  # the removed files stay mapped
+    with writing(tmp_path, wait=False), pytest.raises(InUseError, match="is in use by process"):
+        writing(tmp_path, wait=False).__enter__()
+
+
+def test_another_encoder_is_refused(tmp_path):
+    saved(tmp_path)
+    with pytest.raises(ConfigError, match="holds embeddings of words"):
+        Index.load(tmp_path, WordEncoder("4567"))
+    index = Index.load(tmp_path)
+    assert [hit.id for hit in index.search("blue", mode="lexical")[0]] == ["b", "e"]
+    with pytest.raises(ConfigError, match="it was given no encoder"):
+        index.search("blue")
+
+
+SAVES = int(os.environ.get("DIFFCSE_TEST_SAVES", "40"))  # of each writer
+
+
+def write_again_and_again(folder: str, seed: int, saves: int) -> None:
+    indexes = [Index(texts=[f"word{seed} {key}{number}" for number in range(20)], mode="lexical") for key in "ab"]
+    for number in range(saves):
+        indexes[number % 2].save(folder)
+
+
+def test_a_reader_beside_two_writers_gets_one_index_or_another(tmp_path):
+    write_again_and_again(str(tmp_path), 0, 1)
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=write_again_and_again, args=(str(tmp_path), seed, SAVES)) for seed in (1, 2)]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while any(writer.is_alive() for writer in writers):
+        index = Index.load(tmp_path)
+        texts = index.passages["text"].to_pylist()
+        assert len({(text.split()[0], text.split()[1][0]) for text in texts}) == 1
+        assert index.search(texts[-1].split()[1])[0][0].text == texts[-1]  # its words are those of its texts
+        seen.add(texts[0])
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert len(seen) > 1

@@ -67,9 +67,7 @@ def test_tables_are_converted():
 
 def test_pairs_that_share_an_answer_are_held_out_together():
     pairs = [
-        (f"Question {number} on {answer}?", f"This is answer {answer}.")
-        for answer in range(40)
-        for number in range(10)
+        (f"Question {number} on {answer}?", f"This is answer {answer}.") for answer in range(40) for number in range(10)
     ]
     trained, held_out = write_held_out(pairs, 0.1)
     trained_rows = [tuple(json.loads(line).values()) for line in trained.read_text().splitlines()]
@@ -96,7 +94,7 @@ def test_dicts_keep_their_columns():
     ]
     first, second = documents_of(rows)
     assert (first.id, second.id) == ("0", "1")
-    assert dict(first.columns) == {"file": "a.pdf", "start": 3}
+    assert dict(first.columns) == {"file": "a.pdf", "start": 3, "tags": ["x"]}
     assert dict(second.columns) == {"file": "a.pdf", "start": 9, "extra": 1.5}
     assert first.place == Place(row=1)
     assert [document.id for document in documents_of(rows, id_column="start")] == ["3", "9"]

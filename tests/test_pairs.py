@@ -72,10 +72,7 @@ def test_every_document_of_ten_words_gives_a_row(tmp_path):
 
 
 def test_every_second_title_is_not_a_lead(tmp_path):
-    rows = [
-        {"title": f"Title {i}", "text": f"Subject {i} is told here. More of it is told there."}
-        for i in range(200)
-    ]
+    rows = [{"title": f"Title {i}", "text": f"Subject {i} is told here. More of it is told there."} for i in range(200)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = texts_of(opened(tmp_path / "a.jsonl", "lead"))
     titled = [lead.startswith("Title") for lead, _ in found]

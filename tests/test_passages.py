@@ -30,9 +30,7 @@ PIECES = st.sampled_from(
      "東京は首都です。", "火山", "Größe?", "\u00a0", "etc.", "\u201cQuoted!\u201d", "x" * 60, "Sentence number two."]
 )  # fmt: skip
 LINES = st.lists(st.lists(PIECES, max_size=12).map(" ".join), max_size=8)
-SECTIONS = st.builds(
-    Section, st.one_of(st.just(""), PIECES, st.just("long title " * 40)), LINES, st.booleans()
-)
+SECTIONS = st.builds(Section, st.one_of(st.just(""), PIECES, st.just("long title " * 40)), LINES, st.booleans())
 
 
 def letters(text: str) -> str:

@@ -38,7 +38,9 @@ def texts_of(rows: int) -> list[str]:
     return [f"this is the {words[row % 3]} with number {row}" for row in range(rows)]
 
 
-def contents_of(texts: list[str], vectors: np.ndarray | None, mode: str = "dense", storage: str = "float32") -> Contents:
+def contents_of(
+    texts: list[str], vectors: np.ndarray | None, mode: str = "dense", storage: str = "float32"
+) -> Contents:
     documents = [text_document(text, Place(f"a.txt:{row}")) for row, text in enumerate(texts)]
     passages = passages_table([Passage(row, "", text) for row, text in enumerate(texts)])
     words = None if mode == "dense" else LexicalIndex.build(texts)
@@ -111,7 +113,9 @@ def test_embeddings_are_exchanged(storage):
     found = own.updated(order, added)
     expected = np.concatenate([vectors[:20], added])[order]
     assert (found.storage, len(found.vectors)) == (storage, 6)
-    np.testing.assert_allclose(found.rows(np.arange(6)), expected, atol={"float32": 0, "float16": 1e-3}.get(storage, 0.02))
+    np.testing.assert_allclose(
+        found.rows(np.arange(6)), expected, atol={"float32": 0, "float16": 1e-3}.get(storage, 0.02)
+    )
     for row in range(20, 40):  # one by one, until the number of rows has doubled
         own = own.updated(np.arange(row + 1), vectors[row : row + 1])
     np.testing.assert_array_equal(own.nearest(vectors, 1)[1][:, 0], np.arange(40))
@@ -125,9 +129,7 @@ def test_bits_tell_apart_embeddings_that_point_almost_the_same_way():
     np.testing.assert_array_equal(Embeddings.of(vectors, "bits").nearest(vectors, 1)[1][:, 0], np.arange(300))
 
 
-def write_parts(
-    folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0
-) -> None:
+def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:
     folder.mkdir(exist_ok=True)
     rows = [
         (text_document(text, Place("a.txt", row + 1)), Passage(row, "", text))

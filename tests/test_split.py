@@ -94,14 +94,8 @@ def test_rows_with_the_same_answer_are_held_out_together(tmp_path):
 
 def test_boilerplate_is_left_out_of_both_sides(tmp_path):
     licence = " ".join(f"Licence sentence {i} is the same everywhere." for i in range(10))
-    rows = [
-        {"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"}
-        for i in range(580)
-    ]
-    twins = [
-        {"title": f"Twin {i}", "text": f"These are twins, {i % 20}. Only {i} has this."}
-        for i in range(40)
-    ]
+    rows = [{"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"} for i in range(580)]
+    twins = [{"title": f"Twin {i}", "text": f"These are twins, {i % 20}. Only {i} has this."} for i in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows + twins)))
     data = DataConfig(str(tmp_path / "a.jsonl"), pairs="lead", held_out=0.1)
     split = open_split(data)

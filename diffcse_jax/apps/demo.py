@@ -77,9 +77,7 @@ def serve(options: DemoOptions) -> None:
         )
     folder = expand_path(options.source)
     if options.source != STDIN and (is_index(folder) or find_store(folder)):
-        raise ConfigError(
-            f"--input {options.source} is an index or embeddings. Name the text that it was made of"
-        )
+        raise ConfigError(f"--input {options.source} is an index or embeddings. Name the text that it was made of")
     settings = options.settings()
     settings.check()
     source = open_documents_to_search(options.source, columns=options.columns, id_column=options.id_column)
@@ -143,8 +141,7 @@ class SearchServer(ThreadingHTTPServer):
         except (OSError, OverflowError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose another "
-                "--port, or 0"
+                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose another --port, or 0"
             ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:

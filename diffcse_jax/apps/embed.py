@@ -99,9 +99,7 @@ def encode(
 def _require_format(path: Path, output: str) -> None:
     """Raise `ConfigError` unless a file in one of the formats can be written."""
     if path.suffix not in FORMATS:
-        raise ConfigError(
-            f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}"
-        )
+        raise ConfigError(f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}")
     if path.exists() and not path.is_file():
         raise ConfigError(f"--output {output} is a folder, a pipe or a device. Name a file")
 
@@ -125,9 +123,7 @@ def _renamed(partial: Path, path: Path) -> Iterator[None]:
         partial.unlink(missing_ok=True)
 
 
-def _json_lines(
-    rows: Sequence[Placed], vectors: Float32[np.ndarray, "rows dimension"]
-) -> Iterator[str]:
+def _json_lines(rows: Sequence[Placed], vectors: Float32[np.ndarray, "rows dimension"]) -> Iterator[str]:
     """Yield an object for each text, with the shortest numbers that are exact in float32."""
     for row, vector in zip(rows_table(rows).to_pylist(), vectors, strict=True):
         columns = json.loads(row.pop("columns") or "{}")
@@ -310,9 +306,7 @@ class _Job:
         partial = state_of(self.output) / f"{name}.tmp"
         with _renamed(partial, self.output / name):
             stored = vector_table(rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings)
-            pq.write_table(
-                stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True
-            )
+            pq.write_table(stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True)
 
     def split(self, chunk: Sequence[Placed], prompt: str) -> list[Placed]:
         """Split passages that are longer than the model reads."""

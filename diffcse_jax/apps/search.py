@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from diffcse_jax.data.documents import Document
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.sources import open_documents_to_search
@@ -33,6 +35,7 @@ from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_sto
 QUERIES_AT_ONCE = 1024
 LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
+_INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 
 Load = Callable[[EncoderRecord | None], SentenceEncoder]  # loads the encoder, by default the recorded one
 
@@ -135,9 +138,7 @@ def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
     given = [name for name in names if getattr(options, name) not in (None, "", ())]
     flags = ["--no-passages" if name == "passages" and not options.passages else f"--{name}" for name in given]
     if flags:
-        raise ConfigError(
-            f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the text"
-        )
+        raise ConfigError(f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the text")
 
 
 def _require_outside(output: Path, source: Path) -> None:
@@ -165,9 +166,7 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> Settings:
         raise ConfigError("--language and --weight need --mode lexical or hybrid")
     settings.check()
     if not has_store and settings.mode != "lexical" and not options.model:
-        raise ConfigError(
-            f"{options.source} is text. Name the encoder with --model, for example --model minilm"
-        )
+        raise ConfigError(f"{options.source} is text. Name the encoder with --model, for example --model minilm")
     return settings
 
 
@@ -177,9 +176,7 @@ def _read(options: SearchOptions) -> list[Document]:
     return read_documents(source, strict=options.strict)
 
 
-def _build(
-    settings: Settings, source: VectorStore | Sequence[Document], options: SearchOptions, load: Load
-) -> Index:
+def _build(settings: Settings, source: VectorStore | Sequence[Document], options: SearchOptions, load: Load) -> Index:
     """Build an index of texts or of embeddings."""
     if isinstance(source, VectorStore):
         index = Index.of_store(source, settings)
@@ -264,9 +261,7 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
             )
 
 
-def _keep_store(
-    writer: Writer, old: Index, store: VectorStore, options: SearchOptions, load: Load
-) -> Index:
+def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchOptions, load: Load) -> Index:
     """Bring an index of embeddings up to date."""
     own = options.input()
     if old.inputs != (own,) or old.record is None:
@@ -336,8 +331,12 @@ def _as_text(query: str, hits: Hits) -> str:
 
 
 def _wrapped(text: str, indent: str = "", **options: Any) -> list[str]:
-    """Return some lines of a text, without what would move a terminal's cursor or change its colours."""
-    printable = "".join(character if character.isprintable() else " " for character in text)
+    """Return some lines of a text, without what would move a terminal's cursor or change its colours.
+
+    Characters that a terminal does not show, such as soft hyphens, do not divide words.
+    """
+    visible = _INVISIBLE.sub("", text)
+    printable = "".join(character if character.isprintable() else " " for character in visible)
     width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
     options = {"max_lines": LINES_PER_HIT, "placeholder": " ...", "break_on_hyphens": False} | options
     return textwrap.wrap(printable, width, subsequent_indent=indent, **options)

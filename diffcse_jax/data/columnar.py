@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from diffcse_jax.data.encodings import decode
 from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.lines import COMPRESSED, decode
+from diffcse_jax.data.lines import COMPRESSED
 from diffcse_jax.data.values import Row, Rows, chosen_split, listed, unique_names
 from diffcse_jax.errors import DataError, counted, require_extra
 from diffcse_jax.io import why_unreadable

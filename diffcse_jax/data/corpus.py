@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from diffcse_jax.data import ledger as reasons
-from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.ledger import NOWHERE, Ledger, Place
 from diffcse_jax.data.lines import LONGEST_TEXT
 from diffcse_jax.errors import NoSentencesError
 
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     texts: tuple[str, ...]  # one for each column, without white space around it
     document: int  # the number of the document, in the order of the source
-    place: Place = Place()
+    place: Place = NOWHERE
     kind: Kind = Kind.TEXTS
     follows: bool = False  # the text continues that of the row before, in the same document
 

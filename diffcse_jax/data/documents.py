@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.ledger import NOWHERE, Ledger, Place
 from diffcse_jax.data.sentences import canonical, sentences_of
 
 
@@ -24,10 +24,9 @@ class Section(NamedTuple):
 
     def sentences(self) -> list[str]:
         """Return the sentences, without a title that the text repeats at its start."""
+        found = sentences_of(self.lines)
         if self.sentence_a_line:
             found = [line.strip() for line in self.lines]
-        else:
-            found = sentences_of(self.lines)
         return found[1:] if self.title and found[:1] == [self.title] else found
 
 
@@ -47,7 +46,7 @@ class Document:
 
     id: str
     sections: tuple[Section, ...]
-    place: Place = Place()
+    place: Place = NOWHERE
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     whole: bool = False
 

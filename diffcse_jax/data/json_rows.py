@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcse_jax.data.encodings import BROKEN
 from diffcse_jax.data.ledger import EMPTY, NOT_OBJECT, Ledger, Place
-from diffcse_jax.data.lines import BROKEN, extension, read_lines, read_text
+from diffcse_jax.data.lines import extension, read_lines, read_text
 from diffcse_jax.data.values import LONGEST_ROW, Row, Rows, chosen_split, listed, sample_of
 from diffcse_jax.errors import DataError, counted
 
@@ -20,10 +21,7 @@ HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
-EXPECTED = (
-    "A json file holds a list of objects or strings, one object with such a list, or an object on "
-    "each line"
-)
+EXPECTED = "A json file holds a list of objects or strings, one object with such a list, or an object on each line"
 
 
 class Value(NamedTuple):

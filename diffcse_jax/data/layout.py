@@ -1,6 +1,5 @@
 """Which columns of a table hold the id, the title and the text, and the documents made of its rows."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,9 +36,7 @@ class Layout(NamedTuple):
     note: str = ""
 
 
-def layout_of(
-    name: str, columns: Sequence[str], text_columns: Sequence[str], id_column: str = ""
-) -> Layout | None:
+def layout_of(name: str, columns: Sequence[str], text_columns: Sequence[str], id_column: str = "") -> Layout | None:
     """Return the layout of a table by the names of its columns, or None if it has no text.
 
     Args:
@@ -71,24 +68,20 @@ def require_columns(name: str, columns: Sequence[str], missing: Sequence[str]) -
         )
 
 
-def document_of(
-    values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
-) -> Document | None:
+def document_of(values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger) -> Document | None:
     """Return the document of a row; None, with an entry in the ledger, if it has no text."""
     sections = _sections(values, layout, place, ledger)
     if not sections:
         return None
     used = {*layout.texts, layout.title, layout.id}
-    others = {name: value for name, value in values.items() if name not in used and is_plain(value)}
+    others = {name: value for name, value in values.items() if name not in used and not is_missing(value)}
     own_id = text_in(values, layout.id)
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
     return Document(own_id or id_of(place), sections, place, others, is_whole)
 
 
-def _sections(
-    values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
-) -> tuple[Section, ...]:
+def _sections(values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger) -> tuple[Section, ...]:
     found: list[tuple[str, str]] = []  # columns and their texts
     absent = []
     for column in layout.texts:
@@ -130,9 +123,3 @@ def text_in(values: Mapping[str, Any], column: str) -> str | None:
     """Return a value as text; None if it is missing or not text."""
     value = values.get(column)
     return None if is_missing(value) else as_text(value)
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value is text, a number, a truth value or a date, and not missing."""
-    kinds = str | int | float | datetime.date | datetime.time
-    return isinstance(value, kinds) and not is_missing(value)

@@ -97,9 +97,7 @@ class Ledger:
     texts: int = 0  # lines, rows or documents that were kept
     left_out: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the others, by reason
     made: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    notes: dict[str, None] = dataclasses.field(
-        default_factory=dict
-    )  # what was assumed or changed, each once
+    notes: dict[str, None] = dataclasses.field(default_factory=dict)  # what was assumed or changed, each once
 
     def read_file(self) -> None:
         """Count a file that gave text."""
@@ -109,17 +107,13 @@ class Ledger:
         """List a file that is not read. It is not a loss if it holds no text, such as a picture."""
         self.unread.setdefault(reason, Entry(is_loss=is_loss)).add(Place(name))
         if self.strict and is_loss:
-            raise DataError(
-                f"{name} was not read: {reason}. Mend or remove it, or leave out --strict"
-            )
+            raise DataError(f"{name} was not read: {reason}. Mend or remove it, or leave out --strict")
 
     def keep(self, number: int = 1) -> None:
         """Count texts that are used."""
         self.texts += number
 
-    def leave_out(
-        self, reason: str, place: Place = NOWHERE, number: int = 1, *, is_loss: bool = True
-    ) -> None:
+    def leave_out(self, reason: str, place: Place = NOWHERE, number: int = 1, *, is_loss: bool = True) -> None:
         """Count texts that are not used, with the place of the first.
 
         It is not a loss if the configuration wants it, such as for boilerplate.
@@ -159,9 +153,7 @@ class Ledger:
         found = []
         if self.files or made:
             source = f"{counted(self.files, 'file{s}')} of " if self.files > 1 else ""
-            found.append(
-                f"read {source}{self.name}: {', '.join(made) or counted(self.texts, 'text{s}')}"
-            )
+            found.append(f"read {source}{self.name}: {', '.join(made) or counted(self.texts, 'text{s}')}")
         found += _listed("skipped", "file{s}", self.unread)
         found += _listed("left out", "text{s}", self.left_out)
         return [*found, *self.notes]

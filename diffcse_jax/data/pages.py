@@ -132,11 +132,7 @@ def sections_of(
             yield ": ".join(path), lines
             lines = []
         first = next(iter(path), "") if first_is_title else ""
-        above = {
-            heading: level
-            for heading, level in path.items()
-            if heading == first or level < block.level
-        }
+        above = {heading: level for heading, level in path.items() if heading == first or level < block.level}
         if alone and alone not in above:
             yield ": ".join(heading for heading in path if heading != alone), [alone, ""]
         path = above
@@ -383,10 +379,7 @@ class _Reader:
     def _preformatted(self, index: int) -> list[Block]:
         """Read the lines of an element as they stand."""
         breaks = {"br", *BLOCKS}
-        parts = (
-            "\n" if each.tag in breaks and not each.is_end else each.text
-            for each in self._inside(index)
-        )
+        parts = ("\n" if each.tag in breaks and not each.is_end else each.text for each in self._inside(index))
         lines = [line.rstrip() for line in "".join(parts).split("\n")]
         return [Block(lines)] if any(lines) else []
 

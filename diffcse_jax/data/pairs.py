@@ -20,9 +20,7 @@ CHARACTERS_PER_TOKEN = 4  # of English
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # the largest number of tokens of a passage, with one token per character
-RULES = (
-    "10"  # change it when this file or what it imports change the rows, so that stores are rebuilt
-)
+RULES = "10"  # change it when this file or what it imports change the rows, so that stores are rebuilt
 
 
 def stored_length(data: DataConfig) -> int:
@@ -111,9 +109,7 @@ def _leads(source: _Source) -> Iterator[_Made]:
         yield from (_Made((text, text), Kind.PASSAGE) for text in passages)
         ledger.make("passage{s} without a title or first sentence", len(passages))
         if not passages:
-            ledger.leave_out(
-                "in sections too short for a pair", source.document.place, is_loss=False
-            )
+            ledger.leave_out("in sections too short for a pair", source.document.place, is_loss=False)
 
 
 def _is_odd(texts: Sequence[str]) -> bool:
@@ -150,9 +146,7 @@ def _consecutive(source: _Source) -> Iterator[list[str]]:
     for section in source.document.sections:
         texts = section.sentences()
         is_dropped = [source.split.drops(text, source.ledger) for text in texts]
-        for dropped, group in itertools.groupby(
-            zip(is_dropped, texts, strict=True), lambda x: x[0]
-        ):
+        for dropped, group in itertools.groupby(zip(is_dropped, texts, strict=True), lambda x: x[0]):
             if not dropped:
                 yield [text for _, text in group]
 
@@ -163,17 +157,11 @@ def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
     One sentence may be longer.
     """
     total = sum(map(width, sentences))
-    room = max(
-        characters / 2, characters - total / max(1, len(sentences))
-    )  # the last sentence may reach beyond it
+    room = max(characters / 2, characters - total / max(1, len(sentences)))  # the last sentence may reach beyond it
     size = max(1, total / max(1, math.ceil(total / room)))
     starts = itertools.accumulate(map(width, sentences), initial=0)
     groups = itertools.groupby(zip(starts, sentences, strict=False), lambda entry: entry[0] // size)
-    return [
-        text
-        for _, group in groups
-        for text in _halved([sentence for _, sentence in group], characters)
-    ]
+    return [text for _, group in groups for text in _halved([sentence for _, sentence in group], characters)]
 
 
 def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:

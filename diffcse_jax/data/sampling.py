@@ -94,8 +94,9 @@ class Neighbours(_Drawn):
         (unit,) = store.columns
         self.columns = (unit, f"next {unit}")
         if not len(self):
+            found = len(np.unique(store.documents))
             raise DataError(
-                f"data.train_file: no document of {len(np.unique(store.documents)):,} has two {unit}s. Separate documents by blank lines, or "
+                f"data.train_file: no document of {found:,} has two {unit}s. Separate documents by blank lines, or "
                 "write a document of several sentences on each line"
             )
 
@@ -150,9 +151,9 @@ class Crops(_Drawn):
 class Cloze(_Drawn):
     """Pairs of a lead and its rest, and of a window of words and the passage from which it is taken out.
 
-    A row of the kind `PASSAGE` has the passage in both columns, and an epoch uses a share of the passages. `WINDOW` limits the
-    words of a window; at least `WINDOW[0]` words are left. In text without spaces, where hardly a token begins a word,
-    tokens count as words. `prompt_tokens` is the length of the prompt of each column.
+    A row of the kind `PASSAGE` has the passage in both columns, and an epoch uses a share of the passages. `WINDOW`
+    limits the words of a window; at least `WINDOW[0]` words are left. In text without spaces, where hardly a token
+    begins a word, tokens count as words. `prompt_tokens` is the length of the prompt of each column.
     """
 
     def __init__(

@@ -58,9 +58,7 @@ def open_split(data: DataConfig) -> Split:
     if source.is_docstrings:
         documents = docstrings.docstring_documents()
     elif source.is_file and extension(source.files[0]) in LINES:
-        documents = Documents(
-            source.name, lambda ledger: _blocks(source, ledger), lambda: fingerprint(source)
-        )
+        documents = Documents(source.name, lambda ledger: _blocks(source, ledger), lambda: fingerprint(source))
     else:
         documents = _documents(source, _Reading(data.columns, with_code=False))
     return Split(documents, data.held_out, strict=data.on_bad_line == "error")
@@ -142,9 +140,7 @@ def _open(source: Source, reading: _Reading) -> _Opened:
     return _Opened(lines, prose, found, skipped)
 
 
-def _open_tables(
-    source: Source, reading: _Reading
-) -> tuple[list[tuple[Table, Layout]], list[Skipped]]:
+def _open_tables(source: Source, reading: _Reading) -> tuple[list[tuple[Table, Layout]], list[Skipped]]:
     """Open the tables of a source; return those with text, and the others with the reason.
 
     A table that cannot be read is an error only if it is the one file that the user named.
@@ -165,9 +161,7 @@ def _open_tables(
             found.append((table, layout))
         else:
             reason = f"without a column of text. It has: {listed(table.columns)}"
-            skipped.append(
-                Skipped(str(path), reason if table.columns else NO_TEXT, bool(table.columns))
-            )
+            skipped.append(Skipped(str(path), reason if table.columns else NO_TEXT, bool(table.columns)))
     return found, skipped
 
 
@@ -225,9 +219,7 @@ def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
     ledger.read_file()
     if layout.note:
         ledger.note(layout.note)
-    columns = dict.fromkeys(
-        [*table.columns, *layout.texts, *filter(None, [layout.title, layout.id])]
-    )
+    columns = dict.fromkeys([*table.columns, *layout.texts, *filter(None, [layout.title, layout.id])])
     for row, values in table.rows([*columns], ledger):
         if document := document_of(values, layout, Place(table.name, row), ledger):
             yield document
@@ -255,7 +247,4 @@ def _blocks(source: Source, ledger: Ledger) -> Iterator[Document]:
 def _has_blank_lines(file: Path) -> bool:
     """Return whether blank lines separate text, by the first lines."""
     first = itertools.islice(read_lines(file, str(file), Ledger(str(file))), LOOKED_AT)
-    return (
-        sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line[1].strip())))
-        > 1
-    )
+    return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line[1].strip()))) > 1

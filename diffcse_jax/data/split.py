@@ -115,15 +115,11 @@ class _Read:
     def __init__(self, documents: Documents, ledger: Ledger, share: float):
         self.ledger = ledger
         folder = tempfile.mkdtemp(prefix="diffcse_jax-")
-        weakref.finalize(
-            self, shutil.rmtree, folder, ignore_errors=True
-        )  # also at the end of Python
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # also at the end of Python
         self.file = Path(folder) / "documents.jsonl"
         whole: list[int] = []  # the digest of each document
         texts_of_each: list[UInt64[np.ndarray, " texts"]] = []
-        identities: list[
-            list[int]
-        ] = []  # digests that documents have in common if they belong together
+        identities: list[list[int]] = []  # digests that documents have in common if they belong together
         place = Path("a temporary file in TMPDIR or /tmp")
         with (
             disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"),
@@ -156,9 +152,7 @@ def texts_of(section: Section) -> list[str]:
     return [*filter(None, [section.title]), *section.sentences()]
 
 
-def held_out_together(
-    own: Sequence[int], keys: Sequence[Sequence[int]], share: float
-) -> Bool[np.ndarray, " items"]:
+def held_out_together(own: Sequence[int], keys: Sequence[Sequence[int]], share: float) -> Bool[np.ndarray, " items"]:
     """Choose items to hold out, so that items that share a key stay together.
 
     Args:
@@ -186,9 +180,7 @@ def _groups(keys: Sequence[Sequence[int]]) -> np.ndarray:
     items = np.repeat(np.arange(len(keys)), [len(each) for each in keys])
     distinct, numbers = np.unique(flat, return_inverse=True)
     size = len(keys) + len(distinct)
-    edges = scipy.sparse.coo_array(
-        (np.ones(len(flat), np.int8), (items, len(keys) + numbers)), shape=(size, size)
-    )
+    edges = scipy.sparse.coo_array((np.ones(len(flat), np.int8), (items, len(keys) + numbers)), shape=(size, size))
     _, labels = scipy.sparse.csgraph.connected_components(edges, directed=False)
     return np.unique(labels[: len(keys)], return_inverse=True)[1]
 
@@ -201,9 +193,7 @@ def _identities(document: Document) -> list[int]:
     return [*lines, digest(titles[0])] if has_title else lines
 
 
-def _boilerplate(
-    bodies: Sequence[int], texts_of_each: Sequence[UInt64[np.ndarray, " _"]]
-) -> set[int]:
+def _boilerplate(bodies: Sequence[int], texts_of_each: Sequence[UInt64[np.ndarray, " _"]]) -> set[int]:
     """Return the digests of texts that many different documents contain.
 
     Documents with equal bodies, such as answers that several questions share, count once.

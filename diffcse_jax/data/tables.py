@@ -90,9 +90,7 @@ def open_table(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
     return Table(path, name, found.columns, texts, tuple(notes), found.files, found)
 
 
-def _nested(
-    columns: Sequence[str], sample: Sequence[Mapping[str, Any]], name: str
-) -> Iterator[str]:
+def _nested(columns: Sequence[str], sample: Sequence[Mapping[str, Any]], name: str) -> Iterator[str]:
     """Yield a note about columns that hold objects or lists of objects: their text is not read."""
     nested = []
     for column in columns:

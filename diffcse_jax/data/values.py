@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcse_jax.data.encodings import decode
 from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.lines import decode
 from diffcse_jax.errors import DataError
 
 LONGEST_ROW = 1 << 23  # characters of a line that holds a row, which may have many texts
@@ -55,9 +55,7 @@ def chosen_split(names: Sequence[str], name: str) -> tuple[str, str]:
         return names[0], ""
     if "train" not in names:
         found = listed(names)
-        raise DataError(
-            f"{name} has several parts: {found}. Name a folder or file with one of them"
-        )
+        raise DataError(f"{name} has several parts: {found}. Name a folder or file with one of them")
     others = [each for each in names if each != "train"]
     return "train", f"{name}: read the part 'train', not {listed(others)}"
 
@@ -95,10 +93,15 @@ def listed(names: Iterable[str]) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is empty: None, NaN (also of a time) or an empty string."""
+    """Return whether a value is empty: None, NaN (also of a time), pandas' NA or an empty string."""
     if value is None or isinstance(value, str | bytes):
         return not value
-    return not isinstance(value, list | tuple | dict | set) and bool(value != value)
+    if hasattr(value, "__len__"):  # a list, a dict, an array
+        return False
+    try:
+        return bool(value != value)
+    except TypeError:  # pandas' NA equals nothing
+        return True
 
 
 def as_text(value: Any) -> str | None:
@@ -122,9 +125,7 @@ def as_text(value: Any) -> str | None:
 
 ID_NAME = re.compile(r"(?i:^(.*[_\-. ])?(id|ids|uuid|guid)$)|[a-z](Id|ID|Uuid|UUID)$")
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://|www\.|mailto:)\S|\S+@\S+\.\S+$", re.IGNORECASE)
-SCRIPT_WITHOUT_SPACES = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff\uac00-\ud7af]"
-)
+SCRIPT_WITHOUT_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff\uac00-\ud7af]")
 LETTER = r"[^\W\d_]"
 WORD = re.compile(f"{LETTER}+")
 DIGIT = re.compile(r"\d")

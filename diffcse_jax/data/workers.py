@@ -136,10 +136,7 @@ class _Process:
         _running.add(self)
         if self._answer() != worker.READY:
             self.stop()
-            raise UserError(
-                "the process that reads documents ended at once. "
-                f"To see why, run: {' '.join(command)}"
-            )
+            raise UserError(f"the process that reads documents ended at once. To see why, run: {' '.join(command)}")
 
     @classmethod
     def take(cls) -> "_Process":

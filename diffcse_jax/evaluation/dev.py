@@ -138,9 +138,7 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
 # The text of metrics
 
 
-def _all_texts(
-    config: Config, training: Training, split: Split | None
-) -> tuple[Texts, list[Texts], list[Texts]]:
+def _all_texts(config: Config, training: Training, split: Split | None) -> tuple[Texts, list[Texts], list[Texts]]:
     """Return the text of the metric that chooses, of the metrics of `eval.beside`, and of those of `eval.hold`."""
     options, metric = config.eval, config.eval.metric
     also = [name for name in dict.fromkeys(options.beside) if name != metric]
@@ -167,9 +165,7 @@ def _all_texts(
     return chosen, others, hold
 
 
-def _texts(
-    config: Config, metric: str, training: Training, split: Split | None, *, most: int = MOST_PAIRS
-) -> Texts:
+def _texts(config: Config, metric: str, training: Training, split: Split | None, *, most: int = MOST_PAIRS) -> Texts:
     """Return a metric and its text. If pairs are made from documents or sentences, there are at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")

@@ -23,9 +23,7 @@ def choose_weight(
     """
     tried = [DEFAULT_WEIGHT, *WEIGHTS]
     gains = np.zeros((len(relevant), len(tried)))
-    for query, (by_cosine, by_words, wanted) in enumerate(
-        zip(dense, lexical, relevant, strict=True)
-    ):
+    for query, (by_cosine, by_words, wanted) in enumerate(zip(dense, lexical, relevant, strict=True)):
         for column, weight in enumerate(tried):
             scores = combine(by_cosine, by_words, weight, by_cosine, by_words)
             gains[query, column] = ndcg(best_rows(scores, 10), dict.fromkeys(wanted, 1.0))

@@ -117,9 +117,7 @@ def _order(old: pa.Table, given: pa.Table, how: How, affected: Sequence[int]) ->
     if how != "update":
         first = affected[0] if affected else len(old)
         gone = set(affected)
-        before, after = (
-            [row for row in rows if row not in gone] for rows in (range(first), range(first, len(old)))
-        )
+        before, after = ([row for row in rows if row not in gone] for rows in (range(first), range(first, len(old))))
         return [*before, *new, *after]
     groups: dict[str, list[int]] = {}
     for row, key in zip(new, given["id"].to_pylist(), strict=True):

@@ -162,8 +162,7 @@ def passages_table(passages: Sequence[Passage]) -> pa.Table:
 def digest_of(document: Document) -> bytes:
     """Return a hash of a document's titles and text, which changes if its passages may change."""
     parts = [
-        [section.title, section.column, section.sentence_a_line, [*section.lines]]
-        for section in document.sections
+        [section.title, section.column, section.sentence_a_line, [*section.lines]] for section in document.sections
     ]
     content = json.dumps([RULES, document.whole, parts])
     return hashlib.blake2b(content.encode(), digest_size=16).digest()

@@ -90,9 +90,7 @@ class Embeddings:
         named = {name: getattr(self, name) for name in ("vectors", "scale", "center", "precise")}
         return {name: array for name, array in named.items() if array is not None}
 
-    def updated(
-        self, order: Int[np.ndarray, " rows"], added: Float32[np.ndarray, "new dimension"]
-    ) -> "Embeddings":
+    def updated(self, order: Int[np.ndarray, " rows"], added: Float32[np.ndarray, "new dimension"]) -> "Embeddings":
         """Return embeddings whose row i is row `order[i]` of these embeddings, followed by the `added` ones.
 
         float32 and float16 are then as if stored anew. int8 and bits keep their center and scale, so that
@@ -161,9 +159,7 @@ def check_storage(storage: str) -> None:
         raise ConfigError(f"storage={storage!r}: use one of: {', '.join(STORAGES)}")
 
 
-def _scale_of(
-    vectors: Vectors, center: Float32[np.ndarray, " dimension"]
-) -> Float32[np.ndarray, " dimension"]:
+def _scale_of(vectors: Vectors, center: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " dimension"]:
     """Return the scale with which int8 numbers reach all embeddings."""
     above = vectors.max(axis=0, initial=-1) - center
     below = center - vectors.min(axis=0, initial=1)

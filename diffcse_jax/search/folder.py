@@ -45,6 +45,7 @@ _BLOCK = 1 << 22  # numbers that are checked at once
 _SAFE = "An earlier index there is unchanged."
 
 Built = TypeVar("Built")
+Arrays = Mapping[str, Shaped[np.ndarray, "..."]]
 
 
 def is_index(folder: Path) -> bool:
@@ -87,8 +88,7 @@ def _require_own(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.name not in unfinished and not _OWN.fullmatch(path.name):
             raise CheckpointError(
-                f"{folder} is not empty and not an index of this program: it holds {path.name}. "
-                "Choose another folder"
+                f"{folder} is not empty and not an index of this program: it holds {path.name}. Choose another folder"
             )
 
 
@@ -102,7 +102,7 @@ class Writer:
         self,
         settings: Mapping[str, Any],
         tables: Mapping[str, pa.Table],
-        arrays: Mapping[str, Shaped[np.ndarray, "..."]],
+        arrays: Arrays,
         save_words: Callable[[Path], None] | None = None,
     ) -> None:
         """Replace the index by settings, tables, arrays and perhaps the words of BM25.
@@ -243,21 +243,25 @@ class Reader:
         _require_finite(array, path)
         return array
 
-    def words(self, load: Callable[[Path], Built]) -> Built:
-        """Load the words of BM25. The files are compared with their checksums before, and stay open."""
+    def words(self, load: Callable[[Path, Arrays], Built]) -> Built:
+        """Load the words of BM25 by a function of their folder and the arrays in it.
+
+        The files are compared with their checksums before, and stay open.
+        """
         folder = self.folder / f"words-{self.number}"
         names = [name for name in self.files if name.startswith(f"{folder.name}/")]
         if not names:
             raise self.damaged("it names no words")
         with contextlib.ExitStack() as stack:
-            opened = {}
+            opened, arrays = {}, {}
             for name in names:
                 path = folder / name.partition("/")[2]
                 opened[path] = stack.enter_context(self._opened(path))
                 if path.suffix == ".npy":
-                    _require_finite(_mapped_array(opened[path], path), path)
+                    arrays[path.name.partition(".")[0]] = array = _mapped_array(opened[path], path)
+                    _require_finite(array, path)
             try:
-                words = load(folder)
+                words = load(folder, arrays)
             except UserError:
                 raise
             except Exception as error:  # the library raises many types

@@ -36,7 +36,6 @@ class Hit(NamedTuple):
         where = f"{self.file}:{self.line}" if self.line and self.file else self.file
         return f"{self.id} ({where})" if where and where != self.id else self.id
 
-
     def is_cut(self) -> bool:
         """Return whether the snippet is only a part of the passage."""
         return self.snippet != " ".join(self.text.split())

@@ -182,9 +182,7 @@ class Index:
 
     # Changes
 
-    def add(
-        self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
-    ) -> Changes:
+    def add(self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False) -> Changes:
         """Add documents. Raises `DataError` if the index already has one of their ids."""
         with self._changing:
             numbers = [int(key) for key in self._contents.ids if key.isdecimal() and len(key) < 16]
@@ -193,9 +191,7 @@ class Index:
             number = self._number_of(input_of(texts, self.settings.id_column))
             return self.put(documents, "add", number, batch_size=batch_size, show_progress=show_progress)
 
-    def update(
-        self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
-    ) -> Changes:
+    def update(self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False) -> Changes:
         """Add documents, and replace those with the same ids. Only new and changed texts are encoded.
 
         Texts without ids are numbered from 0.
@@ -224,9 +220,7 @@ class Index:
         """Bring the documents of an input up to date. Those of other inputs stay."""
         with self._changing:
             number = self._number_of(own)
-            return self.put(
-                documents, "replace", number, batch_size=batch_size, show_progress=show_progress
-            )
+            return self.put(documents, "replace", number, batch_size=batch_size, show_progress=show_progress)
 
     def _number_of(self, own: Input) -> int:
         """Return the number of an input, which the index records."""
@@ -266,9 +260,7 @@ class Index:
         self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
     ) -> tuple[list[Passage], Vectors | None]:
         """Return the passages of documents, numbered from 0, with their embeddings."""
-        passages = [
-            passage for number, document in enumerate(documents) for passage in passages_of(document, number)
-        ]
+        passages = [passage for number, document in enumerate(documents) for passage in passages_of(document, number)]
         if not self.record:
             return passages, None
         encoder, prompt = self._require_encoder(), self.record.prompt

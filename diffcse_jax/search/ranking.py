@@ -122,9 +122,7 @@ def _by_both(
 # Hits
 
 
-def _hits(
-    contents: Contents, request: Request, text: str, found: Found, places: Int[np.ndarray, " hits"]
-) -> Hits:
+def _hits(contents: Contents, request: Request, text: str, found: Found, places: Int[np.ndarray, " hits"]) -> Hits:
     """Return the hits of a query: the passages at these places."""
     ranks = _ranks(contents, found.by_mode)
     wanted = _stems(contents, text)
@@ -160,9 +158,7 @@ def _hits(
     return Hits(hits, _note(request, found, closeness, (len(has[0]), len(wanted))), closeness)
 
 
-def _ranks(
-    contents: Contents, by_mode: Mapping[str, Int[np.ndarray, " mode"]]
-) -> Mapping[int, Mapping[str, int]]:
+def _ranks(contents: Contents, by_mode: Mapping[str, Int[np.ndarray, " mode"]]) -> Mapping[int, Mapping[str, int]]:
     """Return the rank of each document by mode. Ranks count documents, as hits do."""
     ranks: dict[int, dict[str, int]] = collections.defaultdict(dict)
     for mode, rows in by_mode.items():

@@ -12,7 +12,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, Contents, Typical
 from diffcse_jax.search.embeddings import STORAGES, Embeddings, check_storage, expected_arrays
-from diffcse_jax.search.folder import Reader, Writer
+from diffcse_jax.search.folder import Arrays, Reader, Writer
 from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.vector_store import EncoderRecord
@@ -45,9 +45,7 @@ class Settings:
         """Raise `UserError` before texts are encoded, which may take hours."""
         check_mode(self.mode)
         if not 0 <= self.weight <= 1:
-            raise ConfigError(
-                f"weight={self.weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)"
-            )
+            raise ConfigError(f"weight={self.weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
         check_storage(self.storage)
         if self.mode != "dense":
             LexicalIndex(self.language or "english")  # this needs packages, and a language that they know
@@ -121,9 +119,7 @@ def read(reader: Reader) -> Stored:
     return Stored(settings, _contents(reader, settings, encoder), encoder, found)
 
 
-def _value(
-    reader: Reader, key: str, kind: type[Any], is_valid: Callable[[Any], bool] = lambda value: True
-) -> Any:
+def _value(reader: Reader, key: str, kind: type[Any], is_valid: Callable[[Any], bool] = lambda value: True) -> Any:
     """Return a value of the manifest; raise an error if it is missing or invalid."""
     value = reader.settings.get(key)
     if type(value) is not kind or not is_valid(value):
@@ -172,11 +168,24 @@ def _contents(reader: Reader, settings: Settings, encoder: EncoderRecord | None)
     lexical = None
     if settings.mode != "dense" and len(passages):
         language = _value(reader, "language", str)
-        lexical = reader.words(lambda folder: LexicalIndex.load(folder, language))
-        if len(lexical.scores("")) != len(passages):
-            raise reader.damaged(f"BM25 has {len(lexical.scores(''))} passages, not {len(passages)}")
+        lexical = reader.words(lambda folder, arrays: _words(folder, arrays, language, len(passages)))
     typical = _value(reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair)))
     return Contents(documents, passages, embeddings, lexical, Typical(*typical))
+
+
+def _words(folder: Path, arrays: Arrays, language: str, rows: int) -> LexicalIndex:
+    """Load BM25's files, whose arrays are a sparse matrix of words and passages."""
+    data, indices, indptr = (arrays[name] for name in ("data", "indices", "indptr"))
+    fits = (
+        len(data) == len(indices) == indptr[-1]
+        and (np.diff(indptr, prepend=0) >= 0).all()
+        and indices.min(initial=0) >= 0
+        and indices.max(initial=0) < rows
+    )
+    lexical = LexicalIndex.load(folder, language)
+    if not fits or len(lexical.scores("")) != rows:
+        raise ValueError("the arrays do not fit together")
+    return lexical
 
 
 def _is_number(value: Any) -> bool:

@@ -22,7 +22,5 @@ def checked_sentences(sentences: Any) -> list[str]:
                 "embedding of its own: give one flat list of strings"
             )
         if text.encode(errors="ignore").decode() != text:
-            raise DataError(
-                f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not valid UTF-8"
-            )
+            raise DataError(f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not valid UTF-8")
     return texts

@@ -162,9 +162,7 @@ def rows_table(rows: Sequence[tuple[Document, Passage]]) -> pa.Table:
     return pa.table(columns, schema=ROWS)
 
 
-def vector_table(
-    rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]
-) -> pa.Table:
+def vector_table(rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]) -> pa.Table:
     """Return rows and their embeddings as a Parquet file holds them.
 
     The metadata holds the settings: an `EncoderRecord` as a dict, and whether embeddings are normalised (`normalize`).
