@@ -4,10 +4,10 @@ import importlib
 import io
 import json
 import re
-import time
 import zipfile
 
 import pytest
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import rc_context
@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 from diffcse_jax.data import formats, pages
 from diffcse_jax.data.formats import Parsed, Unreadable, parse
-from diffcse_jax.data.sentences import split_sentences
 
 
 def parsed(content: bytes | str, kind: str = ".md", *, with_code: bool = False) -> Parsed:
@@ -565,35 +564,11 @@ HOSTILE = {
     ".md": ["[a](", "*a_ ", "`a", "> ", "|a", "[a]: b\n", "# a\n", "{% ", "{{< ", "[!a", "a {#"],
     ".rst": [":a:", ":a:`"],
 }  # fmt: skip
-SENTENCES = ["A b. ", "e.g. ", "am 3. ", '." ', "\u3002)", "A" * 20 + " a. "]
-
-
-def seconds(call, text: str) -> float:
-    """Return the least processor time of two calls."""
-    times = []
-    for _ in range(2):
-        start = time.process_time()
-        call(text)
-        times.append(time.process_time() - start)
-    return min(times)
-
-
-def assert_linear(call, part: str) -> None:
-    """Assert that four times the text takes about four times as long. The square would take 16 times."""
-    number = 250
-    while (before := seconds(call, part * number)) < 0.01 and number < 64_000:
-        number *= 2
-    assert seconds(call, part * 4 * number) < 8 * before + 0.05
 
 
 @pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in HOSTILE.items() for part in parts])
 def test_time_grows_with_the_size_of_a_document(kind, part):
     assert_linear(lambda text: parse(text.encode(), kind, with_code=True), part)
-
-
-@pytest.mark.parametrize("part", SENTENCES)
-def test_time_grows_with_the_size_of_a_paragraph(part):
-    assert_linear(split_sentences, part)
 
 
 @pytest.mark.parametrize("tag", ["<div>", "<b>"])

@@ -1,10 +1,12 @@
 """Sentences, paragraphs and words of text in any script."""
 
 import pytest
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 
 from diffcse_jax.data import sentences as rules
+from diffcse_jax.data.docstrings import spans_of
 from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
 
 
@@ -67,3 +69,9 @@ def test_text_without_spaces_has_words_and_joins_without_spaces():
     assert list(paragraphs(wrapped)) == ["".join(wrapped)]
     assert rules.canonical("\n".join(wrapped)) == rules.canonical("".join(wrapped))
     assert rules.canonical("Ma\u0308rz  2") == rules.canonical("M\xe4rz \uff12") == "m\xe4rz 2"
+
+
+@pytest.mark.parametrize("part", ["A b. ", "e.g. ", "am 3. ", '." ', "\u3002)", "A" * 20 + " a. ", ":a:`b ", "``a"])
+def test_time_grows_with_the_size_of_a_paragraph(part):
+    assert_linear(split_sentences, part)
+    assert_linear(spans_of, part)

@@ -67,7 +67,7 @@ class Element(NamedTuple):
     """An element that has not ended yet."""
 
     tag: str
-    index: int  # of the event that starts it
+    start: int  # the number of its first event
     classes: tuple[str, ...]
     characters: int  # before it
     prose: int
@@ -221,7 +221,7 @@ class _Page:
         if self._open and self._open[-1].tag in NEVER_TEXT:
             element = self._open[-1]
             if element.tag == "title" and not self._opened["svg"]:
-                self._titles[element.index].append(text)
+                self._titles[element.start].append(text)
             return
         self.events.append(Event("", text))
         number = sum(map(len, text.split()))
@@ -259,10 +259,10 @@ class _Page:
         if tag in HEADINGS or tag in CODE or (tag == "p" and self._paragraphs > 1):
             self.plain.update(self._tables[-1:])
         if tag in HEADINGS:
-            self.plain.update(each.index for each in self._open[-3:] if each.tag == "button")
+            self.plain.update(each.start for each in self._open[-3:] if each.tag == "button")
 
     def _close(self, element: Element) -> None:
-        index, end = element.index, len(self.events)
+        index, end = element.start, len(self.events)
         self.events.append(Event(element.tag, is_end=True))
         self.ends[index] = end
         self.characters[index] = self._all_characters - element.characters
@@ -279,12 +279,12 @@ class _Page:
         """Return whether an element is an anchor, a footnote's number, or a note's usual title."""
         if not REFERENCES.isdisjoint(element.classes):
             return True
-        if end - element.index > LONGEST_LABEL:
+        if end - element.start > LONGEST_LABEL:
             return False
-        if element.tag == "a" and self.characters[element.index] <= LONGEST_ANCHOR:
-            return not any(map(str.isalnum, self.text(element.index, end)))
+        if element.tag == "a" and self.characters[element.start] <= LONGEST_ANCHOR:
+            return not any(map(str.isalnum, self.text(element.start, end)))
         if "admonition-title" in element.classes and self._open:
-            title = "".join(self.text(element.index, end).split())
+            title = "".join(self.text(element.start, end).split())
             return title.casefold() in self._open[-1].classes
         return False
 

@@ -159,7 +159,7 @@ def _distances(lines: Sequence[Line]) -> dict[int, float]:
         distance = line.last_bottom - following.bottom
         if line.page == following.page and distance > 0:
             found[line.page][round(distance)] += 1
-    distances = collections.defaultdict(float)
+    distances: dict[int, float] = collections.defaultdict(float)
     distances.update({page: float(each.most_common(1)[0][0]) for page, each in found.items()})
     return distances
 

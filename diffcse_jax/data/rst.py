@@ -115,7 +115,9 @@ def _directive_class() -> Any:
         def __missing__(self, name: str) -> Any:
             return rst.directives.unchanged
 
-    class Directive(rst.Directive):
+    base: Any = rst.Directive
+
+    class Directive(base):
         has_content = True
         optional_arguments = 1
         final_argument_whitespace = True
@@ -145,9 +147,9 @@ def _directive_class() -> Any:
 @functools.cache
 def _reader_class() -> Any:
     """Return a reader that looks at a document before docutils expands it and forgets errors."""
-    standalone = require_extra("docutils.readers.standalone", EXTRA)
+    base: Any = require_extra("docutils.readers.standalone", EXTRA).Reader
 
-    class Reader(standalone.Reader):
+    class Reader(base):
         unread = 0
 
         def parse(self) -> None:

@@ -1,0 +1,142 @@
+"""Documents are read in other processes, each with limits of time and memory."""
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from diffcse_jax.data import formats, workers
+from diffcse_jax.data.formats import Parsed, Unreadable
+from diffcse_jax.data.workers import parse_files
+
+SLOW = "-a" * 30_000  # docutils takes minutes
+
+
+@pytest.fixture(autouse=True)
+def few_processes(monkeypatch):
+    """Start with none, so that limits which a test sets hold, and end those that were started."""
+    monkeypatch.setattr(workers, "_cores", lambda: 2)
+    yield
+    workers._stop_all()
+    workers._idle.clear()
+
+
+def parsed(file: Path, text: str) -> Parsed | Unreadable:
+    return formats.parse(text.encode(), file.suffix, with_code=True)
+
+
+def test_answers_come_in_the_order_of_the_files(tmp_path, monkeypatch):
+    texts = {
+        tmp_path / f"{number}{kind}": f"Title {number}\n=======\n\nText {number}."
+        for number, kind in enumerate([".rst", ".txt", ".md", ".txt", ".md", ".rst"] * 5)
+    }
+    for file, text in texts.items():
+        file.write_text(text)
+    expected = [parsed(file, text) for file, text in texts.items()]
+    assert list(parse_files([*texts], with_code=True)) == expected
+    assert len(workers._running) == 2
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(list, parse_files([*texts], with_code=True)) for _ in range(2)]
+        assert [each.result() for each in found] == [expected, expected]
+    monkeypatch.setattr(formats, "PLAIN_TEXT", (".rst", ".txt", ".md"))
+    assert list(parse_files([*texts], with_code=True)) == expected
+
+
+def test_a_file_that_cannot_be_read_costs_only_itself(tmp_path, monkeypatch):
+    good, slow, large, cut, empty, missing = (
+        tmp_path / name for name in ("a.md", "b.rst", "c.md.gz", "d.html.gz", "e.pdf", "f.md")
+    )
+    good.write_text("# A\n\nText.")
+    slow.write_text(SLOW)
+    large.write_bytes(gzip.compress(bytes(2_000_000)))
+    cut.write_bytes(gzip.compress(b"<p>Text")[:20])
+    empty.write_bytes(b"")
+    monkeypatch.setattr(workers, "SECONDS", 3)
+    monkeypatch.setattr(formats, "MOST_BYTES", 2_000_000 - 1)
+    found = list(parse_files([slow, good, large, cut, empty, missing, good], with_code=True))
+    assert found[1] == found[6] == parsed(good, good.read_text())
+    reasons = [each.reason for each in found if isinstance(each, Unreadable)]
+    assert reasons[0] == "took longer than 3 seconds"
+    assert reasons[1] == "larger than 256 MB"
+    assert reasons[2].startswith("damaged archive")
+    assert reasons[3:] == ["empty", "no such file"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not every system can limit memory")
+def test_memory_has_a_limit(tmp_path, monkeypatch):
+    (tmp_path / "a.html").write_text("<b>x" * 500_000)
+    (tmp_path / "b.html").write_text("<p>Text.")
+    monkeypatch.setattr(workers, "MEMORY", 130 << 20)
+    found = list(parse_files([tmp_path / "a.html", tmp_path / "b.html"], with_code=True))
+    assert found[0] == Unreadable("needs too much memory")
+    assert isinstance(found[1], Parsed)
+
+
+def test_a_process_that_ends_is_replaced(tmp_path):
+    (tmp_path / "a.md").write_text("Text.")
+    files = [tmp_path / "a.md"] * 9
+    first = next(parse_files(files, with_code=True))  # the others are not asked for
+    for process in tuple(workers._running):
+        os.kill(process._process.pid, signal.SIGTERM)
+        process._process.wait()
+    assert list(parse_files(files, with_code=True)) == [first] * 9
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from diffcse_jax.data.workers import parse_files
+
+print("started", flush=True)
+for found in parse_files([Path(name) for name in sys.argv[1:]], with_code=True):
+    print(type(found).__name__, "jax" in sys.modules, flush=True)
+"""
+
+
+def run(folder: Path, *names: str) -> subprocess.Popen[str]:
+    """Run a script without a guard, in a folder with a file that has the name of a module."""
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "json.py").write_text("raise RuntimeError('never imported')")
+    command = [sys.executable, "-P", "script.py", *names]
+    environment = {**os.environ, "PYTHONPATH": str(Path(workers.__file__).parents[2])}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+
+
+def test_a_script_is_not_run_again(tmp_path):
+    (tmp_path / "a.md").write_text("Text.")
+    process = run(tmp_path, "a.md", "a.md")
+    output, errors = process.communicate(timeout=60)
+    assert output.splitlines() == ["started", *["Parsed False"] * 2], errors
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+def test_ctrl_c_ends_a_program_and_its_processes_at_once(tmp_path):
+    (tmp_path / "a.rst").write_text(SLOW)
+    process = run(tmp_path, "a.rst", "a.rst")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    time.sleep(1)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert time.monotonic() - start < 10
+    if Path("/proc").is_dir():
+        children = [each for each in Path("/proc").glob("[0-9]*/cmdline") if _is_worker(each, process.pid)]
+        assert not children
+
+
+def _is_worker(command: Path, parent: int) -> bool:
+    try:
+        state = (command.parent / "status").read_text()
+        return "diffcse_jax.data.worker" in command.read_text() and f"PPid:\t{parent}\n" in state
+    except OSError:
+        return False
