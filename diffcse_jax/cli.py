@@ -116,7 +116,7 @@ def _prepare(options: argparse.Namespace) -> Callable[[], Any]:
 
         kind = SearchOptions if options.name == "search" else DemoOptions
         names = {field.name for field in dataclasses.fields(kind)}
-        values = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
+        values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
         given["options"] = kind(**{name: values[name] for name in names & values.keys()})
     if options.name == "train" and (project := os.environ.get("WANDB_PROJECT")):
         from diffcse_jax.training.callbacks import WandB

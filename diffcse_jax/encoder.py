@@ -25,12 +25,13 @@ from jaxtyping import Float32, Int32
 
 from diffcse_jax.data.tokens import check_token_ids, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
-from diffcse_jax.hosts import Progress
+from diffcse_jax.hosts import Progress, keep_compiled
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
+from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
 from diffcse_jax.search.hits import Hits
@@ -39,9 +40,6 @@ from diffcse_jax.search.passages import Passage, split_text
 from diffcse_jax.search.texts import Sentences, checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord
 
-SHORTEST_BUCKET = 16
-LONGEST_QUERY = 64  # tokens
-CPU_TOKENS_PER_BATCH = 2048  # more no longer fit the processor's caches, and a token then takes a fifth longer
 IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]  # token ids, attention mask
 
 # Programs for several devices wait for one another: if two threads start them at once, they may deadlock.
@@ -126,6 +124,9 @@ class SentenceEncoder:
     ) -> "SentenceEncoder":
         """Load an encoder.
 
+        Programs that `encode` compiles are kept for later processes (`hosts.keep_compiled`), unless
+        $JAX_COMPILATION_CACHE_DIR or JAX's own setting names another folder or is empty.
+
         Args:
             path_or_id: A run folder (its best checkpoint is used), one of its checkpoints, a Hugging Face or
                 sentence-transformers folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`.
@@ -137,6 +138,7 @@ class SentenceEncoder:
         Raises:
             UserError: The model cannot be read, its pooler is unknown, or an option is invalid.
         """
+        keep_compiled()
         options: dict[str, Any] = {"pooler": pooler, "truncate_dim": truncate_dim, "dtype": _checked_dtype(dtype)}
         name, path = str(path_or_id), expand_path(path_or_id)
         if find_run(path):
@@ -195,6 +197,9 @@ class SentenceEncoder:
         normalize_embeddings: bool = False,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Return the embedding of one sentence, shape (dimension,), or of many, shape (sentences, dimension).
+
+        A program is compiled for each shape of a batch. For one `batch_size`, there are at most 57
+        shapes for a model that reads 512 tokens (`models.shapes`).
 
         Args:
             sentences: A string, or any iterable of strings. Each distinct sentence is computed once.
@@ -428,18 +433,12 @@ class SentenceEncoder:
             yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
     def _batches(self, token_ids: list[list[int]], batch_size: int) -> Iterator[tuple[list[int], IdsAndMask]]:
-        """Yield numbers of sentences, their token ids and mask, longest first, in few shapes: each one is compiled."""
+        """Yield numbers of sentences, their token ids and mask, longest first, in few shapes."""
         by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
+        on_cpu = self._mesh.devices.flat[0].platform == "cpu"
+        shapes = Shapes(batch_size, self.config.max_length, on_cpu, self._mesh.size)
         start = 0
-        while start < len(by_length):
-            longest = len(token_ids[by_length[start]])
-            if len(token_ids) == 1 and longest <= LONGEST_QUERY:  # few shapes matter more than padding
-                longest = _power_of_two(longest)
-            length = min(_bucket(longest), self.config.max_length)
-            count = min(batch_size, _power_of_two(len(token_ids)))
-            if self._mesh.devices.flat[0].platform == "cpu":
-                count = min(count, max(1, CPU_TOKENS_PER_BATCH // length))
-            count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
+        for count, length in shapes.of([len(token_ids[row]) for row in by_length]):
             rows = by_length[start : start + count]
             yield rows, self._padded([token_ids[row] for row in rows], count, length)
             start += count
@@ -480,13 +479,3 @@ def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.n
             "damaged. Use an earlier checkpoint, or train with a lower learning rate"
         )
     return vectors
-
-
-def _bucket(length: int) -> int:
-    """Return the padded length, 16, 20, ... 32, 40, ... 64, 80, ...: few shapes and little padding."""
-    step = max(4, _power_of_two(length) // 8)
-    return max(SHORTEST_BUCKET, -(-length // step) * step)
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << max(count - 1, 0).bit_length()

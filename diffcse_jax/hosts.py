@@ -29,6 +29,7 @@ DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the fi
 # Where there is no terminal, progress is a line after some seconds, and then from time to time.
 SECONDS_BEFORE_FIRST_LINE = 5.0
 SECONDS_BETWEEN_LINES = 30.0
+SHORTEST_COMPILATION = 0.1  # seconds of a program that is kept for later processes
 
 # Messages
 
@@ -105,10 +106,26 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def keep_compiled() -> None:
-    """Keep compiled programs in the package's cache folder, unless $JAX_COMPILATION_CACHE_DIR names another folder."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # an encoder's shape takes half a second
+    """Keep compiled programs in the package's cache folder, so that later processes load them.
+
+    This concerns all programs of this process. Nothing changes if the user has chosen a folder, or
+    none, by $JAX_COMPILATION_CACHE_DIR or by JAX's setting `jax_compilation_cache_dir`, or if the
+    package's cache folder cannot be written.
+    """
+    is_chosen = jax.config.values["jax_compilation_cache_dir"] is not None
+    folder = cache_folder("compiled")
+    if is_chosen or "JAX_COMPILATION_CACHE_DIR" in os.environ or not folder.is_absolute():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a read-only home
+        return
+    if not os.access(folder, os.W_OK):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # An encoder's shape takes half a second. JAX would keep what takes a second.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST_COMPILATION)
 
 
 # Processes

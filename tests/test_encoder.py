@@ -6,7 +6,6 @@ import runpy
 import jax
 import numpy as np
 import pytest
-from diffcse_jax.search.records import checked_sentences
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model

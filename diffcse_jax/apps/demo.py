@@ -65,7 +65,7 @@ class DemoOptions:
         """Return how the text is indexed for each model: both are compared in the same mode."""
         mode, weight = (self.mode, None) if self.mode else recommended(self.model)
         weight = weight if self.weight is None else self.weight
-        given = {"language": self.language, "weight": weight, "passages": self.passages}
+        given: dict[str, Any] = {"language": self.language, "weight": weight, "passages": self.passages}
         return Settings(mode, **{name: value for name, value in given.items() if value not in (None, "")})
 
 

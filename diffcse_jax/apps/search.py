@@ -338,5 +338,5 @@ def _wrapped(text: str, indent: str = "", **options: Any) -> list[str]:
     visible = _INVISIBLE.sub("", text)
     printable = "".join(character if character.isprintable() else " " for character in visible)
     width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
-    options = {"max_lines": LINES_PER_HIT, "placeholder": " ...", "break_on_hyphens": False} | options
-    return textwrap.wrap(printable, width, subsequent_indent=indent, **options)
+    usual: dict[str, Any] = {"max_lines": LINES_PER_HIT, "placeholder": " ...", "break_on_hyphens": False}
+    return textwrap.wrap(printable, width, subsequent_indent=indent, **usual | options)

@@ -98,8 +98,7 @@ class Embeddings:
         an added row grows.
         """
         if self.scale is None or self.center is None:
-            new = added.astype(self.vectors.dtype)
-            return Embeddings(_taken(self.vectors, new, order))
+            return Embeddings(_taken(self.vectors, added.astype(self.vectors.dtype), order))
         if len(order) >= 2 * self.measured:
             old = self.rows(np.arange(len(self.vectors)))
             return Embeddings.of(_taken(old, added, order), self.storage)
