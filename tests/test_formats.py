@@ -441,7 +441,8 @@ DOCX = zipped(
 <w:p><w:pPr><w:pStyle w:val="Heading1"/></w:pPr><w:r><w:t>Questions &amp; answers</w:t></w:r></w:p>
 <w:p><w:r><w:t>AT&amp;T pays &lt; 5 &#8364; for *it*.</w:t></w:r></w:p>
 <w:tbl><w:tr><w:tc><w:p><w:r><w:t>Oslo</w:t></w:r></w:p></w:tc>
-<w:tc><w:p><w:r><w:t>90 &gt; 80</w:t></w:r></w:p></w:tc></w:tr></w:tbl></w:body></w:document>"""
+<w:tc><w:p><w:r><w:t>90 &gt; 80</w:t></w:r></w:p></w:tc></w:tr></w:tbl></w:body></w:document>""",
+        "word/header1.xml": "",
     }
 )
 XLSX = zipped(
@@ -479,6 +480,7 @@ def test_office_documents_and_notebooks():
     pytest.importorskip("kreuzberg")
     assert read(DOCX, ".docx") == [("Questions & answers", ["AT&T pays < 5 \u20ac for *it*."])]
     assert "Oslo | 90 > 80" in text_of(DOCX, ".docx", with_code=True)
+    assert parsed(DOCX, ".docx").left_out == {"table{s}": 1, "page header{s}": 1}
     assert read(XLSX, ".xlsx") == [("Cafe", ["question | answer", "When is it open? | Q&A < 5"])]
     assert read(EPUB, ".epub") == [(f"Part {name}", [f"If 1 <2> & {name}."]) for name in "ab"]
     rtf = rb"{\rtf1\ansi\ansicpg1252 A caf\'e9.\par Another.\par}"

@@ -95,7 +95,9 @@ def _checked(parsed: Parsed) -> Parsed | Unreadable:
         return text
 
     sections = tuple(
-        (repaired(title), list(map(repaired, lines))) for title, lines in parsed.sections if any(map(str.strip, lines))
+        (repaired(title), list(map(repaired, lines)))
+        for title, lines in parsed.sections
+        if any(map(str.strip, lines))
     )
     if not sections:
         return Unreadable(NO_TEXT)
@@ -183,7 +185,9 @@ def _declared(content: bytes) -> str:
 
 # Markdown
 
-FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+FRONT_MATTER = re.compile(
+    r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL
+)
 NOT_TEXT = re.compile(
     r"^[ \t>]*:{3,}.*$"  # ::: of site generators
     r"|\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]"  # [!NOTE]
@@ -209,7 +213,10 @@ def _html_of_markdown(text: str) -> str:
     options = pyromark.Options
     return pyromark.html(
         NOT_TEXT.sub("", text),
-        options=options.ENABLE_TABLES | options.ENABLE_GFM | options.ENABLE_TASKLISTS | options.ENABLE_FOOTNOTES,
+        options=options.ENABLE_TABLES
+        | options.ENABLE_GFM
+        | options.ENABLE_TASKLISTS
+        | options.ENABLE_FOOTNOTES,
     )
 
 
@@ -332,6 +339,13 @@ ENCRYPTED_PART = "EncryptedPackage".encode("utf-16-le")
 MARKUP_PARTS = (".xml", ".xhtml", ".html", ".htm")
 KEPT_PARTS = ("[Content_Types].xml", "META-INF/container.xml")
 REFERENCE = re.compile(r"&(?:amp|lt|gt|#\d{1,7}|#[xX][\da-fA-F]{1,6});")
+FOOTNOTE_NUMBER = re.compile(r"\[\^\d+\](?!:)")
+UNREAD_PARTS = {  # by the start of a name
+    "ppt/notesSlides/notesSlide": "note{s} of a slide",
+    "word/comments": "part{s} with comments",
+    "word/header": "page header{s}",
+    "word/footer": "page footer{s}",
+}
 STAND_INS = {"&": "\ue0a6", "<": "\ue0a7", ">": "\ue0a8"}  # private use
 
 
@@ -341,9 +355,12 @@ def _read_office(content: bytes, kind: str, with_code: bool) -> Parsed:
         raise EncryptedError
     kreuzberg = require_extra("kreuzberg", "office")
     config = kreuzberg.ExtractionConfig(use_cache=False, output_format="markdown", disable_ocr=True)
+    unread: Mapping[str, int] = {}
     if content.startswith(ZIP):
+        unread = _unread_parts(content)
         content = _with_stand_ins(content)
     text = kreuzberg.extract_bytes_sync(content, OFFICE[kind], config).content
+    text = FOOTNOTE_NUMBER.sub("", text)
     for character, stand_in in STAND_INS.items():
         text = text.replace(stand_in, html.escape(character))
     sections, left_out = html_sections(
@@ -351,7 +368,17 @@ def _read_office(content: bytes, kind: str, with_code: bool) -> Parsed:
         with_code=with_code or kind in SHEETS,
         first_is_title=kind not in PARTS,
     )
-    return Parsed(sections, left_out, ())
+    return Parsed(sections, {**left_out, **unread}, ())
+
+
+def _unread_parts(content: bytes) -> Mapping[str, int]:
+    """Return how many parts of a zip file kreuzberg leaves out, by kind."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = archive.namelist()
+    counts = {
+        kind: sum(name.startswith(start) for name in names) for start, kind in UNREAD_PARTS.items()
+    }
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def _with_stand_ins(content: bytes) -> bytes:
