@@ -79,7 +79,11 @@ def rows_of(texts: dict[str, str]) -> list[dict[str, str]]:
     return [{"id": key, "text": text} for key, text in texts.items()]
 
 
-@given(CHANGES, st.sampled_from(["dense", "lexical", "hybrid"]), st.sampled_from(["float32", "float16"]))
+@given(
+    CHANGES,
+    st.sampled_from(["dense", "lexical", "hybrid"]),
+    st.sampled_from(["float32", "float16"]),
+)
 def test_changes_in_any_order_give_the_index_of_the_final_texts(changes, mode, storage):
     index, expected = Index(WordEncoder(), mode=mode, storage=storage), {}
     for kind, content in changes:
@@ -101,7 +105,9 @@ def test_changes_in_any_order_give_the_index_of_the_final_texts(changes, mode, s
 
 def test_only_new_and_changed_texts_are_encoded():
     encoder = WordEncoder()
-    index = Index(encoder, rows_of({"a": "red fox", "b": "blue bird", "c": "old tree"}), mode="hybrid")
+    index = Index(
+        encoder, rows_of({"a": "red fox", "b": "blue bird", "c": "old tree"}), mode="hybrid"
+    )
     before = index.documents
     assert tuple(index.update(rows_of({"a": "red fox"}))) == (0, 0, 0, 1)
     assert index.documents is before
@@ -119,11 +125,17 @@ def test_only_new_and_changed_texts_are_encoded():
     index.add(["one more"])
     assert index.documents["id"].to_pylist() == ["b", "c", "0", "1", "2"]
     index.update(["the first of them", "another one"])  # by their numbers
-    assert index.passages["text"].to_pylist()[2:] == ["the first of them", "another one", "one more"]
+    assert index.passages["text"].to_pylist()[2:] == [
+        "the first of them",
+        "another one",
+        "one more",
+    ]
 
 
 def test_rows_with_the_same_id_are_one_document():
-    rows = [{"file": "a.pdf", "start": start, "text": f"page {start} red fox"} for start in range(3)]
+    rows = [
+        {"file": "a.pdf", "start": start, "text": f"page {start} red fox"} for start in range(3)
+    ]
     rows.append({"file": "b.pdf", "start": 9, "text": "blue bird"})
     index = Index(WordEncoder(), rows, mode="hybrid")
     (hits,) = index.search("red fox", 4)
@@ -132,20 +144,40 @@ def test_rows_with_the_same_id_are_one_document():
     assert {hit.columns["file"] for hit in hits} == {"a.pdf", "b.pdf"}
     index = Index(WordEncoder(), rows, mode="hybrid", id_column="file")
     (hits,) = index.search("page 1 red fox", 4)
-    assert [(hit.id, hit.columns) for hit in hits] == [("a.pdf", {"start": 1}), ("b.pdf", {"start": 9})]
+    assert [(hit.id, hit.columns) for hit in hits] == [
+        ("a.pdf", {"start": 1}),
+        ("b.pdf", {"start": 9}),
+    ]
     assert hits[0].ranks == {"dense": 1, "lexical": 1}
     index.update([rows[0]])  # all rows of the id are replaced
     assert len(index.documents) == 2
 
 
 @pytest.mark.parametrize(
-    ("module", "make"), [("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table.from_pylist")]
+    ("module", "make"),
+    [("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table.from_pylist")],
 )
 def test_rows_of_tables_keep_ids_and_columns(module, make, tmp_path):
     day = datetime.date(2020, 5, 1)
     rows = [
-        {"id": 1, "title": "Etna", "text": "a volcano", "line": 7, "day": day, "score": 0.5, "document": "x"},
-        {"id": 2, "title": "Po", "text": "a river", "line": None, "day": day, "score": 1.5, "document": None},
+        {
+            "id": 1,
+            "title": "Etna",
+            "text": "a volcano",
+            "line": 7,
+            "day": day,
+            "score": 0.5,
+            "document": "x",
+        },
+        {
+            "id": 2,
+            "title": "Po",
+            "text": "a river",
+            "line": None,
+            "day": day,
+            "score": 1.5,
+            "document": None,
+        },
     ]
     table = operator.attrgetter(make)(importlib.import_module(module))(rows)
     index = Index(WordEncoder(), table)
@@ -160,29 +192,44 @@ def test_rows_of_tables_keep_ids_and_columns(module, make, tmp_path):
 
 
 def test_columns_keep_the_values_of_json():
-    odd = {"tags": ["a", {"b": None}], "at": float("inf"), "name": "caf\udce9", 7: np.int64(3), "none": float("nan")}
+    odd = {
+        "tags": ["a", {"b": None}],
+        "at": float("inf"),
+        "name": "caf\udce9",
+        7: np.int64(3),
+        "none": float("nan"),
+    }
     (hit,) = Index(WordEncoder(), [{"text": "red fox", **odd}]).search("red")[0]
     assert hit.columns == {"tags": ["a", {"b": None}], "at": "inf", "name": "caf\\udce9", "7": 3}
     json.dumps(hit._asdict()).encode()
 
 
 def test_what_an_index_needs_is_said():
-    with pytest.raises(ConfigError, match=r"mode='dense' needs an encoder. Give one, or use mode='lexical'"):
+    with pytest.raises(
+        ConfigError, match=r"mode='dense' needs an encoder. Give one, or use mode='lexical'"
+    ):
         Index(texts=["a"])
     with pytest.raises(DataError, match="the index has no document with the ids x, y"):
         Index(WordEncoder(), ["a"]).remove(["x", "y"])
     assert Index(WordEncoder()).search("a") == [[]]
     rows = [{"text": "red fox"}, {"text": {"not": "text"}}, {"text": ""}]
-    with pytest.warns(UserWarning, match=r"left out 2 texts: 1 with a value that is not text .*, 1 empty"):
+    with pytest.warns(
+        UserWarning, match=r"left out 2 texts: 1 with a value that is not text .*, 1 empty"
+    ):
         Index(WordEncoder(), rows)
     with pytest.raises(DataError, match="line 2: with a value that is not text"):
         Index(WordEncoder(), rows, strict=True)
-    assert Index(texts=["red \udce9 fox"], mode="lexical").search("fox")[0][0].text == "red \ufffd fox"
+    assert (
+        Index(texts=["red \udce9 fox"], mode="lexical").search("fox")[0][0].text == "red \ufffd fox"
+    )
 
 
 # The folder
 
-TEXTS = {key: f"{text} number {key}" for key, text in zip("abcde", ["red fox", "blue bird", "old tree"] * 2)}
+TEXTS = {
+    key: f"{text} number {key}"
+    for key, text in zip("abcde", ["red fox", "blue bird", "old tree"] * 2, strict=False)
+}
 
 
 def saved(folder: Path, storage: str = "float32", texts: dict[str, str] = TEXTS) -> Index:
@@ -201,21 +248,29 @@ def test_only_our_own_files_are_written_read_and_removed(storage, tmp_path):
     index = saved(folder, storage, TEXTS | {"f": "grey wolf"})
     names = [path.name for path in folder.iterdir()]
     assert {"notes.txt", "scale.npy", MANIFEST} < set(names)
-    assert len([name for name in names if name.startswith("vectors-")]) == 2  # a reader may still open the old ones
+    assert (
+        len([name for name in names if name.startswith("vectors-")]) == 2
+    )  # a reader may still open the old ones
     saved(folder, storage, TEXTS | {"f": "grey wolf"})
     assert len([path for path in folder.iterdir() if path.name.startswith("vectors-")]) == 2
-    assert found(Index.load(folder, WordEncoder()), "red fox", "wolf") == found(index, "red fox", "wolf")
+    assert found(Index.load(folder, WordEncoder()), "red fox", "wolf") == found(
+        index, "red fox", "wolf"
+    )
     for content in ("{}", '{"format": "of another program"}'):
         theirs = tmp_path / f"theirs{len(content)}"
         theirs.mkdir()
         (theirs / MANIFEST).write_text(content)
-        with pytest.raises(CheckpointError, match=r"not an index of this program: it holds index\.json"):
+        with pytest.raises(
+            CheckpointError, match=r"not an index of this program: it holds index\.json"
+        ):
             saved(theirs)
         with pytest.raises(DataError, match="is not an index"):
             Index.load(theirs)
         assert [path.name for path in theirs.iterdir()] == [MANIFEST]
     (folder / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match="not an index of this program: it holds (notes|scale)"):
+    with pytest.raises(
+        CheckpointError, match=r"not an index of this program: it holds (notes|scale)"
+    ):
         saved(folder)
     for name in ("notes.txt", "scale.npy"):
         (folder / name).unlink()
@@ -235,7 +290,9 @@ def own_file(folder: Path, name: str) -> Path:
     return folder / name.replace("*", number)
 
 
-@pytest.mark.parametrize("name", ["index.json", "documents-*.arrow", "vectors-*.npy", "words-*/vocab.index.json"])
+@pytest.mark.parametrize(
+    "name", ["index.json", "documents-*.arrow", "vectors-*.npy", "words-*/vocab.index.json"]
+)
 def test_a_damaged_index_is_refused(name, tmp_path):
     saved(tmp_path)
     for byte in (5, -1):
@@ -245,10 +302,14 @@ def test_a_damaged_index_is_refused(name, tmp_path):
         content = bytearray(file.read_bytes())
         content[byte] ^= 0x40
         file.write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"{file.name}.* (is|differs).*\. Build the index again"):
+        with pytest.raises(
+            CheckpointError, match=rf"{file.name}.* (is|differs).*\. Build the index again"
+        ):
             Index.load(copied)
         file.unlink()
-        with pytest.raises((CheckpointError, DataError), match=rf"{file.name}.*no such file|is not an index"):
+        with pytest.raises(
+            (CheckpointError, DataError), match=rf"{file.name}.*no such file|is not an index"
+        ):
             Index.load(copied)
 
 
@@ -265,7 +326,9 @@ def test_a_damaged_index_is_refused(name, tmp_path):
         ("words-*/indices.csc.index.npy", lambda array: array + 5, "words-.* cannot be read"),
     ],
 )  # fmt: skip
-def test_arrays_that_do_not_fit_are_refused_although_their_checksums_do(name, change, message, tmp_path):
+def test_arrays_that_do_not_fit_are_refused_although_their_checksums_do(
+    name, change, message, tmp_path
+):
     saved(tmp_path)
     file = own_file(tmp_path, name)
     np.save(file, change(np.load(file)), allow_pickle=True)
@@ -293,8 +356,13 @@ def test_a_reader_keeps_its_index_and_an_interrupted_save_leaves_the_old_one(tmp
     old = saved(tmp_path)
     reader = Index.load(tmp_path, WordEncoder())
     expected = found(old, "red fox")
-    with monkeypatch.context() as full, pytest.raises(CheckpointError, match="earlier index there is unchanged"):
-        full.setattr(np, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with (
+        monkeypatch.context() as full,
+        pytest.raises(CheckpointError, match="earlier index there is unchanged"),
+    ):
+        full.setattr(
+            np, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
         saved(tmp_path, texts={"z": "other"})
     assert found(Index.load(tmp_path, WordEncoder()), "red fox") == expected
     assert len([path for path in tmp_path.iterdir() if path.name.startswith("documents-")]) == 1
@@ -319,7 +387,10 @@ SAVES = int(os.environ.get("DIFFCSE_TEST_SAVES", "40"))  # of each writer
 
 
 def write_again_and_again(folder: str, seed: int, saves: int) -> None:
-    indexes = [Index(texts=[f"word{seed} {key}{number}" for number in range(20)], mode="lexical") for key in "ab"]
+    indexes = [
+        Index(texts=[f"word{seed} {key}{number}" for number in range(20)], mode="lexical")
+        for key in "ab"
+    ]
     for number in range(saves):
         indexes[number % 2].save(folder)
 
@@ -328,7 +399,8 @@ def test_a_reader_beside_two_writers_gets_one_index_or_another(tmp_path):
     write_again_and_again(str(tmp_path), 0, 1)
     context = multiprocessing.get_context("spawn")
     writers = [
-        context.Process(target=write_again_and_again, args=(str(tmp_path), seed, SAVES)) for seed in (1, 2)
+        context.Process(target=write_again_and_again, args=(str(tmp_path), seed, SAVES))
+        for seed in (1, 2)
     ]
     for writer in writers:
         writer.start()
@@ -337,7 +409,9 @@ def test_a_reader_beside_two_writers_gets_one_index_or_another(tmp_path):
         index = Index.load(tmp_path)
         texts = index.passages["text"].to_pylist()
         assert len({(text.split()[0], text.split()[1][0]) for text in texts}) == 1
-        assert index.search(texts[-1].split()[1])[0][0].text == texts[-1]  # its words are those of its texts
+        assert (
+            index.search(texts[-1].split()[1])[0][0].text == texts[-1]
+        )  # its words are those of its texts
         seen.add(texts[0])
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert len(seen) > 1

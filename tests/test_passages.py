@@ -52,18 +52,26 @@ def test_all_letters_of_a_document_are_in_its_passages(sections, whole):
     titles = tuple(" ".join(section.title.split()) for section in sections)
     for passage in passages:
         assert (passage.document, passage.start <= len(text) + 1) == (7, True)
-        if not any(title and passage.text.startswith(title) for title in titles):  # no title as text
+        if not any(
+            title and passage.text.startswith(title) for title in titles
+        ):  # no title as text
             assert text[passage.start :].startswith(passage.text[0])
     starts = [passage.start for passage in passages]
     assert starts == sorted(starts)
 
 
 def test_sections_become_passages_of_whole_sentences():
-    lines = [f"This is sentence number {number} of a long page, which goes on." for number in range(30)]
-    document = Document("a", (Section("Guide", []), Section("Guide: Use", lines), Section("End", [" ", "Bye."])))
+    lines = [
+        f"This is sentence number {number} of a long page, which goes on." for number in range(30)
+    ]
+    document = Document(
+        "a", (Section("Guide", []), Section("Guide: Use", lines), Section("End", [" ", "Bye."]))
+    )
     *found, last = passages_of(document, 0)
     text = "\n".join([*lines, " ", "Bye."])
-    assert {passage.title for passage in found} == {"Guide: Use"}  # which has the letters of its parent's title
+    assert {passage.title for passage in found} == {
+        "Guide: Use"
+    }  # which has the letters of its parent's title
     assert len(found) == 4
     assert len({passage.start for passage in found}) == 4
     for passage in found:
@@ -73,7 +81,10 @@ def test_sections_become_passages_of_whole_sentences():
     (whole,) = passages_of(Document("a", (Section("", lines),), whole=True), 0)
     assert (whole.text, whole.start) == ("\n".join(lines), 0)
     separate = (Section("", ["  one"], column="a"), Section("", ["two. " * 300], column="b"))
-    assert [(each.column, each.start) for each in passages_of(Document("a", separate), 0)] == [("a", 2), ("b", 6)]
+    assert [(each.column, each.start) for each in passages_of(Document("a", separate), 0)] == [
+        ("a", 2),
+        ("b", 6),
+    ]
 
 
 # Long texts
@@ -89,7 +100,10 @@ def words_of(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-@given(st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=60).map(" ".join), st.integers(1, 20))
+@given(
+    st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=60).map(" ".join),
+    st.integers(1, 20),
+)
 def test_passages_cover_the_text_and_fit(text, limit):
     tokens = words_of(text)
     passages = split_text(text, tokens, limit)
@@ -104,7 +118,9 @@ def test_passages_cover_the_text_and_fit(text, limit):
 
 def test_passages_end_with_sentences_and_overlap():
     text = "One two three. Four five six. Seven eight nine. Ten eleven twelve."
-    tokens = [(start, start + len(word)) for word in text.split(" ") for start in [text.index(word)]]
+    tokens = [
+        (start, start + len(word)) for word in text.split(" ") for start in [text.index(word)]
+    ]
     assert [text[start:end] for start, end in split_text(text, tokens, 6)] == [
         "One two three. Four five six.", "six. Seven eight nine.", "nine. Ten eleven twelve."
     ]  # fmt: skip
@@ -121,26 +137,38 @@ def test_each_document_is_found_once_by_its_best_passage(mode):
     words = ["apple apple apple"] * 49 + ["apple"] + ["apple pear plum"] * 9 + ["kiwi"]
     numbers = [0] * 50 + [*range(1, 11)]
     documents = documents_table([Document(str(number), ()) for number in range(11)], 0)
-    passages = passages_table([Passage(number, "", text, 3) for number, text in zip(numbers, words, strict=True)])
+    passages = passages_table(
+        [Passage(number, "", text, 3) for number, text in zip(numbers, words, strict=True)]
+    )
     lexical = None if mode == "dense" else LexicalIndex.build(words)
     contents = Contents(documents, passages, Embeddings.of(normalize(vectors)), lexical)
-    index = Index.of(Stored(Settings(mode), contents, EncoderRecord("mine", "avg", "float32", 4, "0")))
+    index = Index.of(
+        Stored(Settings(mode), contents, EncoderRecord("mine", "avg", "float32", 4, "0"))
+    )
     query = np.full((1, 4), 0.5, np.float32)
     (everything,) = index.rank(["apple"], query, 60)
     (hits,) = index.rank(["apple"], query, 4)
     assert [hit.id for hit in hits] == [hit.id for hit in everything[:4]]
-    assert sorted(hit.id for hit in everything) == sorted(str(each) for each in range(10 if mode == "lexical" else 11))
+    assert sorted(hit.id for hit in everything) == sorted(
+        str(each) for each in range(10 if mode == "lexical" else 11)
+    )
     assert everything[0].id == "0"
     assert [hit.rank for hit in everything] == [*range(1, len(everything) + 1)]
-    assert [hit.score for hit in everything] == sorted((hit.score for hit in everything), reverse=True)
+    assert [hit.score for hit in everything] == sorted(
+        (hit.score for hit in everything), reverse=True
+    )
     if mode == "hybrid":  # ranks count documents
         assert sorted(hit.ranks["dense"] for hit in everything) == [*range(1, 12)]
-        assert sorted(hit.ranks["lexical"] for hit in everything if hit.ranks.get("lexical")) == [*range(1, 11)]
+        assert sorted(hit.ranks["lexical"] for hit in everything if hit.ranks.get("lexical")) == [
+            *range(1, 11)
+        ]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, minilm_dir) -> SentenceEncoder:
-    return SentenceEncoder.from_pretrained(write_tiny_model(tmp_path_factory.mktemp("tiny"), minilm_dir), pooler="avg")
+    return SentenceEncoder.from_pretrained(
+        write_tiny_model(tmp_path_factory.mktemp("tiny"), minilm_dir), pooler="avg"
+    )
 
 
 LONG = " ".join(["the cat sleeps on the warm roof ."] * 20 + ["a dog runs in the park ."])
@@ -157,10 +185,14 @@ def test_a_long_text_is_found_by_its_end(tiny):
     with pytest.warns(UserWarning, match=r"truncated 1 of 2 texts"):
         tiny.build_index([LONG, "the cat sleeps"], passages=False)
     assert tiny.search("a dog runs", top_k=2)[1][0] in (LONG, "the cat sleeps")
-    tiny.build_index([{"sentence": "it sleeps", "title": "the cat"}, {"sentence": "it runs", "title": "a dog"}])
+    tiny.build_index(
+        [{"sentence": "it sleeps", "title": "the cat"}, {"sentence": "it runs", "title": "a dog"}]
+    )
     vectors = tiny.encode(["the cat it sleeps", "a dog it runs"], normalize=True)
     np.testing.assert_allclose(tiny.index.embeddings.vectors, vectors, atol=1e-6)
-    title = "the cat sleeps on the warm roof " * 6  # leaves no room for the text, so it becomes a part of it
+    title = (
+        "the cat sleeps on the warm roof " * 6
+    )  # leaves no room for the text, so it becomes a part of it
     parts = tiny.split([Passage(0, title.strip(), "a dog runs", 90)])
     assert {part.title for part in parts} == {""}
     assert parts[-1].text.endswith("a dog runs")
@@ -176,7 +208,9 @@ def test_wrong_options_are_refused_before_texts_are_encoded(tiny, monkeypatch):
             tiny.build_index(["the cat"], **options)
 
 
-def test_titles_and_passages_of_files_are_searched_and_embedded(tiny, tmp_path, capsys, monkeypatch):
+def test_titles_and_passages_of_files_are_searched_and_embedded(
+    tiny, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(cli, "_load_encoder", lambda options, record=None: tiny)
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -187,7 +221,10 @@ def test_titles_and_passages_of_files_are_searched_and_embedded(tiny, tmp_path, 
     for source in sources:
         cli.main(["search", *source, "--json", "a dog runs in the park ."])
         (found,) = map(json.loads, capsys.readouterr().out.splitlines())
-        assert sorted(hit["file"] for hit in found["hits"]) == [f"{folder}/cats.md", f"{folder}/dogs.md"]
+        assert sorted(hit["file"] for hit in found["hits"]) == [
+            f"{folder}/cats.md",
+            f"{folder}/dogs.md",
+        ]
         assert {hit["title"] for hit in found["hits"]} <= {"The cat", "The cat: More", "The dog"}
         assert all(hit["start"] >= 0 for hit in found["hits"])
     cli.main(["search", *sources[0], "--mode", "lexical", "--json", "more"])  # by a title

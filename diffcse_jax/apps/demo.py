@@ -1,8 +1,9 @@
 """A search page in the browser, for one model or two.
 
-The server is the standard library's, for one person on one machine. It answers `GET` only, reads no file,
-and sends pages that load nothing. If only this machine may open the page, a request must name it in its
-Host header, so that pages of other sites cannot read answers through a name of their own (DNS rebinding).
+The server is the standard library's, for one person on one machine. It answers `GET` only, reads no
+file, and sends pages that load nothing. If only this machine may open the page, a request must name
+it in its Host header, so that pages of other sites cannot read answers through a name of their own
+(DNS rebinding).
 """
 
 import dataclasses
@@ -65,15 +66,22 @@ class DemoOptions:
         """Return how the text is indexed for each model: both are compared in the same mode."""
         mode, weight = (self.mode, None) if self.mode else recommended(self.model)
         weight = weight if self.weight is None else self.weight
-        given = {"language": self.language, "weight": weight, "passages": self.passages}
-        return Settings(mode, **{name: value for name, value in given.items() if value not in (None, "")})
+        given: dict[str, Any] = {
+            "language": self.language,
+            "weight": weight,
+            "passages": self.passages,
+        }
+        return Settings(
+            mode, **{name: value for name, value in given.items() if value not in (None, "")}
+        )
 
 
 def serve(options: DemoOptions) -> None:
     """Index a text with each model and serve its search page until Ctrl-C."""
     if options.against == options.model:
         raise ConfigError(
-            f"--against {options.against} is the same as --model. Name another model, or leave --against out"
+            f"--against {options.against} is the same as --model. Name another model, or leave "
+            "--against out"
         )
     folder = expand_path(options.source)
     if options.source != STDIN and (is_index(folder) or find_store(folder)):
@@ -82,15 +90,18 @@ def serve(options: DemoOptions) -> None:
         )
     settings = options.settings()
     settings.check()
-    source = open_documents_to_search(options.source, columns=options.columns, id_column=options.id_column)
+    source = open_documents_to_search(
+        options.source, columns=options.columns, id_column=options.id_column
+    )
     documents = read_documents(source, strict=options.strict)
     names = filter(None, (options.model, options.against))
-    models = {name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names}
+    models = {
+        name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names
+    }
     address = (options.host, options.port)
     page = Page(folder.name, len(documents), examples_of(documents), models, options.top_k)
     with SearchServer(page, address) as server:  # first: the port may be in use
-        for name, index in models.items():
-            log_line(f"encoding with {name}")
+        for index in models.values():
             index.put_input(input_of(options.source), documents, show_progress=True)
         for words in (1, 20):
             page.search("word " * words)  # compiles what queries of up to 32 tokens need
@@ -143,7 +154,8 @@ class SearchServer(ThreadingHTTPServer):
         except (OSError, OverflowError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose another "
+                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose "
+                "another "
                 "--port, or 0"
             ) from error
 
@@ -161,7 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, values = self._answer()
         page = {"query": "", "hits": None, "problem": "", "milliseconds": 0.0} | values
-        body = render("demo.html.j2", corpus=self.server.page, longest_query=LONGEST_QUERY, **page).encode()
+        body = render(
+            "demo.html.j2", corpus=self.server.page, longest_query=LONGEST_QUERY, **page
+        ).encode()
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

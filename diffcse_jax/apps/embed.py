@@ -1,8 +1,9 @@
-"""Encode texts: `encode` writes one file or standard output, `embed` writes a folder of Parquet files and can resume.
+"""Encode texts: `encode` writes one file, `embed` writes a folder of Parquet files and can resume.
 
-`embed` names its Parquet files after the input: `papers.csv.000000.parquet`, and so on. Each holds a few thousand texts
-in order, with the settings in its metadata, and gets its name when it is complete. The folder `OUTPUT.state` holds the
-SHA-256 of each input and the list of its files. The same command, started again after a crash, embeds what is missing.
+`embed` names its Parquet files after the input: `papers.csv.000000.parquet`, and so on. Each holds
+a few thousand texts in order, with the settings in its metadata, and gets its name when it is
+complete. The folder `OUTPUT.state` holds the SHA-256 of each input and the list of its files. The
+same command, started again after a crash, embeds what is missing.
 """
 
 import contextlib
@@ -26,7 +27,14 @@ from diffcse_jax.data.documents import Document, Documents
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.sources import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
+from diffcse_jax.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Interrupted,
+    InUseError,
+    NoSentencesError,
+)
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
 from diffcse_jax.search.passages import Passage, passages_of
@@ -63,14 +71,16 @@ def encode(
 ) -> None:
     """Encode the texts of all inputs into one file, which gets its name when it is complete.
 
-    Arguments are the options of `diffcse encode`. `load` loads the encoder; it is called once the texts are
-    read.
+    Arguments are the options of `diffcse encode`. `load` loads the encoder; it is called once the
+    texts are read.
     """
     path = expand_path(output)
     if output != "-":
         _require_format(path, output)
     rows: list[Placed] = []
-    for source in [open_documents_to_search(each, columns=columns, id_column=id_column) for each in inputs]:
+    for source in [
+        open_documents_to_search(each, columns=columns, id_column=id_column) for each in inputs
+    ]:
         # The rows of .npy are the lines, so none may be missing.
         is_npy = path.suffix == ".npy"
         ledger = Ledger(source.name, strict=strict or is_npy, refuse_empty=is_npy)
@@ -79,7 +89,9 @@ def encode(
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
     texts = [passage.searched for _, passage in rows]
-    vectors = encoder.encode(texts, batch_size, normalize=normalize, show_progress=True, prompt=prompt)
+    vectors = encoder.encode(
+        texts, batch_size, normalize=normalize, show_progress=True, prompt=prompt
+    )
     lines = _json_lines(rows, vectors)
     if output == "-":
         sys.stdout.writelines(lines)
@@ -116,7 +128,7 @@ def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
 
 @contextlib.contextmanager
 def _renamed(partial: Path, path: Path) -> Iterator[None]:
-    """Give the file that the block writes its name once it is on disk; remove it if the block fails."""
+    """Name the file that the block writes once it is on disk; remove it if the block fails."""
     try:
         yield
         sync(partial)
@@ -159,8 +171,8 @@ def embed(
 ) -> None:
     """Embed the texts of the inputs that are not in the folder yet.
 
-    Arguments are the options of `diffcse embed`. `load` loads the encoder; it is called once the inputs are
-    open. `command` is what resumes the work, for messages.
+    Arguments are the options of `diffcse embed`. `load` loads the encoder; it is called once the
+    inputs are open. `command` is what resumes the work, for messages.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
@@ -175,7 +187,12 @@ def embed(
     encoder = load()
     prompt = encoder.prompts.choose(None, prompt_name, encoder.prompts.document)
     settings = dataclasses.asdict(encoder.record(prompt)) | {"dtype": dtype, "normalize": normalize}
-    settings |= {"columns": [*columns], "id_column": id_column, "passages": passages, "rows_per_file": rows_per_file}
+    settings |= {
+        "columns": [*columns],
+        "id_column": id_column,
+        "passages": passages,
+        "rows_per_file": rows_per_file,
+    }
     _check_settings(output, settings)
     job = _Job(output, encoder, settings, batch_size, strict)
     try:
@@ -184,7 +201,9 @@ def embed(
             for folder in (output, state_of(output)):
                 folder.mkdir(parents=True, exist_ok=True)
             with lock(state_of(output) / ".lock", wait=True):
-                for path in paths:  # those of other processes, too: `search` warns of what is not finished
+                for (
+                    path
+                ) in paths:  # those of other processes, too: `search` warns of what is not finished
                     if not input_state(output, path).exists():
                         job.write_state(path)
             job.run(mine)
@@ -193,20 +212,29 @@ def embed(
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
     log_line(f"{who}embedded {job.embedded:,} texts into {output}", on_all=True)
-    hosts.decided_by_first(lambda: None)  # waits for all, because the first one to exit would end the others
+    hosts.decided_by_first(
+        lambda: None
+    )  # waits for all, because the first one to exit would end the others
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
-    """Return the inputs that the patterns match, in the order of their names; a pattern may also be a file's name."""
+    """Return the inputs that the patterns match, in the order of their names."""
     found: dict[str, str] = {}
     for pattern in map(os.path.expanduser, patterns):
         is_pattern = glob.has_magic(pattern) and not os.path.exists(pattern)
-        matches = glob.glob(pattern) if is_pattern else [pattern]  # a missing file is reported when it is opened
+        matches = (
+            glob.glob(pattern) if is_pattern else [pattern]
+        )  # a missing file is reported when it is opened
         if not matches:
-            raise DataError(f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes")
+            raise DataError(
+                f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes"
+            )
         for path in matches:
             if (other := found.setdefault(Path(path).name, path)) != path:
-                raise DataError(f"--input: {other} and {path} have the same name, also for output: use two folders")
+                raise DataError(
+                    f"--input: {other} and {path} have the same name, also for output: use two "
+                    "folders"
+                )
     return [found[name] for name in sorted(found)]
 
 
@@ -229,9 +257,12 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
     earlier = read_settings(parts[0]) if parts else settings
     settings["model"] = earlier.get("model")  # the same model may be moved
     if changed := [name for name, value in settings.items() if earlier.get(name) != value]:
-        values = "; ".join(f"{name}: {earlier.get(name)!r} then, {settings[name]!r} now" for name in changed)
+        values = "; ".join(
+            f"{name}: {earlier.get(name)!r} then, {settings[name]!r} now" for name in changed
+        )
         raise ConfigError(
-            f"{output} was begun with other settings: {values}. Use the earlier settings, or give another --output, or "
+            f"{output} was begun with other settings: {values}. Use the earlier settings, or give "
+            "another --output, or "
             f"remove {output} and {state_of(output)}"
         )
 
@@ -253,24 +284,33 @@ class _Job:
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
-            log_line(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", on_all=True)
+            log_line(
+                f"resuming {self.output}: {complete}, {found:,} Parquet files exist", on_all=True
+            )
         with self.encoder.warning_once(), Progress("embedding", "texts") as progress:
             for path in pending:
                 try:
                     held = lock(input_state(self.output, path).with_suffix(".lock"))
                 except InUseError as error:
-                    advice = "divide the inputs: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
+                    advice = (
+                        "divide the inputs: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
+                    )
                     raise InUseError(f"{error}. Wait until it ends, or {advice}") from error
                 with held:
                     self.write_state(path, digests[path])
-                    self.write_state(path, digests[path], self.write_parts(path, inputs[path], progress))
+                    self.write_state(
+                        path, digests[path], self.write_parts(path, inputs[path], progress)
+                    )
 
     def write_state(self, path: str, digest: str = "", parts: Sequence[str] | None = None) -> None:
-        """Record an input, its SHA-256 once it is read, and its Parquet files if all are written."""
-        write_json(input_state(self.output, path), ({"sha256": digest} if digest else {}) | {"parts": parts})
+        """Record an input, its SHA-256 once it is read, and its Parquet files if all are there."""
+        write_json(
+            input_state(self.output, path),
+            ({"sha256": digest} if digest else {}) | {"parts": parts},
+        )
 
     def is_done(self, path: str, digest: str) -> bool:
-        """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
+        """Return whether an input is embedded and its files exist; refuse one that changed."""
         state = input_state(self.output, path)
         try:
             earlier = read_json_object(state) if state.exists() else {}
@@ -279,10 +319,14 @@ class _Job:
         parts = earlier.get("parts")
         if parts != [] and earlier.get("sha256", digest) != digest:
             raise DataError(
-                f"{path} is not the text that was embedded into {self.output} under this name: its SHA-256 has "
-                f"changed. Give another --output, or remove {state} and the Parquet files of this name"
+                f"{path} is not the text that was embedded into {self.output} under this name: its "
+                "SHA-256 has "
+                f"changed. Give another --output, or remove {state} and the Parquet files of this "
+                "name"
             )
-        written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
+        written = isinstance(parts, list) and all(
+            (self.output / str(part)).is_file() for part in parts
+        )
         return written and earlier.get("sha256") == digest
 
     def write_parts(self, path: str, source: Documents, progress: Progress) -> list[str]:
@@ -309,7 +353,9 @@ class _Job:
         vectors = self.encoder.encode(texts, self.batch_size, normalize=normalize, prompt=prompt)
         partial = state_of(self.output) / f"{name}.tmp"
         with _renamed(partial, self.output / name):
-            stored = vector_table(rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings)
+            stored = vector_table(
+                rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings
+            )
             pq.write_table(
                 stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True
             )

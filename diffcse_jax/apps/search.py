@@ -1,7 +1,8 @@
 """Search a text, an index or stored embeddings, print the hits, and keep an index up to date.
 
-`_open` has the ways to an index: it exists, it is made of a text, or it is brought up to date. An index
-records its inputs. The same input replaces its own documents; another one needs `--add` or `--replace`.
+`_open` has the ways to an index: it exists, it is made of a text, or it is brought up to date. An
+index records its inputs. The same input replaces its own documents; another one needs `--add` or
+`--replace`.
 """
 
 import dataclasses
@@ -34,7 +35,9 @@ QUERIES_AT_ONCE = 1024
 LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
 
-Load = Callable[[EncoderRecord | None], SentenceEncoder]  # loads the encoder, by default the recorded one
+Load = Callable[
+    [EncoderRecord | None], SentenceEncoder
+]  # loads the encoder, by default the recorded one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +92,9 @@ def _check(options: SearchOptions) -> None:
     if not all(map(str.strip, options.queries)):
         raise DataError("QUERY: the text is empty. Give a query")
     if options.source == options.queries_file == STDIN and not options.queries:
-        raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
+        raise ConfigError(
+            "--input -: standard input cannot hold the queries, too. Give QUERY or --queries"
+        )
     if options.add and options.replace:
         raise ConfigError("--add and --replace exclude each other. Give one of them")
     if (options.add or options.replace) and not options.output:
@@ -108,7 +113,9 @@ def _open(options: SearchOptions, load: Load) -> Index:
     if store:
         _refuse(options, ["columns", "id_column", "passages"], store.folder)
     if not options.output:
-        return _build(_settings(options, has_store=store is not None), store or _read(options), options, load)
+        return _build(
+            _settings(options, has_store=store is not None), store or _read(options), options, load
+        )
     _require_outside(options.output, folder)
     try:
         with writing(options.output, wait=False) as writer:
@@ -125,7 +132,9 @@ def _open_index(folder: Path, options: SearchOptions, load: Load) -> Index:
     _give_encoder(index, options, load)
     if options.output and options.output.resolve() != folder.resolve():
         if is_index(options.output) and not options.replace:
-            raise ConfigError(f"{options.output} is an index already. To replace it, give --replace")
+            raise ConfigError(
+                f"{options.output} is an index already. To replace it, give --replace"
+            )
         index.save(options.output)
     return index
 
@@ -133,19 +142,26 @@ def _open_index(folder: Path, options: SearchOptions, load: Load) -> Index:
 def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
     """Raise `ConfigError` for options that come too late: embeddings or an index exist already."""
     given = [name for name in names if getattr(options, name) not in (None, "", ())]
-    flags = ["--no-passages" if name == "passages" and not options.passages else f"--{name}" for name in given]
+    flags = [
+        "--no-passages" if name == "passages" and not options.passages else f"--{name}"
+        for name in given
+    ]
     if flags:
         raise ConfigError(
-            f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the text"
+            f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the "
+            "text"
         )
 
 
 def _require_outside(output: Path, source: Path) -> None:
     """Raise `ConfigError` if an index would be read as text the next time."""
     root, folder = source.resolve(), output.resolve()
-    if folder.is_relative_to(root) and not any(part.startswith(".") for part in folder.relative_to(root).parts):
+    if folder.is_relative_to(root) and not any(
+        part.startswith(".") for part in folder.relative_to(root).parts
+    ):
         raise ConfigError(
-            f"--output {output} is inside --input {source}, so its files would be read as text. Choose a "
+            f"--output {output} is inside --input {source}, so its files would be read as text. "
+            "Choose a "
             "folder outside, or one whose name starts with a dot"
         )
 
@@ -158,7 +174,10 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> Settings:
         is_free = not has_store and options.threshold is None
         mode, weight = recommended(options.model if is_free else None)
         if mode != "dense":
-            log_line(f"notice: {options.model} recommends --mode {mode}. --mode dense compares embeddings only")
+            log_line(
+                f"notice: {options.model} recommends --mode {mode}. --mode dense compares "
+                "embeddings only"
+            )
         given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
     settings = Settings(**given, id_column=options.id_column)
     if settings.mode == "dense" and (options.language or options.weight is not None):
@@ -172,8 +191,10 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> Settings:
 
 
 def _read(options: SearchOptions) -> list[Document]:
-    """Read the text: before an encoder is loaded, which takes seconds, because it may have mistakes."""
-    source = open_documents_to_search(options.source, columns=options.columns, id_column=options.id_column)
+    """Read the text. This comes before the encoder, which takes seconds to load."""
+    source = open_documents_to_search(
+        options.source, columns=options.columns, id_column=options.id_column
+    )
     return read_documents(source, strict=options.strict)
 
 
@@ -210,7 +231,7 @@ def _give_encoder(index: Index, options: SearchOptions, load: Load) -> None:
 
 
 def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, load: Load) -> Index:
-    """Build the index in a folder or bring it up to date, save it if it has changed, and return it."""
+    """Build the index in a folder or bring it up to date, and save it if it has changed."""
     old = Index.load(writer.folder) if is_index(writer.folder) and not options.replace else None
     if old is None:
         settings = _settings(options, has_store=store is not None)
@@ -223,7 +244,9 @@ def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, loa
         return _keep_store(writer, old, store, options, load)
     documents, before = _read(options), old.documents
     _give_encoder(old, options, load)
-    changes = old.put_input(options.input(), documents, batch_size=options.batch_size, show_progress=True)
+    changes = old.put_input(
+        options.input(), documents, batch_size=options.batch_size, show_progress=True
+    )
     log_line(f"index: {changes}")
     if old.documents is not before:
         old.write(writer)
@@ -231,13 +254,14 @@ def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, loa
 
 
 def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
-    """Return the options with what an index has recorded of the input; refuse another input or columns."""
+    """Return the options with what an index has recorded of the input; refuse another input."""
     own = options.input()
     recorded = next((each for each in index.inputs if each.name == own.name), None)
     if recorded is None and not options.add:
         names = ", ".join(each.name or "texts given in Python" for each in index.inputs)
         raise ConfigError(
-            f"--output {options.output} is an index of {names}, not of --input {options.source}. To search "
+            f"--output {options.output} is an index of {names}, not of --input {options.source}. "
+            "To search "
             "both, give --add. To replace the index, give --replace"
         )
     if recorded is None:
@@ -246,7 +270,8 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
         given, there = getattr(own, name), getattr(recorded, name)
         if given and given != there:
             raise ConfigError(
-                f"--{name}: {options.output} was built with {there or 'none'}, not {given}. Leave this out, or "
+                f"--{name}: {options.output} was built with {there or 'none'}, not {given}. Leave "
+                "this out, or "
                 "give --replace to build the index again"
             )
     return dataclasses.replace(options, columns=recorded.columns, id_column=recorded.id_column)
@@ -259,7 +284,8 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
         is_detected = name == "language" and index.lexical and index.lexical.language == given
         if given != there and not is_detected:
             raise ConfigError(
-                f"--{name} {given}: {options.output} was built with {there or 'another one'}. Leave this out, "
+                f"--{name} {given}: {options.output} was built with {there or 'another one'}. "
+                "Leave this out, "
                 "or give --replace to build the index again"
             )
 
@@ -270,7 +296,9 @@ def _keep_store(
     """Bring an index of embeddings up to date."""
     own = options.input()
     if old.inputs != (own,) or old.record is None:
-        raise ConfigError(f"--add {options.source}: only texts can be added to an index, not embeddings")
+        raise ConfigError(
+            f"--add {options.source}: only texts can be added to an index, not embeddings"
+        )
     new = Index.of_store(store, old.settings)
     old.record.require(store.encoder, old.name)
     new.inputs = old.inputs
@@ -288,7 +316,11 @@ def _print_hits(options: SearchOptions, index: Index) -> None:
     queries = [text.strip() for text in options.queries]
     for chunk in [queries] if queries else _read_queries(options.queries_file):
         found = index.search(
-            chunk, options.top_k, options.threshold, prompt_name=options.prompt_name, mode=options.mode
+            chunk,
+            options.top_k,
+            options.threshold,
+            prompt_name=options.prompt_name,
+            mode=options.mode,
         )
         for text, hits in zip(chunk, found, strict=True):
             print(_as_json(text, hits) if options.as_json else _as_text(text, hits), flush=True)
@@ -327,7 +359,9 @@ def _as_text(query: str, hits: Hits) -> str:
             for mode, label in (("dense", "by meaning"), ("lexical", "by words"))
             if mode in hit.ranks
         )
-        head = "  ".join(filter(None, [f"  {hit.score:6.3f}", hit.place(), ranks and f"[{ranks}]", hit.title]))
+        head = "  ".join(
+            filter(None, [f"  {hit.score:6.3f}", hit.place(), ranks and f"[{ranks}]", hit.title])
+        )
         lines += _wrapped(head, indent=" " * 10, break_long_words=False)  # paths can be copied
         lines += _wrapped(" " * 10 + hit.snippet, indent=" " * 10)
     if hits.note:
@@ -335,9 +369,15 @@ def _as_text(query: str, hits: Hits) -> str:
     return "\n".join([*lines, ""])
 
 
-def _wrapped(text: str, indent: str = "", **options: Any) -> list[str]:
-    """Return some lines of a text, without what would move a terminal's cursor or change its colours."""
+def _wrapped(text: str, indent: str = "", *, break_long_words: bool = True) -> list[str]:
+    """Return some lines of a text, without what would move a terminal's cursor or colour it."""
     printable = "".join(character if character.isprintable() else " " for character in text)
-    width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
-    options = {"max_lines": LINES_PER_HIT, "placeholder": " ...", "break_on_hyphens": False} | options
-    return textwrap.wrap(printable, width, subsequent_indent=indent, **options)
+    return textwrap.wrap(
+        printable,
+        min(max(shutil.get_terminal_size().columns, 40), WIDEST),
+        subsequent_indent=indent,
+        max_lines=LINES_PER_HIT,
+        placeholder=" ...",
+        break_long_words=break_long_words,
+        break_on_hyphens=False,
+    )

@@ -1,6 +1,5 @@
 """Which columns of a table hold the id, the title and the text, and the documents made of its rows."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

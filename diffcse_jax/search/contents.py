@@ -1,7 +1,8 @@
 """What an index holds at one moment: documents, passages, embeddings and words. It never changes.
 
-Documents and passages are tables. A passage carries the number of its document: the row in the table of
-documents. Rows with the same id are one document, of which a search returns the best passage.
+Documents and passages are tables. A passage carries the number of its document: the row in the
+table of documents. Rows with the same id are one document, of which a search returns the best
+passage.
 """
 
 import dataclasses
@@ -97,7 +98,9 @@ class Contents:
         sample = self.sample
         total = sample.sum(axis=0)
         count = len(sample)
-        pairs = float(total @ total - np.einsum("rd,rd->", sample, sample)) / max(1, count * (count - 1))
+        pairs = float(total @ total - np.einsum("rd,rd->", sample, sample)) / max(
+            1, count * (count - 1)
+        )
         rows = self._spaced(TYPICAL_ROWS)
         scores, found = self.embeddings.nearest(self.embeddings.rows(rows), NEAREST)
         is_other = self.document_of[found] != self.document_of[rows][:, None]
@@ -108,7 +111,7 @@ class Contents:
         return np.arange(0, len(self.passages), max(1, -(-len(self.passages) // count)))
 
     def closeness(self, cosine: float) -> float:
-        """Return how close a query's best passage is: 0 is usual for two passages, 1 for neighbours."""
+        """Return how close a query's best passage is: 0 is usual for two passages."""
         pairs, nearest = self.typical
         return (cosine - pairs) / max(nearest - pairs, 1e-6)
 
@@ -119,7 +122,9 @@ class Contents:
 
     def word_scores(self, text: str) -> Float32[np.ndarray, " passages"]:
         """Return the BM25 score of each passage."""
-        return self.lexical.scores(text) if self.lexical else np.zeros(len(self.passages), np.float32)
+        return (
+            self.lexical.scores(text) if self.lexical else np.zeros(len(self.passages), np.float32)
+        )
 
     def firsts(self, rows: Int[np.ndarray, " k"]) -> Int[np.ndarray, " documents"]:
         """Return the places of each document's first passage among ranked rows, in order."""
@@ -194,11 +199,15 @@ def _as_json(value: Any) -> Any:
         return {readable(str(key)): _as_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_as_json(each) for each in value]
-    if isinstance(value, bool | int) or value is None or (isinstance(value, float) and math.isfinite(value)):
+    if (
+        isinstance(value, bool | int)
+        or value is None
+        or (isinstance(value, float) and math.isfinite(value))
+    ):
         return value
     return readable(str(value))
 
 
 def readable(text: str) -> str:
-    """Return a text in which a byte that is not UTF-8, as in some names of files, is spelled out."""
+    """Return a text in which a byte that is not UTF-8, as in names of files, is spelled out."""
     return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):x}", text)

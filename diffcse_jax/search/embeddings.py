@@ -1,4 +1,4 @@
-"""Embeddings of texts, in memory or mapped from files, and the exact search for the nearest ones."""
+"""Embeddings of texts, in memory or mapped from files, and the exact search for the nearest."""
 
 import collections
 import dataclasses
@@ -19,12 +19,17 @@ STORAGES = ("float32", "float16", "int8", "bits")
 RESCORED = 8  # for each hit, the signs choose this many rows, which int8 then scores
 MARGIN = 1.25  # of a scale that grows
 LEVELS = 127  # the largest number that int8 stores
-_ALIGNMENT = 64  # bytes; on a CPU, JAX reads arrays that start at a multiple of this without copying them
+_ALIGNMENT = (
+    64  # bytes; on a CPU, JAX reads arrays that start at a multiple of this without copying them
+)
 
 Vectors = Float32[np.ndarray, "rows dimension"]
 Queries = Float32[np.ndarray, "queries dimension"]
-Nearest = tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]  # scores and rows, best first
+Nearest = tuple[
+    Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]
+]  # scores and rows, best first
 Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same on the device
+Scalar = Int32[Array, ""] | np.int32
 Numbers = Shaped[np.ndarray, "rows columns"]
 
 
@@ -32,9 +37,9 @@ Numbers = Shaped[np.ndarray, "rows columns"]
 class Embeddings:
     """Embeddings of length 1, stored as one of `STORAGES`.
 
-    `int8` and `bits` store differences from the mean embedding, because all embeddings of encoders such as
-    e5 are near it. With `bits`, a search compares the signs of the differences, and then scores the nearest
-    rows with int8.
+    `int8` and `bits` store differences from the mean embedding, because all embeddings of encoders
+    such as e5 are near it. With `bits`, a search compares the signs of the differences, and then
+    scores the nearest rows with int8.
 
     Attributes:
         vectors: float32, float16, int8, or uint32 with 32 bits each.
@@ -52,7 +57,7 @@ class Embeddings:
 
     @classmethod
     def of(cls, vectors: Vectors, storage: str = "float32") -> "Embeddings":
-        """Store embeddings of length 1. As float32, the embeddings of a mapped file stay in the file."""
+        """Store embeddings of length 1. As float32, those of a mapped file stay in the file."""
         check_storage(storage)
         if storage == "float32" and vectors.ctypes.data % _ALIGNMENT == 0:
             return cls(vectors)
@@ -73,7 +78,9 @@ class Embeddings:
         codes = _converted(vectors, lambda block: np.rint((block - center) / scale).astype(np.int8))
         if storage == "int8":
             return cls(codes, scale, center, measured=measured)
-        return cls(_converted(vectors, lambda block: _bits(block - center)), scale, center, codes, measured)
+        return cls(
+            _converted(vectors, lambda block: _bits(block - center)), scale, center, codes, measured
+        )
 
     @property
     def storage(self) -> str:
@@ -93,15 +100,14 @@ class Embeddings:
     def updated(
         self, order: Int[np.ndarray, " rows"], added: Float32[np.ndarray, "new dimension"]
     ) -> "Embeddings":
-        """Return embeddings whose row i is row `order[i]` of these embeddings, followed by the `added` ones.
+        """Return the rows `order` of these embeddings, continued by the `added` ones.
 
-        float32 and float16 are then as if stored anew. int8 and bits keep their center and scale, so that
-        rows which stay lose nothing, until the number of rows has doubled. A scale that is too small for
-        an added row grows.
+        float32 and float16 are then as if stored anew. int8 and bits keep their center and scale,
+        so that rows which stay lose nothing, until the number of rows has doubled. A scale that is
+        too small for an added row grows.
         """
         if self.scale is None or self.center is None:
-            new = added.astype(self.vectors.dtype)
-            return Embeddings(_taken(self.vectors, new, order))
+            return Embeddings(_taken(self.vectors, added.astype(self.vectors.dtype), order))
         if len(order) >= 2 * self.measured:
             old = self.rows(np.arange(len(self.vectors)))
             return Embeddings.of(_taken(old, added, order), self.storage)
@@ -109,15 +115,21 @@ class Embeddings:
         # With a margin, so that it does not grow each time: growing rounds all rows again.
         scale = np.where(needed > self.scale, MARGIN * needed, self.scale).astype(np.float32)
         new = Embeddings._quantised(added, self.center, scale, self.storage, self.measured)
-        assert new.scale is not None
-        own, theirs = (each.vectors if each.precise is None else each.precise for each in (self, new))
-        if (new.scale > self.scale).any():
-            ratio = self.scale / new.scale
-            own = _converted(own, lambda block: np.rint(block * ratio).astype(np.int8))
-        codes = _taken(own, theirs, order)
+        codes = _taken(self._codes(scale), new._codes(scale), order)
         if self.precise is None:
             return dataclasses.replace(new, vectors=codes)
-        return dataclasses.replace(new, vectors=_taken(self.vectors, new.vectors, order), precise=codes)
+        bits = _taken(self.vectors, new.vectors, order)
+        return dataclasses.replace(new, vectors=bits, precise=codes)
+
+    def _codes(
+        self, scale: Float32[np.ndarray, " dimension"]
+    ) -> Int8[np.ndarray, "rows dimension"]:
+        """Return the int8 numbers with another scale, which is at least as large."""
+        codes = self.vectors if self.precise is None else self.precise
+        if self.scale is None or not (scale > self.scale).any():
+            return codes
+        ratio = self.scale / scale
+        return _converted(codes, lambda block: np.rint(block * ratio).astype(np.int8))
 
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> Vectors:
         """Return the embeddings of some rows. Their length is 1 up to rounding."""
@@ -143,8 +155,10 @@ class Embeddings:
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
-def expected_arrays(storage: str, rows: int, dimension: int) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Return the type of numbers and the shape of each array of a storage; see `Embeddings.arrays`."""
+def expected_arrays(
+    storage: str, rows: int, dimension: int
+) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """Return the type of numbers and the shape of each of `Embeddings.arrays`."""
     whole, line = (rows, dimension), (dimension,)
     if storage in ("float32", "float16"):
         return {"vectors": (storage, whole)}
@@ -172,7 +186,9 @@ def _scale_of(
 
 def _converted(
     numbers: Shaped[np.ndarray, "rows old_columns"],
-    convert: Callable[[Shaped[np.ndarray, "block old_columns"]], Shaped[np.ndarray, "block columns"]],
+    convert: Callable[
+        [Shaped[np.ndarray, "block old_columns"]], Shaped[np.ndarray, "block columns"]
+    ],
 ) -> Numbers:
     """Return converted rows, block by block, in aligned memory."""
     empty = convert(numbers[:0])
@@ -187,7 +203,7 @@ def _taken(
     other: Shaped[np.ndarray, "new columns"],
     order: Int[np.ndarray, " rows"],
 ) -> Numbers:
-    """Return rows of two arrays, the second of which continues the numbers of the first, in aligned memory."""
+    """Return rows of two arrays in aligned memory. The second continues the first."""
     taken = aligned((len(order), one.shape[1]), one.dtype)
     for start in range(0, len(order), BLOCK_ROWS):
         rows = order[start : start + BLOCK_ROWS]
@@ -210,15 +226,21 @@ def _bits(vectors: Vectors) -> UInt32[np.ndarray, "rows words"]:
 
 
 def nearest(
-    queries: Shaped[np.ndarray, "queries columns"], vectors: Shaped[np.ndarray, "rows columns"], k: int
+    queries: Shaped[np.ndarray, "queries columns"],
+    vectors: Shaped[np.ndarray, "rows columns"],
+    k: int,
 ) -> Nearest:
-    """Find the rows with the highest inner products, best first. Rows with equal products keep their order.
+    """Find the rows with the highest inner products, best first.
 
-    If `vectors` are mapped from a file, memory holds at most three blocks of them, and the products of one.
+    Rows with equal products keep their order.
+
+    If `vectors` are mapped from a file, memory holds at most three blocks of them, and the products
+    of one.
 
     Args:
         queries: Embeddings of length 1, or their bits.
-        vectors: Fewer than 2^31 embeddings of length 1 as float32, float16 or int8, or their bits, 32 in a uint32.
+        vectors: Fewer than 2^31 embeddings of length 1 as float32, float16 or int8, or their bits,
+            32 in a uint32.
         k: The number of hits for each query. If there are fewer rows, all of them are hits.
 
     Returns:
@@ -226,21 +248,34 @@ def nearest(
     """
     found = min(k, len(vectors))
     if not found or not len(queries):
-        return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
-    # Sizes are powers of two: few programs are compiled. All blocks have the same size: equal rows score alike.
+        return np.zeros((len(queries), found), np.float32), np.zeros(
+            (len(queries), found), np.int64
+        )
+    # Sizes are powers of two: few programs are compiled. All blocks have the same size: equal rows
+    # score alike.
     size = _power_of_two(len(vectors), BLOCK_ROWS)
     count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
-    batches = [jnp.asarray(_padded(queries[start : start + count], count)) for start in range(0, len(queries), count)]
+    batches = [
+        jnp.asarray(_padded(queries[start : start + count], count))
+        for start in range(0, len(queries), count)
+    ]
     shape = (count, _power_of_two(found))
-    best: list[Best] = [(jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))] * len(batches)
+    best: list[Best] = [
+        (jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))
+    ] * len(batches)
     running: collections.deque[list[Best]] = collections.deque()
     for first in range(0, len(vectors), BLOCK_ROWS):
         block = np.asarray(vectors[first : first + BLOCK_ROWS])
         on_device = jax.device_put(_padded(block, size), may_alias=True)
         place = np.int32(first), np.int32(len(block))
-        best = [_better(*hits, batch, on_device, *place) for hits, batch in zip(best, batches, strict=True)]
+        best = [
+            _better(hits, batch, on_device, place)
+            for hits, batch in zip(best, batches, strict=True)
+        ]
         running.append(best)
-        if len(running) > 2:  # otherwise the host would copy the whole corpus before the device has compared it
+        if (
+            len(running) > 2
+        ):  # otherwise the host would copy the whole corpus before the device has compared it
             jax.block_until_ready(running.popleft())
     scores = np.concatenate([np.asarray(scores) for scores, _ in best])
     rows = np.concatenate([np.asarray(rows) for _, rows in best])
@@ -249,29 +284,39 @@ def nearest(
 
 @jax.jit
 def _better(
-    best: Float32[Array, "queries k"],
-    best_rows: Int32[Array, "queries k"],
+    best: Best,
     queries: Shaped[Array, "queries columns"],
     block: Shaped[Array, "rows columns"],
-    first: Int32[Array, ""] | np.int32,
-    count: Int32[Array, ""] | np.int32,
+    place: tuple[Scalar, Scalar],
 ) -> Best:
-    """Merge the best hits so far with those of a block, whose first `count` embeddings are rows `first`, ..."""
+    """Merge the best hits so far with those of a block.
+
+    `place` is the row of its first embedding, and how many of its embeddings count.
+    """
+    (best_scores, best_rows), (first, count) = best, place
     if block.dtype == jnp.uint32:
         different = jax.lax.population_count(queries[:, None] ^ block[None]).sum(axis=-1)
         scores = -different.astype(jnp.float32)
     else:
-        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
+        with jax.default_matmul_precision(
+            "highest"
+        ):  # the default of accelerators is below float32
             scores = queries @ block.astype(jnp.float32).T
     real = jnp.arange(len(block), dtype=jnp.int32) < count
-    # Of equal values `top_k` takes the one at the lower place, so earlier rows come first here and below.
-    scores, columns = jax.lax.top_k(jnp.where(real[None], scores, -jnp.inf), min(best.shape[1], len(block)))
+    # Of equal values `top_k` takes the one at the lower place, so earlier rows come first.
+    scores, columns = jax.lax.top_k(
+        jnp.where(real[None], scores, -jnp.inf), min(best_rows.shape[1], len(block))
+    )
     rows = jnp.concatenate([best_rows, columns + first], axis=1)
-    scores, places = jax.lax.top_k(jnp.concatenate([best, scores], axis=1), best.shape[1])
+    scores, places = jax.lax.top_k(
+        jnp.concatenate([best_scores, scores], axis=1), best_rows.shape[1]
+    )
     return scores, jnp.take_along_axis(rows, places, axis=1)
 
 
-def _padded(vectors: Shaped[np.ndarray, "_ columns"], rows: int) -> Shaped[np.ndarray, "rows columns"]:
+def _padded(
+    vectors: Shaped[np.ndarray, "_ columns"], rows: int
+) -> Shaped[np.ndarray, "rows columns"]:
     return vectors if len(vectors) == rows else np.pad(vectors, ((0, rows - len(vectors)), (0, 0)))
 
 

@@ -1,8 +1,9 @@
 """The folder of an index: a manifest, and the files that it names.
 
-The manifest, `index.json`, is replaced at once. The other files never change: each save writes new ones,
-whose names contain a number of their own, and those of the save before stay until the next one. So a
-reader finds the old index or the new one. Whatever else is in the folder is neither read nor removed.
+The manifest, `index.json`, is replaced at once. The other files never change: each save writes new
+ones, whose names contain a number of their own, and those of the save before stay until the next
+one. So a reader finds the old index or the new one. Whatever else is in the folder is neither read
+nor removed.
 """
 
 import contextlib
@@ -77,7 +78,7 @@ def writing(folder: Path, *, wait: bool) -> Iterator["Writer"]:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise `CheckpointError` for a file, and for a folder that is not an index and holds something else."""
+    """Raise `CheckpointError` for a file, and for a folder with something else than an index."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -114,7 +115,9 @@ class Writer:
         try:
             with disk_errors(self.folder, safe=_SAFE):
                 for name, table in tables.items():
-                    with pa.ipc.new_file(self.folder / f"{name}-{number}.arrow", table.schema) as sink:
+                    with pa.ipc.new_file(
+                        self.folder / f"{name}-{number}.arrow", table.schema
+                    ) as sink:
                         sink.write_table(table)
                 for name, array in arrays.items():
                     np.save(self.folder / f"{name}-{number}.npy", array)
@@ -125,7 +128,9 @@ class Writer:
                 self._publish(settings, number)
         finally:
             is_published = self._number() == number
-            self._remove(lambda other: other not in (number, previous) if is_published else other == number)
+            self._remove(
+                lambda other: other not in (number, previous) if is_published else other == number
+            )
 
     def _publish(self, settings: Mapping[str, Any], number: str) -> None:
         """Write the manifest, once all files are on disk."""
@@ -133,7 +138,9 @@ class Writer:
         files = [path for each in own for path in (each.iterdir() if each.is_dir() else [each])]
         for path in (*files, *filter(Path.is_dir, own), self.folder):
             sync(path)
-        digests = {path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)}
+        digests = {
+            path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)
+        }
         content = {"format": _FORMAT, "number": number, **settings, "files": digests}
         write_json(self.folder / MANIFEST, content | {"sha256": json_digest(content)})
         sync(self.folder)
@@ -145,7 +152,7 @@ class Writer:
         return ""
 
     def _remove(self, is_old: Callable[[str], bool]) -> None:
-        """Remove the files of some saves, by their numbers. Readers that have opened a file keep it."""
+        """Remove the files of some saves, by their numbers. Readers keep what they have opened."""
         for path in self.folder.iterdir():
             number = _number_of(path)
             if not number or not is_old(number):
@@ -229,7 +236,9 @@ class Reader:
         except (OSError, ValueError, pa.ArrowException) as error:
             raise _Damaged(f"{path} cannot be read: {error}") from error
         if not table.schema.equals(schema):
-            raise _Damaged(f"{path} has the columns {table.schema.names}, not {schema.names}, or other types")
+            raise _Damaged(
+                f"{path} has the columns {table.schema.names}, not {schema.names}, or other types"
+            )
         if empty := [column for column in schema.names if table[column].null_count]:
             raise _Damaged(f"{path}: the column {empty[0]!r} lacks values")
         return table
@@ -266,7 +275,9 @@ class Reader:
             except UserError:
                 raise
             except Exception as error:  # the library raises many types
-                raise _Damaged(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+                raise _Damaged(
+                    f"{folder} cannot be read: {type(error).__name__}: {error}"
+                ) from error
             for path, file in opened.items():  # the library opens them by name
                 if not path.is_file() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     raise _Damaged(f"{path} was replaced while it was read")

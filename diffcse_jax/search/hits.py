@@ -9,7 +9,9 @@ import regex
 SNIPPET = 200  # characters, about
 
 _SPACED = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{Line_Break=SA}"
-_WORD = regex.compile(rf"[{_SPACED}]|[^\s{_SPACED}]+")  # characters of scripts without spaces stand alone
+_WORD = regex.compile(
+    rf"[{_SPACED}]|[^\s{_SPACED}]+"
+)  # characters of scripts without spaces stand alone
 
 _PLAIN = regex.compile(r"\w{3,}")
 
@@ -29,13 +31,14 @@ class Hit(NamedTuple):
     start: int = 0  # the place of the passage in the document's text
     columns: Mapping[str, Any] = {}  # the other columns of the document's row
     snippet: str = ""  # the part of the passage with the words of the query
-    ranks: Mapping[str, int] = {}  # in a hybrid search: the rank by `dense` and by `lexical`, if they found it
+    ranks: Mapping[
+        str, int
+    ] = {}  # in a hybrid search: the rank by `dense` and by `lexical`, if they found it
 
     def place(self) -> str:
         """Return the id, and the file and line unless the id names them."""
         where = f"{self.file}:{self.line}" if self.line and self.file else self.file
         return f"{self.id} ({where})" if where and where != self.id else self.id
-
 
     def is_cut(self) -> bool:
         """Return whether the snippet is only a part of the passage."""
@@ -46,10 +49,10 @@ class Hits(list[Hit]):
     """The hits of a query, best first.
 
     Attributes:
-        note: A sentence for the user if nothing fits the query well, or if words or meaning alone found
-            something. Otherwise empty.
-        closeness: How close the best passage is by meaning: 0 is usual for two passages of the index,
-            and 1 for a passage and its nearest one. None if meaning was not compared.
+        note: A sentence for the user if nothing fits the query well, or if words or meaning alone
+            found something. Otherwise empty.
+        closeness: How close the best passage is by meaning: 0 is usual for two passages of the
+            index, and 1 for a passage and its nearest one. None if meaning was not compared.
     """
 
     def __init__(self, hits: Iterable[Hit] = (), note: str = "", closeness: float | None = None):
@@ -105,17 +108,24 @@ def _densest(found: Sequence[Match]) -> tuple[int, int]:
             inside += collections.Counter()  # without those that have gone
             left += 1
         if len(inside) > most:
-            best, most = (found[left].start, min(match.end, found[left].start + SNIPPET)), len(inside)
+            best, most = (
+                (found[left].start, min(match.end, found[left].start + SNIPPET)),
+                len(inside),
+            )
     return best
 
 
 def _at_words(text: str, start: int, end: int, first: int, last: int) -> tuple[int, int]:
     """Move the ends of a span to spaces nearby, but not into the span from `first` to `last`."""
     if start and not text[start - 1].isspace():
-        space = next((at for at in range(start, min(first, start + 40)) if text[at].isspace()), None)
+        space = next(
+            (at for at in range(start, min(first, start + 40)) if text[at].isspace()), None
+        )
         start = start if space is None else space + 1
     if end < len(text) and not text[end].isspace():
-        space = next((at for at in range(end, max(last, end - 40), -1) if text[at - 1].isspace()), None)
+        space = next(
+            (at for at in range(end, max(last, end - 40), -1) if text[at - 1].isspace()), None
+        )
         end = end if space is None else space - 1
     return start, end
 

@@ -1,4 +1,4 @@
-"""Search: rank the passages of an index for queries, and make hits of the best passage of each document."""
+"""Search: rank the passages of an index for queries, and make hits of the documents."""
 
 import collections
 import json
@@ -16,7 +16,9 @@ from diffcse_jax.search.fusion import CANDIDATES, combine
 from diffcse_jax.search.hits import Hit, Hits, matches, plain_words, snippet
 from diffcse_jax.search.lexical import best_rows, found_by_words
 
-CLOSE = 0.35  # closeness of a query to its best passage; below, a note says so (docs/records/search.md)
+CLOSE = (
+    0.35  # closeness of a query to its best passage; below, a note says so (docs/records/search.md)
+)
 FEWEST_DOCUMENTS = 20  # of an index whose similarities say what is usual
 FEWEST_SHARED = 0.25  # of a query's words in the best hit by words; below, a note says so
 MOST_STEMS = 1 << 18  # words whose stems are kept in memory
@@ -53,7 +55,9 @@ def rank(contents: Contents, request: Request, weight: float) -> list[Hits]:
         places = [contents.firsts(each.rows)[: request.top_k] for each in found]
         pairs = zip(places, found, strict=True)
         # If passages share documents, there may be too few: find more.
-        is_short = any(len(best) < request.top_k and len(each.rows) == count for best, each in pairs)
+        is_short = any(
+            len(best) < request.top_k and len(each.rows) == count for best, each in pairs
+        )
         if not is_short or count == total:
             break
         count = min(4 * count, total)
@@ -67,7 +71,8 @@ def _check_threshold(request: Request) -> None:
         raise ConfigError("threshold=nan: expected a number, or None for any score")
     if threshold is not None and request.mode == "hybrid":
         raise ConfigError(
-            f"threshold={threshold}: the scores of a hybrid search only compare the texts that one query "
+            f"threshold={threshold}: the scores of a hybrid search only compare the texts that one "
+            "query "
             "finds. Leave the threshold out, or search with mode='dense'"
         )
 
@@ -136,7 +141,9 @@ def _hits(
             break
         passage, document = contents.row(row)
         shared = matches(passage["text"], wanted, lambda word: _stems(contents, word))
-        has.append((wanted & _stems(contents, passage["title"])).union(*(match.stems for match in shared)))
+        has.append(
+            (wanted & _stems(contents, passage["title"])).union(*(match.stems for match in shared))
+        )
         hits.append(
             Hit(
                 score,
@@ -200,14 +207,18 @@ def _note(request: Request, found: Found, closeness: float | None, words: tuple[
     shared, asked = words
     if request.mode == "lexical":
         is_poor = shared < FEWEST_SHARED * asked
-        return f"The best hit has only {shared} of the {asked} words of this query." if is_poor else ""
+        return (
+            f"The best hit has only {shared} of the {asked} words of this query." if is_poor else ""
+        )
     has_words = request.mode == "hybrid" and len(found.by_mode["lexical"]) > 0
     if closeness is not None and closeness < CLOSE:
         by_words = ""
-        if request.mode == "hybrid":
-            by_words = f" It has {shared} of the {asked} words." if has_words else " No passage has its words."
+        if has_words:
+            by_words = f" The best hit has {shared} of its {asked} words."
+        elif request.mode == "hybrid":
+            by_words = " No passage has a word of it."
         return (
-            f"Nothing is close to this query by meaning: the best passage has a closeness of "
+            "Nothing is close to this query by meaning: the closeness of the best passage is "
             f"{closeness:.2f} (0: chance, 1: nearest neighbours).{by_words}"
         )
     if request.mode == "hybrid" and not has_words:

@@ -10,7 +10,7 @@ from diffcse_jax.search.stored import MODES
 
 
 def recommended(model: str | None) -> tuple[str, float | None]:
-    """Return the mode of search, and the weight of BM25, that a run recommends for the model that it exported.
+    """Return the mode of search, and the weight of BM25, that a run recommends for its model.
 
     `model` is the run's folder or its export. For other models the mode is `dense`.
     """
@@ -25,5 +25,7 @@ def recommended(model: str | None) -> tuple[str, float | None]:
         return "dense", None
     mode, weight = found.get("mode"), found.get("weight")
     if mode not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
-        raise CheckpointError(f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1")
+        raise CheckpointError(
+            f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1"
+        )
     return mode, weight if mode == "hybrid" else None

@@ -1,4 +1,4 @@
-"""What an index folder stores: how the index was built, and its contents. All of it is checked on reading."""
+"""What an index folder stores: how the index was built, and its contents. Reading checks it."""
 
 import dataclasses
 import math
@@ -50,7 +50,9 @@ class Settings:
             )
         check_storage(self.storage)
         if self.mode != "dense":
-            LexicalIndex(self.language or "english")  # this needs packages, and a language that they know
+            LexicalIndex(
+                self.language or "english"
+            )  # this needs packages, and a language that they know
 
 
 def check_mode(mode: str) -> str:
@@ -64,7 +66,7 @@ def check_mode(mode: str) -> str:
 class Input:
     """What documents were read from."""
 
-    name: str  # an absolute path or pattern, `docstrings`, or `-`; empty if texts were given in Python
+    name: str  # an absolute path or pattern, `docstrings`, or `-`; empty for texts in Python
     columns: tuple[str, ...] = ()
     id_column: str = ""
 
@@ -115,7 +117,9 @@ def read(reader: Reader) -> Stored:
     encoder = _encoder(reader) if settings.mode != "lexical" else None
     inputs = _value(reader, "inputs", list)
     try:
-        found = tuple(Input(each["name"], tuple(each["columns"]), each["id_column"]) for each in inputs)
+        found = tuple(
+            Input(each["name"], tuple(each["columns"]), each["id_column"]) for each in inputs
+        )
     except (TypeError, KeyError) as error:
         raise reader.damaged(f"`inputs` is invalid: {error}") from error
     return Stored(settings, _contents(reader, settings, encoder), encoder, found)
@@ -160,9 +164,13 @@ def _contents(reader: Reader, settings: Settings, encoder: EncoderRecord | None)
     passages = reader.table("passages", PASSAGES)
     for name, table in (("documents", documents), ("passages", passages)):
         if len(table) != _value(reader, name, int):
-            raise reader.damaged(f"`{name}` is {reader.settings[name]}, but the table has {len(table)} rows")
+            raise reader.damaged(
+                f"`{name}` is {reader.settings[name]}, but the table has {len(table)} rows"
+            )
     numbers = passages["document"].to_numpy()
-    if len(numbers) and (numbers[0] < 0 or numbers[-1] >= len(documents) or (np.diff(numbers) < 0).any()):
+    if len(numbers) and (
+        numbers[0] < 0 or numbers[-1] >= len(documents) or (np.diff(numbers) < 0).any()
+    ):
         raise reader.damaged("the passages name documents that are not there")
     embeddings = None
     if encoder:
@@ -175,7 +183,9 @@ def _contents(reader: Reader, settings: Settings, encoder: EncoderRecord | None)
         lexical = reader.words(
             lambda folder, arrays: _words(folder, arrays, language, len(passages))
         )
-    typical = _value(reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair)))
+    typical = _value(
+        reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair))
+    )
     return Contents(documents, passages, embeddings, lexical, Typical(*typical))
 
 

@@ -9,20 +9,24 @@ Sentences = str | Iterable[str]
 
 
 def checked_sentences(sentences: Any) -> list[str]:
-    """Return one string or an iterable of strings as a list; raise `DataError` for anything else."""
+    """Return one string or an iterable of strings as a list; refuse anything else."""
     is_table = isinstance(sentences, bytes | Mapping) or hasattr(sentences, "columns")
     if is_table or not isinstance(sentences, Iterable):
         kind = type(sentences).__name__
-        raise DataError(f"expected a string or an iterable of strings, got {kind}. Of a table, give one column")
+        raise DataError(
+            f"expected a string or an iterable of strings, got {kind}. Of a table, give one column"
+        )
     texts = [sentences] if isinstance(sentences, str) else list(sentences)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(
-                f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each text gets an "
+                f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each "
+                "text gets an "
                 "embedding of its own: give one flat list of strings"
             )
         if text.encode(errors="ignore").decode() != text:
             raise DataError(
-                f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not valid UTF-8"
+                f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not "
+                "valid UTF-8"
             )
     return texts
