@@ -95,9 +95,7 @@ def _checked(parsed: Parsed) -> Parsed | Unreadable:
         return text
 
     sections = tuple(
-        (repaired(title), list(map(repaired, lines)))
-        for title, lines in parsed.sections
-        if any(map(str.strip, lines))
+        (repaired(title), list(map(repaired, lines))) for title, lines in parsed.sections if any(map(str.strip, lines))
     )
     if not sections:
         return Unreadable(NO_TEXT)
@@ -185,9 +183,7 @@ def _declared(content: bytes) -> str:
 
 # Markdown
 
-FRONT_MATTER = re.compile(
-    r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL
-)
+FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 NOT_TEXT = re.compile(
     r"^[ \t>]*:{3,}.*$"  # ::: of site generators
     r"|\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]"  # [!NOTE]
@@ -213,10 +209,7 @@ def _html_of_markdown(text: str) -> str:
     options = pyromark.Options
     return pyromark.html(
         NOT_TEXT.sub("", text),
-        options=options.ENABLE_TABLES
-        | options.ENABLE_GFM
-        | options.ENABLE_TASKLISTS
-        | options.ENABLE_FOOTNOTES,
+        options=options.ENABLE_TABLES | options.ENABLE_GFM | options.ENABLE_TASKLISTS | options.ENABLE_FOOTNOTES,
     )
 
 
@@ -375,9 +368,7 @@ def _unread_parts(content: bytes) -> Mapping[str, int]:
     """Return how many parts of a zip file kreuzberg leaves out, by kind."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
-    counts = {
-        kind: sum(name.startswith(start) for name in names) for start, kind in UNREAD_PARTS.items()
-    }
+    counts = {kind: sum(name.startswith(start) for name in names) for start, kind in UNREAD_PARTS.items()}
     return {kind: count for kind, count in counts.items() if count}
 
 
