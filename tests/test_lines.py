@@ -148,7 +148,7 @@ def test_bytes_that_do_not_fit_cost_nothing_but_themselves(content, expected, no
 
 
 def test_bytes_far_from_the_start_that_are_not_utf8_are_said(monkeypatch):
-    monkeypatch.setattr(lines, "BLOCK", 1000)
+    monkeypatch.setattr(encodings, "BLOCK", 1000)
     plain = "A plain line, and a café.\n" * 100
     ledger = Ledger("a.txt")
     found = texts(plain.encode() + b"na\xefve\n" + plain.encode() + b"\xe9", ledger)
