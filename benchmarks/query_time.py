@@ -1,4 +1,4 @@
-"""Time single queries on a warm index: encoding, search, and the texts of ten hits.
+"""Time single queries on a warm index: encoding, search, and ten hits with their snippets.
 
     python -m benchmarks.query_time --text SENTENCES.txt --output FILE.json
 
@@ -13,13 +13,18 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
+from diffcse_jax.data.documents import text_document
+from diffcse_jax.data.ledger import Place
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.embeddings import STORAGES
-from diffcse_jax.search.index import MODES, SentenceIndex
+from diffcse_jax.search.contents import Contents, documents_table, passages_table
+from diffcse_jax.search.embeddings import STORAGES, Embeddings
+from diffcse_jax.search.index import Index
+from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.passages import Passage
+from diffcse_jax.search.stored import MODES, Settings, Stored
 
 QUERIES, WARM_UP = 200, 40
 
@@ -35,17 +40,25 @@ def main() -> None:
     encoder = SentenceEncoder.from_pretrained(options.model)
     lines = options.text.read_text(encoding="utf-8").splitlines()
     queries = [" ".join(line.split()[2:12]) for line in lines[options.rows :][: QUERIES + WARM_UP]]
-    texts = pa.table({"sentence": lines[: options.rows]})
-    vectors = normalize(np.random.default_rng(0).normal(size=(len(texts), encoder.dimension)).astype(np.float32))
+    texts = lines[: options.rows]
+    size = (len(texts), encoder.dimension)
+    vectors = normalize(np.random.default_rng(0).normal(size=size).astype(np.float32))
+    documents = documents_table(
+        (text_document(text, Place("text.txt", row)) for row, text in enumerate(texts, 1)), source=0
+    )
+    passages = passages_table([Passage(row, "", text) for row, text in enumerate(texts)])
+    words = LexicalIndex.build(texts)
     times: dict[str, dict[str, float]] = {}
     for storage, mode in itertools.product(STORAGES, MODES):
         if mode == MODES[0]:
-            index = SentenceIndex.of(texts, encoder.record(), vectors, "hybrid", storage=storage)
+            contents = Contents(documents, passages, Embeddings.of(vectors, storage), words)
+            settings = Settings("hybrid", storage=storage)
+            index = Index.of(Stored(settings, contents, encoder.record()))
         taken = []
         for query in queries:
             start = time.perf_counter()
             embedding = None if mode == "lexical" else encoder.encode_query([query], normalize=True)
-            index.search(embedding, 10, texts=[query], mode=mode)
+            index.rank([query], embedding, 10, mode=mode)
             taken.append(1000 * (time.perf_counter() - start))
         taken = taken[WARM_UP:]
         times[f"{storage} {mode}"] = {"median": float(np.median(taken)), "minimum": min(taken)}

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import TokenStore, build_or_open
+from diffcse_jax.data.tokens import ROW, TokenStore, build_or_open
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import files, hf, layers
 from diffcse_jax.models.heads import MaskedLMHead
@@ -127,6 +127,7 @@ def synthetic_store(size: str, folder: Path, sentences: int, length: int, seed: 
     offsets = np.concatenate([[0], np.cumsum(synthetic_lengths(rng, sentences, length))])
     folder.mkdir(parents=True)
     np.save(folder / "offsets.npy", offsets)
+    np.save(folder / "rows.npy", np.zeros(len(offsets) - 1, ROW))
     token_ids = np.memmap(folder / "token_ids", np.uint16, "w+", shape=(int(offsets[-1]),))
     for first in range(0, sentences, BLOCK):
         start, end = offsets[first], offsets[min(first + BLOCK, sentences)]

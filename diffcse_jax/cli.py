@@ -110,19 +110,26 @@ def _prepare(options: argparse.Namespace) -> Callable[[], Any]:
 
         fields = {field.name for field in dataclasses.fields(Settings)}
         given["settings"] = Settings(**{name: given[name] for name in fields & given.keys()})
-    if options.name in ("search", "demo"):
-        from diffcse_jax.apps.demo import DemoOptions
+    if options.name == "search":
         from diffcse_jax.apps.search import SearchOptions
 
-        kind = SearchOptions if options.name == "search" else DemoOptions
-        names = {field.name for field in dataclasses.fields(kind)}
-        values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
-        given["options"] = kind(**{name: values[name] for name in names & values.keys()})
+        given["options"] = _options_of(SearchOptions, given)
+    if options.name == "demo":
+        from diffcse_jax.apps.demo import DemoOptions
+
+        given["options"] = _options_of(DemoOptions, given)
     if options.name == "train" and (project := os.environ.get("WANDB_PROJECT")):
         from diffcse_jax.training.callbacks import WandB
 
         given["callbacks"] = [WandB(project)]
     return partial(function, **{name: given[name] for name in inspect.signature(function).parameters if name in given})
+
+
+def _options_of(kind: type[Any], given: dict[str, Any]) -> Any:
+    """Return the options of a command as an object; options of several values are tuples."""
+    names = {field.name for field in dataclasses.fields(kind)} & given.keys()
+    values = {name: tuple(given[name]) if isinstance(given[name], list) else given[name] for name in names}
+    return kind(**values)
 
 
 # Training

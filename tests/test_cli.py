@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import diffcse_jax
-from diffcse_jax.cli import COMMANDS, ENCODER, build_parser
+from diffcse_jax.cli import COMMANDS, ENCODER, WITH_KEYS, build_parser
 from diffcse_jax.evaluation import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +103,13 @@ def test_each_option_is_read():
         read = {*inspect.signature(getattr(importlib.import_module(module), function)).parameters}
         read |= ENCODER if "load" in read else set()
         read |= {field.name for field in dataclasses.fields(Settings)} if "settings" in read else set()
+        if "options" in read:  # a dataclass
+            annotation = inspect.get_annotations(getattr(importlib.import_module(module), function), eval_str=True)[
+                "options"
+            ]
+            read |= {field.name for field in dataclasses.fields(annotation)}
+        if name in WITH_KEYS:  # it stands for a key of the configuration
+            read.add("strict")
         options = {action.dest for action in parser._actions} - {"help", "quiet", "verbose"}
         assert options <= read, name
 

@@ -15,7 +15,12 @@ from diffcse_jax.io import write_json
 from diffcse_jax.search.hits import Hit, Hits
 from diffcse_jax.search.index import Index
 
-SENTENCES = ["A <b>bold</b> sentence & more.", "Rain falls.", "Bread is baked.", "The train leaves."]
+SENTENCES = [
+    "A <b>bold</b> sentence & more.",
+    "Rain falls.",
+    "Bread is baked.",
+    "The train leaves.",
+]
 
 
 class Searcher:
@@ -30,7 +35,16 @@ class Searcher:
             raise CheckpointError("the vectors are <not> finite")
         numbered = [(str(number), text) for number, text in enumerate(SENTENCES)][:: self.step]
         hits = [
-            Hit(1 / rank, rank, key, "Fonts" if rank == 1 else "", text, file="<a>.csv", line=rank, snippet=text)
+            Hit(
+                1 / rank,
+                rank,
+                key,
+                "Fonts" if rank == 1 else "",
+                text,
+                file="<a>.csv",
+                line=rank,
+                snippet=text,
+            )
             for rank, (key, text) in enumerate(numbered[:top_k], 1)
         ]
         hits[0] = hits[0]._replace(ranks={"dense": 1, "lexical": 7}, columns={"year": 1999})
@@ -72,7 +86,15 @@ def test_two_models_answer_side_by_side():
     assert text.count('<p dir="auto">') == 6  # three hits of each model
     assert text.count("<summary") == 2  # the passages of which only a part is shown
     texts = ("A <b>bold</b> sentence & more.", "1.000", "place 2 with one", "not found by <i>other")
-    for shown in (*texts, "by meaning: 1", "by words: 7", "Fonts", "0 (<a>.csv:1)", "year: 1999", "a part"):
+    for shown in (
+        *texts,
+        "by meaning: 1",
+        "by words: 7",
+        "Fonts",
+        "0 (<a>.csv:1)",
+        "year: 1999",
+        "a part",
+    ):
         assert shown in page.text
     assert page.text.count("Nothing is <close>.") == 2
     assert len([tag for tag, _ in page.tags if tag == "ol"]) == 2
@@ -93,7 +115,11 @@ def test_without_a_query_there_are_examples_that_can_be_followed():
 
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
-    [("/?q=rain", {"Host": "evil.example"}, 421), ("/?q=rain", {"Host": "["}, 421), ("/?q=broken", {}, 500)],
+    [
+        ("/?q=rain", {"Host": "evil.example"}, 421),
+        ("/?q=rain", {"Host": "["}, 421),
+        ("/?q=broken", {}, 500),
+    ],
 )
 def test_what_is_refused(path, headers, status):
     searcher = Searcher()
@@ -106,7 +132,10 @@ def test_what_is_refused(path, headers, status):
 
 def test_a_port_in_use_and_invalid_options(tmp_path):
     page = Page("t", 1, [], {}, 3)
-    with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"--port {port}: .*Choose another --port"):
+    with (
+        served(one=Searcher()) as port,
+        pytest.raises(ConfigError, match=f"--port {port}: .*Choose another --port"),
+    ):
         SearchServer(page, ("127.0.0.1", port))
     with pytest.raises(ConfigError, match="--host no such host --port 0"):
         SearchServer(page, ("no such host", 0))
@@ -119,7 +148,10 @@ def test_a_port_in_use_and_invalid_options(tmp_path):
 
 def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
     write_json(tmp_path / "search.json", {"mode": "hybrid", "weight": 0.2})
-    for options in ({"model": str(tmp_path), "against": "minilm"}, {"model": str(tmp_path), "weight": 0.2}):
+    for options in (
+        {"model": str(tmp_path), "against": "minilm"},
+        {"model": str(tmp_path), "weight": 0.2},
+    ):
         settings = DemoOptions(source="t", **options).settings()
         assert (settings.mode, settings.weight) == ("hybrid", 0.2)
     assert DemoOptions("minilm", "t", against=str(tmp_path)).settings().mode == "dense"

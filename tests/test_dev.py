@@ -9,7 +9,8 @@ from test_retrieval import letters
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
-from diffcse_jax.data import documents
+from diffcse_jax.data import docstrings
+from diffcse_jax.data.sources import open_split
 from diffcse_jax.evaluation import CachedEncoder, dev, metrics, senteval_data, systems
 from diffcse_jax.evaluation.metrics import RetrievalMetric, general_sentences, paired_interval
 from diffcse_jax.evaluation.runner import find_task
@@ -72,7 +73,7 @@ def test_a_file_of_pairs_chooses_and_others_are_reported(tmp_path, capsys):
 
 
 def test_regressions_beyond_chance(monkeypatch, capsys):
-    monkeypatch.setattr(documents, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
+    monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
     options = {"metric": "pairs_retrieval", "pairs_file": "docstrings", "hold": ("halves_retrieval",)}
     halves = [(f"{n} is the one half", f"and {n} the other one") for n in range(20)]
     sentences = [f"{first} {second}" for first, second in halves]
@@ -131,7 +132,7 @@ def test_held_out_queries_have_several_forms_and_give_nothing_away(tmp_path):
     titled = [{"title": f"Title {i}", "text": f"{text.capitalize()}."} for i, text in enumerate(texts[:15])]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*titled, *({"text": text} for text in texts[15:])])))
     data = DataConfig(str(tmp_path / "a.jsonl"), pairs="lead", cloze=1.0, held_out=1.0, max_length=64)
-    found = dev.held_out_queries(data, "mixed_retrieval", 1000)
+    found = dev.held_out_queries(open_split(data), 64, "mixed_retrieval", 1000)
     lengths = [(len(query.split()), len(target.split())) for query, target, *_ in found]
     assert sum(query.startswith("Title ") for query, *_ in found) == 15
     assert lengths.count((5, 30)) >= 30  # keywords
@@ -213,7 +214,7 @@ def test_each_half_finds_what_it_can():
     def compared(queries):
         return systems.compare_systems({"letters": letters()}, RetrievalMetric("lead_retrieval", 64, queries, TARGETS))
 
-    bm25, dense, hybrid = compared([f"{text[0]} nothing" for text in TARGETS])
+    bm25, dense, hybrid = compared([f"{text[0]}zz nothing" for text in TARGETS])
     found = [(each.name, each.mode) for each in (bm25, dense, hybrid)]
     assert found == [("BM25", "lexical"), ("letters", "dense"), ("letters + BM25", "hybrid")]
     assert dense.score == hybrid.score == 100

@@ -40,7 +40,15 @@ class HashEncoder(SentenceEncoder):
     def __init__(self, name="hash", pooler="avg"):
         self.name, self.pooler, self._truncated = name, pooler, None
 
-    def encode(self, sentences, batch_size=64, normalize=False, show_progress=False, prompt=None, prompt_name=None):
+    def encode(
+        self,
+        sentences,
+        batch_size=64,
+        normalize=False,
+        show_progress=False,
+        prompt=None,
+        prompt_name=None,
+    ):
         if type(self).before:
             type(self).before()
         rows = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences]
@@ -106,7 +114,11 @@ def error_of(capsys, *arguments: str, code: int = 2) -> str:
 def arguments(tmp_path, *more: str, **changed: str) -> list[str]:
     options = {"model": "hash", "input": f"{tmp_path}/shards/shard-*", "output": f"{tmp_path}/out"}
     options |= {"rows_per_file": "10"} | changed
-    return ["embed", *more, *(text for name, value in options.items() for text in (f"--{name}", value))]
+    return [
+        "embed",
+        *more,
+        *(text for name, value in options.items() for text in (f"--{name}", value)),
+    ]
 
 
 def read(output: Path) -> dict[str, list[dict]]:
@@ -135,7 +147,10 @@ def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
     cli.main(["encode", "--model", "hash"])
     printed = capsys.readouterr()
     rows = [json.loads(line) for line in printed.out.splitlines()]
-    assert [(row["line"], row["sentence"]) for row in rows] == [(1, "the cat sleeps"), (3, "caf\u00e9")]
+    assert [(row["line"], row["sentence"]) for row in rows] == [
+        (1, "the cat sleeps"),
+        (3, "caf\u00e9"),
+    ]
     vectors = np.array([row["embedding"] for row in rows], np.float32)
     np.testing.assert_array_equal(vectors, HashEncoder().encode(["the cat sleeps", "caf\u00e9"]))
     assert "left out 1 text: 1 empty" in printed.err
@@ -183,10 +198,17 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     cli.main(["embed", "--input", text, *model, "--output", vectors])
     encoder, queries = HashEncoder(), ["a dog runs", "caf\u00e9"]
     similar = encoder.encode(queries, normalize=True) @ encoder.encode(LINES, normalize=True).T
-    for source in (["--input", text, *model, "--output", index], ["--input", vectors], ["--input", index]):
+    for source in (
+        ["--input", text, *model, "--output", index],
+        ["--input", vectors],
+        ["--input", index],
+    ):
         found = objects(capsys, "search", *source, *queries, "--top_k", "3", "--json")
         assert [hits["query"] for hits in found] == queries
-        assert [hit["line"] for hit in found[0]["hits"]][:2] == [2, 4]  # equally similar, in the order of the text
+        assert [hit["line"] for hit in found[0]["hits"]][:2] == [
+            2,
+            4,
+        ]  # equally similar, in the order of the text
         assert [hit["rank"] for hit in found[0]["hits"]] == [1, 2, 3]
         assert {hit["file"] for hit in found[0]["hits"]} == {text}
         for row, hits in zip(similar, found, strict=True):
@@ -221,7 +243,10 @@ def test_words_are_searched_with_embeddings(tmp_path, text, capsys):
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages/birds.md").write_text("# Birds\n\nAn owl hunts at night.\n")
     cli.main(["embed", "--input", str(tmp_path / "pages"), text, *model, "--output", vectors])
-    for source in (["--input", text, *model], ["--input", vectors, "--output", index, "--storage", "int8"]):
+    for source in (
+        ["--input", text, *model],
+        ["--input", vectors, "--output", index, "--storage", "int8"],
+    ):
         options = ["--mode", "hybrid", "--language", "english", "--json"]
         (found,) = objects(capsys, "search", *source, *options, "dogs run")
         ranks = {hit["text"]: hit["ranks"].get("lexical") for hit in found["hits"]}
@@ -229,7 +254,11 @@ def test_words_are_searched_with_embeddings(tmp_path, text, capsys):
     queries = ["Birds An owl hunts at night.", LINES[0]]
     found = objects(capsys, "search", "--input", index, "--mode", "dense", "--json", *queries)
     page, line = (each["hits"][0] for each in found)
-    assert (page["file"], page["line"], page["title"]) == (f"{tmp_path}/pages/birds.md", None, "Birds")
+    assert (page["file"], page["line"], page["title"]) == (
+        f"{tmp_path}/pages/birds.md",
+        None,
+        "Birds",
+    )
     assert (line["text"], line["line"], line["file"]) == (LINES[0], 1, text)
     assert line["score"] == pytest.approx(1, abs=0.01)
     cli.main(["search", "--input", index, "An owl hunts at night."])  # in its own mode
@@ -267,7 +296,10 @@ def test_an_index_is_kept_up_to_date(tmp_path, text, monkeypatch, capsys):
     Path(text).write_text("a new line\n" + "".join(f"{line}\n" for line in (*LINES[:2], "changed")))
     texts, said = keep("--top_k", "9")
     assert sorted(texts) == sorted(["a new line", *LINES[:2], "changed"])
-    assert sorted(encoded) == ["a new line", "changed"]  # although the numbers of all lines have changed
+    assert sorted(encoded) == [
+        "a new line",
+        "changed",
+    ]  # although the numbers of all lines have changed
     assert "1 document new, 1 changed, 1 removed, 2 unchanged" in said
     (tmp_path / "notes.md").write_text("# Notes\n\nAn owl hunts at night.\n")
 
@@ -277,7 +309,12 @@ def test_an_index_is_kept_up_to_date(tmp_path, text, monkeypatch, capsys):
     notes = ["--input", f"{tmp_path}/notes.md"]
     message = refused(*notes)
     assert f"is an index of {text}, not of --input {tmp_path}/notes.md. To search both, give --add" in message
-    for options in (["--mode", "dense"], ["--storage", "int8"], ["--no-passages"], ["--weight", "0.9"]):
+    for options in (
+        ["--mode", "dense"],
+        ["--storage", "int8"],
+        ["--no-passages"],
+        ["--weight", "0.9"],
+    ):
         message = refused("--input", text, *options)
         assert "Leave this out, or give --replace" in message
     assert "but the encoder is other" in refused("--input", text, "--model", "other")
@@ -321,7 +358,15 @@ def test_outputs_and_inputs_that_cannot_be_used_are_errors(command, tmp_path, te
         return error_of(capsys, command, "--model", "hash", "--input", source, "--output", output, *query)
 
     not_utf8 = os.fsdecode(b"caf\xe9.npy")
-    for name in ("loop.npy", "pipe.npy", "x" * 300, "y\0.npy", not_utf8, "file.npy/below.npy", "/dev/null"):
+    for name in (
+        "loop.npy",
+        "pipe.npy",
+        "x" * 300,
+        "y\0.npy",
+        not_utf8,
+        "file.npy/below.npy",
+        "/dev/null",
+    ):
         message = error(text, str(tmp_path / name))
         assert message.splitlines()[-1].startswith("error: ")
     if command != "encode":
@@ -393,7 +438,12 @@ def test_files_and_lines_without_text_are_skipped(tmp_path, shards, capsys):
     for _ in range(2):
         cli.main(arguments(tmp_path, "--normalize", dtype="float16"))
         sizes = {name: len(found) for name, found in read(tmp_path / "out").items()}
-        assert sizes == {"shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12, "shard-4.txt.gz": 2}
+        assert sizes == {
+            "shard-1.txt": 25,
+            "shard-2.txt": 1,
+            "shard-3.txt": 12,
+            "shard-4.txt.gz": 2,
+        }
     err = capsys.readouterr().err
     assert "shard-4.txt.gz: 2 passages\nleft out 1 text: 1 empty\n" in err
     assert "shard-0.txt: it contains no text" in err
@@ -441,7 +491,12 @@ def test_texts_that_are_cut_are_counted_once(tmp_path, minilm_dir, monkeypatch):
     monkeypatch.undo()  # the encoder
     model = write_tiny_model(tmp_path / "model", minilm_dir, blocks=1)
     (tmp_path / "text.txt").write_text(f"a\n{'dog ' * 50}\nb\n{'dog ' * 50}\n{'cat ' * 50}\n")
-    options = {"model": str(model), "pooler": "avg", "input": f"{tmp_path}/text.txt", "rows_per_file": "2"}
+    options = {
+        "model": str(model),
+        "pooler": "avg",
+        "input": f"{tmp_path}/text.txt",
+        "rows_per_file": "2",
+    }
     with pytest.warns(UserWarning, match=f"truncated 3 of 5 texts to {MAX_LENGTH} tokens, the most") as caught:
         cli.main(arguments(tmp_path, **options))
     assert len(caught) == 1
@@ -481,7 +536,10 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeyp
 
     def embed_again():
         monkeypatch.setattr(HashEncoder, "before", None)
-        with pytest.raises(InUseError, match=r"is in use by process .* divide the inputs: give each process JAX_PROC"):
+        with pytest.raises(
+            InUseError,
+            match=r"is in use by process .* divide the inputs: give each process JAX_PROC",
+        ):
             app.embed(inputs, tmp_path / "out", HashEncoder, rows_per_file=10)
         refused.append(True)
 

@@ -57,12 +57,16 @@ def token_store(model: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     data = Config.from_dict(settings).data
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     store = build_or_open(open_corpus(data), tokenizer, stored_length(data), data.cache_dir)
+    # Sentences and passages follow one another. Pairs and crops only share a document.
+    starts = np.flatnonzero(~store.follows)
+    if data.pairs in ("lead", "crops"):
+        starts = np.flatnonzero(np.diff(store.documents, prepend=-1))
     return {
         "columns": store.columns,
         "rows": len(store),
         "token_ids": hashlib.sha256(np.asarray(store.token_ids, "<u4").tobytes()).hexdigest(),
         "offsets": hashlib.sha256(np.asarray(store.offsets, "<i8").tobytes()).hexdigest(),
-        "document_starts": None if store.document_starts is None else store.document_starts.tolist(),
+        "document_starts": starts.tolist() if data.reads_documents else None,
     }
 
 

@@ -192,6 +192,7 @@ def training(workdir: Path, step: int = 0) -> Training:
 def test_a_pipe_gets_a_line_every_30_seconds_at_most(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(hosts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hosts, "SECONDS_BEFORE_FIRST_LINE", 30.0)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with hosts.Progress("training", "steps", 110, done_before=10) as progress:
         for step in range(11, 62):

@@ -71,7 +71,10 @@ def test_sections_become_passages_of_whole_sentences():
     (whole,) = passages_of(Document("a", (Section("", lines),), whole=True), 0)
     assert (whole.text, whole.start) == ("\n".join(lines), 0)
     separate = (Section("", ["  one"], column="a"), Section("", ["two. " * 300], column="b"))
-    assert [(each.column, each.start) for each in passages_of(Document("a", separate), 0)] == [("a", 2), ("b", 6)]
+    assert [(each.column, each.start) for each in passages_of(Document("a", separate), 0)] == [
+        ("a", 2),
+        ("b", 6),
+    ]
 
 
 # Long texts
@@ -87,7 +90,10 @@ def words_of(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-@given(st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=60).map(" ".join), st.integers(1, 20))
+@given(
+    st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=60).map(" ".join),
+    st.integers(1, 20),
+)
 def test_passages_cover_the_text_and_fit(text, limit):
     tokens = words_of(text)
     passages = split_text(text, tokens, limit)
@@ -185,7 +191,10 @@ def test_titles_and_passages_of_files_are_searched_and_embedded(tiny, tmp_path, 
     for source in sources:
         cli.main(["search", *source, "--json", "a dog runs in the park ."])
         (found,) = map(json.loads, capsys.readouterr().out.splitlines())
-        assert sorted(hit["file"] for hit in found["hits"]) == [f"{folder}/cats.md", f"{folder}/dogs.md"]
+        assert sorted(hit["file"] for hit in found["hits"]) == [
+            f"{folder}/cats.md",
+            f"{folder}/dogs.md",
+        ]
         assert {hit["title"] for hit in found["hits"]} <= {"The cat", "The cat: More", "The dog"}
         assert all(hit["start"] >= 0 for hit in found["hits"])
     cli.main(["search", *sources[0], "--mode", "lexical", "--json", "more"])  # by a title

@@ -53,7 +53,13 @@ def index_of(vectors: np.ndarray, mode: str = "dense", storage: str = "float32")
     return Index.of(Stored(Settings(mode, storage=storage), contents, RECORD))
 
 
-def ask(index: Index, queries: np.ndarray, top_k: int = 7, threshold: float | None = None, mode: str = "") -> list:
+def ask(
+    index: Index,
+    queries: np.ndarray,
+    top_k: int = 7,
+    threshold: float | None = None,
+    mode: str = "",
+) -> list:
     """The rows and scores that queries with these embeddings find."""
     found = index.rank(["red foxes"] * len(queries), queries, top_k, threshold, mode=mode)
     return [[(int(hit.id.rpartition(":")[2]), round(hit.score, 5)) for hit in hits] for hits in found]
@@ -100,7 +106,11 @@ def test_an_index_finds_the_same_however_it_is_stored(storage, tmp_path):
     Index.load(tmp_path / "index").save(tmp_path / "index")  # from the folder that it replaces
     loaded = Index.load(tmp_path / "index")
     assert not loaded.embeddings.vectors.flags.writeable  # mapped from the file
-    assert (loaded.record, loaded.settings, loaded.lexical.language) == (RECORD, index.settings, "english")
+    assert (loaded.record, loaded.settings, loaded.lexical.language) == (
+        RECORD,
+        index.settings,
+        "english",
+    )
     for mode in MODES:
         assert ask(loaded, queries, mode=mode) == ask(index, queries, mode=mode)
 
@@ -161,8 +171,17 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path):
 
     write_parts(tmp_path, random_vectors(9), 3)
     part = tmp_path / "a.txt.000002.parquet"
-    write_parts(tmp_path, random_vectors(4), 1, EncoderRecord("other", "cls", "float32", DIMENSION, "4567"), first=2)
-    refused(ConfigError, r"000002\.parquet holds embeddings of other \(.*, but the encoder is mine \(avg")
+    write_parts(
+        tmp_path,
+        random_vectors(4),
+        1,
+        EncoderRecord("other", "cls", "float32", DIMENSION, "4567"),
+        first=2,
+    )
+    refused(
+        ConfigError,
+        r"000002\.parquet holds embeddings of other \(.*, but the encoder is mine \(avg",
+    )
     pq.write_table(pq.read_table(part).replace_schema_metadata(None), part)
     refused(CheckpointError, r"000002\.parquet does not name the encoder")
     write_parts(tmp_path, random_vectors(4, dimension=3), 1, first=2)
@@ -289,8 +308,8 @@ def test_notes_say_when_nothing_fits():
     assert note(close, "red foxes") == note(close, "zebra", "dense") == note(close, "red", "lexical") == ""
     assert note(close, "zebra") == "Found by meaning only: no passage has a word of this query."
     assert "nothing is close" in note(far, "zebra").lower()
-    assert note(far, "zebra").endswith("No passage has its words.")
-    assert note(far, "red zebra").endswith("It has 1 of the 2 words.")
+    assert note(far, "zebra").endswith("No passage has a word of it.")
+    assert note(far, "red zebra").endswith("The best hit has 1 of its 2 words.")
     poor = "red zebra lion tiger bear"
     assert note(far, poor, "lexical") == "The best hit has only 1 of the 5 words of this query."
     (hits,) = index.rank(["x"], far, 3, 0.99, mode="dense")

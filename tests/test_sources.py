@@ -18,7 +18,7 @@ from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.documents import Document
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.sources import open_corpus, open_documents_to_search, open_split
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, UserError
 
 
 def opened(path: Path | str, **options) -> Corpus:
@@ -57,7 +57,7 @@ def test_errors_name_the_users_option_and_the_fix(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.odd").write_text("x")
     (tmp_path / "numbers.csv").write_text("id,n\n1,2\n2,3\n")
-    with pytest.raises(DataError, match=re.escape(message.format(tmp_path))) as raised:
+    with pytest.raises(UserError, match=re.escape(message.format(tmp_path))) as raised:
         searched(name.format(tmp_path))
     assert "data." not in str(raised.value).partition("(")[0]
 

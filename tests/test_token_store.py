@@ -85,7 +85,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, largest_id, dtype):
 
 
 def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeypatch):
-    (tmp_path / "a.csv").write_bytes(b"sentence,positive\none two,three\n,six\nfour\n")
+    (tmp_path / "a.csv").write_bytes(b"sentence,positive\none two,three\n,six\nfour,five,six\n")
     corpus = open_corpus(DataConfig(train_file=str(tmp_path / "a.csv")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     store = build_or_open(corpus, word_tokenizer(), 8)
@@ -96,7 +96,10 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
     message = capsys.readouterr().err
     assert "found tokens of " in message
     assert "1 row (sentence, positive), 7 tokens (" in message
-    assert "left out 2 texts: 1 empty, 1 with a wrong number of fields" in message
+    account = message.partition("left out 2 texts: ")[2]
+    assert "1 empty" in account
+    assert "1 with a wrong number of fields" in account
+    assert "a.csv, line 4" in account
 
 
 def test_each_change_of_the_tokens_makes_another_store(tmp_path):

@@ -1,8 +1,9 @@
 """A search page in the browser, for one model or two.
 
-The server is the standard library's, for one person on one machine. It answers `GET` only, reads no file,
-and sends pages that load nothing. If only this machine may open the page, a request must name it in its
-Host header, so that pages of other sites cannot read answers through a name of their own (DNS rebinding).
+The server is the standard library's, for one person on one machine. It answers `GET` only, reads no
+file, and sends pages that load nothing. If only this machine may open the page, a request must name
+it in its Host header, so that pages of other sites cannot read answers through a name of their own
+(DNS rebinding).
 """
 
 import dataclasses
@@ -65,7 +66,11 @@ class DemoOptions:
         """Return how the text is indexed for each model: both are compared in the same mode."""
         mode, weight = (self.mode, None) if self.mode else recommended(self.model)
         weight = weight if self.weight is None else self.weight
-        given: dict[str, Any] = {"language": self.language, "weight": weight, "passages": self.passages}
+        given: dict[str, Any] = {
+            "language": self.language,
+            "weight": weight,
+            "passages": self.passages,
+        }
         return Settings(mode, **{name: value for name, value in given.items() if value not in (None, "")})
 
 
@@ -87,8 +92,7 @@ def serve(options: DemoOptions) -> None:
     address = (options.host, options.port)
     page = Page(folder.name, len(documents), examples_of(documents), models, options.top_k)
     with SearchServer(page, address) as server:  # first: the port may be in use
-        for name, index in models.items():
-            log_line(f"encoding with {name}")
+        for index in models.values():
             index.put_input(input_of(options.source), documents, show_progress=True)
         for words in (1, 20):
             page.search("word " * words)  # compiles what queries of up to 32 tokens need

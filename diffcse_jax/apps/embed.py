@@ -1,8 +1,9 @@
-"""Encode texts: `encode` writes one file or standard output, `embed` writes a folder of Parquet files and can resume.
+"""Encode texts: `encode` writes one file, `embed` writes a folder of Parquet files and can resume.
 
-`embed` names its Parquet files after the input: `papers.csv.000000.parquet`, and so on. Each holds a few thousand texts
-in order, with the settings in its metadata, and gets its name when it is complete. The folder `OUTPUT.state` holds the
-SHA-256 of each input and the list of its files. The same command, started again after a crash, embeds what is missing.
+`embed` names its Parquet files after the input: `papers.csv.000000.parquet`, and so on. Each holds
+a few thousand texts in order, with the settings in its metadata, and gets its name when it is
+complete. The folder `OUTPUT.state` holds the SHA-256 of each input and the list of its files. The
+same command, started again after a crash, embeds what is missing.
 """
 
 import contextlib
@@ -26,7 +27,14 @@ from diffcse_jax.data.documents import Document, Documents
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.sources import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
+from diffcse_jax.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Interrupted,
+    InUseError,
+    NoSentencesError,
+)
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
 from diffcse_jax.search.passages import Passage, passages_of
@@ -63,8 +71,8 @@ def encode(
 ) -> None:
     """Encode the texts of all inputs into one file, which gets its name when it is complete.
 
-    Arguments are the options of `diffcse encode`. `load` loads the encoder; it is called once the texts are
-    read.
+    Arguments are the options of `diffcse encode`. `load` loads the encoder; it is called once the
+    texts are read.
     """
     path = expand_path(output)
     if output != "-":
@@ -114,7 +122,7 @@ def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
 
 @contextlib.contextmanager
 def _renamed(partial: Path, path: Path) -> Iterator[None]:
-    """Give the file that the block writes its name once it is on disk; remove it if the block fails."""
+    """Name the file that the block writes once it is on disk; remove it if the block fails."""
     try:
         yield
         sync(partial)
@@ -155,8 +163,8 @@ def embed(
 ) -> None:
     """Embed the texts of the inputs that are not in the folder yet.
 
-    Arguments are the options of `diffcse embed`. `load` loads the encoder; it is called once the inputs are
-    open. `command` is what resumes the work, for messages.
+    Arguments are the options of `diffcse embed`. `load` loads the encoder; it is called once the
+    inputs are open. `command` is what resumes the work, for messages.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
@@ -171,7 +179,12 @@ def embed(
     encoder = load()
     prompt = encoder.prompts.choose(None, prompt_name, encoder.prompts.document)
     settings = dataclasses.asdict(encoder.record(prompt)) | {"dtype": dtype, "normalize": normalize}
-    settings |= {"columns": [*columns], "id_column": id_column, "passages": passages, "rows_per_file": rows_per_file}
+    settings |= {
+        "columns": [*columns],
+        "id_column": id_column,
+        "passages": passages,
+        "rows_per_file": rows_per_file,
+    }
     _check_settings(output, settings)
     job = _Job(output, encoder, settings, batch_size, strict)
     try:
@@ -193,7 +206,7 @@ def embed(
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
-    """Return the inputs that the patterns match, in the order of their names; a pattern may also be a file's name."""
+    """Return the inputs that the patterns match, in the order of their names."""
     found: dict[str, str] = {}
     for pattern in map(os.path.expanduser, patterns):
         is_pattern = glob.has_magic(pattern) and not os.path.exists(pattern)
@@ -227,7 +240,8 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
     if changed := [name for name, value in settings.items() if earlier.get(name) != value]:
         values = "; ".join(f"{name}: {earlier.get(name)!r} then, {settings[name]!r} now" for name in changed)
         raise ConfigError(
-            f"{output} was begun with other settings: {values}. Use the earlier settings, or give another --output, or "
+            f"{output} was begun with other settings: {values}. Use the earlier settings, or give "
+            "another --output, or "
             f"remove {output} and {state_of(output)}"
         )
 
@@ -262,11 +276,14 @@ class _Job:
                     self.write_state(path, digests[path], self.write_parts(path, inputs[path], progress))
 
     def write_state(self, path: str, digest: str = "", parts: Sequence[str] | None = None) -> None:
-        """Record an input, its SHA-256 once it is read, and its Parquet files if all are written."""
-        write_json(input_state(self.output, path), ({"sha256": digest} if digest else {}) | {"parts": parts})
+        """Record an input, its SHA-256 once it is read, and its Parquet files if all are there."""
+        write_json(
+            input_state(self.output, path),
+            ({"sha256": digest} if digest else {}) | {"parts": parts},
+        )
 
     def is_done(self, path: str, digest: str) -> bool:
-        """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
+        """Return whether an input is embedded and its files exist; refuse one that changed."""
         state = input_state(self.output, path)
         try:
             earlier = read_json_object(state) if state.exists() else {}
@@ -275,8 +292,10 @@ class _Job:
         parts = earlier.get("parts")
         if parts != [] and earlier.get("sha256", digest) != digest:
             raise DataError(
-                f"{path} is not the text that was embedded into {self.output} under this name: its SHA-256 has "
-                f"changed. Give another --output, or remove {state} and the Parquet files of this name"
+                f"{path} is not the text that was embedded into {self.output} under this name: its "
+                "SHA-256 has "
+                f"changed. Give another --output, or remove {state} and the Parquet files of this "
+                "name"
             )
         written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
         return written and earlier.get("sha256") == digest

@@ -1,7 +1,8 @@
 """Search a text, an index or stored embeddings, print the hits, and keep an index up to date.
 
-`_open` has the ways to an index: it exists, it is made of a text, or it is brought up to date. An index
-records its inputs. The same input replaces its own documents; another one needs `--add` or `--replace`.
+`_open` has the ways to an index: it exists, it is made of a text, or it is brought up to date. An
+index records its inputs. The same input replaces its own documents; another one needs `--add` or
+`--replace`.
 """
 
 import dataclasses
@@ -146,7 +147,8 @@ def _require_outside(output: Path, source: Path) -> None:
     root, folder = source.resolve(), output.resolve()
     if folder.is_relative_to(root) and not any(part.startswith(".") for part in folder.relative_to(root).parts):
         raise ConfigError(
-            f"--output {output} is inside --input {source}, so its files would be read as text. Choose a "
+            f"--output {output} is inside --input {source}, so its files would be read as text. "
+            "Choose a "
             "folder outside, or one whose name starts with a dot"
         )
 
@@ -171,7 +173,7 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> Settings:
 
 
 def _read(options: SearchOptions) -> list[Document]:
-    """Read the text: before an encoder is loaded, which takes seconds, because it may have mistakes."""
+    """Read the text. This comes before the encoder, which takes seconds to load."""
     source = open_documents_to_search(options.source, columns=options.columns, id_column=options.id_column)
     return read_documents(source, strict=options.strict)
 
@@ -207,7 +209,7 @@ def _give_encoder(index: Index, options: SearchOptions, load: Load) -> None:
 
 
 def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, load: Load) -> Index:
-    """Build the index in a folder or bring it up to date, save it if it has changed, and return it."""
+    """Build the index in a folder or bring it up to date, and save it if it has changed."""
     old = Index.load(writer.folder) if is_index(writer.folder) and not options.replace else None
     if old is None:
         settings = _settings(options, has_store=store is not None)
@@ -228,13 +230,14 @@ def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, loa
 
 
 def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
-    """Return the options with what an index has recorded of the input; refuse another input or columns."""
+    """Return the options with what an index has recorded of the input; refuse another input."""
     own = options.input()
     recorded = next((each for each in index.inputs if each.name == own.name), None)
     if recorded is None and not options.add:
         names = ", ".join(each.name or "texts given in Python" for each in index.inputs)
         raise ConfigError(
-            f"--output {options.output} is an index of {names}, not of --input {options.source}. To search "
+            f"--output {options.output} is an index of {names}, not of --input {options.source}. "
+            "To search "
             "both, give --add. To replace the index, give --replace"
         )
     if recorded is None:
@@ -243,7 +246,8 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
         given, there = getattr(own, name), getattr(recorded, name)
         if given and given != there:
             raise ConfigError(
-                f"--{name}: {options.output} was built with {there or 'none'}, not {given}. Leave this out, or "
+                f"--{name}: {options.output} was built with {there or 'none'}, not {given}. Leave "
+                "this out, or "
                 "give --replace to build the index again"
             )
     return dataclasses.replace(options, columns=recorded.columns, id_column=recorded.id_column)
@@ -256,7 +260,8 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
         is_detected = name == "language" and index.lexical and index.lexical.language == given
         if given != there and not is_detected:
             raise ConfigError(
-                f"--{name} {given}: {options.output} was built with {there or 'another one'}. Leave this out, "
+                f"--{name} {given}: {options.output} was built with {there or 'another one'}. "
+                "Leave this out, "
                 "or give --replace to build the index again"
             )
 
@@ -283,7 +288,11 @@ def _print_hits(options: SearchOptions, index: Index) -> None:
     queries = [text.strip() for text in options.queries]
     for chunk in [queries] if queries else _read_queries(options.queries_file):
         found = index.search(
-            chunk, options.top_k, options.threshold, prompt_name=options.prompt_name, mode=options.mode
+            chunk,
+            options.top_k,
+            options.threshold,
+            prompt_name=options.prompt_name,
+            mode=options.mode,
         )
         for text, hits in zip(chunk, found, strict=True):
             print(_as_json(text, hits) if options.as_json else _as_text(text, hits), flush=True)
@@ -330,13 +339,15 @@ def _as_text(query: str, hits: Hits) -> str:
     return "\n".join([*lines, ""])
 
 
-def _wrapped(text: str, indent: str = "", **options: Any) -> list[str]:
-    """Return some lines of a text, without what would move a terminal's cursor or change its colours.
-
-    Characters that a terminal does not show, such as soft hyphens, do not divide words.
-    """
-    visible = _INVISIBLE.sub("", text)
-    printable = "".join(character if character.isprintable() else " " for character in visible)
-    width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
-    usual: dict[str, Any] = {"max_lines": LINES_PER_HIT, "placeholder": " ...", "break_on_hyphens": False}
-    return textwrap.wrap(printable, width, subsequent_indent=indent, **usual | options)
+def _wrapped(text: str, indent: str = "", *, break_long_words: bool = True) -> list[str]:
+    """Return some lines of a text, without what would move a terminal's cursor or colour it."""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return textwrap.wrap(
+        printable,
+        min(max(shutil.get_terminal_size().columns, 40), WIDEST),
+        subsequent_indent=indent,
+        max_lines=LINES_PER_HIT,
+        placeholder=" ...",
+        break_long_words=break_long_words,
+        break_on_hyphens=False,
+    )

@@ -172,7 +172,7 @@ def _texts(config: Config, metric: str, training: Training, split: Split | None,
     texts: Texts = {"name": metric}
     if metric in STS_METRICS:
         return texts | {"sets": _sts_pairs(options)}
-    if metric in HELD_OUT_PAIRS and split:
+    if metric in HELD_OUT_PAIRS and split and split.share:
         return texts | {"queries": held_out_queries(split, config.data.max_length, metric, most)}
     if metric == "halves_retrieval":
         if len(found := training_halves(training, most)) < 2:

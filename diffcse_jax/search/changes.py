@@ -1,6 +1,7 @@
 """What a change of an index keeps, and what has to be encoded.
 
-A document is the same if its text and titles are. So a table whose rows have moved is not encoded again.
+A document is the same if its text and titles are. So a table whose rows have moved is not encoded
+again.
 """
 
 import collections
@@ -31,7 +32,8 @@ class Changes(NamedTuple):
 
     def __str__(self) -> str:
         documents = f"{counted(self.new, 'document{s}')} new"
-        return f"{documents}, {self.changed:,} changed, {self.removed:,} removed, {self.unchanged:,} unchanged"
+        others = f"{self.removed:,} removed, {self.unchanged:,} unchanged"
+        return f"{documents}, {self.changed:,} changed, {others}"
 
 
 class Plan(NamedTuple):
@@ -39,8 +41,8 @@ class Plan(NamedTuple):
 
     Attributes:
         order: Their rows in the old table, continued by the table of given documents.
-        passages: For each of them, the row whose passages it has, numbered in the same way: an old row
-            if the text is the same.
+        passages: For each of them, the row whose passages it has, numbered in the same way: an old
+            row if the text is the same.
         changes: What to tell the user.
     """
 
@@ -50,7 +52,7 @@ class Plan(NamedTuple):
 
 
 def plan(old: pa.Table, given: pa.Table, how: How, source: int = 0) -> Plan:
-    """Plan a change. Both tables are those of `contents.documents_table`; `source` numbers the input."""
+    """Plan a change. Both tables are of `contents.documents_table`; `source` numbers the input."""
     affected = _affected(old, given, how, source)
     same, changes = _matched(old, given, affected)
     order = _order(old, given, how, affected)
@@ -70,7 +72,10 @@ def without(old: pa.Table, ids: Iterable[str]) -> Plan:
 
 
 def _affected(old: pa.Table, given: pa.Table, how: How, source: int) -> list[int]:
-    """Return the old rows that the change may replace. Raises `DataError` if other rows have a given id."""
+    """Return the old rows that the change may replace.
+
+    Raises `DataError` if other rows have a given id.
+    """
     ids = set(given["id"].to_pylist())
     own = old["id"].to_pylist()
     if how == "update":
@@ -78,7 +83,8 @@ def _affected(old: pa.Table, given: pa.Table, how: How, source: int) -> list[int
     is_source = (np.asarray(old["source"]) == source) & (how == "replace")
     if clashing := [key for row, key in enumerate(own) if key in ids and not is_source[row]]:
         raise DataError(
-            f"the index already has documents with the {_named(clashing)}. Use `update` to replace them "
+            f"the index already has documents with the {_named(clashing)}. Use `update` to replace "
+            "them "
             "or, on the command line, name another column with --id_column"
         )
     return np.flatnonzero(is_source).tolist()

@@ -1,7 +1,8 @@
 """What an index holds at one moment: documents, passages, embeddings and words. It never changes.
 
-Documents and passages are tables. A passage carries the number of its document: the row in the table of
-documents. Rows with the same id are one document, of which a search returns the best passage.
+Documents and passages are tables. A passage carries the number of its document: the row in the
+table of documents. Rows with the same id are one document, of which a search returns the best
+passage.
 """
 
 import dataclasses
@@ -108,7 +109,7 @@ class Contents:
         return np.arange(0, len(self.passages), max(1, -(-len(self.passages) // count)))
 
     def closeness(self, cosine: float) -> float:
-        """Return how close a query's best passage is: 0 is usual for two passages, 1 for neighbours."""
+        """Return how close a query's best passage is: 0 is usual for two passages."""
         pairs, nearest = self.typical
         return (cosine - pairs) / max(nearest - pairs, 1e-6)
 
@@ -199,5 +200,5 @@ def _as_json(value: Any) -> Any:
 
 
 def readable(text: str) -> str:
-    """Return a text in which a byte that is not UTF-8, as in some names of files, is spelled out."""
+    """Return a text in which a byte that is not UTF-8, as in names of files, is spelled out."""
     return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):x}", text)

@@ -1,4 +1,4 @@
-"""Embeddings of texts, in memory or mapped from files, and the exact search for the nearest ones."""
+"""Embeddings of texts, in memory or mapped from files, and the exact search for the nearest."""
 
 import collections
 import dataclasses
@@ -25,6 +25,7 @@ Vectors = Float32[np.ndarray, "rows dimension"]
 Queries = Float32[np.ndarray, "queries dimension"]
 Nearest = tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]  # scores and rows, best first
 Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same on the device
+Scalar = Int32[Array, ""] | np.int32
 Numbers = Shaped[np.ndarray, "rows columns"]
 
 
@@ -32,9 +33,9 @@ Numbers = Shaped[np.ndarray, "rows columns"]
 class Embeddings:
     """Embeddings of length 1, stored as one of `STORAGES`.
 
-    `int8` and `bits` store differences from the mean embedding, because all embeddings of encoders such as
-    e5 are near it. With `bits`, a search compares the signs of the differences, and then scores the nearest
-    rows with int8.
+    `int8` and `bits` store differences from the mean embedding, because all embeddings of encoders
+    such as e5 are near it. With `bits`, a search compares the signs of the differences, and then
+    scores the nearest rows with int8.
 
     Attributes:
         vectors: float32, float16, int8, or uint32 with 32 bits each.
@@ -52,7 +53,7 @@ class Embeddings:
 
     @classmethod
     def of(cls, vectors: Vectors, storage: str = "float32") -> "Embeddings":
-        """Store embeddings of length 1. As float32, the embeddings of a mapped file stay in the file."""
+        """Store embeddings of length 1. As float32, those of a mapped file stay in the file."""
         check_storage(storage)
         if storage == "float32" and vectors.ctypes.data % _ALIGNMENT == 0:
             return cls(vectors)
@@ -91,11 +92,11 @@ class Embeddings:
         return {name: array for name, array in named.items() if array is not None}
 
     def updated(self, order: Int[np.ndarray, " rows"], added: Float32[np.ndarray, "new dimension"]) -> "Embeddings":
-        """Return embeddings whose row i is row `order[i]` of these embeddings, followed by the `added` ones.
+        """Return the rows `order` of these embeddings, continued by the `added` ones.
 
-        float32 and float16 are then as if stored anew. int8 and bits keep their center and scale, so that
-        rows which stay lose nothing, until the number of rows has doubled. A scale that is too small for
-        an added row grows.
+        float32 and float16 are then as if stored anew. int8 and bits keep their center and scale,
+        so that rows which stay lose nothing, until the number of rows has doubled. A scale that is
+        too small for an added row grows.
         """
         if self.scale is None or self.center is None:
             return Embeddings(_taken(self.vectors, added.astype(self.vectors.dtype), order))
@@ -106,15 +107,19 @@ class Embeddings:
         # With a margin, so that it does not grow each time: growing rounds all rows again.
         scale = np.where(needed > self.scale, MARGIN * needed, self.scale).astype(np.float32)
         new = Embeddings._quantised(added, self.center, scale, self.storage, self.measured)
-        assert new.scale is not None
-        own, theirs = (each.vectors if each.precise is None else each.precise for each in (self, new))
-        if (new.scale > self.scale).any():
-            ratio = self.scale / new.scale
-            own = _converted(own, lambda block: np.rint(block * ratio).astype(np.int8))
-        codes = _taken(own, theirs, order)
+        codes = _taken(self._codes(scale), new._codes(scale), order)
         if self.precise is None:
             return dataclasses.replace(new, vectors=codes)
-        return dataclasses.replace(new, vectors=_taken(self.vectors, new.vectors, order), precise=codes)
+        bits = _taken(self.vectors, new.vectors, order)
+        return dataclasses.replace(new, vectors=bits, precise=codes)
+
+    def _codes(self, scale: Float32[np.ndarray, " dimension"]) -> Int8[np.ndarray, "rows dimension"]:
+        """Return the int8 numbers with another scale, which is at least as large."""
+        codes = self.vectors if self.precise is None else self.precise
+        if self.scale is None or not (scale > self.scale).any():
+            return codes
+        ratio = self.scale / scale
+        return _converted(codes, lambda block: np.rint(block * ratio).astype(np.int8))
 
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> Vectors:
         """Return the embeddings of some rows. Their length is 1 up to rounding."""
@@ -141,7 +146,7 @@ class Embeddings:
 
 
 def expected_arrays(storage: str, rows: int, dimension: int) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Return the type of numbers and the shape of each array of a storage; see `Embeddings.arrays`."""
+    """Return the type of numbers and the shape of each of `Embeddings.arrays`."""
     whole, line = (rows, dimension), (dimension,)
     if storage in ("float32", "float16"):
         return {"vectors": (storage, whole)}
@@ -182,7 +187,7 @@ def _taken(
     other: Shaped[np.ndarray, "new columns"],
     order: Int[np.ndarray, " rows"],
 ) -> Numbers:
-    """Return rows of two arrays, the second of which continues the numbers of the first, in aligned memory."""
+    """Return rows of two arrays in aligned memory. The second continues the first."""
     taken = aligned((len(order), one.shape[1]), one.dtype)
     for start in range(0, len(order), BLOCK_ROWS):
         rows = order[start : start + BLOCK_ROWS]
@@ -205,15 +210,21 @@ def _bits(vectors: Vectors) -> UInt32[np.ndarray, "rows words"]:
 
 
 def nearest(
-    queries: Shaped[np.ndarray, "queries columns"], vectors: Shaped[np.ndarray, "rows columns"], k: int
+    queries: Shaped[np.ndarray, "queries columns"],
+    vectors: Shaped[np.ndarray, "rows columns"],
+    k: int,
 ) -> Nearest:
-    """Find the rows with the highest inner products, best first. Rows with equal products keep their order.
+    """Find the rows with the highest inner products, best first.
 
-    If `vectors` are mapped from a file, memory holds at most three blocks of them, and the products of one.
+    Rows with equal products keep their order.
+
+    If `vectors` are mapped from a file, memory holds at most three blocks of them, and the products
+    of one.
 
     Args:
         queries: Embeddings of length 1, or their bits.
-        vectors: Fewer than 2^31 embeddings of length 1 as float32, float16 or int8, or their bits, 32 in a uint32.
+        vectors: Fewer than 2^31 embeddings of length 1 as float32, float16 or int8, or their bits,
+            32 in a uint32.
         k: The number of hits for each query. If there are fewer rows, all of them are hits.
 
     Returns:
@@ -222,7 +233,8 @@ def nearest(
     found = min(k, len(vectors))
     if not found or not len(queries):
         return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
-    # Sizes are powers of two: few programs are compiled. All blocks have the same size: equal rows score alike.
+    # Sizes are powers of two: few programs are compiled. All blocks have the same size: equal rows
+    # score alike.
     size = _power_of_two(len(vectors), BLOCK_ROWS)
     count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
     batches = [jnp.asarray(_padded(queries[start : start + count], count)) for start in range(0, len(queries), count)]
@@ -233,7 +245,7 @@ def nearest(
         block = np.asarray(vectors[first : first + BLOCK_ROWS])
         on_device = jax.device_put(_padded(block, size), may_alias=True)
         place = np.int32(first), np.int32(len(block))
-        best = [_better(*hits, batch, on_device, *place) for hits, batch in zip(best, batches, strict=True)]
+        best = [_better(hits, batch, on_device, place) for hits, batch in zip(best, batches, strict=True)]
         running.append(best)
         if len(running) > 2:  # otherwise the host would copy the whole corpus before the device has compared it
             jax.block_until_ready(running.popleft())
@@ -244,14 +256,16 @@ def nearest(
 
 @jax.jit
 def _better(
-    best: Float32[Array, "queries k"],
-    best_rows: Int32[Array, "queries k"],
+    best: Best,
     queries: Shaped[Array, "queries columns"],
     block: Shaped[Array, "rows columns"],
-    first: Int32[Array, ""] | np.int32,
-    count: Int32[Array, ""] | np.int32,
+    place: tuple[Scalar, Scalar],
 ) -> Best:
-    """Merge the best hits so far with those of a block, whose first `count` embeddings are rows `first`, ..."""
+    """Merge the best hits so far with those of a block.
+
+    `place` is the row of its first embedding, and how many of its embeddings count.
+    """
+    (best_scores, best_rows), (first, count) = best, place
     if block.dtype == jnp.uint32:
         different = jax.lax.population_count(queries[:, None] ^ block[None]).sum(axis=-1)
         scores = -different.astype(jnp.float32)
@@ -259,10 +273,10 @@ def _better(
         with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
             scores = queries @ block.astype(jnp.float32).T
     real = jnp.arange(len(block), dtype=jnp.int32) < count
-    # Of equal values `top_k` takes the one at the lower place, so earlier rows come first here and below.
-    scores, columns = jax.lax.top_k(jnp.where(real[None], scores, -jnp.inf), min(best.shape[1], len(block)))
+    # Of equal values `top_k` takes the one at the lower place, so earlier rows come first.
+    scores, columns = jax.lax.top_k(jnp.where(real[None], scores, -jnp.inf), min(best_rows.shape[1], len(block)))
     rows = jnp.concatenate([best_rows, columns + first], axis=1)
-    scores, places = jax.lax.top_k(jnp.concatenate([best, scores], axis=1), best.shape[1])
+    scores, places = jax.lax.top_k(jnp.concatenate([best_scores, scores], axis=1), best_rows.shape[1])
     return scores, jnp.take_along_axis(rows, places, axis=1)
 
 

@@ -1,8 +1,9 @@
 """The folder of an index: a manifest, and the files that it names.
 
-The manifest, `index.json`, is replaced at once. The other files never change: each save writes new ones,
-whose names contain a number of their own, and those of the save before stay until the next one. So a
-reader finds the old index or the new one. Whatever else is in the folder is neither read nor removed.
+The manifest, `index.json`, is replaced at once. The other files never change: each save writes new
+ones, whose names contain a number of their own, and those of the save before stay until the next
+one. So a reader finds the old index or the new one. Whatever else is in the folder is neither read
+nor removed.
 """
 
 import contextlib
@@ -77,7 +78,7 @@ def writing(folder: Path, *, wait: bool) -> Iterator["Writer"]:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise `CheckpointError` for a file, and for a folder that is not an index and holds something else."""
+    """Raise `CheckpointError` for a file, and for a folder with something else than an index."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -144,7 +145,7 @@ class Writer:
         return ""
 
     def _remove(self, is_old: Callable[[str], bool]) -> None:
-        """Remove the files of some saves, by their numbers. Readers that have opened a file keep it."""
+        """Remove the files of some saves, by their numbers. Readers keep what they have opened."""
         for path in self.folder.iterdir():
             number = _number_of(path)
             if not number or not is_old(number):

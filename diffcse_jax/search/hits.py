@@ -45,10 +45,10 @@ class Hits(list[Hit]):
     """The hits of a query, best first.
 
     Attributes:
-        note: A sentence for the user if nothing fits the query well, or if words or meaning alone found
-            something. Otherwise empty.
-        closeness: How close the best passage is by meaning: 0 is usual for two passages of the index,
-            and 1 for a passage and its nearest one. None if meaning was not compared.
+        note: A sentence for the user if nothing fits the query well, or if words or meaning alone
+            found something. Otherwise empty.
+        closeness: How close the best passage is by meaning: 0 is usual for two passages of the
+            index, and 1 for a passage and its nearest one. None if meaning was not compared.
     """
 
     def __init__(self, hits: Iterable[Hit] = (), note: str = "", closeness: float | None = None):
@@ -104,7 +104,10 @@ def _densest(found: Sequence[Match]) -> tuple[int, int]:
             inside += collections.Counter()  # without those that have gone
             left += 1
         if len(inside) > most:
-            best, most = (found[left].start, min(match.end, found[left].start + SNIPPET)), len(inside)
+            best, most = (
+                (found[left].start, min(match.end, found[left].start + SNIPPET)),
+                len(inside),
+            )
     return best
 
 

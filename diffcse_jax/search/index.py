@@ -1,13 +1,13 @@
-"""An index: documents that are found by the embeddings of their passages, by their words, or by both.
+"""An index: documents that are found by the embeddings of their passages, their words, or both.
 
-`Index(encoder, texts)` builds one. It can be changed, saved, loaded and searched. What it holds at one
-moment is a `Contents`, which never changes, so that searches may run beside a change.
+`Index(encoder, texts)` builds one. It can be changed, saved, loaded and searched. What it holds at
+one moment is a `Contents`, which never changes, so that searches may run beside a change.
 """
 
 import contextlib
 import operator
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,8 +19,8 @@ from diffcse_jax.data.documents import Document, Documents
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.memory import documents_in_memory
 from diffcse_jax.data.sources import open_documents_to_search
-from diffcse_jax.errors import ConfigError, DataError, warn_user
-from diffcse_jax.hosts import Progress
+from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
+from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.search import stored
@@ -48,7 +48,8 @@ class Encoder(Protocol):
     name: str
     prompts: Prompts
 
-    def encode(self, *arguments: Any, **options: Any) -> Any: ...
+    @property
+    def encode(self) -> Callable[..., Any]: ...
 
     def split(self, passages: Sequence[Passage], prompt: str = "") -> list[Passage]: ...
 
@@ -60,24 +61,27 @@ class Encoder(Protocol):
 class Index:
     """Documents that can be searched.
 
-    Texts are strings, dicts, the rows of a table (pandas, polars, pyarrow, datasets), or the path of a file
-    or folder. A dict has a `text` or `sentence`, and perhaps a `title`; its other keys are columns, which
-    hits repeat. Its id is the column that `id_column` names, or else `_id` or `id`; a text without an id
-    gets a number. Rows with the same id are one document: a search finds it by its best passage.
+    Texts are strings, dicts, the rows of a table (pandas, polars, pyarrow, datasets), or the path
+    of a file or folder. A dict has a `text` or `sentence`, and perhaps a `title`; its other keys
+    are columns, which hits repeat. Its id is the column that `id_column` names, or else `_id` or
+    `id`; a text without an id gets a number. Rows with the same id are one document: a search finds
+    it by its best passage.
 
     Several threads may search an index, also while one of them changes it.
 
     Args:
         encoder: Computes embeddings. With mode `lexical`, none is needed.
         texts: The documents.
-        mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines both.
-        language: The language of BM25's stop words and stemmer, such as `german`; by default detected.
+        mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines
+            both.
+        language: The language of BM25's stop words and stemmer, such as `german`; by default
+            detected.
         weight: The weight of BM25 in hybrid scores, from 0 to 1. The default is measured
             (docs/records/search.md).
-        storage: How embeddings are stored: `float32`, `float16`, `int8` (a quarter of the memory) or
-            `bits` (1/32 of the memory; int8 stays on disk and scores the best rows again).
-        passages: Split texts that are longer than the model reads into overlapping passages. If False,
-            such texts are truncated, with a warning.
+        storage: How embeddings are stored: `float32`, `float16`, `int8` (a quarter of the memory)
+            or `bits` (1/32 of the memory; int8 stays on disk and scores the best rows again).
+        passages: Split texts that are longer than the model reads into overlapping passages. If
+            False, such texts are truncated, with a warning.
         id_column: The column that identifies documents.
         prompt_name: The prompt of the texts. By default it is the model's prompt of documents.
         batch_size: As for `SentenceEncoder.encode`.
@@ -121,7 +125,7 @@ class Index:
 
     @classmethod
     def of_store(cls, store: VectorStore, settings: Settings) -> "Index":
-        """Return an index of the output of `embed`. Embeddings are copied unless only words are searched."""
+        """Return an index of the output of `embed`, whose embeddings are copied if needed."""
         settings.check()
         documents, passages = store.tables()
         embeddings = lexical = record = None
@@ -162,7 +166,7 @@ class Index:
 
     @property
     def documents(self) -> pa.Table:
-        """The documents: `id`, `file`, `row`, `columns` (the other columns as JSON) and internal columns."""
+        """The documents: `id`, `file`, `row`, `columns` (as JSON) and internal columns."""
         return self._contents.documents
 
     @property
@@ -192,7 +196,7 @@ class Index:
             return self.put(documents, "add", number, batch_size=batch_size, show_progress=show_progress)
 
     def update(self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False) -> Changes:
-        """Add documents, and replace those with the same ids. Only new and changed texts are encoded.
+        """Add documents, and replace those with the same ids. Only what has changed is encoded.
 
         Texts without ids are numbered from 0.
         """
@@ -238,7 +242,7 @@ class Index:
         batch_size: int = 64,
         show_progress: bool = False,
     ) -> Changes:
-        """Add, update or replace documents that are already read; `source` is the number of their input."""
+        """Add, update or replace documents that are read already. `source` numbers their input."""
         check_count("batch_size", batch_size)
         with self._changing:
             old = self._contents
@@ -268,6 +272,8 @@ class Index:
             passages = encoder.split(passages, prompt)
         vectors = aligned((len(passages), self.record.dimension), np.float32)
         quiet = not show_progress
+        if passages and show_progress:
+            log_line(f"encoding {counted(len(passages), 'passage{s}')} with {encoder.name}")
         with (
             encoder.warning_once(),
             Progress("encoding", "passages", len(passages), quiet=quiet) as progress,
@@ -280,7 +286,11 @@ class Index:
         return passages, vectors
 
     def _after(
-        self, planned: Plan, given: pa.Table, passages: Sequence[Passage], vectors: Vectors | None = None
+        self,
+        planned: Plan,
+        given: pa.Table,
+        passages: Sequence[Passage],
+        vectors: Vectors | None = None,
     ) -> Contents:
         """Return the contents after a change; the same ones if nothing changes."""
         old = self._contents
@@ -313,10 +323,11 @@ class Index:
         Args:
             queries: A string, or any iterable of strings.
             top_k: The largest number of documents for a query.
-            threshold: The lowest score, a cosine similarity or, if mode is `lexical`, a BM25 score. None:
-                any score. A hybrid search has no threshold.
+            threshold: The lowest score, a cosine similarity or, if mode is `lexical`, a BM25 score.
+                None: any score. A hybrid search has no threshold.
             prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
-            mode: `dense`, `lexical` or `hybrid`; by default the index's. A hybrid index has all three.
+            mode: `dense`, `lexical` or `hybrid`; by default the index's. A hybrid index has all
+                three.
 
         Returns:
             The hits of each query. Documents with equal scores are in the order of the index.
@@ -346,27 +357,31 @@ class Index:
         return rank(self._contents, request, self.settings.weight)
 
     def checked_mode(self, mode: str = "") -> str:
-        """Return the mode of a search, by default the index's. Raise `ConfigError` if it does not have it."""
+        """Return the mode of a search, by default the index's; refuse one that it lacks."""
         if check_mode(mode or self.mode) != self.mode and self.mode != "hybrid":
             raise ConfigError(
-                f"{self.name} was built with mode={self.mode!r}, so mode={mode!r} cannot search it. Search with "
-                f"mode={self.mode!r}, or build the index again with mode='hybrid', which has all modes"
+                f"{self.name} was built with mode={self.mode!r}, so mode={mode!r} cannot search "
+                "it. Search with "
+                f"mode={self.mode!r}, or build the index again with mode='hybrid', which has all "
+                "modes"
             )
         return mode or self.mode
 
     def query_prompt(self, prompts: Prompts, prompt_name: str | None = None) -> str:
-        """Return an encoder's prompt of queries. Raise `ConfigError` if the texts have another one."""
+        """Return an encoder's prompt of queries; refuse it if the texts have another one."""
         prompt = prompts.choose(None, prompt_name, prompts.query)
         if self.record and self.record.prompt not in (prompt, prompts.document):
             raise ConfigError(
-                f"{self.name} holds texts with the prompt {self.record.prompt!r}, but the model's prompt of "
-                f"documents is {prompts.document!r}. Build the index again, or search it with the same prompt "
+                f"{self.name} holds texts with the prompt {self.record.prompt!r}, but the model's "
+                "prompt of "
+                f"documents is {prompts.document!r}. Build the index again, or search it with the "
+                "same prompt "
                 "(prompt_name)"
             )
         return prompt
 
     def use(self, encoder: Encoder) -> None:
-        """Encode with this encoder. Raise `ConfigError` if the embeddings are not those of this encoder."""
+        """Encode with this encoder; raise `ConfigError` if the embeddings are of another one."""
         if self.record:
             self.record.require(encoder.record(self.record.prompt), self.name)
         self._encoder = encoder
@@ -374,7 +389,8 @@ class Index:
     def _require_encoder(self) -> Encoder:
         if self._encoder is None:
             raise ConfigError(
-                f"{self.name} compares embeddings, and it was given no encoder. Call use(encoder), or "
+                f"{self.name} compares embeddings, and it was given no encoder. Call use(encoder), "
+                "or "
                 "search with mode='lexical'"
             )
         return self._encoder
@@ -384,8 +400,8 @@ class Index:
     def save(self, folder: str | Path) -> None:
         """Write the index to a folder, and replace an earlier index there at once.
 
-        Readers find the old index or the new one. A folder with other content and without an index is
-        refused; files that are not of the index stay. If another process is writing, this waits.
+        Readers find the old index or the new one. A folder with other content and without an index
+        is refused; files that are not of the index stay. If another process is writing, this waits.
         """
         with writing(expand_path(folder), wait=True) as writer:
             self.write(writer)
@@ -400,8 +416,8 @@ class Index:
 
         Args:
             folder: What `save` or `diffcse search` has written.
-            encoder: Encodes queries. It must be the one that the index was built with. Without one, only
-                words can be searched, until `use` is called.
+            encoder: Encodes queries. It must be the one that the index was built with. Without one,
+                only words can be searched, until `use` is called.
         """
         path = expand_path(folder)
         if not is_index(path):
@@ -451,7 +467,7 @@ def _read(source: Documents, *, show_progress: bool, strict: bool) -> list[Docum
 def _passages_after(
     planned: Plan, old: Contents, passages: Sequence[Passage]
 ) -> tuple[Int[np.ndarray, " rows"], pa.Table]:
-    """Return the passages after a change, and their rows in the old table, continued by the new passages."""
+    """Return the passages after a change, with their rows in the old and then the new passages."""
     numbers = old.passages["document"].to_numpy()
     bounds = np.searchsorted(numbers, np.arange(len(old.documents) + 1))
     is_new = planned.passages >= len(old.documents)

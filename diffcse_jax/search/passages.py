@@ -1,8 +1,8 @@
 """Passages: the parts of documents that are encoded and compared with queries.
 
-A document becomes passages in two steps. `passages_of` joins the sentences of each section, up to about
-100 words. `SentenceEncoder.split` then cuts what is longer than the model reads, with `split_text`. Each
-letter and digit of a document is in one of its passages.
+A document becomes passages in two steps. `passages_of` joins the sentences of each section, up to
+about 100 words. `SentenceEncoder.split` then cuts what is longer than the model reads, with
+`split_text`. Each letter and digit of a document is in one of its passages.
 """
 
 import bisect
@@ -107,7 +107,7 @@ def _has_words(text: str) -> bool:
 
 
 def _sentences(lines: Sequence[str], *, sentence_a_line: bool) -> list[tuple[str, int]]:
-    """Return the sentences that have letters or digits, each with the number of its first character.
+    """Return the sentences with letters or digits, each with the number of its first character.
 
     White space does not count: splitting and joining keep all other characters.
     """
@@ -130,7 +130,7 @@ def _visible(text: str) -> int:
 
 
 def _first_sentences(texts: Sequence[str], sentences: Sequence[str]) -> list[int]:
-    """Return the number of each text's first sentence. The texts are the sentences, joined in order."""
+    """Return the number of each text's first sentence. The texts are the sentences, joined."""
     ends = list(itertools.accumulate(map(_visible, sentences)))
     starts = itertools.accumulate(map(_visible, texts[:-1]), initial=0)
     return [bisect.bisect_right(ends, start) for start in starts] if texts else []
@@ -151,11 +151,12 @@ def _places(text: str, numbers: Sequence[int]) -> Iterator[int]:
 
 
 def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
-    """Split a text, whose tokens have the places `tokens`, into overlapping passages of at most `limit` tokens.
+    """Split a text, whose tokens have these places, into passages of at most `limit` tokens.
 
-    A passage ends with the last sentence that ends in its second half. If none does, it ends with a word.
-    The next passage begins up to an eighth of a passage earlier: with a sentence or, if none begins there,
-    with a word.
+    A passage ends with the last sentence that ends in its second half. If none does, it ends with a
+    word.
+    The next passage begins up to an eighth of a passage earlier: with a sentence or, if none begins
+    there, with a word.
     """
     begins = [start for start, _ in tokens]
 

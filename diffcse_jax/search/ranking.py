@@ -1,4 +1,4 @@
-"""Search: rank the passages of an index for queries, and make hits of the best passage of each document."""
+"""Search: rank the passages of an index for queries, and make hits of the documents."""
 
 import collections
 import json
@@ -67,7 +67,8 @@ def _check_threshold(request: Request) -> None:
         raise ConfigError("threshold=nan: expected a number, or None for any score")
     if threshold is not None and request.mode == "hybrid":
         raise ConfigError(
-            f"threshold={threshold}: the scores of a hybrid search only compare the texts that one query "
+            f"threshold={threshold}: the scores of a hybrid search only compare the texts that one "
+            "query "
             "finds. Leave the threshold out, or search with mode='dense'"
         )
 
@@ -200,10 +201,12 @@ def _note(request: Request, found: Found, closeness: float | None, words: tuple[
     has_words = request.mode == "hybrid" and len(found.by_mode["lexical"]) > 0
     if closeness is not None and closeness < CLOSE:
         by_words = ""
-        if request.mode == "hybrid":
-            by_words = f" It has {shared} of the {asked} words." if has_words else " No passage has its words."
+        if has_words:
+            by_words = f" The best hit has {shared} of its {asked} words."
+        elif request.mode == "hybrid":
+            by_words = " No passage has a word of it."
         return (
-            f"Nothing is close to this query by meaning: the best passage has a closeness of "
+            "Nothing is close to this query by meaning: the closeness of the best passage is "
             f"{closeness:.2f} (0: chance, 1: nearest neighbours).{by_words}"
         )
     if request.mode == "hybrid" and not has_words:

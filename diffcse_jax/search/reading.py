@@ -14,7 +14,7 @@ NO_LETTERS = "without letters and digits"
 
 
 def documents_of(source: Documents, ledger: Ledger) -> Iterator[Document]:
-    """Yield the documents of a source. Those without letters and digits are left out, and counted."""
+    """Yield the documents of a source. Those without letters and digits are counted instead."""
     if source.name == STDIN and sys.stdin.isatty():
         print("reading texts from the terminal, one per line; Ctrl-D ends them", file=sys.stderr)
     for document in source.read(ledger):

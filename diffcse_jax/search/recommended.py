@@ -10,7 +10,7 @@ from diffcse_jax.search.stored import MODES
 
 
 def recommended(model: str | None) -> tuple[str, float | None]:
-    """Return the mode of search, and the weight of BM25, that a run recommends for the model that it exported.
+    """Return the mode of search, and the weight of BM25, that a run recommends for its model.
 
     `model` is the run's folder or its export. For other models the mode is `dense`.
     """

@@ -1,4 +1,4 @@
-"""What an index folder stores: how the index was built, and its contents. All of it is checked on reading."""
+"""What an index folder stores: how the index was built, and its contents. Reading checks it."""
 
 import dataclasses
 import math
@@ -62,7 +62,7 @@ def check_mode(mode: str) -> str:
 class Input:
     """What documents were read from."""
 
-    name: str  # an absolute path or pattern, `docstrings`, or `-`; empty if texts were given in Python
+    name: str  # an absolute path or pattern, `docstrings`, or `-`; empty for texts in Python
     columns: tuple[str, ...] = ()
     id_column: str = ""
 

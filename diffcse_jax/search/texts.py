@@ -9,7 +9,7 @@ Sentences = str | Iterable[str]
 
 
 def checked_sentences(sentences: Any) -> list[str]:
-    """Return one string or an iterable of strings as a list; raise `DataError` for anything else."""
+    """Return one string or an iterable of strings as a list; refuse anything else."""
     is_table = isinstance(sentences, bytes | Mapping) or hasattr(sentences, "columns")
     if is_table or not isinstance(sentences, Iterable):
         kind = type(sentences).__name__
@@ -18,7 +18,8 @@ def checked_sentences(sentences: Any) -> list[str]:
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(
-                f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each text gets an "
+                f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each "
+                "text gets an "
                 "embedding of its own: give one flat list of strings"
             )
         if text.encode(errors="ignore").decode() != text:

@@ -1,7 +1,8 @@
 """Parquet files of texts and embeddings, as `diffcse embed` writes them.
 
-A folder of embeddings holds Parquet files and nothing else, because some readers of data sets take every file of a
-folder. What `embed` needs to resume is in `NAME.state` next to it. The metadata of each file names its encoder.
+A folder of embeddings holds Parquet files and nothing else, because some readers of data sets take
+every file of a folder. What `embed` needs to resume is in `NAME.state` next to it. The metadata of
+each file names its encoder.
 """
 
 import contextlib
@@ -61,17 +62,18 @@ class EncoderRecord:
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], source: Path) -> "EncoderRecord":
-        """Return the record in the settings of a file; raise `CheckpointError` if a part of it is missing."""
+        """Return the record in the settings of a file; refuse one that lacks a part."""
         try:
             return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls)})
         except KeyError as error:
             raise CheckpointError(f"{source} does not name the encoder: {error} is missing") from error
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
-        """Raise `ConfigError` if embeddings of another encoder cannot be compared with the stored ones."""
+        """Raise `ConfigError` if embeddings of another encoder cannot be compared with these."""
         if (encoder.weights, encoder.prompt) != (self.weights, self.prompt):
             raise ConfigError(
-                f"{folder} holds embeddings of {self}, but the encoder is {encoder}. Use the encoder of the folder, or "
+                f"{folder} holds embeddings of {self}, but the encoder is {encoder}. Use the "
+                "encoder of the folder, or "
                 "embed the text again into another folder"
             )
 
@@ -92,7 +94,10 @@ class VectorStore:
     def mapped(self) -> Vectors:
         """Copy the embeddings, scaled to length 1, to a temporary file, and map it into memory."""
         place, rows = Path("a temporary file in TMPDIR or /tmp"), 0
-        with disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"), tempfile.TemporaryFile() as file:
+        with (
+            disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"),
+            tempfile.TemporaryFile() as file,
+        ):
             for part in self.parts:
                 vectors = _vectors(part)
                 file.write(normalize(vectors).data)
@@ -165,7 +170,8 @@ def rows_table(rows: Sequence[tuple[Document, Passage]]) -> pa.Table:
 def vector_table(rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]) -> pa.Table:
     """Return rows and their embeddings as a Parquet file holds them.
 
-    The metadata holds the settings: an `EncoderRecord` as a dict, and whether embeddings are normalised (`normalize`).
+    The metadata holds the settings: an `EncoderRecord` as a dict, and whether embeddings are
+        normalised (`normalize`).
     """
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     table = rows.append_column(VECTOR, embedding)
@@ -173,13 +179,13 @@ def vector_table(rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], s
 
 
 def state_of(folder: Path) -> Path:
-    """Return the folder with what `embed` needs to resume, on the same disk as the folder of embeddings."""
+    """Return the folder with what `embed` needs to resume, on the same disk as the embeddings."""
     real = folder.resolve()
     return real.with_name(f"{real.name}.state")
 
 
 def input_state(folder: Path, source: str) -> Path:
-    """Return the state file of one input: its SHA-256, and its Parquet files once all are written."""
+    """Return the state file of an input: its SHA-256, and the names of its Parquet files."""
     return state_of(folder) / f"{Path(source).name}.json"
 
 
@@ -209,7 +215,7 @@ def find_store(path: Path) -> VectorStore | None:
 
 
 def _check_complete(folder: Path, names: set[str]) -> None:
-    """Raise `DataError` if Parquet files are missing, and warn of inputs that `embed` has not finished."""
+    """Raise `DataError` if Parquet files are missing, and warn of inputs that are not finished."""
     numbered = filter(None, map(_PART.fullmatch, sorted(names)))
     expected = [f"{part[1]}.{int(part[2]) - 1:06d}.parquet" for part in numbered if int(part[2])]
     unfinished = []
@@ -225,7 +231,8 @@ def _check_complete(folder: Path, names: set[str]) -> None:
         raise DataError(f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it")
     if unfinished:
         warn_user(
-            f"{folder} is incomplete: `diffcse embed` has not finished {len(unfinished)} of its inputs, for example "
+            f"{folder} is incomplete: `diffcse embed` has not finished {len(unfinished)} of its "
+            "inputs, for example "
             f"{unfinished[0]}. Run the same `diffcse embed` command again to complete it"
         )
 
@@ -237,14 +244,15 @@ def _encoder_of(part: Path) -> EncoderRecord:
     if not fits or schema.field(VECTOR).type not in types:
         raise DataError(
             f"{part} was not written by this version of `diffcse embed`: it needs the columns "
-            f"{', '.join(ROWS.names)} and {VECTOR} (lists of {encoder.dimension} numbers, float32 or float16), "
+            f"{', '.join(ROWS.names)} and {VECTOR} (lists of {encoder.dimension} numbers, float32 "
+            "or float16), "
             f"and has: {schema.to_string(show_schema_metadata=False)}"
         )
     return encoder
 
 
 def read_settings(part: Path) -> Mapping[str, Any]:
-    """Return what the metadata of a Parquet file says about its encoder; empty if it says nothing."""
+    """Return what the metadata of a Parquet file says about its encoder; it may be empty."""
     with contextlib.suppress(ValueError, RecursionError):
         settings = json.loads((_schema(part).metadata or {}).get(_METADATA, b"{}"))
         if isinstance(settings, dict):

@@ -76,7 +76,7 @@ def write_texts(folder: Path) -> None:
     """Write the files that the pages name."""
     sentences = [f"Sentence {i} tells about number {i * i} and about {i % 7} more things." for i in range(60)]
     pairs = [(f"question {i}?", f"The answer to {i} is {i * i}.") for i in range(30)]
-    for name in ("my_documents", "documents"):
+    for name in ("my_documents", "documents", "more"):
         write_documents(folder / name)
     files = {
         "sentences.txt": "\n".join(sentences),
