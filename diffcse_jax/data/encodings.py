@@ -99,7 +99,8 @@ def _safe_end(block: bytes) -> int:
     if end := block.rfind(b"\r", 0, -1) + 1:  # after the last byte, a line feed may follow
         return end
     # In no encoding do these bytes stand inside another character.
-    return max(block.rfind(mark) for mark in (b" ", b",", b'"')) + 1 or len(block.removesuffix(b"\r"))
+    end = max(block.rfind(mark) for mark in (b" ", b",", b'"')) + 1
+    return end or len(block.removesuffix(b"\r"))
 
 
 @dataclasses.dataclass

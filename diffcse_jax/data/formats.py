@@ -6,6 +6,7 @@ only read documents import this file, so it imports little, and libraries where 
 """
 
 import codecs
+import collections
 import contextlib
 import html
 import io
@@ -94,9 +95,8 @@ def _checked(parsed: Parsed) -> Parsed | Unreadable:
         broken += number
         return text
 
-    sections = tuple(
-        (repaired(title), list(map(repaired, lines))) for title, lines in parsed.sections if any(map(str.strip, lines))
-    )
+    with_text = [section for section in parsed.sections if any(map(str.strip, section[1]))]
+    sections = tuple((repaired(title), list(map(repaired, lines))) for title, lines in with_text)
     if not sections:
         return Unreadable(NO_TEXT)
     return Parsed(sections, dict(parsed.left_out), (*parsed.notes, *_replaced_note(broken)))
@@ -183,7 +183,11 @@ def _declared(content: bytes) -> str:
 
 # Markdown
 
-FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+FRONT_MATTER = re.compile(
+    r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)"  # no blank line follows
+    r"(.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\n|\Z)",
+    re.DOTALL,
+)
 NOT_TEXT = re.compile(
     r"^[ \t>]*:{3,}.*$"  # ::: of site generators
     r"|\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]"  # [!NOTE]
@@ -206,11 +210,10 @@ def _read_markdown(content: bytes, kind: str, with_code: bool) -> Parsed:
 
 def _html_of_markdown(text: str) -> str:
     pyromark = require_extra("pyromark", EXTRA)
-    options = pyromark.Options
-    return pyromark.html(
-        NOT_TEXT.sub("", text),
-        options=options.ENABLE_TABLES | options.ENABLE_GFM | options.ENABLE_TASKLISTS | options.ENABLE_FOOTNOTES,
-    )
+    known = pyromark.Options
+    options = known.ENABLE_TABLES | known.ENABLE_TASKLISTS
+    options |= known.ENABLE_GFM | known.ENABLE_FOOTNOTES
+    return pyromark.html(NOT_TEXT.sub("", text), options=options)
 
 
 def _without_front_matter(text: str) -> tuple[str, str, tuple[str, ...]]:
@@ -368,8 +371,10 @@ def _unread_parts(content: bytes) -> Mapping[str, int]:
     """Return how many parts of a zip file kreuzberg leaves out, by kind."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
-    counts = {kind: sum(name.startswith(start) for name in names) for start, kind in UNREAD_PARTS.items()}
-    return {kind: count for kind, count in counts.items() if count}
+    counts: collections.Counter[str] = collections.Counter()
+    for start, kind in UNREAD_PARTS.items():
+        counts[kind] += sum(name.startswith(start) for name in names)
+    return +counts
 
 
 def _with_stand_ins(content: bytes) -> bytes:

@@ -132,7 +132,7 @@ def sections_of(
             yield ": ".join(path), lines
             lines = []
         first = next(iter(path), "") if first_is_title else ""
-        above = {heading: level for heading, level in path.items() if heading == first or level < block.level}
+        above = dict(item for item in path.items() if item[0] == first or item[1] < block.level)
         if alone and alone not in above:
             yield ": ".join(heading for heading in path if heading != alone), [alone, ""]
         path = above
@@ -378,9 +378,8 @@ class _Reader:
 
     def _preformatted(self, index: int) -> list[Block]:
         """Read the lines of an element as they stand."""
-        breaks = {"br", *BLOCKS}
-        parts = ("\n" if each.tag in breaks and not each.is_end else each.text for each in self._inside(index))
-        lines = [line.rstrip() for line in "".join(parts).split("\n")]
+        text = "".join(map(_broken, self._inside(index)))
+        lines = [line.rstrip() for line in text.split("\n")]
         return [Block(lines)] if any(lines) else []
 
     def _rows(self, index: int) -> Iterator[Block]:
@@ -396,6 +395,12 @@ class _Reader:
                 cells.append([])
             else:
                 cells[-1].append(_spaced(event))
+
+
+def _broken(event: Event) -> str:
+    """Return the text of an event; blocks begin on a new line."""
+    is_break = event.tag == "br" or event.tag in BLOCKS
+    return "\n" if is_break and not event.is_end else event.text
 
 
 def _spaced(event: Event) -> str:

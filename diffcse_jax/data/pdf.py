@@ -206,7 +206,8 @@ def _nearby(lines: Sequence[Line], index: int, step: int, distance: float) -> It
             return
         upper, lower = sorted((number, number - step))
         down = lines[upper].last_bottom - lines[lower].bottom
-        is_same_block = lines[upper].page == lines[lower].page and _is_alike(lines[upper], lines[lower])
+        is_same_page = lines[upper].page == lines[lower].page
+        is_same_block = is_same_page and _is_alike(lines[upper], lines[lower])
         if not is_same_block or not 0 < down < ALIKE * max(distance, 1.0):
             return
         yield lines[number]

@@ -162,7 +162,9 @@ def _reader_class() -> Any:
 
 def _holds_unread_text(node: Any) -> bool:
     """Return whether a node is an error that shows the text which could not be read."""
-    return node.tagname == "system_message" and any(child.tagname == "literal_block" for child in node.children)
+    if node.tagname != "system_message":
+        return False
+    return any(child.tagname == "literal_block" for child in node.children)
 
 
 def _check_substitutions(document: Any) -> None:

@@ -136,7 +136,8 @@ class _Process:
         _running.add(self)
         if self._answer() != worker.READY:
             self.stop()
-            raise UserError(f"the process that reads documents ended at once. To see why, run: {' '.join(command)}")
+            advice = f"To see why, run: {' '.join(command)}"
+            raise UserError(f"the process that reads documents ended at once. {advice}")
 
     @classmethod
     def take(cls) -> "_Process":
