@@ -210,6 +210,7 @@ def evaluate(add: Add) -> str:
     add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
     formats = ("text", "markdown", "latex")
     add("--format", dest="style", choices=formats, default="text", help="format of the tables (default: %(default)s)")
+    add("--strict", action="store_true", help="stop at the first text of your own files that is left out")
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
     output = "results file; pictures go to report/ next to it (default: %(default)s)"
     add("--output", type=expand_path, default=Path("results.json"), metavar="FILE", help=output)

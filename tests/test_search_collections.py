@@ -70,29 +70,38 @@ def test_what_cannot_be_used_is_counted_in_one_warning(tmp_path, recwarn):
         file.write(b'\n{"_id": "d\xe9", "text": "caf\xe9"}\r\n')
     collection = read_collection(folder)
     ours = {"d1": "a wing", "d2": "c", "3": "f"}
-    assert collection.documents == ours | {"6.5": "", "d7": "t\ufffd 2016", "d\ufffd": "caf\ufffd"}
+    assert collection.documents == ours | {"6.5": "", "d7": "t\ufffd 2016", "dé": "café"}
     assert collection.queries == {"q1": "b", "q2": "f"}
     assert collection.judgements == {"q1": {"d2": 2, "d1": 1, "d9": 1, "d8": 2}, "q2": {"3": 1, "d1": 0}}
+    read, judged = f"{folder}/corpus.jsonl", f"{folder}/qrels/test.tsv"
     (warning,) = recwarn
     assert str(warning.message) == (
-        f"{folder}/corpus.jsonl: 2 lines without a JSON object (the first in line 4; left out), 1 line without an id "
-        "(line 6; left out), 1 line without `text` (line 7; left out), 1 line whose `text` is not a string (line 8; "
-        "left out), 1 text with an id that came before (line 9; left out), 1 document without text (line 10; kept), "
-        "1 line with bytes that are not UTF-8 (line 12; read with U+FFFD in their place); "
-        f"{folder}/queries.jsonl: 1 text with an id that came before (line 4; left out); "
-        f"{folder}/qrels/test.tsv: 2 judgements whose document is not in the corpus (the first in line 6; a relevant "
-        "document counts as missed), 1 judgement whose query is not among the queries (line 8; left out), 1 repeated "
-        "judgement (line 9; the last one counts, as in BEIR), 2 grades with decimals (the first in line 9; cut to a "
-        "whole number, as in trec_eval), 3 lines without a query, a document and a grade (the first in line 10; left "
-        "out), 1 query without a relevant document (line 12; left out, though trec_eval scores 0)"
+        f"left out 11 lines: 3 without a query, a document and a grade ({judged}, lines 10, 11, 14), 2 without a JSON "
+        f"object ({read}, lines 4, 5), 2 with an id that came before ({read}, line 9; {folder}/queries.jsonl, line 4), "
+        f"1 without an id ({read}, line 6), 1 without `text` ({read}, line 7), 1 whose `text` is not a string ({read}, "
+        f"line 8), 1 whose query is not among the queries ({judged}, line 8); "
+        f"1 document without text ({read}, line 10): kept; "
+        f"2 judgements whose document is not in the corpus ({judged}, lines 6, 7): a relevant document counts as "
+        f"missed; 1 repeated judgement ({judged}, line 9): the last one counts, as in BEIR; 2 grades with decimals "
+        f"({judged}, lines 9, 12): cut to a whole number, as in trec_eval; "
+        f"2 judgements of queries without a relevant document ({judged}, lines 12, 13): left out, though trec_eval "
+        "scores such queries 0"
     )
+
+
+def test_a_lost_line_is_an_error_if_asked_for(beir):
+    read_collection(beir, strict=True)
+    (beir / "qrels/test.tsv").write_text(JUDGEMENTS + "q7\td1\t1\n")
+    with pytest.raises(DataError, match=r"qrels/test\.tsv, line 6: whose query is not among the queries\. Correct"):
+        read_collection(beir, strict=True)
 
 
 def test_another_split_is_read_if_there_are_no_test_judgements(beir, capsys):
     qrels = beir / "qrels"
     (qrels / "train.tsv").write_text("q1\td1\t1")
     assert read_collection(beir).judgements == READ
-    assert capsys.readouterr().err == f"notice: {qrels}/test.tsv: other splits are not read: train.tsv\n"
+    notice, _ = capsys.readouterr().err.splitlines()
+    assert notice == f"notice: {qrels}/test.tsv: other splits are not read: train.tsv"
     (qrels / "test.tsv").unlink()
     assert read_collection(beir).judgements == {"q1": {"d1": 1}}
     (qrels / "other.tsv").write_text("q1\td1\t1")
@@ -106,13 +115,13 @@ def test_another_split_is_read_if_there_are_no_test_judgements(beir, capsys):
         (
             "corpus.jsonl",
             '{"text": "a"}',
-            "no line has text. Expected an object .* 1 line without an id \\(line 1; left out",
+            "no line has text. Expected an object .* left out 1 line: 1 without an id \\(.*corpus.jsonl, line 1\\)",
         ),
         ("corpus.jsonl", '{"_id": "d1", "text": ""}', "no line has text.* 1 document without text"),
         ("corpus.jsonl", "", "corpus.jsonl: no line has text. Expected an object with `_id` and `text` in each line"),
-        ("queries.jsonl", "[", "queries.jsonl: no line has text.* 1 line without a JSON object"),
-        ("qrels/test.tsv", "q7\td1\t1", "test.tsv: no query has a relevant document.* 1 judgement whose query is not"),
-        ("qrels/test.tsv", "q1\td1\t0", "1 query without a relevant document \\(line 1; left out"),
+        ("queries.jsonl", "[", "queries.jsonl: no line has text.* 1 without a JSON object"),
+        ("qrels/test.tsv", "q7\td1\t1", "test.tsv: no query has a relevant document.* 1 whose query is not"),
+        ("qrels/test.tsv", "q1\td1\t0", "1 judgement of queries without a relevant document .*line 1"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "no query has a relevant document. The file is empty"),
     ],
 )

@@ -45,9 +45,9 @@ def test_runs_of_other_programs_are_read_as_they_are(tmp_path, recwarn):
     )
     found = read_run(tmp_path / "run", collection)
     assert found == {"q1": {"a%20b": 0.5, "http://x/S%C3%A3o": -0.001, "d9": 0}, "q 2": {"a b": 7}}
-    assert str(recwarn.pop().message).endswith(
-        "run: 1 hit whose document is not in the corpus (line 7; kept), "
-        "1 repeated hit (line 8; the highest score counts)"
+    assert str(recwarn.pop().message) == (
+        f"left out 1 hit: 1 of other queries; 1 hit whose document is not in the corpus ({tmp_path}/run, line 7): "
+        f"kept; 1 repeated hit ({tmp_path}/run, line 8): the highest score counts"
     )
 
 

@@ -20,6 +20,7 @@ from diffcse_jax.errors import counted
 BLOCK = 1 << 20  # bytes that are read at once
 SAMPLE = 1 << 16  # bytes from which an encoding is guessed
 BROKEN = "\ufffd"  # stands for what cannot be decoded
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # escapes in JSON, and characters of damaged strings
 
 UTF8 = "utf-8"
 BYTE_ORDER_MARKS = {
@@ -69,6 +70,11 @@ def decode(content: bytes) -> Decoded:
     text = "".join(decoded(io.BytesIO(content), decoder))
     number = decoder.in_fallback + decoder.broken
     return Decoded(text, _label(decoder.encoding), number, (*decoder.assumed(), *decoder.found()))
+
+
+def encodable(text: str) -> str:
+    """Return a text with U+FFFD in place of halves of characters, which no encoding has."""
+    return text if text.isascii() else HALF_A_CHARACTER.sub(BROKEN, text)
 
 
 def decoded(stream: Bytes, decoder: "Decoder") -> Iterator[str]:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.encodings import BROKEN
+from diffcse_jax.data.encodings import encodable
 from diffcse_jax.data.ledger import EMPTY, NOT_OBJECT, Ledger, Place
 from diffcse_jax.data.lines import extension, read_lines, read_text
 from diffcse_jax.data.values import LONGEST_ROW, Row, Rows, chosen_split, listed, sample_of
 from diffcse_jax.errors import DataError, counted
 
 LONGEST_OBJECT = 1 << 28  # characters of a file with one object, which is read as a whole
-HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
@@ -101,7 +100,7 @@ def _rows(values: Values, name: str, ledger: Ledger) -> Iterator[Row]:
 def _mended(value: Any) -> Any:
     """Return a value in which strings have no half of a character, which no file can hold."""
     if isinstance(value, str):
-        return value if value.isascii() else HALF_A_CHARACTER.sub(BROKEN, value)
+        return encodable(value)
     if isinstance(value, list):
         return [_mended(each) for each in value]
     if isinstance(value, dict):

@@ -1,14 +1,14 @@
 """The ledger of a source: everything that was there, what was read, and what was not, with the reason.
 
 Whatever reads text makes entries here, so that the numbers add up: each file that was found is either read or listed
-with a reason, and each text in a file is either kept or counted with a reason. A new pass over a source begins a new
-ledger.
+with a reason, and each text in a file is either kept or counted with a reason. What is kept with a change is also
+counted. A new pass over a source begins a new ledger.
 """
 
 import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcse_jax.errors import DataError, counted
 
@@ -63,14 +63,18 @@ class Entry:
 
     def describe(self, reason: str) -> str:
         """Return the number and the reason, with the first places of a loss."""
-        if not self.is_loss or not self.first:
-            return f"{self.count:,} {reason}"
+        return f"{self.count:,} {reason}{self.places() if self.is_loss else ''}"
+
+    def places(self) -> str:
+        """Return the first places in brackets, after a blank; an empty string if none is known."""
+        if not self.first:
+            return ""
         by_file: dict[str, list[str]] = {}
         for place in self.first:
             by_file.setdefault(place.file, []).extend([str(place.row)] if place.row else [])
         names = [_named(file, rows) for file, rows in by_file.items()]
         more = ", ..." if self.count > len(self.first) else ""
-        return f"{self.count:,} {reason} ({'; '.join(names)}{more})"
+        return f" ({'; '.join(names)}{more})"
 
 
 def _named(file: str, rows: Sequence[str]) -> str:
@@ -87,15 +91,18 @@ class Ledger:
         strict: Raise `DataError` at the first loss: a file that is not read, or a text that is left out. Empty lines
             and empty files hold no text, so they are not a loss.
         refuse_empty: With `strict`, also raise for an empty line.
+        noun: What the source holds, for messages, as `counted` takes it.
     """
 
     name: str
     strict: bool = False
     refuse_empty: bool = False
+    noun: str = "text{s}"
     files: int = 0  # that were read and gave text
     unread: dict[str, Entry] = dataclasses.field(default_factory=dict)  # files, by reason
     texts: int = 0  # lines, rows or documents that were kept
     left_out: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the others, by reason
+    changed: dict[tuple[str, str], Entry] = dataclasses.field(default_factory=dict)  # by kind and outcome
     made: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     notes: dict[str, None] = dataclasses.field(default_factory=dict)  # what was assumed or changed, each once
 
@@ -124,6 +131,16 @@ class Ledger:
             at = str(place) or self.name
             raise DataError(f"{at}: {reason}. Correct or remove it")
 
+    def change(self, what: str, outcome: str, place: Place) -> None:
+        """Count something that is kept, but not as it stands there. It is not a loss.
+
+        Args:
+            what: What it is, as `counted` takes it, such as `grade{s} with decimals`.
+            outcome: What became of it, such as `cut to a whole number`.
+            place: Where it stands.
+        """
+        self.changed.setdefault((what, outcome), Entry(is_loss=False)).add(place)
+
     def make(self, what: str, number: int = 1) -> None:
         """Count what was made of the texts, such as `passage{s}`."""
         self.made[what] += number
@@ -136,9 +153,9 @@ class Ledger:
         """Add the entries of an earlier pass, which this pass does not repeat."""
         self.files += other.files
         self.texts += other.texts
-        for mine, theirs in ((self.unread, other.unread), (self.left_out, other.left_out)):
-            for reason, entry in theirs.items():
-                mine.setdefault(reason, Entry(is_loss=entry.is_loss)).merge(entry)
+        _merge(self.unread, other.unread)
+        _merge(self.left_out, other.left_out)
+        _merge(self.changed, other.changed)
         self.made.update(other.made)
         self.notes.update(other.notes)
 
@@ -153,14 +170,27 @@ class Ledger:
         found = []
         if self.files or made:
             source = f"{counted(self.files, 'file{s}')} of " if self.files > 1 else ""
-            found.append(f"read {source}{self.name}: {', '.join(made) or counted(self.texts, 'text{s}')}")
-        found += _listed("skipped", "file{s}", self.unread)
-        found += _listed("left out", "text{s}", self.left_out)
-        return [*found, *self.notes]
+            found.append(f"read {source}{self.name}: {', '.join(made) or counted(self.texts, self.noun)}")
+        return [*found, *self.oddities(), *self.notes]
+
+    def oddities(self) -> list[str]:
+        """Return the account of what was not read, left out or changed, one sentence a line."""
+        changed = [
+            f"{counted(entry.count, what)}{entry.places()}: {outcome}"
+            for (what, outcome), entry in self.changed.items()
+        ]
+        unread = _listed("skipped", "file{s}", self.unread)
+        left_out = _listed("left out", self.noun, self.left_out)
+        return [*unread, *left_out, *changed]
 
     def summary(self) -> str:
         """Return the account in one line."""
         return "; ".join(self.lines())
+
+
+def _merge(mine: dict[Any, Entry], theirs: Mapping[Any, Entry]) -> None:
+    for reason, entry in theirs.items():
+        mine.setdefault(reason, Entry(is_loss=entry.is_loss)).merge(entry)
 
 
 def _listed(verb: str, what: str, entries: Mapping[str, Entry]) -> Iterator[str]:

@@ -93,7 +93,8 @@ class Split:
         ledger = Ledger(self.name, strict=self._strict)
         found = _Read(self._documents, ledger, self.share)
         ledger.make("document{s}", len(found.is_training))
-        ledger.make("of them held out", int((~found.is_training).sum()))
+        if self.share < 1:
+            ledger.make("of them held out", int((~found.is_training).sum()))
         return found
 
     def _kept(self, chosen: Bool[np.ndarray, " documents"]) -> Iterator[Numbered]:

@@ -87,6 +87,7 @@ class Settings:
     top_k: int = 3
     runs: Path | None = None
     against: Path | None = None
+    strict: bool = False  # whatever is left out of the user's own files is an error
     model: str = ""  # the model that is evaluated; set for each model
     compared: Sequence[str] = ()  # all models of the comparison, whose rankings get different names
 

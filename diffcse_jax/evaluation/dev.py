@@ -28,6 +28,7 @@ from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval, s
 from diffcse_jax.evaluation.metrics import Metric, RetrievalMetric
 from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder, size_problem
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs
+from diffcse_jax.evaluation.user_files import report
 from diffcse_jax.hosts import decided_by_first, log_line
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
@@ -169,6 +170,7 @@ def _texts(config: Config, metric: str, training: Training, split: Split | None,
     """Return a metric and its text. If pairs are made from documents or sentences, there are at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")
+    is_strict = config.data.on_bad_line == "error"
     texts: Texts = {"name": metric}
     if metric in STS_METRICS:
         return texts | {"sets": _sts_pairs(options)}
@@ -182,9 +184,9 @@ def _texts(config: Config, metric: str, training: Training, split: Split | None,
             )
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
-        return texts | {"queries": retrieval.read_retrieval_pairs(file or options.pairs_file)}
+        return texts | {"queries": retrieval.read_retrieval_pairs(file or options.pairs_file, strict=is_strict)}
     if kind == search_collections.COLLECTION:
-        return texts | {"collection": search_collections.read_collection(expand_path(file))}
+        return texts | {"collection": search_collections.read_collection(expand_path(file), strict=is_strict)}
     path = expand_path(options.pairs_file)  # the metric is pairs_spearman
     own = read_pairs(path, Form(0, (1, 2), labels=(-1e9, 1e9)))
     if np.ptp(own.gold) == 0:
@@ -227,10 +229,20 @@ def _sts_pairs(options: EvalConfig) -> dict[str, ScoredPairs]:
 # Queries made of unlabelled text
 
 
-def queries_of_documents(file: str) -> RetrievalMetric:
-    """Return the dev metric `mixed_retrieval` of all documents of a file, folder or collection."""
-    split = open_split(DataConfig(train_file=file, held_out=1.0))
-    queries = held_out_queries(split, MOST_TOKENS, "mixed_retrieval", MOST_PAIRS)
+def queries_of_documents(file: str, *, strict: bool = False) -> RetrievalMetric:
+    """Return the dev metric `mixed_retrieval` of all documents of a file, folder or collection.
+
+    What was read, and what was not, is printed. With `strict`, a loss raises `DataError` instead.
+    """
+    on_bad_line = "error" if strict else "skip"
+    split = open_split(DataConfig(train_file=file, held_out=1.0, on_bad_line=on_bad_line))
+    report(split.ledger)
+    queries = choose_queries(_queries_of(split, MOST_TOKENS, "mixed_retrieval"), MOST_PAIRS)
+    if len(queries) < 2:
+        raise DataError(
+            f"{file}: its documents give {counted(len(queries), 'quer{y}')}, and a comparison needs two. Documents "
+            "with titles, or with at least two sentences, give queries"
+        )
     return _metric_of({"name": "mixed_retrieval", "queries": queries}, batch_size=64)
 
 

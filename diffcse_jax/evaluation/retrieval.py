@@ -14,18 +14,19 @@ import scipy.stats
 from jaxtyping import Bool, Float, Float32, Int
 
 from diffcse_jax.config import DataConfig
+from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.lines import extension
 from diffcse_jax.data.sentences import canonical
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tables import KINDS, open_table
-from diffcse_jax.errors import DataError, require_extra, warn_user
+from diffcse_jax.errors import DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
 from diffcse_jax.evaluation.answers import Answers, answers_of
 from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
 from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_run, run_file, write_run
-from diffcse_jax.evaluation.user_files import Tally, text_lines
+from diffcse_jax.evaluation.user_files import lines_with_text, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
@@ -167,55 +168,57 @@ STSB_RETRIEVAL = Task("retrieval", STSB.splits, STSB.read, score_retrieval, one_
 
 def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """For the first text of each pair, find the second among the second texts of all pairs."""
-    queries, targets = zip(*read_retrieval_pairs(file), strict=True)
+    pairs = read_retrieval_pairs(file, strict=settings.strict)
+    queries, targets = zip(*pairs, strict=True)
     embeddings = encode_pairs(encoder, queries, targets)
     ranks = target_ranks(embeddings[0], embeddings[1], answers_of(queries, targets))
     return rank_scores(ranks) | {"n": len(queries)}
 
 
-def read_retrieval_pairs(file: str) -> list[tuple[str, str]]:
+def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, str]]:
     """Read pairs of query and target, and warn of lines that are not pairs.
 
     Args:
         file: Two texts in each line, separated by a tab, in which quotes are text; a csv, json,
             jsonl or Parquet file with two columns, or with those that training knows; or
             `docstrings`, for the docstrings that training holds out.
+        strict: Raise `DataError` at the first line that is not a pair.
     """
     if file == DOCSTRINGS:
         from diffcse_jax.data.docstrings import docstring_pairs
 
         return docstring_pairs(MOST_DOCSTRINGS)
-    path, tally = expand_path(file), Tally()
-    if extension(path) in KINDS and extension(path) != ".tsv":
-        pairs, odd = _pairs_of_table(path)
-    else:
-        pairs = [*_pairs_of_lines(path, tally)]
-        odd = tally.describe()
+    path = expand_path(file)
+    is_table = extension(path) in KINDS and extension(path) != ".tsv"
+    ledger = Ledger(str(path), strict=strict, noun="row{s}" if is_table else "line{s}")
+    pairs = [*(_pairs_of_table if is_table else _pairs_of_lines)(path, ledger)]
     if len({canonical(target) for _, target in pairs}) < 2:
         needs = "pairs_retrieval needs at least two pairs with different second texts"
-        raise DataError(". ".join(filter(None, [f"{path}: {needs}", odd])))
-    if odd:
-        warn_user(odd)
+        raise DataError(". ".join([f"{path}: {needs}", *ledger.oddities()]))
+    ledger.make("pair{s}", len(pairs))
+    report(ledger)
     return pairs
 
 
-def _pairs_of_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str]]:
-    for number, line in text_lines(path, tally):
+def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    for number, line in lines_with_text(path, ledger):
         texts = [text.strip() for text in line.rstrip().split("\t")]
         if len(texts) == 2 and all(texts):
             yield texts[0], texts[1]
         else:
-            tally.add(path, number, "line{s} without two tab-separated texts", "left out")
+            ledger.leave_out("without two tab-separated texts", Place(str(path), number))
+    ledger.read_file()
 
 
-def _pairs_of_table(path: Path) -> tuple[list[tuple[str, str]], str]:
-    """Return the pairs of a table, and what was left out, in words."""
+def _pairs_of_table(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
     columns = open_table(path, str(path)).columns
     wanted = columns if len(columns) == 2 else ()
     corpus = open_corpus(DataConfig(train_file=str(path), pairs="columns", columns=wanted))
-    ledger = corpus.new_ledger()
-    pairs = [row.texts[:2] for row in corpus.rows(ledger) if len(row.texts) > 1]
-    return [(query, target) for query, target in pairs], ledger.summary() if ledger.has_losses else ""
+    for row in corpus.rows(ledger):
+        if len(row.texts) > 1:
+            yield row.texts[0], row.texts[1]
+        else:
+            ledger.leave_out("without a second text", row.place)
 
 
 # Search collections
@@ -309,10 +312,10 @@ def compare(
 
 def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """Search a collection of the user's own, write the ranking, and compare it with another one."""
-    collection = read_collection(expand_path(file))
+    collection = read_collection(expand_path(file), strict=settings.strict)
     other = None
     if settings.against:  # before the search, which takes long
-        other = read_run(settings.against, collection)
+        other = read_run(settings.against, collection, strict=settings.strict)
         check_count(len(collection.queries))
     ranking = search(encoder, collection)
     scores = measure(collection.judgements, ranking)

@@ -26,7 +26,7 @@ from diffcse_jax.io import write_json
 
 def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """Compare BM25, the encoder, and both together on queries made of the user's documents, without any labels."""
-    metric = queries_of_documents(file)
+    metric = queries_of_documents(file, strict=settings.strict)
     systems = compare_systems({"encoder": encoder}, metric)
     bm25, dense, hybrid = systems
     found = {"mrr": dense.score, HYBRID: hybrid.score, BM25: bm25.score, "n": len(metric.queries)}

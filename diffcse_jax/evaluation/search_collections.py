@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcse_jax.data.encodings import encodable
+from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation.user_files import Tally, encodable, text_lines
+from diffcse_jax.evaluation.user_files import lines_with_text, report
 from diffcse_jax.hosts import log_line
 
 COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
@@ -25,7 +27,7 @@ _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv")
 _JUDGEMENTS = ("qrels/test.tsv", "qrels/dev.tsv", "qrels/validation.tsv", "qrels.tsv", "qrels.txt")
 _GRADE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _LARGEST_GRADE = 1_000_000  # trec_eval counts the documents of each grade
-_ZERO = "left out, though trec_eval scores 0"
+_UNANSWERED = "judgement{s} of queries without a relevant document"
 
 
 class Collection(NamedTuple):
@@ -37,7 +39,7 @@ class Collection(NamedTuple):
     judgements: Mapping[str, Mapping[str, int]]
 
 
-def read_collection(folder: Path) -> Collection:
+def read_collection(folder: Path, *, strict: bool = False) -> Collection:
     """Read a collection, and warn once of all that is odd in its files.
 
     Args:
@@ -46,16 +48,17 @@ def read_collection(folder: Path) -> Collection:
             an id and a text, separated by a tab, as in TREC. `qrels/test.tsv` (or another split,
             `qrels.tsv`, `qrels.txt`) has query, document and grade, or query, 0, document and
             grade, separated by tabs or blanks, with or without a header.
+        strict: Raise `DataError` at the first line that is left out.
 
     Returns:
         The collection, without queries that have no relevant document. Relevant documents that are
         not in the corpus stay in the judgements, so they count as missed.
     """
-    tally = Tally()
-    documents = _read_texts(_first_file(folder, _DOCUMENTS), "document{s}", tally)
-    queries = _read_texts(_first_file(folder, _QUERIES), "quer{y}", tally)
-    judgements = _read_judgements(_judgements_file(folder), documents, queries, tally)
-    tally.warn()
+    ledger = Ledger(str(folder), strict=strict, noun="line{s}")
+    documents = _read_texts(_first_file(folder, _DOCUMENTS), "document{s}", ledger)
+    queries = _read_texts(_first_file(folder, _QUERIES), "quer{y}", ledger)
+    judgements = _read_judgements(_judgements_file(folder), documents, queries, ledger)
+    report(ledger)
     return Collection(documents, {query: queries[query] for query in judgements}, judgements)
 
 
@@ -91,31 +94,34 @@ class _Record(NamedTuple):
     problem: str = ""
 
 
-def _read_texts(path: Path, what: str, tally: Tally) -> dict[str, str]:
+def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
     """Read texts by their id. `what` they are, is for messages."""
     is_json = path.suffix == ".jsonl"
     texts: dict[str, str] = {}
-    for number, line in text_lines(path, tally):
+    for number, line in lines_with_text(path, ledger):
+        place = Place(str(path), number)
         key, text, problem = _from_json(line) if is_json else _from_table(line)
         if problem:
-            tally.add(path, number, problem, "left out")
+            ledger.leave_out(problem, place)
         elif key in texts:
-            tally.add(path, number, "text{s} with an id that came before", "left out")
+            ledger.leave_out("with an id that came before", place)
         else:
             texts[key] = text
             if not text:
-                tally.add(path, number, f"{what} without text", "kept")
+                ledger.change(f"{what} without text", "kept", place)
     if not any(texts.values()):
         expected = "an object with `_id` and `text`" if is_json else "an id, a tab and a text"
-        found = tally.describe() or "The file is empty"
+        found = "; ".join(ledger.oddities()) or "The file is empty"
         raise DataError(f"{path}: no line has text. Expected {expected} in each line. {found}")
+    ledger.read_file()
+    ledger.make(what, len(texts))
     return texts
 
 
 def _from_table(line: str) -> _Record:
     key, tab, text = line.partition("\t")
     if not tab or not key.strip():
-        return _Record(problem="line{s} without an id, a tab and a text")
+        return _Record(problem="without an id, a tab and a text")
     return _Record(key.strip(), text.strip())
 
 
@@ -125,15 +131,15 @@ def _from_json(line: str) -> _Record:
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
     if not isinstance(row, dict):
-        return _Record(problem="line{s} without a JSON object")
+        return _Record(problem="without a JSON object")
     key = _as_text(row.get("_id")).strip() or _as_text(row.get("id")).strip()
     if not key:
-        return _Record(problem="line{s} without an id")
+        return _Record(problem="without an id")
     title, text = _as_text(row.get("title")), row.get("text")
     if "text" not in row and not title:
-        return _Record(problem="line{s} without `text`")
+        return _Record(problem="without `text`")
     if isinstance(text, list | dict | bool):
-        return _Record(problem="line{s} whose `text` is not a string")
+        return _Record(problem="whose `text` is not a string")
     joined = f"{title} {_as_text(text)}" if title else _as_text(text)
     return _Record(key, joined.strip())
 
@@ -156,34 +162,36 @@ class _Judgement(NamedTuple):
 
 
 def _read_judgements(
-    path: Path, documents: Mapping[str, str], queries: Mapping[str, str], tally: Tally
+    path: Path, documents: Mapping[str, str], queries: Mapping[str, str], ledger: Ledger
 ) -> dict[str, dict[str, int]]:
     """Read grades by query and document, for queries with a relevant document."""
     judgements: dict[str, dict[str, int]] = {}
-    lines: dict[str, int] = {}  # the first line of each query
+    lines: dict[str, list[Place]] = {}  # by query
     is_first = True
-    for number, line in text_lines(path, tally):
+    for number, line in lines_with_text(path, ledger):
+        place = Place(str(path), number)
         found = _judgement(line)
         if found is None:
             if not _is_remark(line, queries, is_first=is_first):
-                what = "line{s} without a query, a document and a grade"
-                tally.add(path, number, what, "left out")
+                ledger.leave_out("without a query, a document and a grade", place)
         elif found.query not in queries:
-            what = "judgement{s} whose query is not among the queries"
-            tally.add(path, number, what, "left out")
+            ledger.leave_out("whose query is not among the queries", place)
         else:
-            lines.setdefault(found.query, number)
+            lines.setdefault(found.query, []).append(place)
             grades = judgements.setdefault(found.query, {})
             for what, outcome in _oddities(found, grades, documents):
-                tally.add(path, number, what, outcome)
+                ledger.change(what, outcome, place)
             grades[found.document] = max(0, int(found.grade))
         is_first = is_first and line.startswith("#")
     for query in [query for query, grades in judgements.items() if not any(grades.values())]:
         del judgements[query]
-        tally.add(path, lines[query], "quer{y} without a relevant document", _ZERO)
+        for place in lines[query]:
+            ledger.change(_UNANSWERED, "left out, though trec_eval scores such queries 0", place)
     if not judgements:
-        details = tally.describe() or "The file is empty"
+        details = "; ".join(ledger.oddities()) or "The file is empty"
         raise DataError(f"{path}: no query has a relevant document. {details}")
+    ledger.read_file()
+    ledger.make("judgement{s}", sum(map(len, judgements.values())))
     return judgements
 
 

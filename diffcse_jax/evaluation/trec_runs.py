@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import Settings
 from diffcse_jax.evaluation.search_collections import COLLECTION, Collection
-from diffcse_jax.evaluation.user_files import Tally, text_lines
+from diffcse_jax.evaluation.user_files import lines_with_text, report
 from diffcse_jax.io import disk_errors, expand_path, json_digest, write_text
 
 Ranking = Mapping[str, Mapping[str, float]]  # by query: scores by document
@@ -70,34 +71,44 @@ def write_run(path: Path, ranking: Ranking, name: str, collection: Collection) -
         write_text(path, "\n".join([*lines, ""]))
 
 
-def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
+def read_run(
+    path: Path,
+    collection: Collection,
+    *,
+    strict: bool = False,
+) -> dict[str, dict[str, float]]:
     """Read a ranking, also of another program. Its fields may be separated by tabs.
 
-    Queries that the collection does not have are left out. Documents that it does not have stay,
-    as in trec_eval, and are counted in a warning.
+    Hits of queries that the collection does not have are left out and counted, which is not a
+    loss: a run may be of another split. Documents that it does not have stay, as in trec_eval, and
+    are counted in a warning.
     """
     queries, documents = map(_ids_of_fields, (collection.queries, collection.documents))
-    tally = Tally()
+    ledger = Ledger(str(path), strict=strict, noun="hit{s}")
     ranking: dict[str, dict[str, float]] = {}
     is_of_collection = False
-    for number, line in text_lines(path, tally):
+    for number, line in lines_with_text(path, ledger):
         fields = line.split("\t") if line.count("\t") == 5 else line.split()
         if len(fields) != 6 and line.startswith("#"):  # a comment, as in trec_eval
             continue
         query, document, score = _hit(fields, f"{path}, line {number}")
         query, document = queries.get(query, query), documents.get(document, document)
+        place = Place(str(path), number)
         if query not in collection.queries:
+            ledger.leave_out("of other queries", place, is_loss=False)
             continue
         hits = ranking.setdefault(query, {})
         if document in hits:
-            tally.add(path, number, "repeated hit{s}", "the highest score counts")
+            ledger.change("repeated hit{s}", "the highest score counts", place)
         elif document not in collection.documents:
-            tally.add(path, number, "hit{s} whose document is not in the corpus", "kept")
+            ledger.change("hit{s} whose document is not in the corpus", "kept", place)
         is_of_collection |= document in collection.documents
         hits[document] = max(score, hits.get(document, score))
     if not is_of_collection:
         raise DataError(f"{path} ranks no document for a query of the collection")
-    tally.warn()
+    ledger.read_file()
+    ledger.make("hit{s}", sum(map(len, ranking.values())))
+    report(ledger)
     return ranking
 
 
@@ -145,7 +156,7 @@ def check_run_files(settings: Settings) -> None:
     for model in settings.compared or [settings.model]:
         for folder in _collections(settings):
             path, name = run_file(dataclasses.replace(settings, model=model), folder)
-            _, line = next(text_lines(path, Tally()), (0, "")) if path.exists() else (0, "")
+            _, line = next(lines_with_text(path, Ledger(str(path))), (0, "")) if path.exists() else (0, "")
             found = (line.split() or [name])[-1]
             if found != name:
                 raise ConfigError(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from diffcse_jax.data import pairs
 from diffcse_jax.data.documents import Document, Section
+from diffcse_jax.data.encodings import encodable
 from diffcse_jax.data.sentences import END, paragraphs, split_sentences, width
 
 PASSAGE_CHARACTERS = 512  # about 100 words
@@ -50,20 +51,11 @@ def passages_of(document: Document, number: int) -> list[Passage]:
         is_whole = document.whole or section.column != ""
         parts = _whole(section) if is_whole else _in_sentences(section, following)
         found += [
-            Passage(number, _valid(title), _valid(text), start + offset, section.column)
+            Passage(number, encodable(title), encodable(text), start + offset, section.column)
             for title, text, offset in parts
         ]
         start += sum(map(len, section.lines)) + len(section.lines)
     return found
-
-
-def _valid(text: str) -> str:
-    """Return a text in which lone surrogates, which UTF-8 cannot encode, are U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return re.sub("[\ud800-\udfff]", "\ufffd", text)
-    return text
 
 
 def has_text(document: Document) -> bool:
