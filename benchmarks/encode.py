@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks import measure, workload
 from benchmarks.measure import Implementation
-from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import files
+from diffcse_jax.models.tokenizer import load_tokenizer
 
 
 def ours(folder: Path, sentences: list[str], batch_size: int, precision: str) -> Implementation:

@@ -20,9 +20,10 @@ from benchmarks import measure, workload
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import build_or_open, load_tokenizer
+from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import files
+from diffcse_jax.models.tokenizer import load_tokenizer
 
 LENGTH = 32
 

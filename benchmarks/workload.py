@@ -13,7 +13,7 @@ from jaxtyping import Int
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import ROW, TokenStore, build_or_open
+from diffcse_jax.data.token_store import ROW, TokenStore, build_or_open
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import files, hf, layers
 from diffcse_jax.models.heads import MaskedLMHead
@@ -147,7 +147,7 @@ def text_store(path: Path, folder: Path, sentences: int, length: int) -> TokenSt
     Raises:
         DataError: The file has too few lines.
     """
-    from diffcse_jax.data.tokens import load_tokenizer
+    from diffcse_jax.models.tokenizer import load_tokenizer
 
     folder.mkdir(parents=True)
     lines = folder / "lines.txt"

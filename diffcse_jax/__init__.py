@@ -4,6 +4,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from diffcse_jax.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from diffcse_jax.api import Trained, train
     from diffcse_jax.config import Config
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # PyTorch is not needed here
 
-__version__ = "0.1.0"
 __all__ = ["Callback", "Config", "Interrupted", "SentenceEncoder", "Trained", "UserError", "WandB", "train"]
 
 _MODULES = {

@@ -26,9 +26,9 @@ from diffcse_jax.errors import ConfigError, Interrupted, UserError
 from diffcse_jax.export import export
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path
-from diffcse_jax.run_folder import held
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
+from diffcse_jax.run_folder.start import held
 from diffcse_jax.run_folder.summary import draw_curves
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.train import train as train_in_folder

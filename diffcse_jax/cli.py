@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax import __version__
 from diffcse_jax.errors import ConfigError, ctrl_c_ends_process, reported_to_user
+from diffcse_jax.version import __version__
 
 with ctrl_c_ends_process():
     from diffcse_jax.config import SHIPPED, Config, configuration, read_overrides

@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,22 +23,25 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax.data.tokens import check_token_ids, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress, keep_compiled
-from diffcse_jax.io import expand_path, find_run
+from diffcse_jax.io import expand_path
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
+from diffcse_jax.models.tokenizer import check_token_ids, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.models.transformer import TransformerConfig
-from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
+from diffcse_jax.run_folder.finding import find_run, finished_export
 from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.index import Index, check_count, find_index
 from diffcse_jax.search.passages import Passage, split_text
 from diffcse_jax.search.texts import Sentences, checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord
+
+if TYPE_CHECKING:
+    from diffcse_jax.run_folder.checkpoints import SavedEncoder
 
 IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]  # token ids, attention mask
 
@@ -128,7 +131,8 @@ class SentenceEncoder:
         $JAX_COMPILATION_CACHE_DIR or JAX's own setting names another folder or is empty.
 
         Args:
-            path_or_id: A run folder (its best checkpoint is used), one of its checkpoints, a Hugging Face or
+            path_or_id: A run folder (its export or, before the run has finished, its best checkpoint is used), one of
+                its checkpoints, a Hugging Face or
                 sentence-transformers folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`.
             pooler: This pooler alone, without the modules that the folder has after its own, as in
                 SimCSE's evaluation. By default the whole folder is applied, which needs a pooler.
@@ -141,13 +145,16 @@ class SentenceEncoder:
         keep_compiled()
         options: dict[str, Any] = {"pooler": pooler, "truncate_dim": truncate_dim, "dtype": _checked_dtype(dtype)}
         name, path = str(path_or_id), expand_path(path_or_id)
-        if find_run(path):
+        export = finished_export(path)
+        if export is None and find_run(path):  # a checkpoint, or a run that has not finished
+            from diffcse_jax.run_folder.checkpoints import read_encoder  # needs Orbax
+
             return cls.from_saved(read_encoder(path), name=name, **options)
-        model = hf.read(name)
+        model = hf.read(str(export or name))
         return cls._of(model, sentence_folder.recorded(model), name, **options)
 
     @classmethod
-    def from_saved(cls, saved: SavedEncoder, *, name: str = "", **options: Any) -> "SentenceEncoder":
+    def from_saved(cls, saved: "SavedEncoder", *, name: str = "", **options: Any) -> "SentenceEncoder":
         """Return the encoder of a checkpoint that `read_encoder` has read; options as for `from_pretrained`."""
         return cls._of(saved.checkpoint, saved.recorded, name or f"the checkpoint of step {saved.step}", **options)
 

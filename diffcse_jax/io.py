@@ -30,9 +30,6 @@ import safetensors.numpy
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, DiskError, InUseError, UserError
 
 IDLE_SECONDS = 24 * 3600  # partial folders idle for this long count as abandoned
-EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
-CONFIG = "config.json"  # in a run's folder: its configuration
-CHECKPOINTS = "checkpoints"  # in a run's folder
 HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 
 _HOST = socket.gethostname().replace(".", "-")
@@ -260,20 +257,6 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
     except (CheckpointError, OSError) as error:
         raise CheckpointError(f"{error}. {remedy}") from error
     return content
-
-
-# Runs
-
-
-def find_run(path: Path) -> Path | None:
-    """Return the run folder if `path` is one, or is `checkpoints/STEP` in one; otherwise None."""
-    is_checkpoint = path.parent.name == CHECKPOINTS and path.name.isdecimal()
-    for folder in [path, path.parent.parent] if is_checkpoint else [path]:
-        with contextlib.suppress(CheckpointError):
-            model = read_json_object(folder / CONFIG).get("model")  # Hugging Face's files of this name have no such key
-            if isinstance(model, dict) and "name_or_path" in model:
-                return folder
-    return None
 
 
 # Locks

@@ -20,7 +20,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchShape, BatchSource, Packing, Shards, choose_lengths, choose_shapes
 from diffcse_jax.data.sampling import Augmentation, Crops, Neighbours, begins_word, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import ROW, Examples, TokenStore, build_or_open
+from diffcse_jax.data.token_store import ROW, Examples, TokenStore, build_or_open
 from diffcse_jax.errors import DataError
 
 EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32

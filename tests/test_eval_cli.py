@@ -152,7 +152,7 @@ def test_torch_reads_the_export_of_a_run_or_asks_for_it(run, tmp_path, model, mo
     step = tmp_path / "run/checkpoints/7"
     code, _, printed = run("--model", str(step), *tasks)
     assert code == 2
-    assert f"`diffcse export --model {step} --output DIR` first" in printed.err
+    assert f"`diffcse export --model {step} --output DIR`" in printed.err
     monkeypatch.setitem(sys.modules, "torch", None)
     code, _, printed = run(*tasks)
     assert code == 2

@@ -26,9 +26,9 @@ from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.hf import Pretrained, transformer_config
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.run_folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
 from diffcse_jax.run_folder.records import Record, Selection
+from diffcse_jax.run_folder.start import BaseModel, describe_base_model
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -24,9 +24,9 @@ from diffcse_jax.config import Config, OptimConfig, flat
 from diffcse_jax.data.batches import by_ratio
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.losses.finetune import Task, features
-from diffcse_jax.run_folder import HEADS
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import read_metrics
+from diffcse_jax.run_folder.start import HEADS
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.step import make_optimizer, make_train_step
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tiny_model import write_tiny_model
 
-from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation import Settings
 from diffcse_jax.evaluation.backends import load_encoder
+from diffcse_jax.models.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 CLASSES = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]}

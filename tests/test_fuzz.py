@@ -24,16 +24,16 @@ from tiny_model import HIDDEN, random_params, write_smallest_model
 
 from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.runner import TASKS
 from diffcse_jax.evaluation.senteval_data import Form
-from diffcse_jax.io import find_run
 from diffcse_jax.models import hf, sentence_folder
 from diffcse_jax.models.heads import MlpProjector
-from diffcse_jax.run_folder import read_config
+from diffcse_jax.models.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
+from diffcse_jax.run_folder.finding import find_run
+from diffcse_jax.run_folder.start import read_config
 
 EXAMPLES = int(os.environ.get("DIFFCSE_FUZZ_EXAMPLES", "0"))
 

@@ -52,7 +52,7 @@ def token_store(model: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     from diffcse_jax.data.pairs import stored_length
     from diffcse_jax.data.sources import open_corpus
-    from diffcse_jax.data.tokens import build_or_open
+    from diffcse_jax.data.token_store import build_or_open
 
     data = Config.from_dict(settings).data
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)

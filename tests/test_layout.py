@@ -2,29 +2,44 @@
 
 import ast
 import graphlib
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Each room may import from the rooms before it. CONTRIBUTING.md shows the same order with a line on each.
 ORDER = [
-    *("errors", "io", "hosts", "batch", "models", "losses", "config", "data", "run_folder", "search"),
+    *("version", "errors", "io", "hosts", "batch", "models", "losses", "config", "data", "run_folder", "search"),
     *("encoder", "evaluation", "training", "export", "api", "apps", "cli"),
 ]
 
 
 def imports() -> set[tuple[str, str]]:
-    """Return pairs of a module and one that it imports, also inside functions."""
+    """Return pairs of a module and one that it imports, also inside functions and by its name in a string."""
     modules = {}
     for file in (ROOT / "diffcse_jax").rglob("*.py"):
         parts = file.relative_to(ROOT).with_suffix("").parts
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return {
-        (module, f"{node.module}.{name.name}" if f"{node.module}.{name.name}" in modules else node.module)
-        for module, file in modules.items()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("diffcse_jax")
-        for name in node.names
-    }
+    found = set()
+    for module, file in modules.items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for name in _named(node):
+                known = name if name in modules else name.rpartition(".")[0]
+                if known in modules:
+                    found.add((module, known))
+    return found
+
+
+def _named(node: ast.AST) -> list[str]:
+    """Return the full names that a node imports, or names as `module:function`."""
+    if isinstance(node, ast.Import):
+        return [name.name for name in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [f"{node.module}.{name.name}" for name in node.names]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.findall(r"^(diffcse_jax(?:\.\w+)+)(?::\w+)?$", node.value)
+    return []
 
 
 def test_no_modules_import_one_another_in_a_circle():
@@ -39,6 +54,8 @@ def test_rooms_import_only_from_rooms_before_them():
         (module, imported): [name.split(".")[1:3] for name in (module, imported)] for module, imported in imports()
     }
     inside = {pair: (one, other) for pair, (one, other) in rooms.items() if one and other and one[0] in ORDER}
+    # The package itself gives users all rooms, so no room imports it.
+    assert {module for module, (one, other) in rooms.items() if one and not other} == set()
     order = {name: place for place, name in enumerate(ORDER)}
     upward = {pair for pair, (one, other) in inside.items() if order[one[0]] < order.get(other[0], 0)}
     assert upward == set()
@@ -47,3 +64,23 @@ def test_rooms_import_only_from_rooms_before_them():
         (one[1], other[1]) for one, other in inside.values() if one[0] == other[0] == "apps" and one[1:] and other[1:]
     }
     assert {(one, other) for one, other in apps if one != other} == {("study", "finetune")}
+
+
+# Only training needs these. Flax imports optax, but no file that encodes does.
+OF_TRAINING = ("orbax", "grain", "tensorstore", "scipy.stats", "diffcse_jax.losses", "diffcse_jax.config")
+LOADED = """
+import sys
+from diffcse_jax import SentenceEncoder
+from diffcse_jax.search.index import Index
+print(*sys.modules)
+"""
+
+
+def test_encoding_and_searching_import_nothing_of_training():
+    result = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    loaded = result.stdout.split()
+    assert [name for name in loaded if name.startswith(OF_TRAINING)] == []
+    ours = {name for name in loaded if name.startswith("diffcse_jax.")}
+    assert "diffcse_jax.encoder" in ours
+    files = [ROOT / f"{name.replace('.', '/')}.py" for name in ours]
+    assert [file for file in files if file.is_file() and "import optax" in file.read_text(encoding="utf-8")] == []

@@ -13,10 +13,10 @@ from tiny_model import hf_config_of, random_torch_model, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.cli import main
-from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.models import files, hf, sentence_folder
+from diffcse_jax.models.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -15,11 +15,12 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import build_or_open, load_tokenizer
+from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.families.electra import ElectraEmbeddings
 from diffcse_jax.models.heads import MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.sentence_folder import RecordedPooler
+from diffcse_jax.models.tokenizer import load_tokenizer
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
 from diffcse_jax.training.networks import StartingCheckpoint, own_generator, with_own_pooler

@@ -13,7 +13,7 @@ from diffcse_jax.data.documents import digest
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.sampling import examples_of
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import build_or_open
+from diffcse_jax.data.token_store import build_or_open
 
 
 def opened(train_file: Path, pairs: str, **options) -> Corpus:

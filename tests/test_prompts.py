@@ -14,9 +14,10 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.sampling import Crops, open_augmentation
-from diffcse_jax.data.tokens import build_or_open, load_tokenizer
+from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.sentence_folder import TWO_LAYER_POOLERS, Prompts, RecordedPooler, for_columns, read, write
+from diffcse_jax.models.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -21,8 +21,8 @@ from tiny_run import environment, metrics_file, overrides, run_settings
 from diffcse_jax import api
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import DiskError, UserError
-from diffcse_jax.run_folder import read_config
 from diffcse_jax.run_folder.records import read_metrics
+from diffcse_jax.run_folder.start import read_config
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = 20

@@ -21,12 +21,20 @@ from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
 from tiny_run import full_disk, metrics_file
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax import run_folder
 from diffcse_jax.api import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.io import append_line
-from diffcse_jax.run_folder import BaseModel, held, records
+from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.records import Record, Selection
+from diffcse_jax.run_folder.start import (
+    BaseModel,
+    describe_base_model,
+    held,
+    open_run,
+    read_base_model,
+    read_config,
+    read_start,
+)
 
 WITH_SIZES = dataclasses.replace(ENCODER, hf_config=HF_CONFIG)
 HOLDER = """
@@ -42,7 +50,7 @@ with lock(Path(sys.argv[1]) / "lock"):
 def start(workdir: Path, *parts: Mapping, encoder=ENCODER, generator=GENERATOR) -> None:
     """Open a run, and leave a checkpoint in its folder."""
     config = config_of({"model": {"name_or_path": "bert"}, "generator": {"name_or_path": "distilbert"}}, *parts)
-    run_folder.open_run(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
+    open_run(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
     (workdir / "checkpoints" / "1").mkdir(exist_ok=True, parents=True)
 
 
@@ -70,11 +78,11 @@ def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys
     path = tmp_path / "encoder/config.json"
     path.write_text(path.read_text().replace('"hidden_size": 16', '"hidden_size": 17'))
     with pytest.raises(CheckpointError, match=r"encoder/config\.json differs from its checksum in start\.json"):
-        run_folder.read_start(tmp_path)
+        read_start(tmp_path)
     start(tmp_path, encoder=WITH_SIZES)
     assert f"warning: {path} was damaged. It has been rewritten" in capsys.readouterr().err
-    assert run_folder.read_start(tmp_path)[0].folder == path.parent
-    assert run_folder.read_base_model(path.parent).hub_id == "bert"
+    assert read_start(tmp_path)[0].folder == path.parent
+    assert read_base_model(path.parent).hub_id == "bert"
 
 
 @pytest.mark.parametrize("content", [None, '{"model":', "a changed key"])
@@ -88,7 +96,7 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json.*\. Restore it from a copy, or from starts\.jsonl "):
         start(tmp_path, {"train": {"seed": 1}})
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        run_folder.read_config(tmp_path)
+        read_config(tmp_path)
     assert (path.read_text() if path.exists() else None) == content
 
 
@@ -106,7 +114,7 @@ def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
     start(tmp_path)
     (tmp_path / "checkpoints/1").rmdir()
     start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
-    assert run_folder.read_config(tmp_path).train.seed == 1
+    assert read_config(tmp_path).train.seed == 1
     assert not head.exists()
 
 
@@ -177,12 +185,12 @@ def test_the_true_name_of_a_base_model(tmp_path):
         folder = tmp_path / "mine"
         folder.mkdir(exist_ok=True)
         (folder / "README.md").write_text(card)
-        return run_folder.describe_base_model(str(folder), folder, recorded)
+        return describe_base_model(str(folder), folder, recorded)
 
     packaged = "sentence-transformers/all-MiniLM-L6-v2"
-    assert run_folder.describe_base_model("minilm", tmp_path, {}) == BaseModel(packaged, packaged)
+    assert describe_base_model("minilm", tmp_path, {}) == BaseModel(packaged, packaged)
     for name in ("org/name", "org/name@v1.0"):
-        assert run_folder.describe_base_model(name, tmp_path, {}) == BaseModel("org/name", "org/name")
+        assert describe_base_model(name, tmp_path, {}) == BaseModel("org/name", "org/name")
     assert local(_name_or_path="org/parent") == BaseModel("mine", "org/parent")
     for path in ("/home/ada/x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
         assert local(_name_or_path=path) == BaseModel("mine")

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.models.sentence_folder import RecordedPooler
-from diffcse_jax.run_folder import open_run
 from diffcse_jax.run_folder.checkpoints import Checkpoints, read_encoder
 from diffcse_jax.run_folder.records import Measured, Record, read_selection, write_baseline
+from diffcse_jax.run_folder.start import open_run
 from diffcse_jax.training import train as selection
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint

@@ -17,7 +17,8 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.documents import Document
 from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.sources import open_corpus, open_documents_to_search, open_split
+from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.errors import DataError, UserError
 
 

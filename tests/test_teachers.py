@@ -12,7 +12,6 @@ from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.data.tokens import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import sentence_folder
@@ -20,7 +19,8 @@ from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import read
 from diffcse_jax.models.layers import bind, definition
 from diffcse_jax.models.sentence_folder import RecordedPooler
-from diffcse_jax.run_folder import open_run
+from diffcse_jax.models.tokenizer import load_tokenizer
+from diffcse_jax.run_folder.start import open_run
 from diffcse_jax.training import networks
 
 SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."]

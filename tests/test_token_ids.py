@@ -8,9 +8,9 @@ from tiny_model import write_smallest_model
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.cli import main
-from diffcse_jax.data.tokens import check_token_ids, has_tokenizer, largest_token, load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.hf import transformer_config
+from diffcse_jax.models.tokenizer import check_token_ids, has_tokenizer, largest_token, load_tokenizer
 
 WORDS = ["a", "cat", "dog", "runs"]
 ROWS = 5 + len(WORDS)

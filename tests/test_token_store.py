@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tiny_run import full_disk
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import tokens
+from diffcse_jax.data import token_store
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import TokenStore, build_or_open, tokenise, unlimited_tokenizer
+from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.errors import DataError, DiskError
+from diffcse_jax.models.tokenizer import tokenise, unlimited_tokenizer
 
 CLS, SEP, FIRST_WORD = 1, 2, 4
 
@@ -57,7 +58,7 @@ def test_a_long_text_costs_what_its_beginning_costs():
 
 
 def test_gathered_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, monkeypatch, minilm_dir):
-    monkeypatch.setattr(tokens, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(token_store, "BLOCK_ROWS", 2)
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
     rows = [
         ("A short one.", "two"),
@@ -147,17 +148,17 @@ def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, file, old, new):
 
 
 def test_a_text_that_changes_meanwhile_or_is_bad_leaves_nothing(tmp_path, monkeypatch):
-    corpus, write_arrays = corpus_of(tmp_path / "a.jsonl", [("one",)]), tokens._write_arrays
+    corpus, write_arrays = corpus_of(tmp_path / "a.jsonl", [("one",)]), token_store._write_arrays
 
     def changed(*arguments) -> np.dtype:
         corpus_of(tmp_path / "a.jsonl", [("two",)])
         return write_arrays(*arguments)
 
-    monkeypatch.setattr(tokens, "_write_arrays", changed)
+    monkeypatch.setattr(token_store, "_write_arrays", changed)
     with pytest.raises(DataError, match=r"a\.jsonl changed while it was read\. Start again"):
         build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     monkeypatch.undo()
-    monkeypatch.setattr(tokens, "BLOCK_ROWS", 1)
+    monkeypatch.setattr(token_store, "BLOCK_ROWS", 1)
     corpus = corpus_of(tmp_path / "a.jsonl", [("one",), ("two",), ("",)], on_bad_line="error")
     with pytest.raises(DataError, match="line 3: empty"):
         build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
@@ -167,14 +168,14 @@ def test_a_text_that_changes_meanwhile_or_is_bad_leaves_nothing(tmp_path, monkey
 def test_several_processes_of_a_host_build_a_store_once(tmp_path, monkeypatch):
     """Before, each of them built it. Threads stand for the processes: the lock is one on the file."""
     corpus, cache = corpus_of(tmp_path / "a.jsonl", [("one",), ("two three",)]), tmp_path / "cache"
-    write_arrays, built = tokens._write_arrays, []
+    write_arrays, built = token_store._write_arrays, []
 
     def slow(*arguments) -> np.dtype:
         built.append(1)
         time.sleep(0.2)
         return write_arrays(*arguments)
 
-    monkeypatch.setattr(tokens, "_write_arrays", slow)
+    monkeypatch.setattr(token_store, "_write_arrays", slow)
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda _: build_or_open(corpus, word_tokenizer(), 8, cache), range(3)))
     assert built == [1]

@@ -25,7 +25,7 @@ from jaxtyping import Float32
 from diffcse_jax import hosts
 from diffcse_jax.data.documents import Document, Documents
 from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.sources import open_documents_to_search
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import (
     CheckpointError,

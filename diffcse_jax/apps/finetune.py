@@ -29,7 +29,7 @@ from diffcse_jax.data.documents import digest, is_in_share
 from diffcse_jax.data.layout import texts_of_row
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.lines import extension
-from diffcse_jax.data.tokens import build_or_open
+from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.values import listed
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, NoSentencesError, counted
@@ -41,9 +41,10 @@ from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name, task_loss
 from diffcse_jax.models import layers
 from diffcse_jax.models.layers import Params
-from diffcse_jax.run_folder import HEADS, open_run
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters, saved_steps
+from diffcse_jax.run_folder.finding import CHECKPOINTS
 from diffcse_jax.run_folder.records import Measured, Outcomes, read_baseline
+from diffcse_jax.run_folder.start import HEADS, open_run
 from diffcse_jax.training import networks
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
@@ -412,7 +413,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     # 3. The networks. The heads may be trained first.
     open_run(workdir, config, start.checkpoint, start.tokenizer, None, prompts=start.recorded.prompts)
     built = networks.build(config, start.checkpoint, None, vocabulary, projector=start.recorded.head)
-    resumes = saved_steps(workdir / io.CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
+    resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
         hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text))

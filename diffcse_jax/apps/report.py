@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax import __version__
 from diffcse_jax.apps import render
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data.sources import open_corpus
@@ -22,6 +21,7 @@ from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.summary import Run, curves, read_run, readable
+from diffcse_jax.version import __version__
 
 SECTIONS = {
     "outcome": "Outcome",

@@ -19,7 +19,7 @@ import regex
 
 from diffcse_jax.data.documents import Document
 from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.sources import open_documents_to_search
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError
 from diffcse_jax.hosts import log_line

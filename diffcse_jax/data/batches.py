@@ -18,7 +18,7 @@ from jaxtyping import Int, Shaped
 
 from diffcse_jax.batch import Batch, PackedLayout, in_blocks, lay_out
 from diffcse_jax.data.sampling import Augmentation
-from diffcse_jax.data.tokens import Examples
+from diffcse_jax.data.token_store import Examples
 
 if TYPE_CHECKING:
     import grain

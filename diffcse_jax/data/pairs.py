@@ -10,7 +10,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus, Kind, Row, usable
 from diffcse_jax.data.documents import Document
 from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.sentences import join, some_words, width, words
+from diffcse_jax.data.sentences import join, joined_passages, some_words, width, words
 from diffcse_jax.data.split import Split, texts_of
 
 FEWEST_CHARACTERS = 20  # the shortest rest, and the shortest neighbours in an evaluation
@@ -120,7 +120,7 @@ def _long_passages(source: _Source) -> Iterator[_Made]:
     """Yield a document as passages of about equal length."""
     sections = source.document.sections
     own = source.kept([sentence for section in sections for sentence in section.sentences()])
-    found = passages_of(own, PASSAGE_CHARACTERS)
+    found = joined_passages(own, PASSAGE_CHARACTERS)
     passages = [text for text in found if width(text) >= FEWEST_PASSAGE_CHARACTERS]
     yield from (_Made((text,)) for text in passages)
     if too_short := len(found) - len(passages):
@@ -137,7 +137,7 @@ def _sentences(source: _Source) -> Iterator[_Made]:
 def _passages(source: _Source) -> Iterator[_Made]:
     """Yield the passages of each section."""
     for texts in _consecutive(source):
-        passages = passages_of(texts, CHARACTERS_PER_TOKEN * source.data.max_length)
+        passages = joined_passages(texts, CHARACTERS_PER_TOKEN * source.data.max_length)
         yield from (_Made((text,), follows=index > 0) for index, text in enumerate(passages))
 
 
@@ -151,19 +151,6 @@ def _consecutive(source: _Source) -> Iterator[list[str]]:
                 yield [text for _, text in group]
 
 
-def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
-    """Join whole sentences into texts of about equal length and at most `characters`.
-
-    One sentence may be longer.
-    """
-    total = sum(map(width, sentences))
-    room = max(characters / 2, characters - total / max(1, len(sentences)))  # the last sentence may reach beyond it
-    size = max(1, total / max(1, math.ceil(total / room)))
-    starts = itertools.accumulate(map(width, sentences), initial=0)
-    groups = itertools.groupby(zip(starts, sentences, strict=False), lambda entry: entry[0] // size)
-    return [text for _, group in groups for text in _halved([sentence for _, sentence in group], characters)]
-
-
 def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:
     """Return passages of about `tokens` and at least `FEWEST_WORDS`. A longer sentence is cut between words."""
     characters, pieces = CHARACTERS_PER_TOKEN * tokens, []
@@ -171,17 +158,7 @@ def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:
         parts, count = math.ceil(width(sentence) / characters), len(words(sentence))
         bounds = [count * part // parts for part in range(parts + 1)]
         pieces += [some_words(sentence, *each) for each in itertools.pairwise(bounds)]
-    return [text for text in passages_of(pieces, characters) if len(words(text)) >= FEWEST_WORDS]
-
-
-def _halved(sentences: Sequence[str], characters: int) -> list[str]:
-    """Join the sentences. If the text is too long, halve it until the parts are short enough."""
-    text = join(sentences)
-    if width(text) <= characters or len(sentences) == 1:
-        return [text]
-    ends = list(itertools.accumulate(map(width, sentences)))
-    middle = min(range(1, len(sentences)), key=lambda place: abs(ends[place - 1] - ends[-1] / 2))
-    return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)
+    return [text for text in joined_passages(pieces, characters) if len(words(text)) >= FEWEST_WORDS]
 
 
 # By `data.pairs`: the columns, and the function that makes rows of a document.

@@ -15,17 +15,10 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Kind, usable
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.lines import read_lines
-from diffcse_jax.data.tokens import (
-    Examples,
-    OfSentences,
-    Rows,
-    TokenIds,
-    TokenStore,
-    largest_token,
-    unlimited_tokenizer,
-)
+from diffcse_jax.data.token_store import Examples, OfSentences, Rows, TokenIds, TokenStore
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import expand_path
+from diffcse_jax.models.tokenizer import largest_token, unlimited_tokenizer
 
 CROP_SHARES = (0.1, 0.5)  # of a passage (Contriever, Izacard et al. 2022, appendix A)
 FEWEST_CROPPED = 8  # the smallest number of tokens in a span

@@ -6,6 +6,7 @@ word, as do four of the latter.
 """
 
 import itertools
+import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -132,3 +133,26 @@ def some_words(text: str, start: int, stop: int | None = None) -> str:
 def canonical(text: str) -> str:
     """Return a text without its case, wrapping and encoding of letters, for comparisons."""
     return _CJK_SPACE.sub("", " ".join(unicodedata.normalize("NFKC", text).casefold().split()))
+
+
+def joined_passages(sentences: Sequence[str], characters: int) -> list[str]:
+    """Join whole sentences into texts of about equal length and at most `characters`.
+
+    One sentence may be longer.
+    """
+    total = sum(map(width, sentences))
+    room = max(characters / 2, characters - total / max(1, len(sentences)))  # the last sentence may reach beyond it
+    size = max(1, total / max(1, math.ceil(total / room)))
+    starts = itertools.accumulate(map(width, sentences), initial=0)
+    groups = itertools.groupby(zip(starts, sentences, strict=False), lambda entry: entry[0] // size)
+    return [text for _, group in groups for text in _halved([sentence for _, sentence in group], characters)]
+
+
+def _halved(sentences: Sequence[str], characters: int) -> list[str]:
+    """Join the sentences. If the text is too long, halve it until the parts are short enough."""
+    text = join(sentences)
+    if width(text) <= characters or len(sentences) == 1:
+        return [text]
+    ends = list(itertools.accumulate(map(width, sentences)))
+    middle = min(range(1, len(sentences)), key=lambda place: abs(ends[place - 1] - ends[-1] / 2))
+    return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)

@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import diffcse_jax
 from diffcse_jax.data import formats, worker
 from diffcse_jax.data.formats import Parsed, Unreadable
 from diffcse_jax.data.lines import extension, opened
@@ -209,7 +208,7 @@ def _stop_all() -> None:
 
 def _environment() -> dict[str, str]:
     """Return the environment of a process that finds the same packages as this one."""
-    package = Path(diffcse_jax.__file__).parents[1]
+    package = Path(__file__).parents[2]
     paths = [str(package), *(os.path.abspath(path) for path in sys.path if path)]
     return {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -11,16 +11,17 @@ import optax
 from jaxtyping import Array, Float32
 
 from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sentences import join
-from diffcse_jax.data.sources import open_documents_to_search
-from diffcse_jax.data.tokens import warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
-from diffcse_jax.io import expand_path, find_run, read_json_object, write_json
+from diffcse_jax.io import read_json_object, write_json
 from diffcse_jax.losses.contrastive import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
+from diffcse_jax.models.tokenizer import warn_of_cut
+from diffcse_jax.run_folder.finding import model_of
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
@@ -35,17 +36,10 @@ def load_encoder(model: str, settings: Settings) -> Encoder:
 
     For the folder of a run, `torch` loads the run's export.
     """
-    path = expand_path(model)
     load: Callable[..., Encoder] = SentenceEncoder.from_pretrained
     if settings.backend == "torch":
         load = TorchEncoder
-        if find_run(path) is not None:
-            model = str(path / "export")
-            if not (path / "export").is_dir():
-                raise CheckpointError(
-                    f"the torch backend reads exported models, and {path} has no export. Run "
-                    f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
-                )
+        model = model_of(model)
     encoder = load(model, pooler=settings.pooler, truncate_dim=settings.truncate_dim)
     return encoder if settings.post is None else post_process(encoder, settings.post)
 

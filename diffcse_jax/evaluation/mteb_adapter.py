@@ -19,7 +19,8 @@ from mteb.types import BatchedInput, PromptType
 from torch.utils.data import DataLoader
 
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.io import expand_path, find_run
+from diffcse_jax.io import expand_path
+from diffcse_jax.run_folder.finding import find_run
 
 
 class MtebEncoder(AbsEncoder):

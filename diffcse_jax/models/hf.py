@@ -20,7 +20,7 @@ import transformers
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import log_line, quiet_transformers
-from diffcse_jax.io import EXPORT_CHECK, read_sealed
+from diffcse_jax.io import read_sealed
 from diffcse_jax.models import files, layers
 from diffcse_jax.models.families import Family, bert, distilbert, electra, gte, modernbert, mpnet, nomic_bert, roberta
 from diffcse_jax.models.files import FLOATS
@@ -119,8 +119,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
         CheckpointError: The checkpoint is missing, damaged or not supported, or its tensors do not fit.
     """
     root = files.find_folder(name_or_path)
-    if (check := root / EXPORT_CHECK).is_file():
-        read_sealed(check, f"Export the folder again. If you changed the file on purpose, remove {EXPORT_CHECK}")
+    if (check := root / files.EXPORT_CHECK).is_file():
+        read_sealed(check, f"Export the folder again. If you changed the file on purpose, remove {files.EXPORT_CHECK}")
     folder = files.transformer_folder(root)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))

@@ -29,14 +29,15 @@ from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import CHECKPOINTS, CONFIG, disk_errors, find_run, json_digest
+from diffcse_jax.io import disk_errors, json_digest
 from diffcse_jax.models import layers
 from diffcse_jax.models.heads import NO_HEAD, RecordedHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
-from diffcse_jax.run_folder import damaged_path, read_config, read_start
+from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG, find_run
 from diffcse_jax.run_folder.records import METRICS, WEIGHTS, Measured, Record, Selection, read_baseline, read_selection
+from diffcse_jax.run_folder.start import damaged_path, read_config, read_start
 
 _ARRAYS = ("params", "opt_state")
 _UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged

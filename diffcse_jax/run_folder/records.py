@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import jax
 
-import diffcse_jax
 from diffcse_jax import io
 from diffcse_jax.config import Config
 from diffcse_jax.hosts import log_line
 from diffcse_jax.models.layers import Params
-from diffcse_jax.run_folder import SELECTION, START
+from diffcse_jax.run_folder.finding import SELECTION
+from diffcse_jax.run_folder.start import START
+from diffcse_jax.version import __version__
 
 METRICS = "metrics.jsonl"
 WEIGHTS = "selected.safetensors"  # of a selected model that is not a checkpoint, under the names of a checkpoint
 STARTS = "starts.jsonl"
-SEARCH = "search.json"  # in an export: how to search with the model, as in `Selection`
 
 _BASELINE = "start_scores.json"
 _SAFE = "The checkpoints are complete."
@@ -161,10 +161,10 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
     now: dict[str, Any] = {
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "host": socket.gethostname(),
-        "versions": {"python": platform.python_version(), "diffcse_jax": diffcse_jax.__version__}
+        "versions": {"python": platform.python_version(), "diffcse_jax": __version__}
         | {package: importlib.metadata.version(package) for package in _PACKAGES},
         "devices": {"kind": jax.devices()[0].device_kind, "count": jax.device_count(), "hosts": jax.process_count()},
-        "git": commit(Path(diffcse_jax.__file__).parent),
+        "git": commit(Path(__file__).parents[1]),
         "step": step,
         "configuration": config.to_dict(),
         "digests": {"text": text, **io.read_json(workdir / START)},

@@ -13,8 +13,10 @@ from typing import Any
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, counted, require_extra
-from diffcse_jax.io import expand_path, find_run, read_json_object
-from diffcse_jax.run_folder import read_config, read_start, records
+from diffcse_jax.io import expand_path, read_json_object
+from diffcse_jax.run_folder import records
+from diffcse_jax.run_folder.finding import find_run
+from diffcse_jax.run_folder.start import read_config, read_start
 
 RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
 

@@ -18,7 +18,7 @@ from jaxtyping import Int
 from diffcse_jax.data.documents import Document, Documents
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.memory import documents_in_memory
-from diffcse_jax.data.sources import open_documents_to_search
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import expand_path

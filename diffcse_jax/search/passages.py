@@ -11,10 +11,9 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from diffcse_jax.data import pairs
 from diffcse_jax.data.documents import Document, Section
 from diffcse_jax.data.encodings import encodable
-from diffcse_jax.data.sentences import END, paragraphs, split_sentences, width
+from diffcse_jax.data.sentences import END, joined_passages, paragraphs, split_sentences, width
 
 PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text
@@ -87,7 +86,7 @@ def _in_sentences(section: Section, following: str) -> Iterator[Part]:
         sentences = sentences[1:]
     if not sentences and _has_words(title) and not following.startswith(title):
         yield "", title, 0
-    texts = pairs.passages_of([sentence for sentence, _ in sentences], PASSAGE_CHARACTERS)
+    texts = joined_passages([sentence for sentence, _ in sentences], PASSAGE_CHARACTERS)
     firsts = _first_sentences(texts, [sentence for sentence, _ in sentences])
     places = _places("\n".join(lines), [sentences[first][1] for first in firsts])
     for text, place in zip(texts, places, strict=True):

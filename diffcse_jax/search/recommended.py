@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.io import expand_path, find_run, read_json_object
-from diffcse_jax.run_folder.records import SEARCH, read_selection
+from diffcse_jax.io import expand_path, read_json_object
+from diffcse_jax.run_folder.finding import SEARCH, finished_export
 from diffcse_jax.search.stored import MODES
 
 
@@ -16,10 +16,9 @@ def recommended(model: str | None) -> tuple[str, float | None]:
     """
     folder = expand_path(model or "")
     found: Mapping[str, Any] = {}
-    if model and find_run(folder) == folder:
-        selection = read_selection(folder)
-        found = selection.search if selection else {}
-    elif model and (folder / SEARCH).is_file():
+    if model:
+        folder = finished_export(folder) or folder
+    if model and (folder / SEARCH).is_file():
         found = read_json_object(folder / SEARCH)
     if not found:
         return "dense", None

@@ -19,8 +19,8 @@ from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import UserError, require_extra
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import append_line, disk_errors, write_text
-from diffcse_jax.run_folder import damaged_path
 from diffcse_jax.run_folder.records import METRICS, parse_rows
+from diffcse_jax.run_folder.start import damaged_path
 
 
 def format_scores(scores: Mapping[str, float]) -> str:

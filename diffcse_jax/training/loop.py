@@ -22,10 +22,11 @@ from diffcse_jax.data.batches import Batches
 from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.hosts import log_line, stop_requested
-from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
+from diffcse_jax.io import append_line, disk_errors
 from diffcse_jax.losses import Metrics
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.finding import CHECKPOINTS
 from diffcse_jax.run_folder.records import Measured, Record, read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Callback, format_scores

@@ -22,11 +22,11 @@ from diffcse_jax.batch import Batch, Vocabulary
 from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
-from diffcse_jax.data.tokens import TokenStore, check_token_ids, has_tokenizer, load_tokenizer
+from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.io import disk_errors, expand_path, find_run, read_sealed, write_sealed, write_tensors
+from diffcse_jax.io import disk_errors, expand_path, read_sealed, write_sealed, write_tensors
 from diffcse_jax.losses import Checkpoints
 from diffcse_jax.losses.diffcse import mask_tokens
 from diffcse_jax.models import layers, sentence_folder
@@ -35,8 +35,10 @@ from diffcse_jax.models.heads import PROJECTORS, SENTENCE_HEAD, MaskedLMHead, Se
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.layers import Network, Params
 from diffcse_jax.models.sentence_folder import RecordedPooler
+from diffcse_jax.models.tokenizer import check_token_ids, has_tokenizer, load_tokenizer
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.checkpoints import read_encoder
+from diffcse_jax.run_folder.finding import find_run, model_of
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
 DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
@@ -107,7 +109,7 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
         saved = read_encoder(expand_path(name))
         encoder, recorded = saved.checkpoint, saved.recorded
     else:
-        encoder = read(name, needs_mlm_head=config.generator_is_start)
+        encoder = read(model_of(name), needs_mlm_head=config.generator_is_start)
         recorded = sentence_folder.recorded(encoder)
     encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head)
     encoder = encoder.on(mesh.devices.flat[0], mesh.shape["data"])

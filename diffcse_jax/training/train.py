@@ -14,21 +14,23 @@ from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.sampling import Crops, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus, open_split
-from diffcse_jax.data.tokens import Examples, TokenStore, build_or_open
+from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError, counted
 from diffcse_jax.evaluation import systems
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import CHECKPOINTS, expand_path, sha256
+from diffcse_jax.io import expand_path, sha256
 from diffcse_jax.models import layers
 from diffcse_jax.models.heads import SENTENCE_HEAD
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
-from diffcse_jax.run_folder import open_run, records
+from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.checkpoints import Checkpoints, SavedEncoder, default_step, read_encoder
+from diffcse_jax.run_folder.finding import CHECKPOINTS
 from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection
+from diffcse_jax.run_folder.start import open_run
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback, format_scores
 from diffcse_jax.training.loop import Run, loop

@@ -26,8 +26,9 @@ from diffcse_jax.evaluation import results, runner
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import log_line, terminated_like_interrupted
-from diffcse_jax.io import CONFIG, disk_errors, expand_path, lock, read_sealed, write_sealed, write_text
+from diffcse_jax.io import disk_errors, expand_path, lock, read_sealed, write_sealed, write_text
 from diffcse_jax.losses.finetune import score_name
+from diffcse_jax.run_folder.finding import CONFIG
 from diffcse_jax.run_folder.records import origin, read_selection
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh

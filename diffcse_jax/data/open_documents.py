@@ -1,0 +1,199 @@
+"""Open any text that a user may name, as documents.
+
+`open_documents_to_search` reads the text of all commands but training. All training text can also be
+encoded and searched.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from diffcse_jax.data import docstrings, formats, tables
+from diffcse_jax.data.corpus import usable
+from diffcse_jax.data.documents import Document, Documents, Section, id_of
+from diffcse_jax.data.find import LINES, STDIN, Skipped, Source, find_source, fingerprint
+from diffcse_jax.data.layout import (
+    Layout,
+    document_of,
+    layout_of,
+    require_columns,
+)
+from diffcse_jax.data.ledger import NO_TEXT, Ledger, Place
+from diffcse_jax.data.lines import extension, lines_of, read_lines
+from diffcse_jax.data.tables import Table, open_table
+from diffcse_jax.data.values import listed
+from diffcse_jax.data.workers import parse_files
+from diffcse_jax.errors import DataError
+
+LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
+LOOKED_AT_FILES = 10
+
+
+def open_documents_to_search(
+    name: str | Path, option: str = "--input", *, columns: Sequence[str] = (), id_column: str = ""
+) -> Documents:
+    """Open any text that a user may name; see `find_source`. Errors name the `option` that named it.
+
+    A line of a txt file is a document, and so is a row of a table, or another file. Of a table, the
+    known columns `title` and `text` are read, or else all columns of text.
+
+    Args:
+        name: A file, folder, pattern or known name, or `-` for the lines of standard input.
+        option: The option that named it, for errors.
+        columns: The columns of a table that are read. Each is a text of its own.
+        id_column: The column that identifies rows. By default it is `_id` or `id`, if there is one.
+    """
+    source = find_source(str(name), option)
+    if source.is_docstrings:
+        return docstrings.docstring_documents()
+    return documents_of(source, Reading(columns, id_column, with_code=True, is_search=True))
+
+
+class Reading(NamedTuple):
+    """How the files of a source are read as documents."""
+
+    columns: Sequence[str] = ()  # of tables, if the user named some
+    id_column: str = ""
+    with_code: bool = False  # also read tables, code and preformatted text in documents
+    is_search: bool = False  # named columns are texts of their own, and lines of a txt file, too
+
+    @property
+    def needs_tables(self) -> bool:
+        """Return whether only tables have what the user named."""
+        return bool(self.columns or self.id_column)
+
+
+class _Opened(NamedTuple):
+    """The files of a source by the way they are read."""
+
+    lines: Sequence[Path]
+    prose: Sequence[Path]
+    tables: Sequence[tuple[Table, Layout]]
+    skipped: Sequence[Skipped]
+
+
+def documents_of(source: Source, reading: Reading) -> Documents:
+    """Return the documents of files and tables."""
+    opened = _open(source, reading)
+
+    def read(ledger: Ledger) -> Iterator[Document]:
+        source.account(ledger)
+        Source(source.name, skipped=tuple(opened.skipped)).account(ledger)
+        if source.is_stdin:
+            yield from _lines(STDIN, lines_of(sys.stdin.buffer, STDIN, ledger), ledger)
+        for file in opened.lines:
+            yield from _lines(str(file), read_lines(file, str(file), ledger), ledger)
+        yield from _prose(opened.prose, reading.with_code, ledger)
+        for table, layout in opened.tables:
+            yield from _rows(table, layout, ledger)
+
+    return Documents(source.name, read, lambda: fingerprint(source, reading.columns))
+
+
+def _open(source: Source, reading: Reading) -> _Opened:
+    """Decide how each file is read, and open the tables."""
+    found, skipped = _open_tables(source, reading)
+    prose = source.of_kinds(formats.KINDS)
+    lines: list[Path] = []
+    if reading.needs_tables and not source.is_stdin:
+        skipped += [Skipped(str(file), "without columns") for file in prose]
+        prose = []
+    elif reading.is_search and len(prose) == len(source.files) and _are_lines(source):
+        lines, prose = prose, []
+    if not (prose or lines or found or source.is_stdin):
+        reasons = "; ".join(f"{each.name}: {each.reason}" for each in skipped[:5])
+        raise DataError(f"{source.name}: no table with a column of text ({reasons})")
+    return _Opened(lines, prose, found, skipped)
+
+
+def _open_tables(source: Source, reading: Reading) -> tuple[list[tuple[Table, Layout]], list[Skipped]]:
+    """Open the tables of a source; return those with text, and the others with the reason.
+
+    A table that cannot be read is an error only if it is the one file that the user named.
+    """
+    paths = [*source.data_sets, *source.of_kinds(tables.KINDS)]
+    found = []
+    skipped = []
+    for path in paths:
+        try:
+            table = open_table(path, str(path), reading.columns)
+            layout = _layout(table, reading)
+        except DataError as error:
+            if len(source.files) + len(source.data_sets) < 2:
+                raise
+            skipped.append(Skipped(str(path), str(error)))
+            continue
+        if layout:
+            found.append((table, layout))
+        else:
+            reason = f"without a column of text. It has: {listed(table.columns)}"
+            skipped.append(Skipped(str(path), reason if table.columns else NO_TEXT, bool(table.columns)))
+    return found, skipped
+
+
+def _layout(table: Table, reading: Reading) -> Layout | None:
+    if not table.columns:
+        return None
+    named = [*reading.columns, *filter(None, [reading.id_column])]
+    require_columns(table.name, table.columns, table.missing(named))
+    usual = layout_of(table.name, table.columns, table.text_columns, reading.id_column)
+    if not reading.columns:
+        return usual
+    own_id = usual.id if usual else reading.id_column
+    if reading.is_search:
+        return Layout(tuple(reading.columns), id=own_id, are_separate=True)
+    *title, text = reading.columns
+    return Layout((text,), "".join(title), own_id)
+
+
+def _are_lines(source: Source) -> bool:
+    """Return whether files are lines of text, and not documents."""
+    if any(extension(file) not in LINES for file in source.files):
+        return False
+    return source.is_file or not any(map(has_blank_lines, source.files[:LOOKED_AT_FILES]))
+
+
+def _lines(name: str, lines: Iterable[tuple[int, str]], ledger: Ledger) -> Iterator[Document]:
+    """Yield each line as a document."""
+    ledger.read_file()
+    for number, line in lines:
+        place = Place(name, number)
+        if texts := usable((line,), place, ledger):
+            ledger.keep()
+            yield Document(id_of(place), (Section("", texts),), place, whole=True)
+
+
+def _prose(files: Sequence[Path], with_code: bool, ledger: Ledger) -> Iterator[Document]:
+    """Yield each file that has text as a document."""
+    for file, parsed in zip(files, parse_files(files, with_code=with_code), strict=True):
+        name = str(file)
+        if isinstance(parsed, formats.Unreadable):
+            ledger.skip_file(name, parsed.reason, is_loss=file.stat().st_size > 0)
+            continue
+        for what, number in parsed.left_out.items():
+            ledger.leave_out(what, Place(name), number, is_loss=False)
+        for note in parsed.notes:
+            ledger.note(f"{name}: {note}")
+        ledger.read_file()
+        ledger.keep()
+        sections = tuple(Section(title, lines) for title, lines in parsed.sections)
+        yield Document(name, sections, Place(name))
+
+
+def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
+    """Yield each row of a table that has text as a document."""
+    ledger.read_file()
+    if layout.note:
+        ledger.note(layout.note)
+    columns = dict.fromkeys([*table.columns, *layout.texts, *filter(None, [layout.title, layout.id])])
+    for row, values in table.rows([*columns], ledger):
+        if document := document_of(values, layout, Place(table.name, row), ledger):
+            yield document
+
+
+def has_blank_lines(file: Path) -> bool:
+    """Return whether blank lines separate text, by the first lines."""
+    first = itertools.islice(read_lines(file, str(file), Ledger(str(file))), LOOKED_AT)
+    return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line[1].strip()))) > 1

@@ -1,0 +1,131 @@
+"""The tokenizer of a Hugging Face folder, and texts as token ids."""
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+import transformers
+
+from diffcse_jax.errors import CheckpointError, warn_user
+from diffcse_jax.models.files import why_pointer
+from diffcse_jax.models.sentence_folder import text_settings
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
+READ_FIRST = 16  # characters per wanted token that are tokenised first. English has 4 to 5 per token
+TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has the files of a tokenizer."""
+    return any(os.path.isfile(folder / name) for name in TOKENIZER_FILES)
+
+
+def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
+    """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`. Code in the folder never runs."""
+    # Without any of these, transformers returns a tokenizer with an empty vocabulary.
+    if not has_tokenizer(folder):
+        raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
+    for name in TOKENIZER_FILES:
+        if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
+            raise CheckpointError(problem)
+    for path in folder.iterdir():
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
+            raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise a dozen types
+        reason = str(error)
+        if "trust_remote_code" in reason:  # advice to execute it
+            reason = "it needs code from the folder, which is never executed here. Use a folder with tokenizer.json"
+        raise CheckpointError(f"{folder}: cannot load the tokenizer: {reason}") from error
+    if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
+        raise CheckpointError(f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer. Add a tokenizer.json")
+    try:
+        tokenizer.backend_tokenizer.encode("\u16a0")  # a rune
+    except Exception as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
+        raise CheckpointError(f"{folder}: the tokenizer cannot read an unknown word: {error}") from error
+    _, settings = text_settings(folder)
+    if settings.get("do_lower_case") is True:
+        backend = tokenizer.backend_tokenizer
+        steps = [tokenizers.normalizers.Lowercase(), *filter(None, [backend.normalizer])]
+        backend.normalizer = tokenizers.normalizers.Sequence(steps)
+    return tokenizer
+
+
+def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> tokenizers.Tokenizer:
+    """Return a copy of the tokenizer's backend without padding and truncation."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def largest_token(backend: tokenizers.Tokenizer) -> tuple[int, str]:
+    """Return the largest token id that a tokenizer may give, and its token.
+
+    The tokens that it puts around a text have ids of their own, perhaps outside its vocabulary.
+    """
+    around = backend.encode("")
+    ids = itertools.chain(backend.get_vocab().items(), zip(around.tokens, around.ids, strict=True))
+    return max((number, token) for token, number in ids)
+
+
+def check_token_ids(
+    tokenizer: transformers.PreTrainedTokenizerFast, embeddings: int, token_types: int, source: str
+) -> None:
+    """Raise `CheckpointError` if a model lacks the embedding of an id that its tokenizer may give.
+
+    Without this check JAX would read another row of the table, and different texts would get equal
+    embeddings.
+
+    Args:
+        tokenizer: The tokenizer whose ids the model reads.
+        embeddings: The number of token embeddings of the model.
+        token_types: The number of its token types; 0 if it has none.
+        source: The model's name or the configuration key, for the error.
+    """
+    largest, token = largest_token(tokenizer.backend_tokenizer)
+    if largest >= embeddings:
+        raise CheckpointError(
+            f"{source}: the tokenizer's largest token id is {largest} ({token!r:.60}), but the "
+            f"model has {embeddings} token embeddings, for the ids 0 to {embeddings - 1}. Use the "
+            "tokenizer that the model was trained with, or enlarge the model with transformers' "
+            "`resize_token_embeddings` and train it on"
+        )
+    has_types = token_types and "token_type_ids" in tokenizer.model_input_names
+    types = tokenizer.backend_tokenizer.encode("a").type_ids
+    if has_types and any(types):
+        raise CheckpointError(
+            f"{source}: the tokenizer gives a single text the token type {max(types)}, and only "
+            "type 0 is supported. If the model was trained with type 0, set each `type_id` of "
+            "`single` in the post_processor of its tokenizer.json to 0"
+        )
+
+
+def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
+    """Return the tokens of texts, including special tokens, and whether the backend's truncation cut each text.
+
+    The beginning of a long text, up to a space, is tokenised first. The whole text is tokenised only if that gives too
+    few tokens, so the part that is cut costs nothing as a rule.
+    """
+    assert backend.truncation is not None
+    size = READ_FIRST * backend.truncation["max_length"]
+    ids: list[list[int]] = []
+    cut: list[bool] = []
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        group = texts[first : first + TEXTS_AT_ONCE]
+        starts = [text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group]
+        for text, start, encoding in zip(group, starts, backend.encode_batch_fast(starts), strict=True):
+            if len(start) < len(text) and not encoding.overflowing:  # too few tokens
+                (encoding,) = backend.encode_batch_fast([text])
+            ids.append(encoding.ids)
+            cut.append(bool(encoding.overflowing))
+    return ids, cut
+
+
+def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
+    """Warn if texts were cut to the tokens that a model reads."""
+    if cut:
+        warn_user(f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the model reads")
