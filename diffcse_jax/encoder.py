@@ -103,7 +103,7 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        self._truncated: collections.Counter[str] | None = None  # numbers of `cut` and all `texts` in `warning_once`
+        self._in_thread = threading.local()  # `truncated`: numbers of `cut` and all `texts` in `warning_once`
         self._backend = unlimited_tokenizer(tokenizer)
         self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
@@ -201,7 +201,7 @@ class SentenceEncoder:
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
-        normalize_embeddings: bool = False,
+        **others: Any,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Return the embedding of one sentence, shape (dimension,), or of many, shape (sentences, dimension).
 
@@ -217,11 +217,15 @@ class SentenceEncoder:
                 truncated to the length that the folder records or else to the model's positions, with a warning.
             prompt: A text to put in front of each sentence, such as "query: ".
             prompt_name: The name of one of the model's prompts. By default its default prompt is used, if it has one.
-            normalize_embeddings: The name of `normalize` in sentence-transformers.
+            **others: Names of sentence-transformers: `normalize_embeddings` and `show_progress_bar` are accepted, and
+                so is any value that changes nothing, such as `convert_to_numpy=True`.
 
         Raises:
             UserError: A sentence is not text, an option or prompt is wrong, or an embedding is NaN or infinite.
         """
+        normalize |= bool(others.pop("normalize_embeddings", False))
+        show_progress |= bool(others.pop("show_progress_bar", False))
+        _check_names(others)
         if prompt is None and prompt_name is None and not self._has_warned_of_prompts and not self.prompts.default:
             self._has_warned_of_prompts = True
             if warning := self.prompts.warning(self.name):
@@ -234,7 +238,7 @@ class SentenceEncoder:
         token_ids, cut = self._tokenize([prompt + text for text in distinct], limit)
         if limit != max_length:  # the model needs this limit, the caller has not asked for it
             number_cut = sum(cut[distinct[text]] for text in texts)
-            if (counts := self._truncated) is None:
+            if (counts := getattr(self._in_thread, "truncated", None)) is None:
                 warn_of_cut(number_cut, len(texts), limit)
             else:
                 counts.update(cut=number_cut, texts=len(texts))
@@ -245,7 +249,7 @@ class SentenceEncoder:
                 vectors[rows] = computed
                 progress.update(len(rows))
         require_finite(vectors)
-        if normalize or normalize_embeddings:
+        if normalize:
             vectors = pooling.normalize(vectors)
         return vectors[0] if isinstance(sentences, str) else vectors[[distinct[text] for text in texts]]
 
@@ -263,20 +267,36 @@ class SentenceEncoder:
 
     @contextlib.contextmanager
     def warning_once(self) -> Iterator[None]:
-        """Add up the texts that calls of `encode` truncate, and warn of them at the end of this context."""
-        self._truncated = counts = collections.Counter[str]()
+        """Add up the texts that calls of `encode` in this thread truncate, and warn of them at the end."""
+        self._in_thread.truncated = counts = collections.Counter[str]()
         try:
             yield
         finally:
-            self._truncated = None
+            self._in_thread.truncated = None
             warn_of_cut(counts["cut"], counts["texts"], self.max_length)
 
-    def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
+    def similarity(
+        self,
+        a: Sentences | Float32[np.ndarray, "*rows dimension"],
+        b: Sentences | Float32[np.ndarray, "*columns dimension"],
+    ) -> Float32[np.ndarray, "*rows_and_columns"]:
         """Return the similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it.
 
-        They are cosine similarities, unless the model records another function (`similarity_fn_name`).
+        Texts are encoded first; embeddings of this model are taken as they are. Similarities are those of the cosine,
+        unless the model records another function (`similarity_fn_name`).
         """
-        return pooling.similarities(self.encode(a), self.encode(b), self.sentence_head.similarity)
+        return pooling.similarities(self._embedded(a), self._embedded(b), self.sentence_head.similarity)
+
+    def _embedded(
+        self, given: Sentences | Float32[np.ndarray, "*texts dimension"]
+    ) -> Float32[np.ndarray, "*texts dimension"]:
+        if isinstance(given, np.ndarray) and given.dtype.kind == "f":
+            return given
+        return self.encode(given)
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return `dimension`, by its name in sentence-transformers."""
+        return self.dimension
 
     # Search
 
@@ -469,6 +489,34 @@ class SentenceEncoder:
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))  # rows are spread over the mesh
         spread = functools.partial(jax.make_array_from_callback, (rows, length), sharding)
         return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)
+
+
+# Arguments of `encode` in sentence-transformers: the value that changes nothing here, and what to do instead of others.
+_THEIR_NAMES: Mapping[str, tuple[Any, str]] = {
+    "convert_to_numpy": (True, "embeddings are NumPy arrays. For a list of them, call list() on the result"),
+    "convert_to_tensor": (False, "embeddings are NumPy arrays. Call torch.from_numpy() on the result"),
+    "output_value": ("sentence_embedding", "only embeddings of sentences are returned"),
+    "precision": ("float32", "embeddings are float32. For int8 or bits, give build_index a `storage`"),
+    "device": (None, "JAX chooses the devices. Set JAX_PLATFORMS, such as cpu, before the program starts"),
+    "truncate_dim": (None, "name it in from_pretrained"),
+    "chunk_size": (None, "processes are not needed: one call uses all devices"),
+    "pool": (None, "processes are not needed: one call uses all devices"),
+}
+
+
+def _check_names(arguments: Mapping[str, Any]) -> None:
+    """Raise an error for arguments that `encode` does not have, unless sentence-transformers has them with no effect.
+
+    Raises:
+        ConfigError: The argument is one of sentence-transformers, and its value has no meaning here.
+        TypeError: It is unknown.
+    """
+    for name, value in arguments.items():
+        if name not in _THEIR_NAMES:
+            raise TypeError(f"encode() got an unexpected keyword argument {name!r}")
+        usual, instead = _THEIR_NAMES[name]
+        if value != usual:
+            raise ConfigError(f"{name}={value!r}: {instead}")
 
 
 def _checked_dtype(dtype: Any) -> np.dtype:

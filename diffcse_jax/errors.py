@@ -27,6 +27,10 @@ class DataError(UserError):
     """A text, pair or data-set file that cannot be used."""
 
 
+class NotDownloadedError(DataError):
+    """A data set that cannot be downloaded now."""
+
+
 class NoSentencesError(DataError):
     """A text file that contains no sentence."""
 

@@ -27,7 +27,14 @@ import huggingface_hub
 import numpy as np
 import safetensors.numpy
 
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError, DiskError, InUseError, UserError
+from diffcse_jax.errors import (
+    CheckpointError,
+    ConfigError,
+    DiskError,
+    InUseError,
+    NotDownloadedError,
+    UserError,
+)
 
 IDLE_SECONDS = 24 * 3600  # partial folders idle for this long count as abandoned
 HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
@@ -86,17 +93,22 @@ def cache_folder(name: str) -> Path:
 
 
 def hub_file(name: str, advice: str) -> Path:
-    """Return a file of SimCSE's data set from the hub's cache, or download it. Errors end with `advice`."""
+    """Return a file of SimCSE's data set from the hub's cache, or download it.
+
+    Raises `NotDownloadedError`, which ends with `advice`.
+    """
     download = functools.partial(huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset")
     with contextlib.suppress(OSError):
         return Path(download(local_files_only=True))
     print(f"downloading {name} from the hub", file=sys.stderr)
     try:
+        # Without a network, this fails at once. The download would try five times, with two messages each time.
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(HUB_REPOSITORY, name, repo_type="dataset"))
         return Path(download())
     except Exception as error:  # the hub client passes on whatever its transport raises
-        raise DataError(
+        raise NotDownloadedError(
             f"{name} could not be downloaded ({type(error).__name__}) from "
-            f"https://huggingface.co/datasets/{HUB_REPOSITORY}: {advice}"
+            f"https://huggingface.co/datasets/{HUB_REPOSITORY}. {advice}"
         ) from error
 
 

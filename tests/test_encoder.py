@@ -1,6 +1,7 @@
 import concurrent.futures
 import copy
 import pickle
+import re
 import runpy
 
 import jax
@@ -69,9 +70,27 @@ def test_one_text_an_iterator_and_no_text(tiny):
         np.testing.assert_allclose(tiny.encode("a dog", **{name: True}), unit, rtol=1e-6)
     expected = many @ unit / np.linalg.norm(many, axis=1)
     np.testing.assert_allclose(tiny.similarity(iter(SENTENCES), "a dog"), expected, atol=1e-6)
+    np.testing.assert_allclose(tiny.similarity(many, one), expected, atol=1e-6)
     assert tiny.similarity(SENTENCES, ["a dog", "no"]).shape == (5, 2)
     tiny.build_index(iter(SENTENCES))
     assert [hits[0][0] for hits in tiny.search(iter(SENTENCES), top_k=1)] == SENTENCES
+
+
+def test_names_of_sentence_transformers_are_accepted_or_answered(tiny):
+    usual = {"convert_to_numpy": True, "convert_to_tensor": False, "show_progress_bar": True, "device": None}
+    np.testing.assert_array_equal(tiny.encode(SENTENCES, **usual), tiny.encode(SENTENCES))
+    assert tiny.get_sentence_embedding_dimension() == HIDDEN
+    for name, value, instead in (
+        ("convert_to_tensor", True, "torch.from_numpy"),
+        ("convert_to_numpy", False, "list()"),
+        ("device", "cuda", "JAX_PLATFORMS"),
+        ("precision", "int8", "`storage`"),
+        ("truncate_dim", 64, "from_pretrained"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{name}=.*{re.escape(instead)}"):
+            tiny.encode(SENTENCES, **{name: value})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'normalise'"):
+        tiny.encode(SENTENCES, normalise=True)
 
 
 @given(st.lists(st.text(alphabet="abc dé", max_size=MAX_LENGTH - 2), min_size=1, max_size=9), st.integers(1, 10))

@@ -2,6 +2,7 @@ import json
 import shutil
 import sys
 
+import huggingface_hub
 import pytest
 from test_sts import write_stsb
 from tiny_model import MAX_LENGTH, write_tiny_model
@@ -114,6 +115,20 @@ def test_missing_data_is_listed_and_never_averaged(run, senteval):
     assert results["averages"]["sts"] is None
     assert "missing" in printed.out
     assert run("--pooler", "avg", "--allow_missing")[0] == 0
+
+
+def test_data_that_cannot_be_downloaded_is_missing(run, monkeypatch):
+    def no_network(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", no_network)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", no_network)
+    code, results, printed = run("--tasks", "STSBenchmark,MR", "--data_dir", "", "--pooler", "avg")
+    assert code == 3
+    assert list(results["missing"]) == ["STSBenchmark", "MR"]
+    assert printed.out.count("could not be downloaded") == 1
+    assert "STS-B, MR: missing: senteval.tar could not be downloaded (OSError)" in printed.out
 
 
 def test_geometry_and_retrieval_are_printed_and_drawn(run, tmp_path):

@@ -159,7 +159,10 @@ def details(results: Results) -> str:
         for example in scores.get("examples", ()):
             lines += [f"  {example['query']}", *(f"    {score:.2f} {text}" for text, score in example["hits"])]
     lines += [f"{task_title(name)}: not the official data: {why}" for name, why in results["not_official"].items()]
-    lines += [f"{task_title(name)}: missing: {why}" for name, why in results["missing"].items()]
+    by_reason: dict[str, list[str]] = {}
+    for name, why in results["missing"].items():
+        by_reason.setdefault(why, []).append(task_title(name))
+    lines += [f"{', '.join(names)}: missing: {why}" for why, names in by_reason.items()]
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tqdm
 
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, NotDownloadedError, warn_user
 from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, retrieval, search_collections, sts
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import queries_of_documents
@@ -128,12 +128,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     """
     settings = dataclasses.replace(settings, model=model)
     tasks, mode = _plan(settings), settings.mode
-    folder = Path() if all(map(own_kind, tasks)) else senteval_folder(settings.data_dir)
-    missing = {}
-    for name, task in tasks.items():
-        if paths := task.missing(folder, mode):
-            more = f" and {len(paths) - 1} more of its files" if len(paths) > 1 else ""
-            missing[name] = f"not found: {paths[0]}{more}"
+    folder, missing = _find_data(tasks, settings)
     encoder = CachedEncoder(load_encoder(model, settings))
     # Tasks on the user's own files use the prompts of queries and documents, and other tasks the default prompt.
     uses_prompts = encoder.prompts.default or all(map(own_kind, tasks))
@@ -159,6 +154,23 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
             found["not_official"][name] = problem
         keep(found)
     return found
+
+
+def _find_data(tasks: Mapping[str, Task], settings: Settings) -> tuple[Path, dict[str, str]]:
+    """Return SentEval's folder, and why data of tasks is missing, by task."""
+    official = [name for name in tasks if not own_kind(name)]
+    folder = Path()
+    if official:
+        try:
+            folder = senteval_folder(settings.data_dir)
+        except NotDownloadedError as error:
+            return folder, dict.fromkeys(official, str(error))
+    missing = {}
+    for name, task in tasks.items():
+        if paths := task.missing(folder, settings.mode):
+            more = f" and {len(paths) - 1} more of its files" if len(paths) > 1 else ""
+            missing[name] = f"not found: {paths[0]}{more}"
+    return folder, missing
 
 
 def _plan(settings: Settings) -> dict[str, Task]:
