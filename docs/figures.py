@@ -153,7 +153,7 @@ def ranking() -> Figure:
     """Draw similarities to the other sentences, by a teacher and by both views."""
     names = ["a", "b", "c", "d", "e"]
     lists = {
-        "teacher or starting checkpoint, frozen": ([0.82, 0.35, 0.61, 0.12, 0.48], ORANGE),
+        "teacher, frozen": ([0.82, 0.35, 0.61, 0.12, 0.48], ORANGE),
         "view 1": ([0.74, 0.52, 0.47, 0.20, 0.31], BLUE),
         "view 2": ([0.70, 0.44, 0.58, 0.16, 0.36], GREEN),
     }
@@ -167,7 +167,7 @@ def ranking() -> Figure:
         panel.title.set_fontsize(11)
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("similarity to sentence $i$")
-    note = "distillation, anchor: views should match the frozen model. consistency: views should match each other"
+    note = "distillation: views should match the frozen teacher. consistency: views should match each other"
     figure.supxlabel("other sentences of the batch\n" + note, fontsize=10)
     figure.tight_layout()
     return figure

@@ -93,7 +93,6 @@ class RunInfo(NamedTuple):
     """What a loss may know about the run."""
 
     pooler: str  # of the encoder, before its projector
-    has_dropout: bool  # False: every dropout rate of the encoder is 0
     generator: GeneratorOptions
     max_length: int  # positions of the longest sentence
     seed: int
@@ -124,7 +123,7 @@ class Loss(abc.ABC):
 
         - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ by dropout;
         - `hidden_size`: embeddings of the size of the encoder's hidden states;
-        - `anchors`: a further pass over the anchors, with or without dropout;
+        - `anchors`: a further pass over the anchors alone;
         - `mask_token`: a tokenizer that has a mask token; `generator`: the networks of the frozen masked LM;
         - `next_sentence`: the sentence after each example in its document, `batch.next`;
         - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse finetune` provides.

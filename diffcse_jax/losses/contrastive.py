@@ -1,8 +1,8 @@
 """Contrast between the sentences of a batch, and between the dimensions of their embeddings.
 
 Each anchor should be closer to its own positive than to the negatives in the batch. `Contrast` is SimCSE (Gao et al.
-2021) with the variants that SimCSE++ compares. `DropoutContrast` and `EditedContrast` add further pairs. Negatives are
-compared with the first view only, as in the papers, unless `symmetric` is set. `DimensionContrast` and `BarlowTwins`
+2021) with the variants that SimCSE++ compares. `EditedContrast` adds edited sentences. Negatives are compared with the
+first view only, as in the papers, unless `symmetric` is set. `DimensionContrast` and `BarlowTwins`
 compare the columns of embeddings in the same way.
 """
 
@@ -284,35 +284,6 @@ class Contrast(Loss):
         if self.negatives == "mean":
             n1 = n2 = (n1 + n2) / 2
         return pair(self.positives), (n1, n2)
-
-
-@dataclasses.dataclass(frozen=True)
-class DropoutContrast(Loss):
-    """SimCSE's dropout contrast as a separate term, next to a contrast of pairs of different texts.
-
-    The anchors are encoded once more with other dropout masks. Each should find itself among them; equal texts are left
-    out. Next to `contrast` on titles and texts, it keeps titles apart. No paper describes it.
-    """
-
-    weight: float = option(0.0, "weight of the contrast of anchors with themselves under other dropout masks", low=0.0)
-    temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
-    compares_embeddings = True
-    papers = ("simcse",)
-    needs = frozenset({"vectors", "anchors", "dropout"})
-
-    def check(self, run: RunInfo) -> None:
-        if not run.has_dropout:
-            raise ConfigError(
-                "dropout_contrast needs dropout, because a text differs from itself only by dropout. Set "
-                "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)."
-            )
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        anchors = forward.projected_views[0]
-        keys = row_keys(fold_in_name(forward.key, "anchors again"), len(anchors))
-        again = forward.projected(forward.batch.anchors, keys, name="dropout_contrast")
-        equal = equal_texts(jnp.repeat(forward.batch.input_ids[:, :1], 2, axis=1))
-        return info_nce(anchors, again, temperature=self.temperature, left_out=equal).mean(), {}
 
 
 @dataclasses.dataclass(frozen=True)
