@@ -27,7 +27,8 @@ from tiny_networks import (
 )
 
 from diffcse_jax.losses import contrastive
-from diffcse_jax.losses.contrastive import decorrelation, dimension_contrast, info_nce, separate_info_nce
+from diffcse_jax.losses.contrastive import info_nce, separate_info_nce
+from diffcse_jax.losses.decorrelation import decorrelation, dimension_contrast
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.losses.ranking import jensen_shannon, list_mle, list_net
 from diffcse_jax.models.forward import Computation, start_as_teacher

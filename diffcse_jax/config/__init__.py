@@ -37,6 +37,7 @@ from diffcse_jax.losses import (
     RunInfo,
     Table,
     contrastive,
+    decorrelation,
     diffcse_variants,
     masked_lm,
     option,
@@ -76,10 +77,10 @@ class Config:
         changes="nothing",
     )
     # The losses, in alphabetical order.
-    barlow_twins: contrastive.BarlowTwins = contrastive.BarlowTwins()
+    barlow_twins: decorrelation.BarlowTwins = decorrelation.BarlowTwins()
     consistency: ranking.RankingConsistency = ranking.RankingConsistency()
     contrast: contrastive.Contrast = contrastive.Contrast()
-    dcl: contrastive.DimensionContrast = contrastive.DimensionContrast()
+    dcl: decorrelation.DimensionContrast = decorrelation.DimensionContrast()
     difference: diffcse_variants.Difference = diffcse_variants.Difference()
     distillation: ranking.RankingDistillation = ranking.RankingDistillation()
     edited_contrast: contrastive.EditedContrast = contrastive.EditedContrast()

@@ -19,7 +19,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run, read_json_object, write_json
-from diffcse_jax.losses.contrastive import dimension_contrast
+from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
