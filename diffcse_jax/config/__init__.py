@@ -38,6 +38,7 @@ from diffcse_jax.losses import (
     Table,
     contrastive,
     decorrelation,
+    diffcse,
     diffcse_variants,
     masked_lm,
     option,
@@ -76,14 +77,15 @@ class Config:
         "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
         changes="nothing",
     )
-    # The losses, in alphabetical order.
+    # The losses, in alphabetical order. `diffcse_variants` also adds edits and predictions to the
+    # tables of `difference`.
     barlow_twins: decorrelation.BarlowTwins = decorrelation.BarlowTwins()
     consistency: ranking.RankingConsistency = ranking.RankingConsistency()
     contrast: contrastive.Contrast = contrastive.Contrast()
     dcl: decorrelation.DimensionContrast = decorrelation.DimensionContrast()
-    difference: diffcse_variants.Difference = diffcse_variants.Difference()
+    difference: diffcse.DiffCSE = diffcse.DiffCSE()
     distillation: ranking.RankingDistillation = ranking.RankingDistillation()
-    edited_contrast: contrastive.EditedContrast = contrastive.EditedContrast()
+    edited_contrast: diffcse_variants.EditedContrast = diffcse_variants.EditedContrast()
     finetune: Finetune = Finetune()
     mlm: masked_lm.AuxiliaryMaskedLM = masked_lm.AuxiliaryMaskedLM()
     reconstruction: masked_lm.Reconstruction = masked_lm.Reconstruction()

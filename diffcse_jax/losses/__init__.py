@@ -7,7 +7,7 @@ are its options. The same object is a group of keys in the configuration: `confi
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -30,7 +30,7 @@ def option(
     default: Any,
     doc: str,
     *,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
     also: Callable[[str], bool] = lambda value: False,
     aliases: Mapping[str, str] = MappingProxyType({}),
     low: float | None = None,
@@ -42,7 +42,7 @@ def option(
     Args:
         default: The default value. Its type is that of the field.
         doc: The description, for the reference of keys.
-        choices: The accepted values. Empty: any value of the type.
+        choices: The accepted values. Empty: any value of the type. A table may still grow.
         also: Returns whether a value is accepted although it is not one of the choices.
         aliases: Other names of choices.
         low: The smallest accepted number.

@@ -1,8 +1,7 @@
 """Contrast between the sentences of a batch: SimCSE (Gao et al. 2021) and the variants of SimCSE++.
 
 Each anchor should be closer to its own positive than to the negatives in the batch. Negatives are
-compared with the first view only, as in the papers, unless `symmetric` is set. `EditedContrast` adds
-edited sentences.
+compared with the first view only, as in the papers, unless `symmetric` is set.
 """
 
 import dataclasses
@@ -16,9 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
-from diffcse_jax.losses.diffcse import Edited
-from diffcse_jax.losses.diffcse_variants import EditOptions
-from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, row_keys, start_as_teacher
+from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, start_as_teacher
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
@@ -283,39 +280,3 @@ class Contrast(Loss):
         if self.negatives == "mean":
             n1 = n2 = (n1 + n2) / 2
         return pair(self.positives), (n1, n2)
-
-
-@dataclasses.dataclass(frozen=True)
-class EditedContrast(EditOptions, Loss):
-    """A contrast with edited sentences, as further positives or negatives of their originals (DiffCSE Table 15).
-
-    DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or as another one. Each
-    step edits the anchors again. The paper does not say how it combined its terms; this is our reading:
-
-    - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in place of it.
-    - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), in place of `contrast`.
-    """
-
-    weight: float = option(0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0)
-    role: str = option(
-        "positive",
-        "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for all, in its place",
-        choices=("positive", "negative"),
-    )
-    temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
-    compares_embeddings = True
-    papers = ("diffcse",)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"vectors"}) | self.edit_needs
-
-    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
-        return self.edited(frozen, batch.anchors, key, run)
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        z1, z2, *_ = forward.projected_views
-        edits = forward.projected(inputs.rows, row_keys(key, len(z1)), name="edited_contrast")
-        if self.role == "positive":
-            return info_nce(z1, edits, temperature=self.temperature).mean(), {}
-        return info_nce(z1, z2, temperature=self.temperature, hard_negatives=[edits]).mean(), {}
