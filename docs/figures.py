@@ -3,6 +3,7 @@
 Figures have a white background, so that they look the same on light and dark pages.
 """
 
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from diffcse_jax.models.transformer import DROPOUT_MASKS, MASKED_BLOCKS, block_rates
-
 FOLDER = Path(__file__).parent / "figures"
+MASKS = runpy.run_path(str(FOLDER.parents[1] / "configs/studies/dropout_masks.py"))["MASKS"]
 INK, FAINT, PAPER = "#1f2328", "#8c959f", "#ffffff"
 BLUE, ORANGE, GREEN, RED, GREY = "#bcd6f5", "#f8d3a5", "#b4dfc0", "#f4c1bd", "#e4e8ec"
 SETTINGS = {
@@ -153,7 +153,7 @@ def ranking() -> Figure:
     """Draw similarities to the other sentences, by a teacher and by both views."""
     names = ["a", "b", "c", "d", "e"]
     lists = {
-        "teacher or starting checkpoint, frozen": ([0.82, 0.35, 0.61, 0.12, 0.48], ORANGE),
+        "teacher, frozen": ([0.82, 0.35, 0.61, 0.12, 0.48], ORANGE),
         "view 1": ([0.74, 0.52, 0.47, 0.20, 0.31], BLUE),
         "view 2": ([0.70, 0.44, 0.58, 0.16, 0.36], GREEN),
     }
@@ -167,7 +167,7 @@ def ranking() -> Figure:
         panel.title.set_fontsize(11)
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("similarity to sentence $i$")
-    note = "distillation, anchor: views should match the frozen model. consistency: views should match each other"
+    note = "distillation: views should match the frozen teacher. consistency: views should match each other"
     figure.supxlabel("other sentences of the batch\n" + note, fontsize=10)
     figure.tight_layout()
     return figure
@@ -200,14 +200,14 @@ def reconstruction() -> Figure:
 
 def dropout_schedules() -> Figure:
     """Draw the twelve masks of the report on adjusting dropout."""
-    rates = np.array([block_rates((0.1,), MASKED_BLOCKS, name) for name in DROPOUT_MASKS])
+    rates = np.array([*MASKS.values()])
     figure, axes = plt.subplots(figsize=(6.6, 3.6))
     axes.imshow(rates, cmap="Blues", vmin=0.0, vmax=0.7)
     for (row, column), rate in np.ndenumerate(rates):
         axes.text(column, row, f"{rate:.1f}", ha="center", va="center", fontsize=8)
-    axes.set(xlabel="block", xticks=range(MASKED_BLOCKS), yticks=range(len(DROPOUT_MASKS)), aspect="auto")
-    axes.set_xticklabels(range(1, MASKED_BLOCKS + 1))
-    axes.set_yticklabels(DROPOUT_MASKS)
+    axes.set(xlabel="block", xticks=range(rates.shape[1]), yticks=range(len(MASKS)), aspect="auto")
+    axes.set_xticklabels(range(1, rates.shape[1] + 1))
+    axes.set_yticklabels(MASKS)
     return figure
 
 

@@ -19,7 +19,7 @@ from diffcse_jax.losses.finetune import Task
 
 PAGE = Path(__file__).with_name("reference.md")
 BEGIN, END = "<!-- keys: written by docs/reference.py -->", "<!-- end of keys -->"
-LOSSES = ("contrastive", "diffcse", "diffcse_variants", "ranking", "masked_lm", "finetune")
+LOSSES = ("contrastive", "diffcse", "diffcse_variants", "decorrelation", "ranking", "masked_lm", "finetune")
 TITLES = {
     "model": "The encoder, its sentence embedding and its dropout.",
     "generator": "The frozen masked LM that replaces masked tokens.",

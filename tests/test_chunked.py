@@ -25,11 +25,7 @@ NOISE_AND_MEANS = {
 NEAR_DUPLICATES = {"contrast": {"mask_duplicates": "similarity", "duplicate_similarity": 0.8}}
 TWO_ENCODERS = {"contrast": {"second_encoder": True, "symmetric": True}}
 BARLOW_TWINS = {"barlow_twins": {"weight": 0.1, "artificial_rows": 8}}
-RANKING = {
-    "consistency": {"weight": 1.0},
-    "distillation": {"weight": 0.1, "teachers": ("start",)},
-    "anchor": {"weight": 1.0},
-}
+RANKING = {"consistency": {"weight": 1.0}, "distillation": {"weight": 0.1, "teachers": ("start",)}}
 LABELLED = {"finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}}}
 RECONSTRUCTION = {"reconstruction": {"weight": 0.01, "blocks": 1}, "generator": {"name_or_path": "start"}}
 PREFIXES = {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}}
@@ -46,7 +42,7 @@ CASES = {
     "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
     "difference, mixed edits of both sentences": (1, TANH, MASKED, BOTH, MIXED),
     "corrective LM of both sentences, edited negatives": (1, TANH, BOTH, CORRECTIVE, INSERTIONS),
-    "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}, "dropout_contrast": {"weight": 0.5}}),
+    "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
 }
 FAST = SEVERAL_BLOCKS = {"hard negatives"}
 MODERNBERT = {"reconstruction"}

@@ -141,7 +141,6 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         (TEACHERS | {"distillation.poolers": ("avg",)}, "distillation.poolers has 1 value for 2 teachers"),
         (TEACHERS | {"distillation.shares": (0.0, 0.0)}, "distillation.shares are all 0"),
         (TEACHERS | {"distillation.poolers": ("avg", "")}, "model.pooler is the pooler of `start`"),
-        (NO_DROPOUT | {"dropout_contrast.weight": 1.0}, "dropout_contrast needs dropout"),
         ({"difference.objective": "conditional_mlm", "difference.edit": "insert"}, "='rtd': 'conditional_mlm'"),
         ({"difference.objective": "corrective_lm", "difference.edit": "insert"}, "='rtd': 'corrective_lm' recovers"),
         ({"difference.objective": "corrective_lm", "difference.discriminator": "a"}, "='rtd', the task of ELECTRA"),

@@ -32,7 +32,6 @@ OBJECTIVES = {
     "mlm": {"weight": 0.1},
     "consistency": {"weight": 1.0},
     "distillation": {"weight": 0.1, "teachers": ("start",)},
-    "anchor": {"weight": 1.0},
     "reconstruction": {"weight": 0.001, "blocks": 1},
     "finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}},
     "optim": {"learning_rate": 1e-4},
@@ -42,7 +41,6 @@ EDITS = {
     "data": {"pairs": "dropout", "augmentation": "mlm", "max_length": 16},
     "difference": {"weight": 0.5, "objective": "conditional_mlm", "sentence": "next"},
     "edited_contrast": {"weight": 0.5, "edit": "mixed"},
-    "dropout_contrast": {"weight": 0.5},
     "generator": {"decode": "sample"},
     "optim": {"learning_rate": 1e-4},
 }

@@ -1,6 +1,7 @@
 """DiffCSE step by step: mask, generate, label, and the loss; other edits; second views by the generator."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ from scipy.special import log_softmax
 from tiny_networks import CLS, ENCODER, GENERATOR, MASK, PAD, SEP, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.losses.diffcse import label, mask_tokens, replaced_token_detection
-from diffcse_jax.losses.diffcse_variants import EditOptions, change_lengths, generated_second_views
-from diffcse_jax.models.forward import Computation
+from diffcse_jax.losses import diffcse_variants
+from diffcse_jax.losses.diffcse import EDITS, Edited, label, mask_tokens, replaced_token_detection
+from diffcse_jax.losses.diffcse_variants import generated_second_views
+from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.training import networks
 
 SHAPE, KEY = (3, 8), jax.random.key(0)
@@ -83,7 +85,8 @@ def edited_by(logits: np.ndarray, rows: TokenRows, generator: dict, **difference
     config = config_of({"difference": difference, "generator": generator})
     built = networks.build(config, ENCODER, checkpoint, VOCABULARY)
     frozen = Computation(built.networks, jax.device_put(built.frozen))
-    return jax.jit(lambda rows: config.losses["difference"].edited(frozen, rows, KEY, config.run_info))(rows)
+    edit = EDITS[config.difference.edit].function
+    return jax.jit(lambda rows: edit(frozen, rows, config.difference, KEY, config.run_info))(rows)
 
 
 def test_tokens_are_sampled_by_their_probabilities():
@@ -100,22 +103,27 @@ def changed_lengths(
 ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
     """The original sentences, of tokens that differ within a row, the edited ones and their labels, without padding.
 
-    24 positions hold every edit of a sentence of `SHAPE`.
+    The generator keeps [MASK], and nothing is replaced. 24 positions hold every edit of a sentence of `SHAPE`.
     """
     real = np.arange(positions) < sentence_lengths[:, None]
     ids = np.where(real, MASK + 1 + np.arange(positions)[None], PAD)
     ids[:, 0] = CLS
     ids[np.arange(len(ids)), sentence_lengths - 1] = SEP
     rows = TokenRows(jnp.array(ids, jnp.int32), jnp.array(real, jnp.int32))
-    changed, inserted, labels = change_lengths(
-        jax.random.key(seed), rows, EditOptions(**options), VOCABULARY, max_length
-    )
+    config = config_of({"difference": options | {"mask_ratio": 0.0}, "data": {"max_length": max_length}})
+    frozen, edit = Computation(Networks(VOCABULARY, {}), {}), EDITS[config.difference.edit].function
+
+    def keep_masks(frozen, rows, masked, options, key):
+        np.testing.assert_array_equal(masked.selected, masked.rows.input_ids == MASK)
+        return Edited(masked.rows, masked.selected)
+
+    with mock.patch.object(diffcse_variants, "generate", keep_masks):
+        changed, labels = edit(frozen, rows, config.difference, jax.random.key(seed), config.run_info)
     assert changed.layout is None
     mask = np.asarray(changed.attention_mask) > 0
     assert (np.diff(mask.astype(int), axis=1) <= 0).all()  # padding comes last
     assert not np.asarray(changed.input_ids)[~mask].any()
     assert not np.asarray(labels)[~mask].any()
-    np.testing.assert_array_equal(inserted, changed.input_ids == MASK)
     return tuple(
         [values[there].tolist() for values, there in zip(np.asarray(array), where, strict=True)]
         for array, where in ((ids, real), (changed.input_ids, mask), (labels, mask))
@@ -195,7 +203,7 @@ def test_the_generator_makes_second_views():
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     frozen = Computation(built.networks, jax.device_put(built.frozen))
     views = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True))
-    changed = jax.jit(lambda views: generated_second_views(frozen, views, 0.5, config.generator, KEY))(views)
+    changed = jax.jit(lambda views: generated_second_views(frozen, views, 0.5, KEY, config.run_info))(views)
     differs = np.asarray(changed.input_ids != views.input_ids)
     assert not differs[:, 0].any()
     ordinary = ~np.isin(views.input_ids, VOCABULARY.special_ids)

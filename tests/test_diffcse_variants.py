@@ -15,8 +15,9 @@ from tiny_model import bound
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, random_batch, shared_forward, views_of
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.diffcse_variants import corrective_language_model
-from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.losses.diffcse import EDITS, PREDICTIONS, Edit
+from diffcse_jax.losses.diffcse_variants import corrective_language_model, delete
+from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
 
@@ -129,10 +130,33 @@ def test_generators_that_do_not_fit_are_refused():
 
 
 def test_both_sentences_are_the_mean_of_the_two():
-    values = {"same": jnp.float32(0.3), "next": jnp.float32(-0.7)}
-    loss_of = config_of({"difference": {"sentence": "both"}, "data": {"pairs": "dropout"}}).losses["difference"]
-    predicted = {name: (value, {"metric": 2 * value}) for name, value in values.items()}
-    with mock.patch.object(type(loss_of), "predict", lambda self, forward, edited, key: predicted[edited]):
-        forward = mock.Mock(spec=SharedForward)
-        loss, metrics = loss_of.loss(forward, {"same": "same", "next": "next"}, jax.random.key(0))
+    config, loss_of, _, views = built_loss("difference", sentence="both")
+    edits = {"same": jnp.float32(0.3), "next": jnp.float32(-0.7)}
+    originals = {0.3: views.rows.input_ids, -0.7: views.next.rows.input_ids}
+
+    def predict(options, forward, edited, original, key):
+        np.testing.assert_array_equal(original, originals[round(float(edited), 1)])
+        return edited, {"metric": 2 * edited}
+
+    forward = shared_forward(config, Computation(Networks(VOCABULARY, {}), {}), views, jax.random.key(0))
+    with mock.patch.dict(PREDICTIONS, {"rtd": PREDICTIONS["rtd"]._replace(loss=predict)}):
+        loss, metrics = loss_of.loss(forward, edits, jax.random.key(0))
     np.testing.assert_allclose([loss, metrics["metric"]], [-0.2, -0.4], rtol=1e-6)
+
+
+def test_an_edit_and_a_prediction_are_a_function_and_a_line_in_a_table():
+    options = {"edit": "my_edit", "objective": "my_prediction"}
+    with pytest.raises(ConfigError, match="'my_edit' is not one of replace, insert, delete, mixed"):
+        config_of({"difference": options})
+    predicted = jnp.float32(0.3), {"metric": jnp.float32(0.4)}
+    mine = PREDICTIONS["rtd"]._replace(loss=lambda *_: predicted, papers=("mine",))
+    edits = mock.patch.dict(EDITS, my_edit=Edit(delete, needs=frozenset()))
+    with edits, mock.patch.dict(PREDICTIONS, my_prediction=mine):
+        config, loss_of, built, views = built_loss("difference", **options, delete_ratio=1.0)
+        assert not config.needs("generator")
+        assert loss_of.papers == ("mine",)
+        frozen = Computation(built.networks, built.frozen)
+        edited = loss_of.prepare(frozen, views, jax.random.key(0), config.run_info)
+        assert edited.rows.attention_mask.sum() == 2 * len(views.rows.input_ids)  # [CLS] and [SEP]
+        forward = shared_forward(config, Computation(built.networks, built.params), views, jax.random.key(0))
+        assert loss_of.loss(forward, edited, jax.random.key(0)) == predicted

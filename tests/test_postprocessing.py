@@ -5,7 +5,7 @@ from test_sts import TableEncoder
 
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import backends as postprocessing
-from diffcse_jax.losses.contrastive import dimension_contrast
+from diffcse_jax.losses.decorrelation import dimension_contrast
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The encoder's own properties. That its numbers are PyTorch's is shown in test_hf.py."""
 
 import dataclasses
+import runpy
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_model import hf_config_of
 
 from diffcse_jax.batch import TokenRows, lay_out
-from diffcse_jax.config import Config
+from diffcse_jax.config import SHIPPED, Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import hf, layers
 from diffcse_jax.models.heads import BatchNorm
@@ -126,20 +127,24 @@ REPORT = {
 }  # fmt: skip
 
 
+VARIANTS = runpy.run_path(str(SHIPPED / "studies/dropout_masks.py"))["get_study"]().variants
+
+
 def test_dropout_masks_follow_the_report():
     for number, rates_of_blocks in REPORT.items():
         of_block = {block: rate for rate, blocks in rates_of_blocks.items() for block in blocks}
         expected = tuple(of_block.get(block, 0.1) for block in range(1, 13))
-        assert scheduled(12, dropout_schedule=f"mask{number}") == (0.15, expected, expected)
+        variant = VARIANTS[f"SimCSE, mask {number}"]
+        rates = {key: variant[f"model.{key}"] for key in ("hidden_dropout", "attention_dropout")}
+        assert scheduled(12, **rates) == (0.15, expected, expected)
     # A single rate applies to every layer, embeddings included.
     assert scheduled(3, hidden_dropout=(0.2,), attention_dropout=(0.3,)) == (0.2, (0.2,) * 3, (0.3,) * 3)
 
 
-@pytest.mark.parametrize(("schedule", "count", "blocks"), [("none", 2, 3), ("mask3", 1, 3)])
-def test_a_schedule_that_does_not_fit_is_refused(schedule, count, blocks):
-    message = f"model.dropout_schedule: the schedule '{schedule}' does not fit {count} rates for {blocks} blocks"
-    with pytest.raises(ConfigError, match=message):
-        scheduled(blocks, dropout_schedule=schedule, hidden_dropout=(0.1,) * count)
+@pytest.mark.parametrize("key", ["hidden_dropout", "attention_dropout"])
+def test_rates_that_do_not_fit_the_blocks_are_refused(key):
+    with pytest.raises(ConfigError, match=f"{key}.*: 2 rates for 3 blocks. Give 1 rate, or 3, one for each block"):
+        scheduled(3, **{key: (0.1, 0.1)})
 
 
 @pytest.mark.parametrize(("augmentation", "message"), [("none", "only dropout could make them differ"), ("crop", "")])

@@ -1,4 +1,4 @@
-"""Adaptation of a sentence encoder to one's own documents: pairs, losses and the anchor, and what each costs elsewhere.
+"""Adaptation of a sentence encoder to one's own documents: pairs and losses, and what each costs elsewhere.
 
 Command:   diffcse study --config adaptation --config.data.train_file=documents.txt
            With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv
@@ -28,7 +28,6 @@ SIMCSEPP = {
     "dcl.weight": 0.1,
     "dcl.temperature": 5.0,
 }
-ANCHOR = {"anchor.weight": 1.0}
 INTERPOLATION = {"eval.interpolate": (0.2, 0.4, 0.6, 0.8, 1.0)}
 VARIANTS: dict[str, Settings] = {
     "lead": {},
@@ -43,9 +42,7 @@ VARIANTS: dict[str, Settings] = {
     "lead, both directions": {"contrast.symmetric": True},
     "lead, with dropout": DROPOUT,
     "lead + difference": DIFFERENCE,
-    "lead + anchor": ANCHOR,
     "lead, interpolated": INTERPOLATION,
-    "lead + difference + anchor, interpolated": DIFFERENCE | ANCHOR | INTERPOLATION,
 }
 
 

@@ -15,9 +15,23 @@ everything except the schedule is as in `diffcse_base`. To come closer to the re
 from diffcse_jax.apps.study import Settings, Study
 
 OBJECTIVES: dict[str, Settings] = {"SimCSE": {"difference.objective": "none"}, "DiffCSE": {}}
+MASKS = {  # one rate for each of the twelve blocks
+    "mask 1": (0.2,) * 4 + (0.1,) * 8,
+    "mask 2": (0.3,) * 4 + (0.1,) * 8,
+    "mask 3": (0.4,) * 4 + (0.1,) * 8,
+    "mask 4": (0.5,) * 4 + (0.1,) * 8,
+    "mask 5": (0.2,) * 6 + (0.1,) * 6,
+    "mask 6": (0.3,) * 6 + (0.1,) * 6,
+    "mask 7": (0.4,) * 6 + (0.1,) * 6,
+    "mask 8": (0.5,) * 6 + (0.1,) * 6,
+    "mask 9": (0.5, 0.4, 0.3, 0.2) + (0.1,) * 8,
+    "mask 10": (0.4, 0.3, 0.2) + (0.1,) * 9,
+    "mask 11": (0.3, 0.2) + (0.1,) * 10,
+    "mask 12": (0.2,) + (0.1,) * 11,
+}
 SCHEDULES: dict[str, Settings] = {
     "0.1 everywhere": {},
-    **{f"mask {number}": {"model.dropout_schedule": f"mask{number}"} for number in range(1, 13)},
+    **{name: {"model.hidden_dropout": rates, "model.attention_dropout": rates} for name, rates in MASKS.items()},
 }
 
 

@@ -37,6 +37,8 @@ from diffcse_jax.losses import (
     RunInfo,
     Table,
     contrastive,
+    decorrelation,
+    diffcse,
     diffcse_variants,
     masked_lm,
     option,
@@ -75,16 +77,15 @@ class Config:
         "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
         changes="nothing",
     )
-    # The losses, in alphabetical order.
-    anchor: ranking.Anchor = ranking.Anchor()
-    barlow_twins: contrastive.BarlowTwins = contrastive.BarlowTwins()
+    # The losses, in alphabetical order. `diffcse_variants` also adds edits and predictions to the
+    # tables of `difference`.
+    barlow_twins: decorrelation.BarlowTwins = decorrelation.BarlowTwins()
     consistency: ranking.RankingConsistency = ranking.RankingConsistency()
     contrast: contrastive.Contrast = contrastive.Contrast()
-    dcl: contrastive.DimensionContrast = contrastive.DimensionContrast()
-    difference: diffcse_variants.Difference = diffcse_variants.Difference()
+    dcl: decorrelation.DimensionContrast = decorrelation.DimensionContrast()
+    difference: diffcse.DiffCSE = diffcse.DiffCSE()
     distillation: ranking.RankingDistillation = ranking.RankingDistillation()
-    dropout_contrast: contrastive.DropoutContrast = contrastive.DropoutContrast()
-    edited_contrast: contrastive.EditedContrast = contrastive.EditedContrast()
+    edited_contrast: diffcse_variants.EditedContrast = diffcse_variants.EditedContrast()
     finetune: Finetune = Finetune()
     mlm: masked_lm.AuxiliaryMaskedLM = masked_lm.AuxiliaryMaskedLM()
     reconstruction: masked_lm.Reconstruction = masked_lm.Reconstruction()
@@ -146,11 +147,7 @@ class Config:
     @property
     def run_info(self) -> RunInfo:
         """What losses may know about the run."""
-        model = self.model
-        # The embedding layer keeps the checkpoint's rate with a schedule, or if each block has a hidden rate.
-        keeps_rate = model.dropout_schedule != "none" or len(model.hidden_dropout) > 1
-        has_dropout = keeps_rate or any((*model.hidden_dropout, *model.attention_dropout))
-        return RunInfo(model.pooler, has_dropout, self.generator, self.data.max_length, self.train.seed)
+        return RunInfo(self.model.pooler, self.generator, self.data.max_length, self.train.seed)
 
     def needs(self, what: str) -> bool:
         """Return True if a loss that trains, or the data, needs this (see `Loss.needs`)."""

@@ -8,7 +8,6 @@ import dataclasses
 
 from diffcse_jax.losses import option
 from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, is_pooler
-from diffcse_jax.models.transformer import DROPOUT_MASKS
 
 SWITCH = ("auto", "on", "off")
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
@@ -46,7 +45,11 @@ class ModelConfig:
     )
     projector_train_only: bool = option(True, "drop the projector when encoding (SimCSE's mlp_only_train)")
     hidden_dropout: tuple[float, ...] = option(
-        (0.1,), "dropout rate of hidden states: one for embeddings and all blocks, or one per block", low=0.0, high=0.99
+        (0.1,),
+        "dropout rate of hidden states: one for embeddings and all blocks, or one per block, with which the embedding "
+        "layer keeps the checkpoint's rate",
+        low=0.0,
+        high=0.99,
     )
     attention_dropout: tuple[float, ...] = option(
         (0.1,), "dropout rate of attention probabilities: one rate for all blocks, or one per block", low=0.0, high=0.99
@@ -55,12 +58,6 @@ class ModelConfig:
         "independent",
         "dropout masks of views: `shared` makes views of the same text equal (SimCSE Table 3, `Fixed 0.1`)",
         choices=("independent", "shared"),
-    )
-    dropout_schedule: str = option(
-        "none",
-        "rates by block: `none`, as given; `maskN`, the N-th of twelve schedules of a report on adjusting dropout, for "
-        "12 blocks. The embedding layer keeps the checkpoint's rate",
-        choices=("none", *DROPOUT_MASKS),
     )
 
 

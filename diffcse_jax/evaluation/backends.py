@@ -18,7 +18,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import read_json_object, write_json
-from diffcse_jax.losses.contrastive import dimension_contrast
+from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
 from diffcse_jax.models.tokenizer import warn_of_cut
 from diffcse_jax.run_folder.finding import model_of

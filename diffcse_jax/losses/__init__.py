@@ -7,7 +7,7 @@ are its options. The same object is a group of keys in the configuration: `confi
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -30,7 +30,7 @@ def option(
     default: Any,
     doc: str,
     *,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
     also: Callable[[str], bool] = lambda value: False,
     aliases: Mapping[str, str] = MappingProxyType({}),
     low: float | None = None,
@@ -42,7 +42,7 @@ def option(
     Args:
         default: The default value. Its type is that of the field.
         doc: The description, for the reference of keys.
-        choices: The accepted values. Empty: any value of the type.
+        choices: The accepted values. Empty: any value of the type. A table may still grow.
         also: Returns whether a value is accepted although it is not one of the choices.
         aliases: Other names of choices.
         low: The smallest accepted number.
@@ -93,7 +93,6 @@ class RunInfo(NamedTuple):
     """What a loss may know about the run."""
 
     pooler: str  # of the encoder, before its projector
-    has_dropout: bool  # False: every dropout rate of the encoder is 0
     generator: GeneratorOptions
     max_length: int  # positions of the longest sentence
     seed: int
@@ -124,7 +123,7 @@ class Loss(abc.ABC):
 
         - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ by dropout;
         - `hidden_size`: embeddings of the size of the encoder's hidden states;
-        - `anchors`: a further pass over the anchors, with or without dropout;
+        - `anchors`: a further pass over the anchors alone;
         - `mask_token`: a tokenizer that has a mask token; `generator`: the networks of the frozen masked LM;
         - `next_sentence`: the sentence after each example in its document, `batch.next`;
         - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse finetune` provides.

@@ -1,9 +1,7 @@
-"""Contrast between the sentences of a batch, and between the dimensions of their embeddings.
+"""Contrast between the sentences of a batch: SimCSE (Gao et al. 2021) and the variants of SimCSE++.
 
-Each anchor should be closer to its own positive than to the negatives in the batch. `Contrast` is SimCSE (Gao et al.
-2021) with the variants that SimCSE++ compares. `DropoutContrast` and `EditedContrast` add further pairs. Negatives are
-compared with the first view only, as in the papers, unless `symmetric` is set. `DimensionContrast` and `BarlowTwins`
-compare the columns of embeddings in the same way.
+Each anchor should be closer to its own positive than to the negatives in the batch. Negatives are
+compared with the first view only, as in the papers, unless `symmetric` is set.
 """
 
 import dataclasses
@@ -17,11 +15,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
-from diffcse_jax.losses.diffcse import Edited
-from diffcse_jax.losses.diffcse_variants import EditOptions
-from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, row_keys, start_as_teacher
+from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, start_as_teacher
 from diffcse_jax.models.layers import Network
-from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize, standardize
+from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
 
 SIMILARITIES = {"cosine": cosine_similarity, "dot": dot_product}
@@ -284,140 +280,3 @@ class Contrast(Loss):
         if self.negatives == "mean":
             n1 = n2 = (n1 + n2) / 2
         return pair(self.positives), (n1, n2)
-
-
-@dataclasses.dataclass(frozen=True)
-class DropoutContrast(Loss):
-    """SimCSE's dropout contrast as a separate term, next to a contrast of pairs of different texts.
-
-    The anchors are encoded once more with other dropout masks. Each should find itself among them; equal texts are left
-    out. Next to `contrast` on titles and texts, it keeps titles apart. No paper describes it.
-    """
-
-    weight: float = option(0.0, "weight of the contrast of anchors with themselves under other dropout masks", low=0.0)
-    temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
-    compares_embeddings = True
-    papers = ("simcse",)
-    needs = frozenset({"vectors", "anchors", "dropout"})
-
-    def check(self, run: RunInfo) -> None:
-        if not run.has_dropout:
-            raise ConfigError(
-                "dropout_contrast needs dropout, because a text differs from itself only by dropout. Set "
-                "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)."
-            )
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        anchors = forward.projected_views[0]
-        keys = row_keys(fold_in_name(forward.key, "anchors again"), len(anchors))
-        again = forward.projected(forward.batch.anchors, keys, name="dropout_contrast")
-        equal = equal_texts(jnp.repeat(forward.batch.input_ids[:, :1], 2, axis=1))
-        return info_nce(anchors, again, temperature=self.temperature, left_out=equal).mean(), {}
-
-
-@dataclasses.dataclass(frozen=True)
-class EditedContrast(EditOptions, Loss):
-    """A contrast with edited sentences, as further positives or negatives of their originals (DiffCSE Table 15).
-
-    DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or as another one. Each
-    step edits the anchors again. The paper does not say how it combined its terms; this is our reading:
-
-    - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in place of it.
-    - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), in place of `contrast`.
-    """
-
-    weight: float = option(0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0)
-    role: str = option(
-        "positive",
-        "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for all, in its place",
-        choices=("positive", "negative"),
-    )
-    temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
-    compares_embeddings = True
-    papers = ("diffcse",)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"vectors"}) | self.edit_needs
-
-    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
-        return self.edited(frozen, batch.anchors, key, run)
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        z1, z2, *_ = forward.projected_views
-        edits = forward.projected(inputs.rows, row_keys(key, len(z1)), name="edited_contrast")
-        if self.role == "positive":
-            return info_nce(z1, edits, temperature=self.temperature).mean(), {}
-        return info_nce(z1, z2, temperature=self.temperature, hard_negatives=[edits]).mean(), {}
-
-
-# Between dimensions.
-
-
-@dataclasses.dataclass(frozen=True)
-class DimensionContrast(Loss):
-    """Dimension-wise contrastive learning, DCL, of the first two views (SimCSE++ Eq. 5)."""
-
-    weight: float = option(0.0, "weight of dimension-wise contrast (SimCSE++ Eq. 5; published: 0.1)", low=0.0)
-    temperature: float = option(5.0, "temperature of the correlations between dimensions", low=1e-6)
-    form: str = option("code", "`code`: C / batch size, a mean; `paper`: C, a sum (Eq. 5)", choices=("code", "paper"))
-    compares_embeddings = True
-    papers = ("simcsepp",)
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        z1, z2, *_ = forward.projected_views
-        per_dimension = dimension_contrast(z1, z2, temperature=self.temperature, form=self.form)
-        return (per_dimension.mean() if self.form == "code" else per_dimension.sum()), {}
-
-
-def dimension_contrast(z1: View, z2: View, *, temperature: float, form: str) -> Float[Array, " dim"]:
-    """Compute DCL, one value per dimension (SimCSE++ Eq. 5).
-
-    l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z1^T z2, with the columns of both views standardised.
-
-    The authors' code divides C by the batch size, adds 1e-5 to the biased variance, and takes the mean of l_c. The
-    paper does not divide, has an unbiased variance without epsilon, and takes the sum. tau = 5 and the weight 0.1
-    belong to the code's scale.
-    """
-    ddof, epsilon = (0, 1e-5) if form == "code" else (1, 0.0)
-    z1, z2 = (standardize(z, ddof=ddof, epsilon=epsilon) for z in (z1, z2))
-    correlation = jnp.matmul(z1.T, z2, precision="highest") / (len(z1) if form == "code" else 1)
-    return -jnp.diagonal(jax.nn.log_softmax(correlation / temperature, axis=1))
-
-
-@dataclasses.dataclass(frozen=True)
-class BarlowTwins(Loss):
-    """Barlow Twins of the first two views (Zbontar et al. 2021; SimCSE++ Eq. 4 and Table 2).
-
-    The rank of the cross-correlation is at most the number of rows. If it is below the dimension, the identity matrix,
-    where the loss is 0, cannot be reached. Artificial rows lift the rank. Both views get the same ones: independent
-    rows would pull the diagonal to 0.
-    """
-
-    weight: float = option(0.0, "weight of the Barlow Twins loss, a sum over dimensions (SimCSE++ Eq. 4)", low=0.0)
-    off_diagonal_weight: float = option(0.013, "weight of correlations between dimensions (lambda)", low=0.0)
-    artificial_rows: int = option(0, "rows of N(0, I) appended to both views (SimCSE++ Table 2: 100, 300, 704)", low=0)
-    compares_embeddings = True
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("barlow_twins", "simcsepp") if self.artificial_rows else ("barlow_twins",)
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        z1, z2, *_ = forward.projected_views
-        if self.artificial_rows:
-            rows = jax.random.normal(key, (self.artificial_rows, z1.shape[1]))
-            z1, z2 = jnp.concatenate([z1, rows]), jnp.concatenate([z2, rows])
-        return decorrelation(z1, z2, off_diagonal_weight=self.off_diagonal_weight).sum(), {}
-
-
-def decorrelation(z1: View, z2: View, *, off_diagonal_weight: float) -> Float[Array, " dim"]:
-    """Compute the Barlow Twins loss, one value per dimension (Zbontar et al. 2021, Eq. 1). The loss is their sum.
-
-    l_c = (1 - C_cc)^2 + lambda sum_{d != c} C_cd^2, C = z1^T z2 / rows, with columns standardised over the rows (biased
-    variance + 1e-5, as BatchNorm does).
-    """
-    z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
-    correlation = dot_product(z1.T, z2.T) / len(z1)
-    off_diagonal = jnp.where(jnp.eye(len(correlation), dtype=bool), 0.0, correlation)
-    return (1 - jnp.diagonal(correlation)) ** 2 + off_diagonal_weight * jnp.sum(off_diagonal**2, axis=1)

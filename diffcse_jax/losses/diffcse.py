@@ -17,14 +17,17 @@ this task without h. After training, D and the generator are dropped.
 
 The whole loss is contrast + lambda L, with lambda = 0.005. Where the authors' code differs from the paper, the code's
 rule is the default, because it produced the published numbers, and an option selects the paper's rule.
-`diffcse_variants.py` has the ablations: other predictions (Table 3) and other edits (Table 4).
+
+`DiffCSE`, at the end, is the loss that trains. It looks up how sentences are edited, and what is
+predicted about them, in the tables `EDITS` and `PREDICTIONS`. `diffcse_variants.py` adds the
+ablations to both.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +35,15 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
 from diffcse_jax.losses import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
-from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
+from diffcse_jax.models.forward import (
+    FEW,
+    MOST,
+    Computation,
+    SharedForward,
+    fold_in_name,
+    mean_where,
+    row_keys,
+)
 from diffcse_jax.models.heads import ReplacedTokenHead, linear
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.transformer import Transformer
@@ -52,87 +63,6 @@ class Edited(NamedTuple):
 
     rows: TokenRows
     replaced: Bool[Array, "rows length"]  # y
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskOptions:
-    """How the tokens of a sentence are masked before the generator fills them."""
-
-    mask_ratio: float = option(0.30, "share of tokens to mask; for `replace` and `mixed`", low=0.0, high=1.0)
-    mask_style: str = option(
-        "bert",
-        "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] (paper)",
-        choices=("bert", "mask"),
-    )
-
-    def masked(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
-        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-        return mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
-
-
-@dataclasses.dataclass(frozen=True)
-class DiffCSE(Loss, MaskOptions):
-    """Conditional replaced-token detection."""
-
-    weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
-    condition: str = option(
-        "projected",
-        "the embedding that conditions the discriminator: after or before the projector",
-        choices=("projected", "pooled"),
-    )
-    discriminator: str = option(
-        "",
-        "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "
-        "needs the encoder's vocabulary and hidden size; empty: a copy of the encoder, with a new head",
-    )
-    loss_positions: str = option("all", "mean over all positions (code) or real tokens", choices=("all", "real"))
-
-    papers: ClassVar[tuple[str, ...]] = ("diffcse",)
-    panels = MappingProxyType({"replaced-token detection": ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")})
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"vectors", "hidden_size", "mask_token", "generator"})
-
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the discriminator and its head: those of an ELECTRA, or a copy of the encoder and a new head."""
-        start = checkpoints.discriminator or checkpoints.encoder
-        if checkpoints.discriminator is None:
-            head = Network(partial(linear, start.config.hidden_size, 2))
-        else:
-            head = Network(partial(ReplacedTokenHead, start.config), start.discriminator_head)
-        discriminator = Network(partial(Transformer, start.config), start.transformer)
-        return {"discriminator": discriminator, "token_classifier": head}
-
-    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Edit every sentence of the batch: x -> x' -> x'', y."""
-        return replace_tokens(frozen, batch.rows, self, run.generator, key)
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of the discriminator's predictions about the edited sentences: x'', y, h -> L."""
-        rows, replaced = inputs
-        real = rows.attention_mask > 0
-        counted = real
-        if self.loss_positions == "all":
-            rows = rows.padded()  # so that D also computes padding
-            # The authors' batches end where their longest sentence ends. Ours may be padded further, to static lengths.
-            counted = jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
-        head = forward.computation.network("token_classifier")
-        logits = discriminate(forward, rows, head, condition=self.condition, key=key).astype(jnp.float32)
-        correct = (logits[..., 1] > logits[..., 0]) == replaced
-        return mean_where(replaced_token_detection(logits, replaced), counted), {
-            "rtd_accuracy": mean_where(correct, real),
-            "rtd_accuracy_replaced": mean_where(correct, replaced),
-            "rtd_accuracy_kept": mean_where(correct, real & ~replaced),
-            "rtd_share_kept": mean_where(~replaced, real),
-        }
-
-
-def replace_tokens(
-    frozen: Computation, rows: TokenRows, mask: MaskOptions, options: GeneratorOptions, key: PRNGKeyArray
-) -> Edited:
-    """Edit sentences: mask tokens, let the generator fill them, and label the result."""
-    return generate(frozen, rows, mask.masked(frozen, rows, key), options, fold_in_name(key, "generator"))
 
 
 # x -> x': mask.
@@ -166,7 +96,11 @@ def mask_tokens(key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, r
 
 
 def generate(
-    frozen: Computation, rows: TokenRows, masked: Masked, options: GeneratorOptions, key: PRNGKeyArray
+    frozen: Computation,
+    rows: TokenRows,
+    masked: Masked,
+    options: GeneratorOptions,
+    key: PRNGKeyArray,
 ) -> Edited:
     """Let the generator fill masked sentences, and label the tokens that differ from the originals.
 
@@ -259,3 +193,226 @@ def replaced_token_detection(
     # The cross-entropy of two classes is the softplus of the margin against the right class.
     margin = logits[..., 1] - logits[..., 0]
     return jax.nn.softplus(jnp.where(replaced, -margin, margin))
+
+
+# The edit: x -> x'', y.
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskOptions:
+    """How the tokens of a sentence are masked before the generator fills them."""
+
+    mask_ratio: float = option(0.30, "share of tokens to mask; for `replace` and `mixed`", low=0.0, high=1.0)
+    mask_style: str = option(
+        "bert",
+        "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] (paper)",
+        choices=("bert", "mask"),
+    )
+
+    def masked(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
+        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+        return mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
+
+
+def replace(
+    frozen: Computation,
+    rows: TokenRows,
+    options: MaskOptions,
+    key: PRNGKeyArray,
+    run: RunInfo,
+) -> Edited:
+    """Mask tokens, let the generator fill them, and label the result: the edit of DiffCSE.
+
+    Args:
+        frozen: The generator.
+        rows: The sentences x.
+        options: How tokens are masked.
+        key: A random key. The edit of a row depends on it, the row's number and the position, not
+            on padding.
+        run: The run, with the options of the generator.
+    """
+    masked = options.masked(frozen, rows, key)
+    return generate(frozen, rows, masked, run.generator, fold_in_name(key, "generator"))
+
+
+class Edit(NamedTuple):
+    """A way to edit sentences. Its function has the arguments and the result of `replace`."""
+
+    function: Callable[..., Edited]
+    needs: frozenset[str] = frozenset({"mask_token", "generator"})  # see `Loss.needs`
+
+
+EDITS: dict[str, Edit] = {"replace": Edit(replace)}  # by `difference.edit`
+
+
+@dataclasses.dataclass(frozen=True)
+class EditOptions(MaskOptions):
+    """How a sentence is edited."""
+
+    edit: str = option(
+        "replace",
+        "`replace` masks tokens and lets the generator fill them, `insert` adds tokens of the generator, `delete` "
+        "drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
+        choices=EDITS,  # which grow with the table
+    )
+    insert_ratio: float = option(0.15, "share of gaps that get a token; for `insert` and `mixed`", low=0.0, high=1.0)
+    delete_ratio: float = option(0.15, "share of tokens that are dropped; for `delete` and `mixed`", low=0.0, high=1.0)
+
+
+# The prediction: x'', y, h -> L.
+
+
+def detect_replaced_tokens(
+    options: "DiffCSE",
+    forward: SharedForward,
+    edited: Edited,
+    original: Int[Array, "rows length"],
+    key: PRNGKeyArray,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Compute the loss and the accuracy of the discriminator's guesses which tokens were replaced.
+
+    Args:
+        options: The options of the loss.
+        forward: The batch, its sentence embeddings and the trained networks.
+        edited: The edited sentences x'', and y.
+        original: The tokens of x. This prediction does not read them.
+        key: A random key for dropout.
+
+    Returns:
+        The loss, and metrics by name.
+    """
+    rows, replaced = edited
+    real = rows.attention_mask > 0
+    counted = real
+    if options.loss_positions == "all":
+        rows = rows.padded()  # so that D also computes padding
+        # The authors' batches end where their longest sentence ends. Ours may be padded further, to static lengths.
+        counted = jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
+    head = forward.computation.network("token_classifier")
+    logits = discriminate(forward, rows, head, condition=options.condition, key=key)
+    logits = logits.astype(jnp.float32)
+    correct = (logits[..., 1] > logits[..., 0]) == replaced
+    return mean_where(replaced_token_detection(logits, replaced), counted), {
+        "rtd_accuracy": mean_where(correct, real),
+        "rtd_accuracy_replaced": mean_where(correct, replaced),
+        "rtd_accuracy_kept": mean_where(correct, real & ~replaced),
+        "rtd_share_kept": mean_where(~replaced, real),
+    }
+
+
+def token_classifier(checkpoints: Checkpoints) -> dict[str, Network]:
+    """Return the head of the two classes: that of an ELECTRA discriminator, or a new one."""
+    electra = checkpoints.discriminator
+    if electra is None:
+        head = Network(partial(linear, checkpoints.encoder.config.hidden_size, 2))
+    else:
+        head = Network(partial(ReplacedTokenHead, electra.config), electra.discriminator_head)
+    return {"token_classifier": head}
+
+
+class Prediction(NamedTuple):
+    """What the discriminator predicts about edited sentences."""
+
+    loss: Callable[..., tuple[Float[Array, ""], Metrics]]  # as `detect_replaced_tokens`
+    heads: Callable[[Checkpoints], dict[str, Network]]  # the networks besides the discriminator
+    panels: Mapping[str, tuple[str, ...]]  # see `Loss.panels`
+    papers: tuple[str, ...] = ("diffcse",)
+    # Raises a `ConfigError` for options that do not fit.
+    check: Callable[["DiffCSE"], None] = lambda options: None
+    edit: Edit | None = None  # the edit that it needs, if it is not that of `difference.edit`
+
+
+RTD = ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")  # in one panel
+PREDICTIONS: dict[str, Prediction] = {  # by `difference.objective`
+    "rtd": Prediction(detect_replaced_tokens, token_classifier, {"replaced-token detection": RTD}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffCSE(EditOptions, Loss):
+    """A prediction about an edited sentence, given the embedding of a sentence.
+
+    With the defaults it is conditional replaced-token detection, the loss of DiffCSE.
+    """
+
+    weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
+    objective: str = option(
+        "rtd",
+        "what is predicted: which tokens were replaced (`rtd`, DiffCSE), the masked tokens (`conditional_mlm`), or the "
+        "original of every token (`corrective_lm`; both DiffCSE Table 3); `none`: off",
+        choices=ChainMap[str, Any]({"none": None}, PREDICTIONS),  # which grow with the table
+    )
+    sentence: str = option(
+        "same",
+        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; needs documents)",
+        choices=("same", "next", "both"),
+    )
+    condition: str = option(
+        "projected",
+        "the embedding that conditions the discriminator: after or before the projector",
+        choices=("projected", "pooled"),
+    )
+    discriminator: str = option(
+        "",
+        "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "
+        "needs the encoder's vocabulary and hidden size; empty: a copy of the encoder, with a new head",
+    )
+    loss_positions: str = option("all", "mean over all positions (code) or real tokens", choices=("all", "real"))
+
+    def active(self) -> Loss | None:
+        return None if self.objective == "none" else super().active()
+
+    def check(self, run: RunInfo) -> None:
+        PREDICTIONS[self.objective].check(self)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        of_sentence = frozenset() if self.sentence == "same" else frozenset({"next_sentence"})
+        return frozenset({"vectors", "hidden_size"}) | self._edit.needs | of_sentence
+
+    @property
+    def _edit(self) -> Edit:
+        return PREDICTIONS[self.objective].edit or EDITS[self.edit]
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return PREDICTIONS[self.objective].papers
+
+    @property
+    def panels(self) -> Mapping[str, tuple[str, ...]]:
+        return PREDICTIONS[self.objective].panels
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        """Return the discriminator, an ELECTRA or a copy of the encoder, and its heads."""
+        start = checkpoints.discriminator or checkpoints.encoder
+        discriminator = Network(partial(Transformer, start.config), start.transformer)
+        return {"discriminator": discriminator} | PREDICTIONS[self.objective].heads(checkpoints)
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Edit the same sentences, the next ones, or both: x -> x'', y. For both, return a dict."""
+
+        def edited(rows: TokenRows, key: PRNGKeyArray) -> Edited:
+            return self._edit.function(frozen, rows, self, key, run)
+
+        if self.sentence != "both":
+            return edited(_sentences(batch, self.sentence), key)
+        return {name: edited(_sentences(batch, name), fold_in_name(key, name)) for name in ("same", "next")}
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        """Compute the loss of the prediction: x'', y, h -> L. For both sentences, it is their mean."""
+
+        def predict(name: str, edited: Edited, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+            original = _sentences(forward.batch, name).input_ids
+            return PREDICTIONS[self.objective].loss(self, forward, edited, original, key)
+
+        if self.sentence != "both":
+            return predict(self.sentence, inputs, key)
+        results = [predict(name, edited, fold_in_name(key, name)) for name, edited in inputs.items()]
+        return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
+
+
+def _sentences(batch: Batch, name: str) -> TokenRows:
+    """Return the batch's own sentences, or the next ones of their documents."""
+    chosen = batch if name == "same" else batch.next
+    assert chosen is not None  # the loss needs "next_sentence"
+    return chosen.rows

@@ -1,12 +1,12 @@
-"""The ablations of DiffCSE: other edits, other predictions and other sentences (Chuang et al. 2022, Tables 3, 4, 15).
+"""The ablations of DiffCSE (Chuang et al. 2022, Tables 3, 4, 15): other edits and predictions.
 
-`Difference` is the loss of the key group `difference`. With its defaults it is `DiffCSE` of `diffcse.py`.
+Each is a function, and a line in one of the tables `EDITS` and `PREDICTIONS` of `diffcse.py`. There,
+`replace` and `detect_replaced_tokens` are the edit and the prediction of DiffCSE itself.
 """
 
 import dataclasses
 from functools import partial
-from types import MappingProxyType
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,73 +15,138 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
-from diffcse_jax.losses.diffcse import DiffCSE, Edited, Masked, MaskOptions, discriminate, generate, replace_tokens
-from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
+from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses.contrastive import info_nce
+from diffcse_jax.losses.diffcse import (
+    EDITS,
+    PREDICTIONS,
+    DiffCSE,
+    Edit,
+    Edited,
+    EditOptions,
+    Masked,
+    MaskOptions,
+    Prediction,
+    discriminate,
+    generate,
+    replace,
+)
+from diffcse_jax.models.forward import (
+    FEW,
+    MOST,
+    Computation,
+    SharedForward,
+    fold_in_name,
+    mean_where,
+    row_keys,
+)
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense, Network
 
-# Edits (Table 4).
+# Edits (Table 4). Label 1 is on inserted tokens, on replaced tokens, and on tokens whose predecessor
+# was dropped.
 
 
-@dataclasses.dataclass(frozen=True)
-class EditOptions(MaskOptions):
-    """How a sentence is edited."""
+def insert(
+    frozen: Computation,
+    rows: TokenRows,
+    options: EditOptions,
+    key: PRNGKeyArray,
+    run: RunInfo,
+) -> Edited:
+    """Insert tokens of the generator, which fills nothing else. The arguments are those of `replace`."""
+    changed = _changed(frozen, rows, key, run, insert_ratio=options.insert_ratio)
+    generator = dataclasses.replace(run.generator, positions="masked")
+    masked = Masked(changed.rows, changed.inserted)
+    edited = generate(frozen, changed.rows, masked, generator, fold_in_name(key, "generator"))
+    return Edited(edited.rows, edited.replaced | changed.labels)
 
-    edit: str = option(
-        "replace",
-        "`replace` masks tokens and lets the generator fill them, `insert` adds tokens of the generator, `delete` "
-        "drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
-        choices=("replace", "insert", "delete", "mixed"),
-    )
-    insert_ratio: float = option(0.15, "share of gaps that get a token; for `insert` and `mixed`", low=0.0, high=1.0)
-    delete_ratio: float = option(0.15, "share of tokens that are dropped; for `delete` and `mixed`", low=0.0, high=1.0)
 
-    @property
-    def edit_needs(self) -> frozenset[str]:
-        """What the edit needs (see `Loss.needs`)."""
-        return frozenset({"mask_token"} if self.edit == "delete" else {"mask_token", "generator"})
+def delete(
+    frozen: Computation,
+    rows: TokenRows,
+    options: EditOptions,
+    key: PRNGKeyArray,
+    run: RunInfo,
+) -> Edited:
+    """Drop tokens. The arguments are those of `replace`."""
+    changed = _changed(frozen, rows, key, run, delete_ratio=options.delete_ratio)
+    return Edited(changed.rows, changed.labels)
 
-    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Drop, insert, mask and fill tokens.
 
-        Label 1 is on inserted tokens, on replaced tokens, and on tokens whose predecessor was dropped.
-        """
-        vocabulary, lengths_key = frozen.networks.vocabulary, fold_in_name(key, "lengths")
-        rows, inserted, labels = change_lengths(lengths_key, rows, self, vocabulary, run.max_length)
-        if self.edit == "delete":
-            return Edited(rows, labels)
-        ratio, options = self.mask_ratio, run.generator
-        if self.edit == "insert":
-            ratio, options = 0.0, dataclasses.replace(options, positions="masked")
-        masked = MaskOptions(ratio, self.mask_style).masked(frozen, rows, key)
-        masked = Masked(masked.rows, masked.selected | inserted)
-        edited = generate(frozen, rows, masked, options, fold_in_name(key, "generator"))
-        return Edited(edited.rows, edited.replaced | labels)
+def mixed(
+    frozen: Computation,
+    rows: TokenRows,
+    options: EditOptions,
+    key: PRNGKeyArray,
+    run: RunInfo,
+) -> Edited:
+    """Drop, insert and replace tokens. The arguments are those of `replace`."""
+    ratios = {"insert_ratio": options.insert_ratio, "delete_ratio": options.delete_ratio}
+    changed = _changed(frozen, rows, key, run, **ratios)
+    masked = options.masked(frozen, changed.rows, key)
+    masked = Masked(masked.rows, masked.selected | changed.inserted)
+    edited = generate(frozen, changed.rows, masked, run.generator, fold_in_name(key, "generator"))
+    return Edited(edited.rows, edited.replaced | changed.labels)
+
+
+EDITS |= {
+    "insert": Edit(insert),
+    "delete": Edit(delete, needs=frozenset({"mask_token"})),
+    "mixed": Edit(mixed),
+}
+
+
+class Changed(NamedTuple):
+    """Sentences of other lengths than the originals, padded with 0."""
+
+    rows: TokenRows
+    inserted: Bool[Array, "rows length"]  # the tokens that were inserted, [MASK]
+    labels: Bool[Array, "rows length"]  # true on inserted tokens and after dropped ones
+
+
+def _changed(
+    frozen: Computation,
+    rows: TokenRows,
+    key: PRNGKeyArray,
+    run: RunInfo,
+    **ratios: float,
+) -> Changed:
+    vocabulary, key = frozen.networks.vocabulary, fold_in_name(key, "lengths")
+    return change_lengths(key, rows, vocabulary=vocabulary, max_length=run.max_length, **ratios)
 
 
 def change_lengths(
-    key: PRNGKeyArray, rows: TokenRows, options: EditOptions, vocabulary: Vocabulary, max_length: int
-) -> tuple[TokenRows, Bool[Array, "rows length"], Bool[Array, "rows length"]]:
+    key: PRNGKeyArray,
+    rows: TokenRows,
+    *,
+    insert_ratio: float = 0.0,
+    delete_ratio: float = 0.0,
+    vocabulary: Vocabulary,
+    max_length: int,
+) -> Changed:
     """Drop and insert random tokens.
 
-    Each ordinary token is dropped with probability `delete_ratio`; [CLS] and [SEP] stay. Each gap between two tokens of
-    the original gets a [MASK] with probability `insert_ratio`. A sentence that is longer than `max_length`
-    afterwards loses its last tokens but keeps [SEP]. The token after a dropped one has label 1, even if it is [SEP], or
-    if a token was inserted between them.
+    Args:
+        key: A random key. What happens to a row depends on it, the row's number and the position,
+            not on padding.
+        rows: The sentences.
+        insert_ratio: The probability with which each gap between two tokens gets a [MASK].
+        delete_ratio: The probability with which each ordinary token is dropped; [CLS] and [SEP]
+            stay.
+        vocabulary: The tokenizer's vocabulary.
+        max_length: A sentence that is longer afterwards loses its last tokens but keeps [SEP].
 
     Returns:
-        The sentences, padded with 0, which tokens were inserted, and the labels: 1 on inserted tokens and after dropped
-        ones. If the edit inserts tokens, there are up to twice as many positions, at most `max_length`. The sentences
-        have no layout, because theirs was made for other lengths. If the edit keeps the lengths, the rows are returned
-        unchanged. The edit of a row depends on the key, the row's number and the position, not on the padding.
+        The sentences, without a layout, because theirs was made for other lengths. If tokens are
+        inserted, there are up to twice as many positions, at most `max_length`. If both ratios are
+        0, the rows are returned unchanged. The token after a dropped one has label 1, even if it is
+        [SEP], or if a token was inserted between them.
     """
-    insert = options.insert_ratio if options.edit in ("insert", "mixed") else 0.0
-    delete = options.delete_ratio if options.edit in ("delete", "mixed") else 0.0
     ids, length = rows.input_ids, rows.input_ids.shape[1]
     nothing = jnp.zeros(ids.shape, bool)
-    if not (insert or delete):
-        return rows, nothing, nothing
+    if not (insert_ratio or delete_ratio):
+        return Changed(rows, nothing, nothing)
     delete_keys, insert_keys = jax.vmap(jax.random.split, out_axes=1)(row_keys(key, len(ids)))
 
     def drawn(keys: jax.Array, share: float) -> jax.Array:
@@ -89,8 +154,9 @@ def change_lengths(
 
     real = rows.attention_mask > 0
     has_next = jnp.pad(real[:, 1:], ((0, 0), (0, 1)))  # all real tokens except the last one, [SEP]
-    dropped = real & ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype)) & drawn(delete_keys, delete)
-    inserted = has_next & drawn(insert_keys, insert) if insert else nothing
+    ordinary = real & ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
+    dropped = ordinary & drawn(delete_keys, delete_ratio)
+    inserted = has_next & drawn(insert_keys, insert_ratio) if insert_ratio else nothing
     after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
     mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id  # read only if something is inserted
 
@@ -100,7 +166,7 @@ def change_lengths(
 
     exists = interleave(real & ~dropped, inserted)
     is_last = interleave(real & ~has_next, nothing)
-    positions = min(2 * length, max_length) if insert else length
+    positions = min(2 * length, max_length) if insert_ratio else length
     counts = jnp.cumsum(exists, axis=1)
     end = jnp.minimum(counts[:, -1:], positions) - 1  # the last token always has a position
     kept = exists & ((counts - 1 < end) | is_last)
@@ -113,123 +179,80 @@ def change_lengths(
     new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
     attention_mask = place(exists.astype(rows.attention_mask.dtype))
     labels = place(interleave(after_dropped, ~nothing))
-    return TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels
+    return Changed(TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels)
 
 
-def generated_second_views(
-    frozen: Computation, batch: Batch, ratio: float, options: GeneratorOptions, key: PRNGKeyArray
-) -> Batch:
-    """Mask this share of the tokens of second views and let the generator fill them (SimCSE Table 1, "MLM k %")."""
-    rows = TokenRows(batch.input_ids[:, 1], batch.attention_mask[:, 1])
-    options = dataclasses.replace(options, positions="masked")
-    edited = replace_tokens(frozen, rows, MaskOptions(ratio, "mask"), options, key)
-    second = jnp.where(rows.attention_mask > 0, edited.rows.input_ids, rows.input_ids)
-    return batch._replace(input_ids=batch.input_ids.at[:, 1].set(second))
+# Predictions (Table 3). These recover original tokens, with a masked-LM head whose decoder is the
+# discriminator's embedding table.
 
 
-# Predictions and sentences (Table 3).
+def _check_tokens_have_originals(options: DiffCSE) -> None:
+    """Raise a `ConfigError` for a discriminator of `rtd`, or an edit whose tokens have no original."""
+    if options.discriminator:
+        raise ConfigError(
+            f"difference.discriminator={options.discriminator!r} needs difference.objective='rtd', the task of "
+            f"ELECTRA. Leave it empty for {options.objective!r}."
+        )
+    if options.edit != "replace":
+        raise ConfigError(
+            f"difference.edit={options.edit!r} needs difference.objective='rtd': {options.objective!r} recovers the "
+            "original of every token, and an inserted or dropped token has none."
+        )
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference(EditOptions, DiffCSE):
-    """A prediction about an edited sentence, given the embedding of a sentence."""
-
-    objective: str = option(
-        "rtd",
-        "what is predicted: which tokens were replaced (`rtd`, DiffCSE), the masked tokens (`conditional_mlm`), or the "
-        "original of every token (`corrective_lm`; both DiffCSE Table 3); `none`: off",
-        choices=("rtd", "conditional_mlm", "corrective_lm", "none"),
-    )
-    sentence: str = option(
-        "same",
-        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; needs documents)",
-        choices=("same", "next", "both"),
-    )
-
-    def active(self) -> Loss | None:
-        if self.objective == "none" or self.weight == 0:
-            return None
-        kinds = {"rtd": Difference, "conditional_mlm": ConditionalMaskedLM, "corrective_lm": CorrectiveLM}
-        return kinds[self.objective](**vars(self))
-
-    @property
-    def needs(self) -> frozenset[str]:
-        next_sentence = {"next_sentence"} if self.sentence != "same" else set()
-        return frozenset({"vectors", "hidden_size"} | next_sentence) | self.edit_needs
-
-    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Edit the same sentences, the next ones, or both. For both, return a dict."""
-        batches: dict[str, Any] = {"same": batch, "next": batch.next}
-        if self.sentence != "both":
-            return self.edited(frozen, batches[self.sentence].rows, key, run)
-        return {name: self.edited(frozen, each.rows, fold_in_name(key, name), run) for name, each in batches.items()}
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of the prediction. For both sentences, it is the mean of the two losses."""
-        if self.sentence != "both":
-            return self.predict(forward, inputs, key)
-        results = [self.predict(forward, edited, fold_in_name(key, name)) for name, edited in inputs.items()]
-        return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
-
-    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of the prediction about edited sentences."""
-        return super().loss(forward, edited, key)
+def _language_model(checkpoints: Checkpoints) -> dict[str, Network]:
+    encoder = checkpoints.encoder
+    return {"discriminator_lm_head": Network(partial(MaskedLMHead, encoder.config), encoder.mlm_head)}
 
 
-class _RecoversTokens(Difference):
-    """A prediction of original tokens, by a masked-LM head whose decoder is the discriminator's embedding table."""
-
-    def check(self, run: RunInfo) -> None:
-        if self.discriminator:
-            raise ConfigError(
-                f"difference.discriminator={self.discriminator!r} needs difference.objective='rtd', the task of "
-                f"ELECTRA. Leave it empty for {self.objective!r}."
-            )
-        if self.edit != "replace":
-            raise ConfigError(
-                f"difference.edit={self.edit!r} needs difference.objective='rtd': {self.objective!r} recovers the "
-                "original of every token, and an inserted or dropped token has none."
-            )
-
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        encoder, discriminator = checkpoints.encoder, super().networks(checkpoints, run)["discriminator"]
-        head = Network(partial(MaskedLMHead, encoder.config), encoder.mlm_head)
-        return {"discriminator": discriminator, "discriminator_lm_head": head}
+def _mask_only(
+    frozen: Computation,
+    rows: TokenRows,
+    options: MaskOptions,
+    key: PRNGKeyArray,
+    run: RunInfo,
+) -> Edited:
+    return Edited(*options.masked(frozen, rows, key))
 
 
-class ConditionalMaskedLM(_RecoversTokens):
-    """The discriminator recovers the masked tokens. The loss is the mean cross-entropy; there is no generator."""
+def predict_masked_tokens(
+    options: DiffCSE,
+    forward: SharedForward,
+    masked: Edited,
+    original: Int[Array, "rows length"],
+    key: PRNGKeyArray,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Compute the mean cross-entropy of the original tokens at masked positions.
 
-    panels = MappingProxyType({"conditional masked LM": ("conditional_mlm_accuracy",)})
+    There is no generator. The arguments are those of `detect_replaced_tokens`, with masked sentences.
+    """
+    rows, selected = masked
+    computation = forward.computation
+    head = computation.network("discriminator_lm_head")
+    word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return super().needs - {"generator"}
+    def at_token(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = head(states, word_embeddings)
+        correct = jnp.argmax(logits, axis=-1) == targets
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Return masked sentences and the original tokens."""
-        return self.masked(frozen, rows, key), rows.input_ids
+    def at_rows(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
 
-    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        (rows, selected), original = edited
-        computation = forward.computation
-        head = computation.network("discriminator_lm_head")
-        word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
-
-        def at_token(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-            logits = head(states, word_embeddings)
-            correct = jnp.argmax(logits, axis=-1) == targets
-            return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
-
-        def at_rows(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
-
-        losses, correct = discriminate(forward, rows, at_rows, selected, original, condition=self.condition, key=key)
-        return mean_where(losses, selected), {"conditional_mlm_accuracy": mean_where(correct, selected)}
+    losses, correct = discriminate(forward, rows, at_rows, selected, original, condition=options.condition, key=key)
+    return mean_where(losses, selected), {"conditional_mlm_accuracy": mean_where(correct, selected)}
 
 
-class CorrectiveLM(_RecoversTokens):
-    """The discriminator recovers the original of every token, or copies the token of its input.
+def correct_tokens(
+    options: DiffCSE,
+    forward: SharedForward,
+    edited: Edited,
+    original: Int[Array, "rows length"],
+    key: PRNGKeyArray,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Compute the loss of a language model that recovers the original of every token, or copies it.
+
+    The arguments are those of `detect_replaced_tokens`.
 
     The task and its copy mechanism are those of COCO-LM (Meng et al. 2021, "corrective language modeling"). A head
     gives the probability p_copy that a token is the original one. The language model predicts the rest:
@@ -240,46 +263,32 @@ class CorrectiveLM(_RecoversTokens):
     the first term. Both means are over all real tokens except position 0, which the sentence embedding replaces.
     (COCO-LM takes the first mean over masked tokens only; DiffCSE asks for every position.)
     """
+    rows, replaced = edited
+    computation = forward.computation
+    language_model, copy = (computation.network(name) for name in ("discriminator_lm_head", "copy_head"))
+    word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
+    where = (rows.attention_mask > 0).at[:, 0].set(False)
 
-    papers = ("diffcse", "coco_lm")
-    panels = MappingProxyType({"corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")})
+    def at_token(
+        states: jax.Array, copy_logits: jax.Array, replaced: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        logits = language_model(states, word_embeddings)
+        correct = jnp.argmax(logits, axis=-1) == targets
+        return corrective_language_model(logits, copy_logits, ~replaced, targets), correct
 
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Also return the head that gives the logit of p_copy for each token."""
-        copy_head = Network(partial(Dense, checkpoints.encoder.config.hidden_size, 1))
-        return super().networks(checkpoints, run) | {"copy_head": copy_head}
+    def at_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> PyTree:
+        copy_logits = copy(states)[..., 0].astype(jnp.float32)
+        return computation.gather_positions(at_token, where, states, copy_logits, *values, shares=MOST), copy_logits
 
-    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Return edited sentences and the original tokens."""
-        return super().edited(frozen, rows, key, run), rows.input_ids
-
-    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        (rows, replaced), original = edited
-        computation = forward.computation
-        language_model, copy = (computation.network(name) for name in ("discriminator_lm_head", "copy_head"))
-        word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
-        where = (rows.attention_mask > 0).at[:, 0].set(False)
-
-        def at_token(
-            states: jax.Array, copy_logits: jax.Array, replaced: jax.Array, targets: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
-            logits = language_model(states, word_embeddings)
-            correct = jnp.argmax(logits, axis=-1) == targets
-            return corrective_language_model(logits, copy_logits, ~replaced, targets), correct
-
-        def at_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> PyTree:
-            copy_logits = copy(states)[..., 0].astype(jnp.float32)
-            return computation.gather_positions(at_token, where, states, copy_logits, *values, shares=MOST), copy_logits
-
-        (losses, correct), copy_logits = discriminate(
-            forward, rows, at_rows, where, replaced, original, condition=self.condition, key=key
-        )
-        copy_loss = mean_where(optax.sigmoid_binary_cross_entropy(copy_logits, ~replaced), where)
-        return mean_where(losses, where) + copy_loss, {
-            "corrective_lm_copy_loss": copy_loss,
-            "corrective_lm_copy_accuracy": mean_where((copy_logits > 0) == ~replaced, where),
-            "corrective_lm_accuracy_replaced": mean_where(correct, where & replaced),
-        }
+    (losses, correct), copy_logits = discriminate(
+        forward, rows, at_rows, where, replaced, original, condition=options.condition, key=key
+    )
+    copy_loss = mean_where(optax.sigmoid_binary_cross_entropy(copy_logits, ~replaced), where)
+    return mean_where(losses, where) + copy_loss, {
+        "corrective_lm_copy_loss": copy_loss,
+        "corrective_lm_copy_accuracy": mean_where((copy_logits > 0) == ~replaced, where),
+        "corrective_lm_accuracy_replaced": mean_where(correct, where & replaced),
+    }
 
 
 def corrective_language_model(
@@ -295,3 +304,81 @@ def corrective_language_model(
     copy_logits = jax.lax.stop_gradient(copy_logits)
     generated = jax.nn.log_sigmoid(-copy_logits) - optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)
+
+
+def _language_model_that_copies(checkpoints: Checkpoints) -> dict[str, Network]:
+    """Return also the head that gives the logit of p_copy for each token."""
+    copy_head = Network(partial(Dense, checkpoints.encoder.config.hidden_size, 1))
+    return _language_model(checkpoints) | {"copy_head": copy_head}
+
+
+PREDICTIONS |= {
+    "conditional_mlm": Prediction(
+        predict_masked_tokens,
+        _language_model,
+        panels={"conditional masked LM": ("conditional_mlm_accuracy",)},
+        check=_check_tokens_have_originals,
+        edit=Edit(_mask_only, needs=frozenset({"mask_token"})),
+    ),
+    "corrective_lm": Prediction(
+        correct_tokens,
+        _language_model_that_copies,
+        panels={"corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")},
+        papers=("diffcse", "coco_lm"),
+        check=_check_tokens_have_originals,
+    ),
+}
+
+
+# Edited sentences as positives, as negatives (Table 15), and as second views (SimCSE).
+
+
+@dataclasses.dataclass(frozen=True)
+class EditedContrast(EditOptions, Loss):
+    """A contrast with edited sentences, as further positives or negatives of their originals (DiffCSE Table 15).
+
+    DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or as another one. Each
+    step edits the anchors again. The paper does not say how it combined its terms; this is our reading:
+
+    - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in place of it.
+    - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), in place of `contrast`.
+    """
+
+    weight: float = option(0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0)
+    role: str = option(
+        "positive",
+        "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for all, in its place",
+        choices=("positive", "negative"),
+    )
+    temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
+    compares_embeddings = True
+    papers = ("diffcse",)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"vectors"}) | EDITS[self.edit].needs
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
+        return EDITS[self.edit].function(frozen, batch.anchors, self, key, run)
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        z1, z2, *_ = forward.projected_views
+        edits = forward.projected(inputs.rows, row_keys(key, len(z1)), name="edited_contrast")
+        if self.role == "positive":
+            return info_nce(z1, edits, temperature=self.temperature).mean(), {}
+        return info_nce(z1, z2, temperature=self.temperature, hard_negatives=[edits]).mean(), {}
+
+
+def generated_second_views(
+    frozen: Computation,
+    batch: Batch,
+    ratio: float,
+    key: PRNGKeyArray,
+    run: RunInfo,
+) -> Batch:
+    """Mask this share of the tokens of second views and let the generator fill them (SimCSE Table 1, "MLM k %")."""
+    rows = TokenRows(batch.input_ids[:, 1], batch.attention_mask[:, 1])
+    run = run._replace(generator=dataclasses.replace(run.generator, positions="masked"))
+    edited = replace(frozen, rows, MaskOptions(ratio, "mask"), key, run)
+    second = jnp.where(rows.attention_mask > 0, edited.rows.input_ids, rows.input_ids)
+    return batch._replace(input_ids=batch.input_ids.at[:, 1].set(second))

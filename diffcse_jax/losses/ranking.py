@@ -1,4 +1,4 @@
-"""Losses between lists of similarities: RankCSE's consistency and distillation, and an anchor to the first checkpoint.
+"""Losses between lists of similarities: RankCSE's consistency and distillation.
 
 Each sentence ranks the others of the batch by similarity. These losses compare such lists (RankCSE: Liu et al. 2023).
 """
@@ -96,7 +96,10 @@ class RankingDistillation(Loss):
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Compute the weighted mean of the teachers' similarity lists."""
-        lists = [_lists_of(frozen, network, batch) for network in self._by_network]
+        lists = [
+            similarity_lists(batch.by_view(frozen.map_chunks(frozen.network(name), batch.rows)))
+            for name in self._by_network
+        ]
         shares = jnp.array(self.shares or (1.0,) * len(lists))
         return jnp.tensordot(shares / shares.sum(), jnp.stack(lists), axes=1, precision="highest")
 
@@ -105,10 +108,6 @@ class RankingDistillation(Loss):
         if self.form == "listmle":
             return list_mle(scores, inputs).mean(), {}
         return list_net(scores, inputs / self.teacher_temperature).mean(), {}
-
-
-def _lists_of(frozen: Computation, teacher: str, batch: Batch) -> Lists:
-    return similarity_lists(batch.by_view(frozen.map_chunks(frozen.network(teacher), batch.rows)))
 
 
 def list_net(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
@@ -128,28 +127,3 @@ def list_mle(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
     order = jnp.argsort(-teacher, axis=1, stable=True)
     ordered = jnp.take_along_axis(scores, order, axis=1)
     return (jax.lax.cumlogsumexp(ordered, axis=1, reverse=True) - ordered).sum(axis=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Anchor(Loss):
-    """Each embedding should keep the neighbours that it has with the frozen starting checkpoint."""
-
-    weight: float = option(0.0, "weight of the divergence from the starting checkpoint's neighbourhoods", low=0.0)
-    temperature: float = option(0.05, "temperature of the similarities that make a neighbourhood", low=1e-6)
-    compares_embeddings = True
-
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        return {START: start_as_teacher(checkpoints.encoder, run.pooler)}
-
-    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        return _lists_of(frozen, START, batch)
-
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        scores = similarity_lists(forward.encoded_views)
-        return divergence(inputs / self.temperature, scores / self.temperature).mean(), {}
-
-
-def divergence(start: Lists, now: Lists) -> Float[Array, " rows"]:
-    """Compute KL(K | Q) of the neighbourhoods K = softmax(start) and Q = softmax(now), one distribution per row."""
-    log_k, log_q = jax.nn.log_softmax(start, axis=1), jax.nn.log_softmax(now, axis=1)
-    return (jnp.exp(log_k) * (log_k - log_q)).sum(axis=1)

@@ -25,12 +25,6 @@ from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, 
 LogitBias = Float[Array, "rows #heads _queries _length"]  # one for all queries, or one for each
 Grouped = Float[Array, "rows groups _length features"]  # queries, keys or values of heads, or of groups of heads
 HIDDEN = np.finfo(np.float32).min / 2  # bias on logits of tokens that are not seen; a sum of two is finite
-# The dropout schedules of a report on adjusting dropout (docs/papers.md), for encoders of 12 blocks. Each one gives the
-# rates of the first blocks. The other blocks keep the usual rate.
-MASKED_BLOCKS = 12
-_EQUAL = [(rate,) * blocks for blocks in (4, 6) for rate in (0.2, 0.3, 0.4, 0.5)]
-_FALLING = [(0.5, 0.4, 0.3, 0.2), (0.4, 0.3, 0.2), (0.3, 0.2), (0.2,)]
-DROPOUT_MASKS = {f"mask{number}": rates for number, rates in enumerate(_EQUAL + _FALLING, start=1)}
 
 
 class Embeddings(nnx.Module):
@@ -120,9 +114,7 @@ class TransformerConfig:
         lanes = 128 if device.platform == "tpu" else 1
         return dataclasses.replace(self, lanes=lanes, devices=devices, fused=has_fused_attention(device))
 
-    def with_dropout(
-        self, hidden: tuple[float, ...], attention: tuple[float, ...], schedule: str = "none"
-    ) -> "TransformerConfig":
+    def with_dropout(self, hidden: tuple[float, ...], attention: tuple[float, ...]) -> "TransformerConfig":
         """Return the same encoder with other dropout rates, as `block_rates` reads them.
 
         A single hidden rate for all blocks also applies to the embedding layer, as in the originals. Otherwise the
@@ -130,27 +122,23 @@ class TransformerConfig:
         """
         return dataclasses.replace(
             self,
-            embedding_dropout=hidden[0] if schedule == "none" and len(hidden) == 1 else self.embedding_dropout,
-            hidden_dropout=block_rates(hidden, self.num_blocks, schedule),
-            attention_dropout=block_rates(attention, self.num_blocks, schedule),
+            embedding_dropout=hidden[0] if len(hidden) == 1 else self.embedding_dropout,
+            hidden_dropout=block_rates(hidden, self.num_blocks),
+            attention_dropout=block_rates(attention, self.num_blocks),
         )
 
 
-def block_rates(rates: tuple[float, ...], num_blocks: int, schedule: str = "none") -> tuple[float, ...]:
-    """Return one dropout rate for each block, or raise ValueError if the schedule does not fit.
+def block_rates(rates: tuple[float, ...], num_blocks: int) -> tuple[float, ...]:
+    """Return one dropout rate for each block, from one for all blocks or one for each.
 
-    The schedule `none` takes one rate for all blocks or one for each. A name in `DROPOUT_MASKS` takes the rate of the
-    blocks that the mask leaves out.
+    Raises:
+        ValueError: The number of rates is neither 1 nor `num_blocks`.
     """
-    if schedule == "none" and len(rates) in (1, num_blocks):
-        return rates * (num_blocks // len(rates))
-    if schedule in DROPOUT_MASKS and len(rates) == 1 and num_blocks == MASKED_BLOCKS:
-        masked = DROPOUT_MASKS[schedule]
-        return masked + rates * (num_blocks - len(masked))
-    raise ValueError(
-        f"the schedule {schedule!r} does not fit {len(rates)} rates for {num_blocks} blocks. `none` needs 1 rate or "
-        f"one for each block, and masks need 1 rate and {MASKED_BLOCKS} blocks"
-    )
+    if len(rates) not in (1, num_blocks):
+        raise ValueError(
+            f"{len(rates)} rates for {num_blocks} blocks. Give 1 rate, or {num_blocks}, one for each block"
+        )
+    return rates * (num_blocks // len(rates))
 
 
 class Blocks(nnx.Module):

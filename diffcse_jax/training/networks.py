@@ -202,9 +202,9 @@ def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig
     model = config.model
     sizes = dataclasses.replace(sizes, recompute=config.train.recompute == "on")
     try:
-        return sizes.with_dropout(model.hidden_dropout, model.attention_dropout, model.dropout_schedule)
+        return sizes.with_dropout(model.hidden_dropout, model.attention_dropout)
     except ValueError as error:
-        raise ConfigError(f"model.hidden_dropout, model.attention_dropout, model.dropout_schedule: {error}") from error
+        raise ConfigError(f"model.hidden_dropout, model.attention_dropout: {error}") from error
 
 
 def _check_embedding_size(encoder: Pretrained, config: Config) -> None:

@@ -66,7 +66,7 @@ def make_train_step(
         if config.data.augmentation == "mlm":
             key = fold_in_name(inputs_key, "second views")
             ratio = config.data.augmentation_ratio
-            batch = generated_second_views(frozen_networks, batch, ratio, config.generator, key)
+            batch = generated_second_views(frozen_networks, batch, ratio, key, config.run_info)
         inputs = prepare(config.losses, frozen_networks, batch, inputs_key, config.run_info)
 
         def loss(params: Params) -> tuple[jax.Array, Metrics]:
