@@ -111,8 +111,8 @@ class BatchSource:
     """Random access to the batches of a run: a `Batch` of NumPy arrays with the rows of one process.
 
     The sentence of a single column becomes two views, which dropout or an augmentation makes different, unless no loss
-    compares views. All processes pad a batch to the smallest of the run's lengths that holds the longest sentence of the
-    global batch.
+    compares views. All processes pad a batch to the smallest of the run's lengths that holds the longest sentence of
+    the global batch.
     """
 
     store: Examples

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import transformers
 from jaxtyping import Float32
 
 from diffcse_jax import io
@@ -110,7 +109,8 @@ def export(
             io.write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.selection.interpolation, saved.step)}")
     print(_describe(check))
-    if hf.FAMILIES[saved.checkpoint.config.family].pooler and not saved.checkpoint.pooler:
+    has_pooler = saved.checkpoint.pooler or saved.checkpoint.mlm_head  # a masked LM has none in transformers
+    if hf.FAMILIES[saved.checkpoint.config.family].pooler and not has_pooler:
         print(
             "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
             f"{saved.pooler} does not use it. Do not use `pooler_output`"
@@ -135,8 +135,7 @@ def write_checkpoint(checkpoint: hf.Pretrained, folder: Path, *, output_hidden_s
     With a masked-LM head, it is a folder of a class such as `BertForMaskedLM`, whose decoder is the word embeddings.
     """
     family = checkpoint.config.family
-    kind = "ForMaskedLM" if checkpoint.mlm_head else "Model"
-    architecture = transformers.CONFIG_MAPPING[family].__name__.replace("Config", kind)
+    architecture = hf.architecture(checkpoint.config, has_mlm_head=bool(checkpoint.mlm_head))
     hf_config = dict(checkpoint.hf_config) | {"architectures": [architecture], "dtype": "float32"}
     for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
         hf_config.pop(key, None)

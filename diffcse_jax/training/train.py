@@ -288,7 +288,8 @@ def select(run: Run, baseline: Record) -> str:
         exported = f"{base.name} unchanged" + (f" (eval.keep_start=False would export {trained})" if gains else "")
     else:
         exported = trained if gains else f"{trained} anyway"
-    result = f"{better}{evaluation.chosen.aspect} than {base.name}: {evaluation.metric} {after:.2f}, was {before:.2f} ({gain})."
+    better += evaluation.chosen.aspect
+    result = f"{better} than {base.name}: {evaluation.metric} {after:.2f}, was {before:.2f} ({gain})."
     compared = _compare_systems(run, lambda: encoder(candidate.weight))
     advice = [systems.describe_recommendation(compared, systems.recommend(compared))] if compared else []
     advice += filter(None, [evaluation.chosen.remark])
