@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 from diffcse_jax.batch import Batch, RowKeys, TokenRows, Vocabulary
 from diffcse_jax.models.heads import SENTENCE_HEAD, HeadLayer, MaskedLMHead, MlpProjector, SentenceHead
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.layers import Network, Params, bind, definition, prefixed, subset
+from diffcse_jax.models.layers import Build, Network, Params, bind, definition, prefixed, subset
 from diffcse_jax.models.pooling import embed
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
@@ -314,7 +314,7 @@ def compiled_masked_lm(
     The parameters are those of the networks `transformer` and `mlm_head`.
     """
     config = config.on(mesh.devices.flat[0])
-    builds = {"transformer": partial(Transformer, config), "mlm_head": partial(MaskedLMHead, config)}
+    builds: dict[str, Build] = {"transformer": partial(Transformer, config), "mlm_head": partial(MaskedLMHead, config)}
     networks = Networks(vocabulary, {name: definition(partial(build, dtype=dtype)) for name, build in builds.items()})
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
@@ -326,7 +326,8 @@ def compiled_masked_lm(
             def likeliest(states: jax.Array) -> jax.Array:
                 return jnp.argmax(head(states, words), axis=-1)
 
-            return computation.gather_positions(likeliest, input_ids == vocabulary.mask_id, states, shares=FEW)
+            masked = jnp.isin(input_ids, jnp.array(vocabulary.mask_id, input_ids.dtype))
+            return computation.gather_positions(likeliest, masked, states, shares=FEW)
 
     return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
