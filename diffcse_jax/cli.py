@@ -114,6 +114,10 @@ def _prepare(options: argparse.Namespace) -> Callable[[], Any]:
         from diffcse_jax.apps.search import SearchOptions
 
         given["options"] = _options_of(SearchOptions, given)
+    if options.name == "init":
+        from diffcse_jax.apps.init import InitOptions
+
+        given["options"] = _options_of(InitOptions, given)
     if options.name == "demo":
         from diffcse_jax.apps.demo import DemoOptions
 
@@ -147,6 +151,28 @@ def train(add: Add) -> str:
     """
     _add_run_options(add, "configs", SHIPPED.glob("*.py"), RUN_FOLDER)
     return "diffcse_jax.api:run"
+
+
+def init(add: Add) -> str:
+    """Write a checkpoint to pre-train with the configuration `masked_lm`.
+
+    With --input it is a BERT of random weights with a lower-cased WordPiece vocabulary, which is learnt from the text.
+    With --model it is the beginning of a checkpoint: its embeddings, its first blocks, and its masked-LM head, if it
+    has one. The same text, sizes and seed give the same files.
+
+      diffcse init --input text.txt --vocabulary_size 8192 --blocks 4 --hidden_size 256 --heads 4 --output start
+      diffcse init --model minilm --blocks 3 --output start
+      diffcse train --config masked_lm --config.model.name_or_path=start --config.data.train_file=text.txt
+    """
+    add("--input", dest="inputs", metavar="TEXT", help=f"{INPUT}, of which the vocabulary is learnt", **SEVERAL)
+    add("--model", default="", help="Hugging Face folder, hub id (NAME@REVISION), or `minilm`, whose blocks are kept")
+    add("--blocks", type=int, required=True, metavar="N", help="transformer blocks")
+    add("--hidden_size", type=int, default=0, metavar="N", help="size of hidden states (default: 256)")
+    add("--heads", type=int, default=0, metavar="N", help="attention heads (default: 4)")
+    add("--vocabulary_size", type=int, default=0, metavar="N", help="tokens of the new vocabulary (default: 8192)")
+    add("--seed", type=int, default=42, help="seed of the random weights (default: %(default)s)")
+    add("--output", type=expand_path, required=True, metavar="DIR", help="the folder to write")
+    return "diffcse_jax.apps.init:init"
 
 
 def finetune(add: Add) -> str:
@@ -343,7 +369,7 @@ def demo(add: Add) -> str:
     return "diffcse_jax.apps.demo:serve"
 
 
-COMMANDS = (train, evaluate, encode, embed, search, export, finetune, study, report, demo)
+COMMANDS = (init, train, evaluate, encode, embed, search, export, finetune, study, report, demo)
 WITH_KEYS = ("train", "finetune", "study")  # commands that also accept keys of the configuration
 
 

@@ -23,11 +23,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
+from diffcse_jax.batch import Vocabulary
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress, keep_compiled
 from diffcse_jax.io import expand_path
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
-from diffcse_jax.models.forward import compiled_forward
+from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
@@ -65,6 +66,7 @@ class SentenceEncoder:
         dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
         max_length: The number of tokens that texts are cut to. By default it is that of the model's positions.
         name: The name of the model, for records and errors.
+        mlm_head: The parameters of a masked-LM head on the transformer, for `fill_masks`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class SentenceEncoder:
         dtype: DTypeLike = jnp.float32,
         max_length: int | None = None,
         name: str = "an encoder without a name",
+        mlm_head: Params | None = None,
     ):
         pooler = pooling.check_pooler(record.pooler)
         sentence_head = record.sentence_head.of(pooler)
@@ -93,6 +96,7 @@ class SentenceEncoder:
         self.tokenizer = tokenizer
         self.pooler = sentence_head.applied(pooler)  # with the modules after it
         self.name = name
+        self.mlm_head = mlm_head
         self.prompts = record.prompts
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
@@ -176,7 +180,8 @@ class SentenceEncoder:
         )
         tokenizer = load_tokenizer(model.folder)
         longest = sentence_folder.max_length_of(model.folder, model.config.max_length)
-        return cls(model.config, model.transformer, tokenizer, record, dtype=dtype, max_length=longest, name=name)
+        options: dict[str, Any] = {"dtype": dtype, "max_length": longest, "name": name, "mlm_head": model.mlm_head}
+        return cls(model.config, model.transformer, tokenizer, record, **options)
 
     def __repr__(self) -> str:
         options = f"pooler={self.pooler!r}, dimension={self.dimension}, dtype={self.dtype.name!r}"
@@ -187,7 +192,7 @@ class SentenceEncoder:
         params = {name: np.asarray(array) for name, array in self.params.items()}
         transformer, head = (layers.subset(params, part) for part in ("transformer", "pooler_head"))
         recorded = self.recorded._replace(head=head, sentence_head=self.sentence_head._replace(params=head))
-        options = {name: getattr(self, name) for name in ("dtype", "max_length", "name")}
+        options = {name: getattr(self, name) for name in ("dtype", "max_length", "name", "mlm_head")}
         make = functools.partial(type(self), self.config, transformer, self.tokenizer, recorded, **options)
         return make, (), {"_index": self._index}
 
@@ -264,6 +269,30 @@ class SentenceEncoder:
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of documents, unless `prompt` or `prompt_name` is given; as `encode`."""
         return self.encode(documents, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.document), **options)
+
+    def fill_masks(self, token_ids: Sequence[list[int]], batch_size: int = 64) -> list[Int32[np.ndarray, " tokens"]]:
+        """Return the likeliest token at each [MASK] of tokenised texts, and 0 at their other tokens.
+
+        Args:
+            token_ids: The tokens of each text, with [CLS] and [SEP].
+            batch_size: Texts in a call of the compiled function; on a CPU fewer if they are long.
+
+        Raises:
+            CheckpointError: The model has no masked-LM head, or its tokenizer no mask token.
+        """
+        mask_id = self.tokenizer.mask_token_id
+        if self.mlm_head is None or mask_id is None:
+            raise CheckpointError(f"{self.name} is not a masked LM: it has no masked-LM head or no mask token")
+        vocabulary = Vocabulary(len(self.tokenizer), mask_id, ())
+        forward = compiled_masked_lm(self.config, vocabulary, self.dtype, self._mesh)
+        params = layers.prefixed(layers.subset(self.params, "transformer"), "transformer")
+        params |= layers.prefixed(self.mlm_head, "mlm_head")
+        found = [np.zeros(0, np.int32)] * len(token_ids)
+        for rows, batch in self._batches(list(token_ids), batch_size):
+            filled = np.asarray(forward(params, *batch))
+            for row, tokens in zip(rows, filled, strict=False):
+                found[row] = tokens[: len(token_ids[row])].astype(np.int32)
+        return found
 
     @contextlib.contextmanager
     def warning_once(self) -> Iterator[None]:

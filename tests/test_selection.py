@@ -45,7 +45,9 @@ EVALUATION = mock.Mock(
     metric="mrr",
     text="dev",
     drift_metric="guard",
-    chosen=mock.Mock(units="20 queries", interval=lambda start, model: (model[0][0] - start[0][0] - 1.5, 6.5)),
+    chosen=mock.Mock(
+        units="20 queries", aspect="", remark="", interval=lambda start, model: (model[0][0] - start[0][0] - 1.5, 6.5)
+    ),
     measure=lambda encoder: MEASURED[round(weight_of(encoder), 5)],
     held=lambda encoder: {"halves": weight_of(encoder)},
     regressions=lambda start, model: ["halves 1.00 against 2.00"] if model["halves"] > 2 else [],

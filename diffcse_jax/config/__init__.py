@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
 from diffcse_jax.config.groups import (
     DEV_METRICS,
+    MASKED_ACCURACY,
     OF_DOCUMENTS,
     OWN_POOLER,
     SECOND_TEXTS,
@@ -173,6 +174,16 @@ class Config:
     def keeps_projector(self) -> bool:
         """True if the trained projector is kept, as the head of the pooler `cls`."""
         return self.model.projector != "none" and not self.model.projector_train_only
+
+    @property
+    def keeps_mlm_head(self) -> bool:
+        """True if a masked-LM head is trained whose decoder is the word embeddings, as checkpoints store it."""
+        return "mlm" in self.losses and self.mlm.tied
+
+    @property
+    def trains_masked_lm(self) -> bool:
+        """True if a masked LM is trained and nothing else."""
+        return self.keeps_mlm_head and not self.needs("vectors")
 
     @property
     def encoding_pooler(self) -> str:
@@ -415,6 +426,8 @@ def _contradictions(config: Config) -> Iterator[str]:
     if not config.losses:
         names = [name for name, group in vars(Config()).items() if isinstance(group, Loss)]
         yield f"nothing to train: the losses {', '.join([*names, *config.installed])} all have weight 0"
+    if not config.needs("vectors"):
+        yield from _contradictions_of_single_views(config)
     yield from _dev_contradictions(config)
 
     setting, needing_next = f"data.pairs={data.pairs!r}", config.settings_that_need("next_sentence")
@@ -431,6 +444,15 @@ def _contradictions(config: Config) -> Iterator[str]:
         yield "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, tab-separated"
 
 
+def _contradictions_of_single_views(config: Config) -> Iterator[str]:
+    """Yield what is wrong with pairs and second views in a run whose losses compare no texts."""
+    data, training = config.data, " and ".join(config.losses)
+    if data.pairs in ("lead", "neighbours", "crops"):
+        yield f"data.pairs={data.pairs!r} makes pairs, but {training} compares no texts. Use 'passages' or 'columns'"
+    if data.augmentation != "none":
+        yield f"data.augmentation={data.augmentation!r} changes second views, but {training} compares no texts"
+
+
 def _dev_contradictions(config: Config) -> Iterator[str]:
     """Yield what is wrong with dev metrics: unknown names, and data that they need but do not have."""
     options = config.eval
@@ -442,7 +464,11 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
     if not options.tasks:
         missing["average_spearman"] = "eval.tasks"
     if not config.data.held_out:
-        missing |= dict.fromkeys(OF_DOCUMENTS, "held-out documents. Set data.held_out, such as 0.05")
+        missing |= dict.fromkeys(
+            (*OF_DOCUMENTS, MASKED_ACCURACY), "held-out documents. Set data.held_out, such as 0.05"
+        )
+    if not config.keeps_mlm_head:
+        missing[MASKED_ACCURACY] = "a masked LM. Set mlm.weight > 0 and mlm.tied=True"
     kinds_with_path = [name.partition(":")[0] for name in OWN_METRICS]
     for key, metrics in (("beside", options.beside), ("hold", options.hold), ("metric", (options.metric,))):
         for metric in metrics:

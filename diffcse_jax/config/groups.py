@@ -13,7 +13,12 @@ SWITCH = ("auto", "on", "off")
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
 OF_DOCUMENTS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval")  # metrics that need held-out documents
 HELD_OUT_METRICS = (*OF_DOCUMENTS, "halves_retrieval")  # without labels
-DEV_METRICS = ("stsb_spearman", "average_spearman", "pairs_spearman", "pairs_retrieval", *HELD_OUT_METRICS)
+MASKED_ACCURACY = "masked_accuracy"
+DEV_METRICS = (
+    *("stsb_spearman", "average_spearman", "pairs_spearman", "pairs_retrieval"),
+    *HELD_OUT_METRICS,
+    MASKED_ACCURACY,
+)
 SECOND_TEXTS = {  # what the second view is, by data.pairs
     "lead": "the rest of the document",
     "neighbours": "the next sentence",
@@ -187,7 +192,8 @@ class EvalConfig:
         "(rows of two texts; mean reciprocal rank of the second, given the first); the same for up to 1,000 pairs of "
         "held-out documents: `mixed_retrieval` (titles; sentences, windows and the longest words of passages), "
         "`lead_retrieval` (title or first sentence, and the rest), `neighbours_retrieval` (a sentence and the next "
-        "one), `halves_retrieval` (of a sentence); `retrieval:FOLDER`, nDCG@10 of a search collection",
+        "one), `halves_retrieval` (of a sentence); `retrieval:FOLDER`, nDCG@10 of a search collection; "
+        "`masked_accuracy`, share of the masked tokens of held-out documents that a masked LM recovers",
     )
     beside: tuple[str, ...] = option((), "metrics that are only logged: as eval.metric, or `pairs_retrieval:FILE`")
     tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets", choices=("STSBenchmark", "SICKRelatedness"))

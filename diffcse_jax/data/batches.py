@@ -110,8 +110,9 @@ class Packing(NamedTuple):
 class BatchSource:
     """Random access to the batches of a run: a `Batch` of NumPy arrays with the rows of one process.
 
-    The sentence of a single column becomes two views, which dropout or an augmentation makes different. All processes
-    pad a batch to the smallest of the run's lengths that holds the longest sentence of the global batch.
+    The sentence of a single column becomes two views, which dropout or an augmentation makes different, unless no loss
+    compares views. All processes pad a batch to the smallest of the run's lengths that holds the longest sentence of
+    the global batch.
     """
 
     store: Examples
@@ -126,13 +127,14 @@ class BatchSource:
     augmentation: Augmentation | None = None  # changes second views, as a function of the seed and the batch's number
     prompt_tokens: int = 0  # at the start of the first column, which `augmentation` keeps
     labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)  # by task: to add
+    compares_views: bool = True  # False: a single column stays one view
 
     def __post_init__(self) -> None:
         if self.batch_size % self.shards.total:
             raise ValueError(f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards")
         columns = list(range(len(self.store.columns)))
         views = columns[:-1] if self.next_sentence else columns
-        if len(views) == 1 and not self.labels:  # a labelled sentence stays one view
+        if len(views) == 1 and self.compares_views and not self.labels:  # a labelled sentence stays one view
             views = views * 2
         # The columns of the views and, if there is one, the next sentence, which is repeated for each view.
         self._columns = [views]

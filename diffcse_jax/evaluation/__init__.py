@@ -32,7 +32,7 @@ class CachedEncoder:
 
     def __init__(self, encoder: Encoder):
         self.pooler, self.truncate_dim, self.prompts = encoder.pooler, encoder.truncate_dim, encoder.prompts
-        self._encoder = encoder
+        self.encoder = encoder  # for what is not computed from embeddings
         self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
@@ -40,7 +40,7 @@ class CachedEncoder:
         prompt = self.prompts.choose(prompt)
         known = self._embeddings.setdefault(prompt, {})
         if new := [sentence for sentence in dict.fromkeys(sentences) if sentence not in known]:
-            computed = self._encoder.encode(new, batch_size=batch_size, prompt=prompt)
+            computed = self.encoder.encode(new, batch_size=batch_size, prompt=prompt)
             known.update(zip(new, computed, strict=True))
         return np.stack([known[sentence] for sentence in sentences])
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
+from diffcse_jax.config.groups import MASKED_ACCURACY
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Section, digest
 from diffcse_jax.data.ledger import Ledger, Place
@@ -25,6 +26,7 @@ from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import Split, texts_of
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval, search_collections
+from diffcse_jax.evaluation.masked_lm import MaskedAccuracy, TrainingTokens
 from diffcse_jax.evaluation.metrics import Metric, RetrievalMetric
 from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder, size_problem
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs
@@ -99,6 +101,7 @@ def build_dev_evaluation(
     training: Training,
     start: Callable[[], Encoder] | None = None,
     split: Split | None = None,
+    tokens: TrainingTokens | None = None,
 ) -> DevEvaluation:
     """Build the evaluation that `eval` describes, the same on all processes.
 
@@ -110,13 +113,14 @@ def build_dev_evaluation(
         training: Starts a pass over the sentences of the training text.
         start: Returns the encoder of the starting checkpoint, for the drift check. None: no drift check.
         split: The documents of the text, if they are open already. They are not read again.
+        tokens: The tokens of the training text, for `masked_accuracy`.
     """
     options = config.eval
-    chosen, also, hold = decided_by_first(lambda: _all_texts(config, training, split))
+    chosen, also, hold = decided_by_first(lambda: _all_texts(config, training, split, tokens))
     return DevEvaluation(
-        chosen=_metric_of(chosen, options.batch_size),
+        chosen=_metric_of(chosen, options.batch_size, tokens),
         text=json_digest(chosen),
-        also=[_metric_of(texts, options.batch_size) for texts in also],
+        also=[_metric_of(texts, options.batch_size, tokens) for texts in also],
         hold=[_metric_of(texts, options.batch_size) for texts in hold],
         drift_check=build_drift_check(options, start) if start and (options.guard or options.max_drop) else None,
     )
@@ -139,7 +143,9 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
 # The text of metrics
 
 
-def _all_texts(config: Config, training: Training, split: Split | None) -> tuple[Texts, list[Texts], list[Texts]]:
+def _all_texts(
+    config: Config, training: Training, split: Split | None, tokens: TrainingTokens | None
+) -> tuple[Texts, list[Texts], list[Texts]]:
     """Return the text of the metric that chooses, of the metrics of `eval.beside`, and of those of `eval.hold`."""
     options, metric = config.eval, config.eval.metric
     also = [name for name in dict.fromkeys(options.beside) if name != metric]
@@ -153,7 +159,13 @@ def _all_texts(config: Config, training: Training, split: Split | None) -> tuple
         also = [name for name in also if name not in {*STS_METRICS, metric}]
     if split is None and config.data.held_out:
         split = open_split(config.data)
-    chosen, *others = [_texts(config, name, training, split) for name in (metric, *also)]
+
+    def texts_of_metric(name: str) -> Texts:
+        if name == MASKED_ACCURACY:
+            return {"name": name, "token_ids": masked_texts(config, split, tokens)}
+        return _texts(config, name, training, split)
+
+    chosen, *others = [texts_of_metric(name) for name in (metric, *also)]
     hold = []
     for name in dict.fromkeys(options.hold):
         try:
@@ -194,9 +206,28 @@ def _texts(config: Config, metric: str, training: Training, split: Split | None,
     return texts | {"sets": {metric: own}}
 
 
-def _metric_of(texts: Texts, batch_size: int) -> Any:
+def masked_texts(config: Config, split: Split | None, tokens: TrainingTokens | None) -> list[list[int]]:
+    """Return the tokens of at most `MOST_PAIRS` passages of the held-out documents, chosen by a hash."""
+    if split is None or tokens is None:
+        raise DataError(f"{MASKED_ACCURACY} is measured only while a masked LM is trained")
+    length = config.data.max_length
+    sections = (section for _, document in split.held_out() for section in document.sections)
+    passages = {text for section in sections for text in short_passages(section.sentences(), length)}
+    chosen = heapq.nsmallest(MOST_PAIRS, passages, key=digest)
+    if not chosen:
+        raise DataError(
+            f"data.held_out={split.share} of data.train_file={split.name} leaves no passage for {MASKED_ACCURACY}. "
+            "Hold out more documents or choose another eval.metric"
+        )
+    return tokens.of(chosen, length)
+
+
+def _metric_of(texts: Texts, batch_size: int, tokens: TrainingTokens | None = None) -> Any:
     """Return the metric of `_texts`, which other processes receive as JSON: with lists instead of tuples."""
     name = texts["name"]
+    if name == MASKED_ACCURACY:
+        assert tokens is not None  # otherwise there are no texts
+        return MaskedAccuracy(name, batch_size, texts["token_ids"], tokens)
     if "queries" in texts:
         return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
     if "collection" in texts:

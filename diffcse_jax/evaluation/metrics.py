@@ -29,6 +29,8 @@ class Metric:
     name: str
     batch_size: int
     units: ClassVar[Any] = ""  # what intervals are over, such as `1,000 queries of 300 documents`
+    aspect: ClassVar[str] = ""  # in which a model with a higher score is better, such as ` as a masked LM`
+    remark: ClassVar[Any] = ""  # what a reader must know about the scores, for the verdict
 
     def measure(self, encoder: Encoder) -> Measured:
         """Return scores x 100 by name, and what the metric summarises.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import transformers
 from jaxtyping import Float32
 
 from diffcse_jax import io
@@ -111,7 +110,8 @@ def export(
             io.write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.selection.interpolation, saved.step)}")
     print(_describe(check))
-    if hf.FAMILIES[saved.checkpoint.config.family].pooler and not saved.checkpoint.pooler:
+    has_pooler = saved.checkpoint.pooler or saved.checkpoint.mlm_head  # a masked LM has none in transformers
+    if hf.FAMILIES[saved.checkpoint.config.family].pooler and not has_pooler:
         print(
             "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
             f"{saved.pooler} does not use it. Do not use `pooler_output`"
@@ -123,30 +123,43 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     """Write configuration, weights, tokenizer and modules into an existing folder."""
     trained = saved.checkpoint
     sizes = trained.config
-    architecture = transformers.CONFIG_MAPPING[sizes.family].__name__.replace("Config", "Model")
-    hf_config = dict(trained.hf_config) | {"architectures": [architecture], "dtype": "float32"}
-    for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
-        hf_config.pop(key, None)
-    if saved.pooler in sentence_folder.TWO_LAYER_POOLERS:
-        hf_config["output_hidden_states"] = True
-    io.write_json(folder / "config.json", _without_paths(hf_config))
-
-    tensors = hf.to_hf(trained.transformer, "transformer", sizes)
-    if trained.pooler:
-        tensors |= hf.to_hf(trained.pooler, "pooler", sizes)
-    io.write_tensors(folder / "model.safetensors", tensors)
-
-    for name in _TOKENIZER_FILES:
-        if (trained.folder / name).is_file():
-            shutil.copyfile(trained.folder / name, folder / name)
-    if (folder / _TOKENIZER_FILES[0]).is_file():
-        io.write_json(folder / _TOKENIZER_FILES[0], _without_paths(io.read_json_object(folder / _TOKENIZER_FILES[0])))
-    unlimited_tokenizer(load_tokenizer(trained.folder)).save(str(folder / "tokenizer.json"))
-
+    write_checkpoint(trained, folder, output_hidden_states=saved.pooler in sentence_folder.TWO_LAYER_POOLERS)
     record = saved.recorded._replace(truncate_dim=truncate_dim)
     sentence_folder.write(folder, record, sizes.num_blocks, sizes.hidden_size)
     length = sentence_folder.max_length_of(trained.folder, sizes.max_length)
     io.write_json(folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
+
+
+def write_checkpoint(checkpoint: hf.Pretrained, folder: Path, *, output_hidden_states: bool = False) -> None:
+    """Write configuration, weights and tokenizer of a checkpoint into an existing folder.
+
+    With a masked-LM head, it is a folder of a class such as `BertForMaskedLM`, whose decoder is the word embeddings.
+    """
+    family = checkpoint.config.family
+    architecture = hf.architecture(checkpoint.config, has_mlm_head=bool(checkpoint.mlm_head))
+    hf_config = dict(checkpoint.hf_config) | {"architectures": [architecture], "dtype": "float32"}
+    for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
+        hf_config.pop(key, None)
+    if checkpoint.mlm_head:
+        hf_config["tie_word_embeddings"] = True
+    if output_hidden_states:
+        hf_config["output_hidden_states"] = True
+    io.write_json(folder / "config.json", _without_paths(hf_config))
+
+    tensors = hf.to_hf(checkpoint.transformer, "transformer", checkpoint.config)
+    if checkpoint.pooler:
+        tensors |= hf.to_hf(checkpoint.pooler, "pooler", checkpoint.config)
+    if checkpoint.mlm_head:
+        tensors = {f"{hf.FAMILIES[family].prefix}{name}": array for name, array in tensors.items()}
+        tensors |= hf.to_hf(checkpoint.mlm_head, "mlm_head", checkpoint.config)
+    io.write_tensors(folder / "model.safetensors", tensors)
+
+    for name in _TOKENIZER_FILES:
+        if (checkpoint.folder / name).is_file():
+            shutil.copyfile(checkpoint.folder / name, folder / name)
+    if (folder / _TOKENIZER_FILES[0]).is_file():
+        io.write_json(folder / _TOKENIZER_FILES[0], _without_paths(io.read_json_object(folder / _TOKENIZER_FILES[0])))
+    unlimited_tokenizer(load_tokenizer(checkpoint.folder)).save(str(folder / "tokenizer.json"))
 
 
 def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ BIBTEX: dict[str, str] = {
 
 _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
 _TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "transformers", "diffcse", "jax")
+_MASKED_LM_TAGS = ("fill-mask", "transformers", "diffcse", "jax")
 _LANGUAGES = {"wiki1m": ("en",), "docstrings": ("en",)}  # of texts with a name
 _DATASETS = {"wiki1m": HUB_REPOSITORY}
 
@@ -61,14 +62,17 @@ def model_card(
     if not language:
         of_text = config.data.language or _LANGUAGES.get(text, ())
         language = base.language if saved.selection.interpolation == 0 else of_text  # 0: the starting checkpoint itself
+    tags = [*(_MASKED_LM_TAGS if config.trains_masked_lm else _TAGS)]
+    tags += ["matryoshka"] if config.matryoshka.sizes else []
+    tags += ["onnx"] if graph else []
     licenses: dict[str, Any] = {"license": license} if license else {**base.license}
     metadata = ModelCardData(
         base_model=base.hub_id or None,
         datasets=[_DATASETS[text]] if text in _DATASETS else None,
         language=(language[0] if len(language) == 1 else list(language)) or None,
-        library_name="sentence-transformers",
-        pipeline_tag="sentence-similarity",
-        tags=[*_TAGS, *(["matryoshka"] if config.matryoshka.sizes else []), *(["onnx"] if graph else [])],
+        library_name="transformers" if config.trains_masked_lm else "sentence-transformers",
+        pipeline_tag="fill-mask" if config.trains_masked_lm else "sentence-similarity",
+        tags=tags,
         **licenses,
     )
     ours = f"this model ({saved.applied})"
@@ -86,6 +90,7 @@ def model_card(
         base=base,
         config=config,
         text=text,
+        architecture=hf.architecture(sizes, has_mlm_head=True),
         whole=whole,
         cut=None if truncate_dim == whole else truncate_dim,
         origin=origin(saved.selection.interpolation, saved.step),
@@ -118,6 +123,8 @@ def _score_table(scores: Mapping[str, Mapping[str, float]]) -> str:
 def papers_of(config: Config) -> list[str]:
     """Return the keys of `BIBTEX` for the methods that a run uses. The papers of its losses come first."""
     papers = [paper for loss in config.losses.values() for paper in loss.papers]
+    if config.trains_masked_lm:
+        papers = ["bert"]  # alone, the loss is not SimCSE's
     if config.matryoshka.sizes:
         papers.append("matryoshka")
     if config.data.pairs == "crops":

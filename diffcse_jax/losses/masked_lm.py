@@ -4,6 +4,7 @@ import dataclasses
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
@@ -19,7 +20,10 @@ from diffcse_jax.models.layers import Network
 
 @dataclasses.dataclass(frozen=True)
 class AuxiliaryMaskedLM(Loss):
-    """The encoder recovers masked tokens of every view, with a head of its own (SimCSE appendices A, D and E)."""
+    """The encoder recovers masked tokens of every view, with a head of its own (SimCSE appendices A, D and E).
+
+    Alone, without a loss that compares embeddings, it pre-trains a masked LM (Devlin et al. 2019).
+    """
 
     weight: float = option(0.0, "weight of the encoder's auxiliary masked LM (SimCSE appendix A: 0.1)", low=0.0)
     mask_ratio: float = option(0.15, "share of tokens masked for the auxiliary masked LM", low=0.0, high=1.0)
@@ -44,15 +48,17 @@ class AuxiliaryMaskedLM(Loss):
         encoder, head = computation.network("encoder"), computation.network("mlm_head")
         word_embeddings = computation.params["encoder.embeddings.word.embedding"] if self.tied else None
 
-        def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
-            return optax.softmax_cross_entropy_with_integer_labels(head(states, word_embeddings), targets)
+        def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = head(states, word_embeddings)
+            correct = jnp.argmax(logits, axis=-1) == targets
+            return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-        def row_losses(masked: Masked, keys: jax.Array, targets: jax.Array) -> jax.Array:
+        def at_rows(masked: Masked, keys: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             states = encoder(masked.rows, keys=keys)[-1]
-            return computation.gather_positions(token_losses, masked.selected, states, targets, shares=FEW)
+            return computation.gather_positions(at_tokens, masked.selected, states, targets, shares=FEW)
 
-        losses = computation.map_chunks(row_losses, inputs, row_keys(key, len(original)), original)
-        return mean_where(losses, inputs.selected), {}
+        losses, correct = computation.map_chunks(at_rows, inputs, row_keys(key, len(original)), original)
+        return mean_where(losses, inputs.selected), {"mlm_accuracy": mean_where(correct, inputs.selected)}
 
 
 @dataclasses.dataclass(frozen=True)

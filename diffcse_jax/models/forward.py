@@ -19,9 +19,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 
 from diffcse_jax.batch import Batch, RowKeys, TokenRows, Vocabulary
-from diffcse_jax.models.heads import SENTENCE_HEAD, HeadLayer, MlpProjector, SentenceHead
+from diffcse_jax.models.heads import SENTENCE_HEAD, HeadLayer, MaskedLMHead, MlpProjector, SentenceHead
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.layers import Network, Params, bind, definition, prefixed, subset
+from diffcse_jax.models.layers import Build, Network, Params, bind, definition, prefixed, subset
 from diffcse_jax.models.pooling import embed
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
@@ -302,6 +302,33 @@ def compiled_forward(
             return bind(network, params)(TokenRows(input_ids, attention_mask))
 
     # Replicated, so that every host can read the whole result.
+    return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+@lru_cache
+def compiled_masked_lm(
+    config: TransformerConfig, vocabulary: Vocabulary, dtype: np.dtype, mesh: jax.sharding.Mesh
+) -> Callable[..., jax.Array]:
+    """Return `(params, input_ids, attention_mask) -> token ids`, the likeliest token at each [MASK], and 0 elsewhere.
+
+    The parameters are those of the networks `transformer` and `mlm_head`.
+    """
+    config = config.on(mesh.devices.flat[0])
+    builds: dict[str, Build] = {"transformer": partial(Transformer, config), "mlm_head": partial(MaskedLMHead, config)}
+    networks = Networks(vocabulary, {name: definition(partial(build, dtype=dtype)) for name, build in builds.items()})
+
+    def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        with jax.default_matmul_precision("highest"):
+            computation = Computation(networks, params, devices=mesh.size)
+            head, words = computation.network("mlm_head"), params["transformer.embeddings.word.embedding"]
+            states = computation.network("transformer")(TokenRows(input_ids, attention_mask))[-1]
+
+            def likeliest(states: jax.Array) -> jax.Array:
+                return jnp.argmax(head(states, words), axis=-1)
+
+            masked = jnp.isin(input_ids, jnp.array(vocabulary.mask_id, input_ids.dtype))
+            return computation.gather_positions(likeliest, masked, states, shares=FEW)
+
     return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 

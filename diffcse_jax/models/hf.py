@@ -202,6 +202,12 @@ def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> di
     return tensors
 
 
+def architecture(config: TransformerConfig, *, has_mlm_head: bool) -> str:
+    """Return the name of the class of transformers for an encoder, or for one with a masked-LM head."""
+    kind = "ForMaskedLM" if has_mlm_head else "Model"
+    return transformers.CONFIG_MAPPING[config.family].__name__.replace("Config", kind)
+
+
 def read_hf_config(folder: Path) -> dict[str, Any]:
     """Read the folder's `config.json` as transformers writes it, or raise CheckpointError."""
     config = files.read_config(folder)

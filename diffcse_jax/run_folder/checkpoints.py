@@ -411,6 +411,7 @@ def read_encoder(path: Path) -> SavedEncoder:
         start,
         transformer=layers.subset(params, "encoder"),
         pooler=layers.subset(params, "projector") if record.pooler == "cls" else start.pooler,
+        mlm_head=layers.subset(params, "mlm_head") if config.keeps_mlm_head else None,
         sentence_head=start.sentence_head.of(record.pooler, params),
     )
     return SavedEncoder(

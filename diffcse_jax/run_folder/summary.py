@@ -270,8 +270,10 @@ def curves(run: Run) -> dict[str, list[Chart]]:
 
     chosen = f"dev/{run.metric}"
     recalls = [name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen]
-    dev = {f"dev metric {readable(chosen)}": [chosen], "recall, %": recalls}
-    dev |= {readable(name): [name] for name in names if name.startswith("dev/") and name not in [chosen, *recalls]}
+    guesses = [name for name in (f"{chosen}_unigram", f"{chosen}_bigram") if name in names]  # beside a masked LM
+    dev = {f"dev metric {readable(chosen)}": [chosen, *guesses], "recall, %": recalls}
+    together = {chosen, *guesses, *recalls}
+    dev |= {readable(name): [name] for name in names if name.startswith("dev/") and name not in together}
 
     terms = [name for name in names if name.startswith("loss_")]
     losses: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms}

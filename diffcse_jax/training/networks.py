@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,15 +67,22 @@ class StartingCheckpoint:
     def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
         """Return the starting checkpoint with whole embeddings, or the encoder that a run has trained from it."""
         start = self.checkpoint
-        transformer, trained_length = start.transformer, 0
+        transformer, mlm_head, trained_length = start.transformer, start.mlm_head, 0
         record = self.recorded._replace(pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None)
         if trained is not None:
             transformer, trained_length = layers.subset(trained, "encoder"), config.data.max_length
             pooler, head = config.encoding_pooler, layers.subset(trained, "projector")
             record = record._replace(pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained))
+            mlm_head = layers.subset(trained, "mlm_head") if config.keeps_mlm_head else None
         longest = sentence_folder.max_length_of(start.folder, start.config.max_length, trained_length)
         # Encoders of the same sizes share one compiled function.
-        return SentenceEncoder(start.config, transformer, self.tokenizer, record, max_length=longest, name=self.name)
+        options: dict[str, Any] = {"max_length": longest, "name": self.name, "mlm_head": mlm_head}
+        return SentenceEncoder(start.config, transformer, self.tokenizer, record, **options)
+
+    def with_mlm_head(self, params: Params) -> "StartingCheckpoint":
+        """Return the checkpoint with the masked-LM head that a run starts from: its own, or a new one."""
+        head = {name: np.asarray(array) for name, array in layers.subset(params, "mlm_head").items()}
+        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, mlm_head=head))
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint has before the first step."""
@@ -89,7 +96,7 @@ class StartingCheckpoint:
             applied = self.recorded.sentence_head.applied(recorded)
             return f"Starting from {self.name}, with its own pooler ({applied})."
         if asked == OWN_POOLER:
-            pools = f"with the mean over tokens ({DEFAULT_POOLER}). configs/base/masked_lm.py has settings for it."
+            pools = f"with the mean over tokens ({DEFAULT_POOLER}). configs/base/from_masked_lm.py has settings for it."
             return f"{self.name} records no pooler. It is trained as a raw masked LM, {pools}"
         if not recorded or self.is_trained_embedding(config):
             return ""

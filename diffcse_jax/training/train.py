@@ -19,6 +19,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError, counted
 from diffcse_jax.evaluation import systems
 from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.evaluation.masked_lm import TrainingTokens
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256
@@ -75,7 +76,8 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
             log_line(line)
     prompts, base = _choose_prompts(config, base, len(corpus.columns))
     # These read files that may be missing, so they come before the text is tokenised.
-    evaluation = build_dev_evaluation(config, corpus.first_texts, lambda: base.encoder(config), split)
+    tokens = TrainingTokens(tokenizer, vocabulary, lambda: store)  # which is opened below
+    evaluation = build_dev_evaluation(config, corpus.first_texts, lambda: base.encoder(config), split, tokens)
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_tokens = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
     store = build_or_open(corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts)
@@ -93,6 +95,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         prompt_tokens=prompt_tokens[0],
+        compares_views=config.needs("vectors"),
     )
     if discriminator:
         digests["difference.discriminator"] = discriminator.digest()
@@ -105,6 +108,8 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         sentences = examples if isinstance(examples, Crops) else store
         generator = networks.own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
     built = networks.build(config, encoder, generator, vocabulary, teachers, base.recorded.head, discriminator)
+    if config.keeps_mlm_head:
+        base = base.with_mlm_head(built.params)
     optimizer = make_optimizer(config.optim, total_steps)
 
     # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.
@@ -207,6 +212,8 @@ def _open_examples(
     config: Config, store: TokenStore, base: StartingCheckpoint, prompt_tokens: Sequence[int]
 ) -> Examples:
     """Return the examples of which batches are made. Raise an error if a loss or the augmentation cannot use them."""
+    if not config.needs("vectors"):  # nothing compares a text with another one
+        return store
     with_next = config.needs("next_sentence")
     examples = examples_of(store, config.data, base.tokenizer, next_sentence=with_next, prompt_tokens=prompt_tokens)
     columns = len(examples.columns) - with_next
@@ -283,9 +290,11 @@ def select(run: Run, baseline: Record) -> str:
         exported = f"{base.name} unchanged" + (f" (eval.keep_start=False would export {trained})" if gains else "")
     else:
         exported = trained if gains else f"{trained} anyway"
+    better += evaluation.chosen.aspect
     result = f"{better} than {base.name}: {evaluation.metric} {after:.2f}, was {before:.2f} ({gain})."
     compared = _compare_systems(run, lambda: encoder(candidate.weight))
     advice = [systems.describe_recommendation(compared, systems.recommend(compared))] if compared else []
+    advice += filter(None, [evaluation.chosen.remark])
     verdict = " ".join([result, *objections, f"Exported {exported}.", *advice])
     if not is_higher or keeps_start or objections:
         verdict = f"warning: {verdict}"
@@ -304,6 +313,8 @@ def select(run: Run, baseline: Record) -> str:
     if record.pooler == "cls":
         weights |= layers.prefixed(model.pooler or {}, "projector")
     weights |= layers.prefixed(model.sentence_head.of(record.pooler).params, SENTENCE_HEAD)
+    if run.config.keeps_mlm_head:
+        weights |= layers.prefixed(model.mlm_head or {}, "mlm_head")
     records.write_selection(run.workdir, selection, weights)
     return verdict
 
@@ -373,5 +384,6 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
         pooler = between(base.recorded.head or {}, pooler or {})  # see check_interpolation
     head = head._replace(params=between(start.sentence_head.params, head.params))
     transformer = between(start.transformer, ours.transformer)
-    mixed = dataclasses.replace(ours, transformer=transformer, pooler=pooler, sentence_head=head)
+    mlm_head = between(start.mlm_head or {}, ours.mlm_head) if ours.mlm_head else None
+    mixed = dataclasses.replace(ours, transformer=transformer, pooler=pooler, mlm_head=mlm_head, sentence_head=head)
     return dataclasses.replace(trained, checkpoint=mixed)

@@ -1,6 +1,6 @@
 """Settings for a masked LM (BERT, RoBERTa, ...), whose sentence embeddings say little until they are trained.
 
-Command:  python train.py --config configs/base/masked_lm.py --config.data.train_file=sentences.txt
+Command:  python train.py --config configs/base/from_masked_lm.py --config.data.train_file=sentences.txt
 Settings: unsupervised SimCSE for BERT-base (Gao et al. 2021): position 0 through a dense + tanh projector that is
           dropped after training, learning rate 3e-5, temperature 0.05, 64 sentences of 32 tokens. Equal sentences are
           not negatives of one another.

@@ -1,0 +1,179 @@
+"""Write a checkpoint to pre-train: random weights with a new vocabulary, or the first blocks of another checkpoint."""
+
+import collections
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tokenizers
+import transformers
+
+from diffcse_jax import io
+from diffcse_jax.data.find import STDIN
+from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.export import write_checkpoint
+from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.models import hf, layers
+from diffcse_jax.models.forward import fold_in_name
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.search.reading import documents_of, report
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MOST_CHARACTERS = 1000  # different ones in a vocabulary. A word with another one becomes [UNK]
+POSITIONS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class InitOptions:
+    """The options of `diffcse init`. Zero and empty values were not given."""
+
+    output: Path
+    inputs: tuple[str, ...] = ()  # texts of which the vocabulary is learnt
+    model: str = ""  # a checkpoint whose first blocks are kept
+    blocks: int = 4
+    hidden_size: int = 0
+    heads: int = 0
+    vocabulary_size: int = 0
+    seed: int = 42
+
+
+def init(options: InitOptions) -> Path:
+    """Write the checkpoint as a Hugging Face folder, and return the folder.
+
+    Raises:
+        UserError: Options contradict each other, a text or checkpoint cannot be read, or `output` is not empty.
+    """
+    if bool(options.inputs) == bool(options.model):
+        raise ConfigError("give --input for a new model of random weights, or --model to keep blocks of a checkpoint")
+    if STDIN in options.inputs:
+        raise ConfigError("--input: the text is read twice, which standard input cannot be. Name a file")
+    output = io.expand_path(options.output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(f"{output} is not an empty folder. Remove it or name another one")
+    with tempfile.TemporaryDirectory() as temporary:
+        checkpoint = first_blocks(options) if options.model else random_weights(options, Path(temporary))
+        with io.disk_errors(output, safe="Nothing was changed."), io.replace_dir(output) as folder:
+            write_checkpoint(checkpoint, folder)
+    sizes = checkpoint.config
+    numbers = sum(array.size for part in (checkpoint.transformer, checkpoint.mlm_head or {}) for array in part.values())
+    head = "with" if checkpoint.mlm_head else "without"
+    log_line(
+        f"{sizes.num_blocks} blocks of {sizes.hidden_size}, {sizes.vocab_size:,} tokens, {head} a masked-LM head: "
+        f"{numbers:,} parameters, SHA-256 {checkpoint.digest()[:16]}"
+    )
+    return output
+
+
+# The first blocks of a checkpoint
+
+
+def first_blocks(options: InitOptions) -> hf.Pretrained:
+    """Return the checkpoint `options.model` with its first blocks, its embeddings, and its masked-LM head if any."""
+    for name in ("hidden_size", "heads", "vocabulary_size"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} is that of --model. Leave it out, or give --input for a new model")
+    checkpoint = hf.read(options.model)
+    found, kept = checkpoint.config.num_blocks, options.blocks
+    if not 1 <= kept <= found:
+        raise ConfigError(f"--blocks={kept}: {options.model} has {found} blocks. Give a number from 1 to {found}")
+    dropped = tuple(f"blocks.{number}." for number in range(kept, found))
+    transformer = {name: array for name, array in checkpoint.transformer.items() if not name.startswith(dropped)}
+    hf_config = {name: _cut(name, value, kept) for name, value in checkpoint.hf_config.items()}
+    sizes = hf.transformer_config(hf_config, source=options.model)
+    return dataclasses.replace(
+        checkpoint, hf_config=hf_config, config=sizes, transformer=layers.Params(transformer), pooler=None
+    )
+
+
+def _cut(name: str, value: Any, blocks: int) -> Any:
+    """Return an entry of `config.json` for fewer blocks."""
+    if name in ("num_hidden_layers", "n_layers"):
+        return blocks
+    return value[:blocks] if name == "layer_types" else value
+
+
+# Random weights
+
+
+def random_weights(options: InitOptions, folder: Path) -> hf.Pretrained:
+    """Return a BERT of these sizes, initialised as BERT's authors do, with a vocabulary learnt from text.
+
+    The tokenizer is written to the folder.
+    """
+    hidden_size = options.hidden_size or 256
+    vocabulary = learn_vocabulary(options.inputs, options.vocabulary_size or 8192)
+    transformers.BertTokenizer(vocab=vocabulary, model_max_length=POSITIONS).save_pretrained(folder)
+    hf_config = {
+        "model_type": "bert",
+        "vocab_size": len(vocabulary),
+        "hidden_size": hidden_size,
+        "num_hidden_layers": options.blocks,
+        "num_attention_heads": options.heads or 4,
+        "intermediate_size": 4 * hidden_size,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "max_position_embeddings": POSITIONS,
+        "type_vocab_size": 2,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+    }
+    sizes = hf.transformer_config(hf_config, source="diffcse init")
+
+    def initial(module: Callable[..., Any], name: str) -> layers.Params:
+        params = layers.initial(partial(module, sizes), fold_in_name(jax.random.key(options.seed), name))
+        return layers.Params({name: np.asarray(array) for name, array in params.items()})
+
+    transformer, head = initial(Transformer, "encoder"), initial(MaskedLMHead, "mlm_head")
+    return hf.Pretrained(folder, hf_config, sizes, transformer, mlm_head=head)
+
+
+def learn_vocabulary(inputs: tuple[str, ...], size: int) -> dict[str, int]:
+    """Learn a lower-cased WordPiece vocabulary (Schuster and Nakajima 2012) and return the tokens' numbers."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    characters = collections.Counter[str]()
+    for text in texts_of(inputs, "counting characters", says_what_was_read=True):
+        characters.update(tokenizer.normalizer.normalize_str(text))
+    common = sorted(characters, key=lambda each: (-characters[each], each))
+    alphabet = sorted([each for each in common if not each.isspace()][:MOST_CHARACTERS])
+    if size < (least := len(SPECIAL) + 2 * len(alphabet)):
+        raise ConfigError(f"--vocabulary_size={size}: the text has {len(alphabet)} characters. Give {least} or more")
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=size,
+        # The trainer numbers the other tokens by the order of a hash table, which differs in each process. Among
+        # equally frequent pairs of tokens that number decides, so all tokens of one character get theirs here.
+        special_tokens=[*SPECIAL, *alphabet, *(f"##{each}" for each in alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts_of(inputs, "learning a vocabulary"), trainer)
+    return tokenizer.get_vocab()
+
+
+def texts_of(inputs: tuple[str, ...], what: str, *, says_what_was_read: bool = False) -> Iterator[str]:
+    """Yield the text of each document of the inputs."""
+    is_empty = True
+    for name in inputs:
+        source = open_documents_to_search(name)
+        ledger = Ledger(source.name)
+        with Progress(f"{what} of {name}", "texts") as progress:
+            for document in documents_of(source, ledger):
+                is_empty = False
+                yield document.text()
+                progress.update(1)
+        if says_what_was_read:
+            report(ledger)
+    if is_empty:
+        raise DataError(f"--input: no text in {', '.join(inputs)}")
