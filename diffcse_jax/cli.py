@@ -1,12 +1,11 @@
-"""The command `diffcse`: the options of each command, and the function of the package that it calls.
+"""The command `diffcse`: the options of each command, and the call of the package that they lead to.
 
-Each command is a function: its docstring is the help, it adds the options, and it returns the name of the function to
-call, whose parameters are the options. That is imported when the command runs, so `--help` is quick.
+Each command is two functions. `add_NAME` adds the options, and its docstring is the help. `_prepare_NAME` imports the
+function of the package that does the work, so that `--help` is quick, and binds the options to its parameters.
 """
 
 import argparse
 import dataclasses
-import importlib
 import inspect
 import logging
 import os
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diffcse_jax.errors import ConfigError, ctrl_c_ends_process, reported_to_user
 from diffcse_jax.version import __version__
@@ -38,6 +37,15 @@ SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `_load_encoder`
 
 Add = Callable[..., Any]  # a parser's `add_argument`
+Options = argparse.Namespace
+
+
+class Command(NamedTuple):
+    """A command."""
+
+    add: Callable[[Add], None]  # adds the options; its docstring is the help
+    # Returns what does the work. A path that this returns is printed, and a number is the exit code.
+    prepare: Callable[[Options], Callable[[], Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"--{name}: expected at least 1, got {count}")
         if options.name in WITH_KEYS and options.strict:
             rest.append("--config.data.on_bad_line=error")
-        options.overrides, options.command = rest, shlex.join(["diffcse", *arguments])
+        options.overrides = rest
+        options.command = shlex.join(["diffcse", *arguments])
         with ctrl_c_ends_process():
             from diffcse_jax.hosts import keep_compiled, set_verbosity
 
@@ -63,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
             if not options.verbose:  # Orbax logs each step of each save, and its errors several times
                 logging.getLogger("absl").setLevel(logging.CRITICAL)
-            call = _prepare(options)
+            call = COMMANDS[options.name].prepare(options)
         try:
             result = call()
             if isinstance(result, Path):
@@ -77,13 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands. It gives the name of the function to call as `function`."""
+    """Return the parser of all commands. It gives the name of the command as `name`."""
     about = "Train, evaluate and use sentence embeddings. To begin: diffcse train --config quickstart"
     parser = argparse.ArgumentParser(prog="diffcse", description=about)
     parser.add_argument("--version", action="version", version=f"diffcse_jax {__version__}")
     parsers = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        name, description = command.__name__, inspect.getdoc(command) or ""
+    for name, command in COMMANDS.items():
+        description = inspect.getdoc(command.add) or ""
         sub = parsers.add_parser(
             name,
             help=description.splitlines()[0].rstrip("."),
@@ -92,54 +101,16 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        sub.set_defaults(function=command(sub.add_argument))
+        command.add(sub.add_argument)
         sub.add_argument("--quiet", action="store_true", help="print warnings and errors only")
         sub.add_argument("--verbose", action="store_true", help="also print the log messages of libraries")
     return parser
 
 
-def _prepare(options: argparse.Namespace) -> Callable[[], Any]:
-    """Import the function of a command, and return its call with those options that are its parameters."""
-    given = {**vars(options), "load": partial(_load_encoder, options)}
-    if options.name in ("train", "finetune"):
-        given["config"], given["workdir"] = _read_run_options(options)
-    module, _, name = options.function.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    if options.name == "evaluate":
-        from diffcse_jax.evaluation import Settings
-
-        fields = {field.name for field in dataclasses.fields(Settings)}
-        given["settings"] = Settings(**{name: given[name] for name in fields & given.keys()})
-    if options.name == "search":
-        from diffcse_jax.apps.search import SearchOptions
-
-        given["options"] = _options_of(SearchOptions, given)
-    if options.name == "init":
-        from diffcse_jax.apps.init import InitOptions
-
-        given["options"] = _options_of(InitOptions, given)
-    if options.name == "demo":
-        from diffcse_jax.apps.demo import DemoOptions
-
-        given["options"] = _options_of(DemoOptions, given)
-    if options.name == "train" and (project := os.environ.get("WANDB_PROJECT")):
-        from diffcse_jax.training.callbacks import WandB
-
-        given["callbacks"] = [WandB(project)]
-    return partial(function, **{name: given[name] for name in inspect.signature(function).parameters if name in given})
-
-
-def _options_of(kind: type[Any], given: dict[str, Any]) -> Any:
-    """Return the options of a command as an object; options of several values are tuples."""
-    names = {field.name for field in dataclasses.fields(kind)} & given.keys()
-    values = {name: tuple(given[name]) if isinstance(given[name], list) else given[name] for name in names}
-    return kind(**values)
-
-
 # Training
 
 
-def train(add: Add) -> str:
+def add_train(add: Add) -> None:
     """Train an encoder and export it.
 
     If a run was stopped, the same command resumes it. When training ends, the selected model is exported to
@@ -150,10 +121,21 @@ def train(add: Add) -> str:
       diffcse train --config adapt --workdir runs/mine --config.data.train_file=documents.txt
     """
     _add_run_options(add, "configs", SHIPPED.glob("*.py"), RUN_FOLDER)
-    return "diffcse_jax.api:run"
 
 
-def init(add: Add) -> str:
+def _prepare_train(options: Options) -> Callable[[], str]:
+    config, workdir = _read_run_options(options)
+    from diffcse_jax.api import run
+
+    callbacks = []
+    if project := os.environ.get("WANDB_PROJECT"):
+        from diffcse_jax.training.callbacks import WandB
+
+        callbacks.append(WandB(project))
+    return partial(run, config, workdir, callbacks)
+
+
+def add_init(add: Add) -> None:
     """Write a checkpoint to pre-train with the configuration `masked_lm`.
 
     With --input it is a BERT of random weights with a lower-cased WordPiece vocabulary, which is learnt from the text.
@@ -172,10 +154,25 @@ def init(add: Add) -> str:
     add("--vocabulary_size", type=int, default=0, metavar="N", help="tokens of the new vocabulary (default: 8192)")
     add("--seed", type=int, default=42, help="seed of the random weights (default: %(default)s)")
     add("--output", type=expand_path, required=True, metavar="DIR", help="the folder to write")
-    return "diffcse_jax.apps.init:init"
 
 
-def finetune(add: Add) -> str:
+def _prepare_init(options: Options) -> Callable[[], Path]:
+    from diffcse_jax.apps.init import InitOptions, init
+
+    chosen = InitOptions(
+        output=options.output,
+        inputs=tuple(options.inputs),
+        model=options.model,
+        blocks=options.blocks,
+        hidden_size=options.hidden_size,
+        heads=options.heads,
+        vocabulary_size=options.vocabulary_size,
+        seed=options.seed,
+    )
+    return partial(init, chosen)
+
+
+def add_finetune(add: Add) -> None:
     """Fine-tune an encoder on labelled tasks.
 
     At the end, WORKDIR contains `export` (the encoder), `tasks` (the heads), `predictions` and `report`. If a run was
@@ -184,10 +181,16 @@ def finetune(add: Add) -> str:
       diffcse finetune --config finetune_multitask --config.init=runs/mine
     """
     _add_run_options(add, "configs", SHIPPED.glob("finetune*.py"), RUN_FOLDER)
-    return "diffcse_jax.apps.finetune:run_finetune"
 
 
-def study(add: Add) -> str:
+def _prepare_finetune(options: Options) -> Callable[[], str]:
+    config, workdir = _read_run_options(options)
+    from diffcse_jax.apps.finetune import run_finetune
+
+    return partial(run_finetune, config, workdir)
+
+
+def add_study(add: Add) -> None:
     """Train variants with several seeds and compare them in a table.
 
     If a study was stopped, the same command continues it. Several processes may run it at the same time, each with its
@@ -202,13 +205,27 @@ def study(add: Add) -> str:
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
     add("--report", action="store_true", help="train nothing; write and print the table of the finished runs")
-    return "diffcse_jax.apps.study:run_study"
+
+
+def _prepare_study(options: Options) -> Callable[[], int]:
+    from diffcse_jax.apps.study import run_study
+
+    return partial(
+        run_study,
+        options.config,
+        options.workdir,
+        variants=options.variants,
+        seeds=options.seeds,
+        tasks=options.tasks,
+        report=options.report,
+        overrides=options.overrides,
+    )
 
 
 # Models
 
 
-def evaluate(add: Add) -> str:
+def add_evaluate(add: Add) -> None:
     """Score encoders on STS, SentEval and retrieval tasks.
 
     Exits with 3 if data of a task is missing.
@@ -240,10 +257,39 @@ def evaluate(add: Add) -> str:
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
     output = "results file; pictures go to report/ next to it (default: %(default)s)"
     add("--output", type=expand_path, default=Path("results.json"), metavar="FILE", help=output)
-    return "diffcse_jax.evaluation.runner:run"
 
 
-def export(add: Add) -> str:
+def _prepare_evaluate(options: Options) -> Callable[[], int]:
+    from diffcse_jax.evaluation import Settings
+    from diffcse_jax.evaluation.runner import run
+
+    settings = Settings(
+        tasks=options.tasks,
+        data_dir=options.data_dir,
+        mode=options.mode,
+        aggregation=options.aggregation,
+        pooler=options.pooler,
+        truncate_dim=options.truncate_dim,
+        backend=options.backend,
+        post=options.post,
+        queries=options.queries,
+        top_k=options.top_k,
+        runs=options.runs,
+        against=options.against,
+        strict=options.strict,
+    )
+    return partial(
+        run,
+        options.models,
+        settings,
+        output=options.output,
+        with_published=options.with_published,
+        style=options.style,
+        allow_missing=options.allow_missing,
+    )
+
+
+def add_export(add: Add) -> None:
     """Write a trained model as a Hugging Face and sentence-transformers folder.
 
     `diffcse train` has already written RUN/export. This command writes another folder, with other settings.
@@ -257,13 +303,27 @@ def export(add: Add) -> str:
     add("--hub_id", metavar="USER/NAME", help="the model's id on the hub, for the card")
     add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
     add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: data.language)")
-    return "diffcse_jax.export:export"
+
+
+def _prepare_export(options: Options) -> Callable[[], object]:
+    from diffcse_jax.export import export
+
+    return partial(
+        export,
+        options.model,
+        options.output,
+        options.truncate_dim,
+        with_onnx=options.with_onnx,
+        hub_id=options.hub_id,
+        license=options.license,
+        language=options.language,
+    )
 
 
 # Text
 
 
-def encode(add: Add) -> str:
+def add_encode(add: Add) -> None:
     """Encode texts into one file.
 
     The suffix of --output chooses the format. `.jsonl` contains each text with its line and its embedding. `.npy`
@@ -278,10 +338,26 @@ def encode(add: Add) -> str:
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: its default prompt, if any)")
     add("--output", default="-", metavar="FILE", help="`.npy` or `.jsonl`; `-`: JSONL to standard output")
-    return "diffcse_jax.apps.embed:encode"
 
 
-def embed(add: Add) -> str:
+def _prepare_encode(options: Options) -> Callable[[], None]:
+    from diffcse_jax.apps.embed import encode
+
+    return partial(
+        encode,
+        options.inputs,
+        options.output,
+        partial(_load_encoder, options),
+        batch_size=options.batch_size,
+        normalize=options.normalize,
+        prompt_name=options.prompt_name,
+        columns=options.columns,
+        id_column=options.id_column,
+        strict=options.strict,
+    )
+
+
+def add_embed(add: Add) -> None:
     """Embed any amount of text into a folder of Parquet files, and resume after a crash.
 
     pyarrow, polars, datasets and `diffcse search` read the folder. OUTPUT.state records what is done. Several processes
@@ -298,10 +374,31 @@ def embed(add: Add) -> str:
     _add_passages(add, default=False)
     add("--rows_per_file", type=int, default=5000, help="texts in a Parquet file (default: %(default)s)")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
-    return "diffcse_jax.apps.embed:embed"
 
 
-def search(add: Add) -> str:
+def _prepare_embed(options: Options) -> Callable[[], None]:
+    from diffcse_jax.apps.embed import embed
+
+    return partial(
+        embed,
+        options.inputs,
+        options.output,
+        partial(_load_encoder, options),
+        rows_per_file=options.rows_per_file,
+        batch_size=options.batch_size,
+        dtype=options.dtype,
+        normalize=options.normalize,
+        prompt_name=options.prompt_name,
+        columns=options.columns,
+        id_column=options.id_column,
+        distributed=options.distributed,
+        passages=options.passages,
+        strict=options.strict,
+        command=options.command,
+    )
+
+
+def add_search(add: Add) -> None:
     """Find the texts that are most similar to queries, or that share words with them.
 
     --input is text, the output of `diffcse embed`, or an index. The last two record their encoder, so that --model can
@@ -331,13 +428,40 @@ def search(add: Add) -> str:
     _add_passages(add, default=None)
     storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
     add("--storage", choices=("float32", "float16", "int8", "bits"), default="", help=storage)
-    return "diffcse_jax.apps.search:search"
+
+
+def _prepare_search(options: Options) -> Callable[[], None]:
+    from diffcse_jax.apps.search import SearchOptions, search
+
+    chosen = SearchOptions(
+        source=options.source,
+        queries=tuple(options.queries),
+        queries_file=options.queries_file,
+        model=options.model,
+        top_k=options.top_k,
+        threshold=options.threshold,
+        as_json=options.as_json,
+        batch_size=options.batch_size,
+        columns=tuple(options.columns),
+        id_column=options.id_column,
+        output=options.output,
+        add=options.add,
+        replace=options.replace,
+        prompt_name=options.prompt_name,
+        mode=options.mode,
+        language=options.language,
+        weight=options.weight,
+        storage=options.storage,
+        passages=options.passages,
+        strict=options.strict,
+    )
+    return partial(search, chosen, partial(_load_encoder, options))
 
 
 # Pages
 
 
-def report(add: Add) -> str:
+def add_report(add: Add) -> None:
     """Write an HTML page about a run.
 
     The page shows the result, the training curves, searches before and after training, and the configuration. It works
@@ -347,10 +471,15 @@ def report(add: Add) -> str:
     """
     add("--model", required=True, metavar="RUN", help="the folder of a run")
     add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html)")
-    return "diffcse_jax.apps.report:write_report"
 
 
-def demo(add: Add) -> str:
+def _prepare_report(options: Options) -> Callable[[], Path]:
+    from diffcse_jax.apps.report import write_report
+
+    return partial(write_report, options.model, options.output)
+
+
+def add_demo(add: Add) -> None:
     """Search a text in the browser, with one model or two.
 
     Only this machine can open the page, unless --host says otherwise.
@@ -366,10 +495,42 @@ def demo(add: Add) -> str:
     _add_passages(add, default=None)
     add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="the port; 0: any free one (default: %(default)s)")
-    return "diffcse_jax.apps.demo:serve"
 
 
-COMMANDS = (init, train, evaluate, encode, embed, search, export, finetune, study, report, demo)
+def _prepare_demo(options: Options) -> Callable[[], None]:
+    from diffcse_jax.apps.demo import DemoOptions, serve
+
+    chosen = DemoOptions(
+        model=options.model,
+        source=options.source,
+        against=options.against,
+        columns=tuple(options.columns),
+        id_column=options.id_column,
+        top_k=options.top_k,
+        host=options.host,
+        port=options.port,
+        mode=options.mode,
+        language=options.language,
+        weight=options.weight,
+        passages=options.passages,
+        strict=options.strict,
+    )
+    return partial(serve, chosen)
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(add_train, _prepare_train),
+    "evaluate": Command(add_evaluate, _prepare_evaluate),
+    "encode": Command(add_encode, _prepare_encode),
+    "embed": Command(add_embed, _prepare_embed),
+    "search": Command(add_search, _prepare_search),
+    "export": Command(add_export, _prepare_export),
+    "init": Command(add_init, _prepare_init),
+    "finetune": Command(add_finetune, _prepare_finetune),
+    "study": Command(add_study, _prepare_study),
+    "report": Command(add_report, _prepare_report),
+    "demo": Command(add_demo, _prepare_demo),
+}
 WITH_KEYS = ("train", "finetune", "study")  # commands that also accept keys of the configuration
 
 
@@ -384,7 +545,7 @@ def _add_run_options(add: Add, folder: str, files: Iterable[Path], workdir: str)
     add("--strict", action="store_true", help=strict)
 
 
-def _read_run_options(options: argparse.Namespace) -> tuple[Config, Path]:
+def _read_run_options(options: Options) -> tuple[Config, Path]:
     """Return the chosen configuration with its overrides, and the run folder."""
     rest = [re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each) for each in options.overrides]
     overrides = read_overrides(rest, others=("config", "workdir", "strict", "quiet", "verbose"))
@@ -429,7 +590,7 @@ def _add_passages(add: Add, default: bool | None) -> None:
     add("--passages", action=argparse.BooleanOptionalAction, default=default, help=f"{split} (default: {shown})")
 
 
-def _load_encoder(options: argparse.Namespace, record: Any = None) -> Any:
+def _load_encoder(options: Options, record: Any = None) -> Any:
     """Load the encoder that the options name. Options that are left out have their recorded values."""
     from diffcse_jax.encoder import SentenceEncoder
 
