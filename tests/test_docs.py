@@ -22,7 +22,9 @@ KEYS = known_keys()
 GROUPS = {key.partition(".")[0] for key in KEYS if "." in key}
 LONGEST = 150  # lines of a page,
 MOST_WORDS = 1200  # or else its words
-NOT_FROM_PAPERS = {"masked_lm", "quickstart", "diffcse_minilm", "adapt", "finetune_multitask"}
+NOT_FROM_PAPERS = {
+    "masked_lm", "quickstart", "simcse_minilm", "simcsepp_minilm", "diffcse_minilm", "adapt", "finetune_multitask",
+}  # fmt: skip
 MAY_BE_LONGER = ("docs/reference.md", "docs/records/")
 
 

