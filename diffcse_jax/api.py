@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from diffcse_jax import hosts
-from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, unknown_key_message
+from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, settings_of, unknown_key_message
 from diffcse_jax.config.groups import OF_DOCUMENTS
 from diffcse_jax.data.memory import Text, as_texts, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
@@ -26,6 +26,7 @@ from diffcse_jax.errors import ConfigError, Interrupted, UserError
 from diffcse_jax.export import export
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path
+from diffcse_jax.losses import Loss
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.start import held
@@ -67,6 +68,7 @@ def train(
     workdir: str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] = MappingProxyType({}),
     callbacks: Sequence[Callback] = (),
+    losses: Mapping[str, Loss] = MappingProxyType({}),
 ) -> Trained:
     """Train a sentence encoder and export it. If training was stopped, the same call resumes it.
 
@@ -82,13 +84,15 @@ def train(
             None: `runs/NAME` of the configuration file, `runs/custom` for a dict or a `Config`.
         overrides: Values that change `config`, by key or in groups.
         callbacks: Called at steps, evaluations and saves (`diffcse_jax.Callback`).
+        losses: Losses of your own beside those of the configuration, such as `{"mine": MyLoss(weight=0.1)}`. The run
+            records where their classes are defined. To resume, it must still find them there.
 
     Raises:
         UserError: A configuration, text, checkpoint or run folder cannot be used. The message says what to do.
         Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. This is a
             `KeyboardInterrupt`.
     """
-    name, checked = configuration(config, overrides)
+    name, checked = configuration(config, flat(overrides) | settings_of(losses))
     if checked.distributed:
         hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:
