@@ -172,7 +172,7 @@ def join() -> None:
     finally:
         timer.cancel()
     if _distributed_state().num_processes > 1:
-        _watch()
+        _Watch()
 
 
 def _distributed_state() -> Any:
@@ -238,58 +238,69 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     return outcome["value"]
 
 
-def _watch() -> None:
-    """Tell the other processes that this one is alive, and print a warning that names processes which hang.
+class _Watch:
+    """Tells the other processes that this one is alive, and prints a warning that names processes which hang.
 
     Two threads do that, because the store does not answer while the first process hangs.
     """
-    folder = "diffcse_jax/alive"  # in the key-value store, which the first process serves
-    state = _distributed_state()
+
+    FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
     # JAX ends the others between half of HEARTBEAT_SECONDS and all of it after the last sign, because its own signs are
     # half as far apart. The warning must come before that.
-    own, count, patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 3
-    # The last sign of life of each process (its host and a number), and when it came.
-    heard = dict.fromkeys(range(count), ("unknown", time.monotonic()))
-    stopped = threading.Event()
+    PATIENCE = HEARTBEAT_SECONDS / 3
 
-    def speak() -> None:
+    def __init__(self) -> None:
+        state = _distributed_state()
+        self._client, self._own, self._count = state.client, state.process_id, state.num_processes
+        # The last sign of life of each process (its host and a number), and when it came.
+        self._heard = dict.fromkeys(range(self._count), ("unknown", time.monotonic()))
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self.stop)  # runs before JAX closes the store, which registered earlier
+
+    def stop(self) -> None:
+        """End both threads."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(timeout=1)
+
+    def _speak(self) -> None:
         for number in itertools.count():
             with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
                 sign = f"{socket.gethostname()} {number}"
-                state.client.key_value_set(f"{folder}/{own}", sign, allow_overwrite=True)
-                for key, sign in state.client.key_value_dir_get(folder):
+                self._client.key_value_set(f"{self.FOLDER}/{self._own}", sign, allow_overwrite=True)
+                for key, sign in self._client.key_value_dir_get(self.FOLDER):
                     process = int(key.rpartition("/")[2])
-                    if sign != heard[process][0]:
-                        heard[process] = sign, time.monotonic()
-            if stopped.wait(patience / 5):
+                    if sign != self._heard[process][0]:
+                        self._heard[process] = sign, time.monotonic()
+            if self._stopped.wait(self.PATIENCE / 5):
                 return
 
-    def listen() -> None:
+    def _listen(self) -> None:
         named: set[int] = set()  # silent processes that a warning has named
-        while not stopped.wait(patience / 5):
-            now = time.monotonic()
-            silent = {process for process, (_, when) in heard.items() if process != own and now - when > patience}
-            silent = {0} if 0 in silent else silent  # without the first process, no other can be heard
+        while not self._stopped.wait(self.PATIENCE / 5):
+            silent = self._silent()
             for process in silent - named:
-                sign, when = heard[process]
-                message = (
-                    f"warning: process {process} of {count}, on host {sign.partition(' ')[0]}, has been silent for "
-                    f"{now - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
-                    "processes end. Everything saved is intact; run the same command again to resume."
-                )
-                print(message, file=sys.stderr, flush=True)  # from every process: the first one may be silent
+                self._warn(process)
             named = silent
 
-    threads = [threading.Thread(target=work, daemon=True) for work in (speak, listen)]
-    for thread in threads:
-        thread.start()
+    def _silent(self) -> set[int]:
+        """Return the processes that have been silent for too long."""
+        now = time.monotonic()
+        since = {process: now - when for process, (_, when) in self._heard.items() if process != self._own}
+        silent = {process for process, seconds in since.items() if seconds > self.PATIENCE}
+        return {0} if 0 in silent else silent  # without the first process, no other can be heard
 
-    def stop() -> None:
-        stopped.set()
-        for thread in threads:
-            thread.join(timeout=1)
-
-    atexit.register(stop)  # runs before JAX closes the store, which registered earlier
+    def _warn(self, process: int) -> None:
+        sign, when = self._heard[process]
+        message = (
+            f"warning: process {process} of {self._count}, on host {sign.partition(' ')[0]}, has been silent for "
+            f"{time.monotonic() - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
+            "processes end. Everything saved is intact; run the same command again to resume."
+        )
+        print(message, file=sys.stderr, flush=True)  # from every process: the first one may be silent
 
 
 # Stop signals

@@ -353,7 +353,7 @@ def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEnc
 
 
 def _train_heads(
-    config: Config, data: Sequence[TaskData], frozen: SentenceEncoder, params: Params, folder: Path, text: str
+    config: Config, data: Sequence[TaskData], frozen: SentenceEncoder, params: Params, folder: Path, *, text: str
 ) -> None:
     """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
     weights, record = folder / "heads.safetensors", folder / "heads.json"
@@ -416,7 +416,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
-        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text))
+        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text=text))
         built = built._replace(params=built.params | load_file(workdir / HEADS / "heads.safetensors"))
         log_line("stage 2 of 2: training the encoder and the heads")
 

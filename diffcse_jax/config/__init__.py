@@ -493,17 +493,8 @@ def read_overrides(arguments: Iterable[str], flag: str = "config", others: Seque
 
 def _contradictions(config: Config) -> Iterator[str]:
     """Yield what is wrong with values that cannot work together."""
-    model, data, train, matryoshka = config.model, config.data, config.train, config.matryoshka
-    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
-        yield "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'"
-    if config.trains_generator_head and config.generator.head_steps == 0:
-        needing = " and ".join(config.settings_that_need("generator"))
-        yield f"{needing} needs a generator. Name one in generator.name_or_path, or set generator.head_steps > 0"
-    if matryoshka.sizes and model.projector != "none" and not config.keeps_projector:
-        dropped = f"model.projector={model.projector!r} is dropped when encoding"
-        yield f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use model.projector='none'"
-    if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
-        yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
+    yield from _contradictions_of_networks(config)
+    train = config.train
     if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:
         yield (
             f"train.batch_size={train.batch_size} can only be cut into equal chunks of {size} sentences, far below "
@@ -515,7 +506,27 @@ def _contradictions(config: Config) -> Iterator[str]:
     if not config.needs("vectors"):
         yield from _contradictions_of_single_views(config)
     yield from _dev_contradictions(config)
+    yield from _contradictions_of_data(config)
 
+
+def _contradictions_of_networks(config: Config) -> Iterator[str]:
+    """Yield what is wrong with the pooler, the projector, the generator and the sizes of embeddings."""
+    model, matryoshka = config.model, config.matryoshka
+    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
+        yield "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'"
+    if config.trains_generator_head and config.generator.head_steps == 0:
+        needing = " and ".join(config.settings_that_need("generator"))
+        yield f"{needing} needs a generator. Name one in generator.name_or_path, or set generator.head_steps > 0"
+    if matryoshka.sizes and model.projector != "none" and not config.keeps_projector:
+        dropped = f"model.projector={model.projector!r} is dropped when encoding"
+        yield f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use model.projector='none'"
+    if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
+        yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
+
+
+def _contradictions_of_data(config: Config) -> Iterator[str]:
+    """Yield what is wrong with pairs, held-out documents and changed views."""
+    data = config.data
     setting, needing_next = f"data.pairs={data.pairs!r}", config.settings_that_need("next_sentence")
     if second := SECOND_TEXTS.get(data.pairs):
         if needing_next:

@@ -101,7 +101,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         digests["difference.discriminator"] = discriminator.digest()
     if config.data.augmentation == "synonyms":
         digests["data.synonyms_file"] = sha256([expand_path(config.data.synonyms_file)])
-    open_run(workdir, config, encoder, tokenizer, generator, digests, base.recorded.prompts)
+    open_run(workdir, config, encoder, tokenizer, generator, others=digests, prompts=base.recorded.prompts)
 
     # 4. Networks and optimizer. If the run has its own generator, its head is trained first.
     if config.trains_generator_head:

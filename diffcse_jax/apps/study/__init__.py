@@ -10,7 +10,7 @@ import re
 import runpy
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,40 +198,15 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
 
     Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the `--finetune.KEY=VALUE`.
     """
+    if not study.variants:
+        raise ConfigError(f"{name}: a study needs variants")
     of_tunings = [argument for argument in overrides if argument.lstrip("-").startswith("finetune.")]
     if of_tunings and not study.finetunings:
         raise ConfigError(f"{of_tunings[0]}: {name} has no fine-tunings")
     values = read_overrides(argument for argument in overrides if argument not in of_tunings)
-    tuning_values = read_overrides(of_tunings, "finetune")
-    runs: list[Run] = []
-
-    def add(row: str, seed: int | None, config: Config, **others: Any) -> None:
-        folder = workdir / re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
-        if seed is not None:
-            folder /= f"seed-{seed}"
-            config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-        runs.append(Run(row, seed, config, folder, **others))
-
-    if not study.variants:
-        raise ConfigError(f"{name}: a study needs variants")
-    tasks = tuple(study.tasks)
-    for pooler in study.start:
-        row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
-        add(row, None, _changed(name, study.base, values), tasks=tasks, pooler=pooler)
-    for row, settings in study.variants.items():
-        config = _changed(f"{name}: variant {row!r}", study.base, {**settings, **values})
-        for seed in study.seeds_of.get(row, study.seeds):
-            add(row, seed, config, tasks=tasks)
-    encoders = [*runs]
-    for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
-        trained = str(encoder.folder.absolute())
-        start = {"model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained}
-        if encoder.pooler and encoder.pooler != OWN_POOLER:
-            start["model.pooler"] = encoder.pooler
-        config = _changed(f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **tuning_values, **start})
-        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
-            add(f"{encoder.row}, {tuning}", seed, config, start=encoder)
-
+    encoders = [*_encoders(name, study, values, workdir)]
+    tuned = [*_tuned(name, study, read_overrides(of_tunings, "finetune"), encoders, workdir)]
+    runs = encoders + tuned
     for field, of in {"seeds_of": encoders, "published": runs}.items():
         rows = dict.fromkeys(run.row for run in of)
         if unknown := getattr(study, field).keys() - rows.keys():
@@ -241,6 +216,41 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
         if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
             raise ConfigError(f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one")
     return Plan(name, study, runs)
+
+
+def _encoders(name: str, study: Study, values: Mapping[str, Any], workdir: Path) -> Iterator[Run]:
+    """Yield the starting checkpoints, with each pooler, and the runs of all variants."""
+    tasks = tuple(study.tasks)
+    for pooler in study.start:
+        row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
+        config = _changed(name, study.base, values)
+        yield Run(row, None, config, _folder_of(row, None, workdir), tasks=tasks, pooler=pooler)
+    for row, settings in study.variants.items():
+        config = _changed(f"{name}: variant {row!r}", study.base, {**settings, **values})
+        for seed in study.seeds_of.get(row, study.seeds):
+            yield Run(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), tasks=tasks)
+
+
+def _tuned(name: str, study: Study, values: Mapping[str, Any], encoders: Sequence[Run], workdir: Path) -> Iterator[Run]:
+    """Yield the fine-tunings of all encoders."""
+    for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
+        trained = str(encoder.folder.absolute())
+        start = {"model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained}
+        if encoder.pooler and encoder.pooler != OWN_POOLER:
+            start["model.pooler"] = encoder.pooler
+        config = _changed(f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **values, **start})
+        row = f"{encoder.row}, {tuning}"
+        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
+            yield Run(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), start=encoder)
+
+
+def _folder_of(row: str, seed: int | None, workdir: Path) -> Path:
+    folder = workdir / re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
+    return folder if seed is None else folder / f"seed-{seed}"
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
 
 
 def _changed(where: str, base: "str | ConfigDict", settings: Settings) -> Config:
