@@ -34,8 +34,8 @@ from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.callbacks import MetricsFile, TensorBoard, Training, started
 from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
+from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import make_optimizer
 from diffcse_jax.training.train import with_fitting_batch
 
 BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")

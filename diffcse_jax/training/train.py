@@ -31,10 +31,12 @@ from diffcse_jax.run_folder.checkpoints import Checkpoints, SavedEncoder, defaul
 from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback, format_scores
+from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.networks import StartingCheckpoint
+from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shards_of
-from diffcse_jax.training.step import initial_state, make_optimizer, make_train_step
+from diffcse_jax.training.step import initial_state, make_train_step
 
 THIS_MODEL = "this model"  # the trained one, as the name of a system
 
@@ -101,7 +103,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     # 4. Networks and optimizer. If the run has its own generator, its head is trained first.
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
-        generator = networks.own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
+        generator = own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
     built = networks.build(config, encoder, generator, vocabulary, teachers, base.recorded.head, discriminator)
     optimizer = make_optimizer(config.optim, total_steps)
 
