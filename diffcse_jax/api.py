@@ -31,7 +31,7 @@ from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.summary import draw_curves
 from diffcse_jax.training.callbacks import Callback
-from diffcse_jax.training.train import train as train_in_folder
+from diffcse_jax.training.train import train_in_folder
 
 
 @dataclasses.dataclass(frozen=True)

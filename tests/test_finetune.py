@@ -237,7 +237,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
 def test_heads_are_trained_again_if_the_rows_have_changed(config, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(config.finetune.data_dir, tmp_path / "tasks")
     config = Config.from_dict(flat(config.to_dict()) | {"finetune.data_dir": str(folder), "eval.every": 0})
-    monkeypatch.setattr(finetune, "run_training", lambda run: "stopped before the first checkpoint")
+    monkeypatch.setattr(finetune, "train_and_select", lambda run: "stopped before the first checkpoint")
     monkeypatch.setattr(finetune, "train_task_head", lambda config, data, head, frozen: jax.device_get(head))
     for added, is_trained in ("", True), ("", False), ("r60,A new film .,1\n", True):
         (folder / "classes.csv").write_text((folder / "classes.csv").read_text() + added)

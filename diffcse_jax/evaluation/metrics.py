@@ -12,6 +12,7 @@ import scipy.stats
 from jaxtyping import Float, Int
 
 from diffcse_jax.data.sentences import canonical
+from diffcse_jax.errors import counted
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval, search_collections
 from diffcse_jax.evaluation.answers import Answers, answers_of, first_rows, groups_of
 from diffcse_jax.evaluation.sts import ScoredPairs, correlations, similarities
@@ -29,6 +30,8 @@ class Metric:
     name: str
     batch_size: int
     units: ClassVar[Any] = ""  # what intervals are over, such as `1,000 queries of 300 documents`
+    # The number of independent items, which intervals resample, and what they are, such as `(300, "documents")`.
+    sample: ClassVar[Any] = (0, "")
 
     def measure(self, encoder: Encoder) -> Measured:
         """Return scores x 100 by name, and what the metric summarises.
@@ -84,10 +87,17 @@ class RetrievalMetric(Metric):
     @property
     def units(self) -> str:
         queries, groups = len(self.queries), len(first_rows(self.groups))
-        if groups in (1, queries):
+        if groups == queries:
             return f"{queries:,} queries"
-        what = "groups with equal texts" if self.document_of is None else "documents"
-        return f"{queries:,} queries of {groups:,} {what}"
+        what = "group{s} with equal texts" if self.document_of is None else "document{s}"
+        return f"{queries:,} queries of {counted(groups, what)}"
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        groups = len(first_rows(self.groups))
+        if self.document_of is not None:
+            return groups, "documents"
+        return groups, "queries" if groups == len(self.queries) else "groups with equal texts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +129,11 @@ class CorrelationMetric(Metric):
 
     @property
     def units(self) -> str:
-        return f"{sum(len(pairs.gold) for pairs in self.counted.values()):,} pairs"
+        return f"{self.sample[0]:,} pairs"
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        return sum(len(pairs.gold) for pairs in self.counted.values()), "pairs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +152,11 @@ class CollectionMetric(Metric):
 
     @property
     def units(self) -> str:
-        return f"{len(self.collection.queries):,} queries"
+        return f"{self.sample[0]:,} queries"
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        return len(self.collection.queries), "queries"
 
 
 @dataclasses.dataclass(frozen=True)

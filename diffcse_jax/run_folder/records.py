@@ -34,7 +34,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 # Dev scores and the selected model
 
 Outcomes = list[list[float]]  # for each data set of a dev metric, one value per query or pair
-FEWEST = 20  # outcomes: with fewer, the bootstrap interval is too narrow
+FEWEST = 20  # documents or other independent items: with fewer, the bootstrap interval is too narrow
 
 
 class Measured(NamedTuple):

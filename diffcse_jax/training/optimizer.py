@@ -5,6 +5,7 @@ It has their epsilon, linear decay of the learning rate, clipping, and no weight
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,13 @@ import optax
 from diffcse_jax.config import OptimConfig
 from diffcse_jax.models.layers import Params
 
-Optimizer = optax.GradientTransformationExtraArgs
-
 
 def make_optimizer(
-    config: OptimConfig, total_steps: int, *, around: Callable[[Optimizer], Optimizer] | None = None
-) -> Optimizer:
+    config: OptimConfig,
+    total_steps: int,
+    *,
+    around: Callable[[Any], optax.GradientTransformationExtraArgs] | None = None,
+) -> optax.GradientTransformationExtraArgs:
     """Return clipping, Adam, decoupled weight decay and the learning-rate schedule, in that order.
 
     Args:
@@ -51,7 +53,7 @@ def decays(params: Params) -> dict[str, bool]:
     return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
 
 
-def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> Optimizer:
+def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> optax.GradientTransformationExtraArgs:
     """Return Adam with epsilon added before the bias correction, as in transformers' former AdamW.
 
     The update is m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t). Optax and PyTorch correct v first, which makes
@@ -79,4 +81,4 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> 
         scaled = jax.tree.map(lambda m, v: correction * m / (jnp.sqrt(v) + epsilon), mu, nu)
         return scaled, optax.ScaleByAdamState(count, mu, nu)
 
-    return Optimizer(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -51,7 +51,7 @@ from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
-from diffcse_jax.training.train import run_training
+from diffcse_jax.training.train import train_and_select
 
 # Rows
 
@@ -257,7 +257,11 @@ class TasksMetric(Metric):
 
     @property
     def units(self) -> str:
-        return counted(sum(len(data.dev) for data in self.tasks), "dev row{s}")
+        return counted(self.sample[0], "dev row{s}")
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        return sum(len(data.dev) for data in self.tasks), "dev rows"
 
     def measure(self, model: Any) -> Measured:
         """Return the scores of a `TaskModel`, and the correctness of each dev row (0 or 100) or its value."""
@@ -357,8 +361,6 @@ def _head_training(config: Config, task: Task, start: Params, steps: int, key: P
     own = dataclasses.replace(config.optim, learning_rate=rate, weight_decay=decay)
     optimizer = make_optimizer(own, steps)
 
-    # The default of accelerators is below float32.
-    @jax.default_matmul_precision("highest")
     def loss(
         head: Params,
         sides: Float[Array, "sides rows hidden"],
@@ -369,6 +371,8 @@ def _head_training(config: Config, task: Task, start: Params, steps: int, key: P
         network = layers.bind(definition, head)
         return task_loss(task, network, tuple(sides), labels, jax.random.fold_in(key, index))
 
+    # The default of accelerators is below float32.
+    loss = jax.default_matmul_precision("highest")(loss)
     return HeadTraining(start, optimizer.init(start), make_head_step(loss, optimizer))
 
 
@@ -466,7 +470,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     optimizer = make_optimizer(config.optim, steps, around=resting)
     evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, data), text)
     run = Run(config, workdir, mesh, start, built, optimizer, source, text, evaluation, sentences_of, model_of=model_of)
-    return data, run_training(run)
+    return data, train_and_select(run)
 
 
 def _batches(config: Config, data: TaskData, start: StartingCheckpoint, mesh: Mesh, steps: int) -> BatchSource:

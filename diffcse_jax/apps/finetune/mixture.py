@@ -13,7 +13,6 @@ from jaxtyping import Int
 from diffcse_jax.batch import Batch
 from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.models.layers import Params
-from diffcse_jax.training.optimizer import Optimizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +38,7 @@ def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " 
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
 
 
-def resting(optimizer: Optimizer) -> Optimizer:
+def resting(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer with a separate state for each network. A network whose gradient is all 0 does not change.
 
     PyTorch does the same with parameters that a step does not use: their gradient is None. With a common state, the
@@ -68,7 +67,7 @@ def resting(optimizer: Optimizer) -> Optimizer:
             )
         return new_updates, new_state
 
-    return Optimizer(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _by_network(params: Params) -> dict[str, Params]:
