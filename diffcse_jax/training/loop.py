@@ -155,6 +155,7 @@ def loop(
             if shape not in shapes:
                 shapes.add(shape)
                 log_line(f"compiling the train step for batches of {shape}")  # which takes a while
+                progress.leave_out()
             state, metrics = train_step(state, frozen, batch)
             step += 1
             jax.block_until_ready(previous)
