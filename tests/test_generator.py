@@ -40,13 +40,13 @@ def config_with(steps: int):
 @pytest.mark.slow
 def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, monkeypatch, capfd):
     config = config_with(60)
-    first = own_generator(config, ENCODER, store, WORDS, make_mesh(config), tmp_path)
+    first = own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
     scores = json.loads((tmp_path / "generator" / "report.json").read_text())
     assert scores["perplexity"] < 0.5 * WORDS.size  # of a head that knows nothing
     assert scores["accuracy"] > 20.0  # one of ten words by chance
     assert f"perplexity {scores['perplexity']:.0f}, 60 steps" in capfd.readouterr().err
     monkeypatch.setattr(generator, "train_masked_lm_head", None)  # not called again
-    second = own_generator(config, ENCODER, store, WORDS, make_mesh(config), tmp_path)
+    second = own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
     jax.tree.map(np.testing.assert_array_equal, first.mlm_head, second.mlm_head)
     assert first.transformer is ENCODER.transformer
     assert "using the masked-LM head" in capfd.readouterr().err
@@ -63,7 +63,7 @@ def own(store, tmp_path, monkeypatch):
             return {"bias": np.array([1.0, bias], np.float32)}, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}
 
         monkeypatch.setattr(generator, "train_masked_lm_head", train_masked_lm_head)
-        own_generator(config, ENCODER, store, WORDS, make_mesh(config), tmp_path)
+        own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
         return trained
 
     return own

@@ -30,7 +30,7 @@ class Metric:
     name: str
     batch_size: int
     units: ClassVar[Any] = ""  # what intervals are over, such as `1,000 queries of 300 documents`
-    # The number of independent items, which intervals resample, and what they are, such as `(300, "documents")`.
+    # The number of independent items, which intervals resample, and what: `(300, "documents")`.
     sample: ClassVar[Any] = (0, "")
 
     def measure(self, encoder: Encoder) -> Measured:

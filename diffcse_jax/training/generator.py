@@ -1,8 +1,8 @@
 """A generator of the run's own, for encoders without a masked LM.
 
-It is the frozen encoder with a masked-LM head that is trained first (the "adjusting dropout" report).
-The generator is small: after a few hundred steps, the discriminator can learn from its replacements.
-`train_head` trains any head on a frozen encoder; fine-tuning trains the heads of its tasks with it.
+It is the frozen encoder with a masked-LM head that is trained first (the "adjusting dropout"
+report). Its replacements are good enough for the discriminator after a few hundred steps.
+`train_head` trains any head on a frozen encoder. Fine-tuning also uses it.
 """
 
 import dataclasses
@@ -53,7 +53,10 @@ class HeadTraining(NamedTuple):
     step: HeadStep
 
 
-def make_head_step(loss: Callable[..., Float[Array, ""]], optimizer: optax.GradientTransformation) -> HeadStep:
+def make_head_step(
+    loss: Callable[..., Float[Array, ""]],
+    optimizer: optax.GradientTransformation,
+) -> HeadStep:
     """Return a compiled step that trains a head. It reuses the memory of the head and of the state.
 
     Args:
@@ -62,7 +65,11 @@ def make_head_step(loss: Callable[..., Float[Array, ""]], optimizer: optax.Gradi
     """
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(head: Params, opt_state: optax.OptState, *batch: Any) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+    def step(
+        head: Params,
+        opt_state: optax.OptState,
+        *batch: Any,
+    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         value, grads = jax.value_and_grad(loss)(head, *batch)
         updates, opt_state = optimizer.update(grads, opt_state, head)
         return optax.apply_updates(head, updates), opt_state, value
@@ -121,6 +128,7 @@ def own_generator(
     encoder: Pretrained,
     store: TokenStore | Crops,
     vocabulary: Vocabulary,
+    *,
     mesh: Mesh,
     workdir: Path,
 ) -> Pretrained:
@@ -185,8 +193,10 @@ def train_masked_lm_head(
     training = HeadTraining(head, opt_state, step)
     head = train_head("masked-LM head", training, arguments, options.head_steps)
     measure, key = jax.jit(loss), fold_in_name(_root_key(config), "held out")
-    held_out = [measure(head, frozen, batch, jax.random.fold_in(key, index)) for index, batch in enumerate(batches)]
-    values = [[float(value) for value in result] for result in held_out]
+    values = []
+    for index, batch in enumerate(batches):
+        result = measure(head, frozen, batch, jax.random.fold_in(key, index))
+        values.append([float(value) for value in result])
     mean_loss, accuracy = np.mean(values, axis=0)
     scores = {
         "accuracy": 100 * float(accuracy),
@@ -223,7 +233,12 @@ def make_masked_lm_training(
         head = layers.prefixed(start, "head")
         return head, optimizer.init(head)
 
-    def loss(head: Params, frozen: Params, batch: Batch, key: PRNGKeyArray) -> tuple[jax.Array, jax.Array]:
+    def loss(
+        head: Params,
+        frozen: Params,
+        batch: Batch,
+        key: PRNGKeyArray,
+    ) -> tuple[jax.Array, jax.Array]:
         anchors = batch.anchors
         ratio = options.head_mask_ratio
         masked = mask_tokens(key, anchors, vocabulary=vocabulary, ratio=ratio, style="bert")
@@ -237,10 +252,16 @@ def make_masked_lm_training(
             correct = jnp.argmax(logits, axis=-1) == targets
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-        losses, right = computation.gather_positions(at_tokens, masked.selected, states, anchors.input_ids, shares=FEW)
-        return mean_where(losses, masked.selected), mean_where(right, masked.selected)
+        ids, selected = anchors.input_ids, masked.selected
+        losses, right = computation.gather_positions(at_tokens, selected, states, ids, shares=FEW)
+        return mean_where(losses, selected), mean_where(right, selected)
 
-    def mean_loss(head: Params, frozen: Params, batch: Batch, index: Int[Array, ""]) -> Float[Array, ""]:
+    def mean_loss(
+        head: Params,
+        frozen: Params,
+        batch: Batch,
+        index: Int[Array, ""],
+    ) -> Float[Array, ""]:
         key = jax.random.fold_in(fold_in_name(root, "train step"), index)
         return loss(head, frozen, batch, key)[0]
 

@@ -1,8 +1,8 @@
 """Which model a run exports: `decide` chooses by numbers, `describe` says why, `store` writes it.
 
-The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of the starting checkpoint
-and the best one. With `eval.keep_start`, the starting checkpoint is exported if the candidate is not
-better, may be better by chance, or breaks a limit.
+The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of it and the starting
+checkpoint. With `eval.keep_start`, the starting checkpoint is exported if the candidate is not better,
+may be better by chance, or breaks a limit.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Evidence(NamedTuple):
     interval: tuple[float, float]  # of the candidate's gain, 95%
     sample: int  # the number of independent items that the interval is over
     best: float | None = None  # the score of the best checkpoint, if it is not a candidate
-    # The score of the starting checkpoint with the pooler that the run trains, if that is another one.
+    # The score of the start with the pooler that the run trains, if that is not its own.
     start_with_pooler: float | None = None
 
 
@@ -126,7 +126,8 @@ def decide(
         doubt = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
     keeps_start = keep_start and (not is_higher or bool(doubt) or breaks_limit)
-    of_exported = [each for each in compared if each.encoder and (each.encoder == THIS_MODEL) is not keeps_start]
+    is_exported = {each.name: (each.encoder == THIS_MODEL) is not keeps_start for each in compared}
+    of_exported = [each for each in compared if each.encoder and is_exported[each.name]]
     return Decision(
         candidate,
         evidence,
@@ -150,7 +151,7 @@ class Names(NamedTuple):
     items: str  # what must be at least `FEWEST`, such as `documents`
     step: int  # of the best checkpoint
     pooler: str  # that the run trains
-    quality: str = ""  # what `eval.max_drop` limits, such as `guard within eval.max_drop=1 of 80.00`
+    quality: str = ""  # what `eval.max_drop` limits: `guard within eval.max_drop=1 of 80.00`
 
 
 def describe(decision: Decision, names: Names) -> str:
@@ -199,7 +200,10 @@ def _training_alone(decision: Decision, names: Names) -> str:
         "the change of pooler": same_pooler - decision.evidence.start,
         "training": decision.candidate.score - same_pooler,
     }
-    changes = [f"{what} {'gained' if change >= 0 else 'lost'} {abs(change):.2f}" for what, change in parts.items()]
+    changes = []
+    for what, change in parts.items():
+        verb = "gained" if change >= 0 else "lost"
+        changes.append(f"{what} {verb} {abs(change):.2f}")
     before = f"With the pooler {names.pooler}, {names.start} scored {same_pooler:.2f}"
     return f"{before} before training: {', and '.join(changes)}."
 
@@ -219,15 +223,21 @@ def _best_weights(decision: Decision, names: Names) -> str:
     if decision.keeps_start or best is None or best <= decision.candidate.score:
         return ""
     return (
-        f"Step {names.step} alone scores {best:.2f}, but such mixtures answer people's own questions better "
-        f"(docs/records/search.md). eval.interpolate=() exports step {names.step}."
+        f"Step {names.step} alone scores {best:.2f}, but such mixtures answer people's own questions "
+        f"better (docs/records/search.md). eval.interpolate=() exports step {names.step}."
     )
 
 
 # The record
 
 
-def store(workdir: Path, decision: Decision, verdict: str, exported: Record, model: Pretrained) -> None:
+def store(
+    workdir: Path,
+    decision: Decision,
+    verdict: str,
+    exported: Record,
+    model: Pretrained,
+) -> None:
     """Write the decision to the run folder, and the weights unless a checkpoint has them.
 
     Args:
@@ -272,11 +282,12 @@ class Mixtures:
 
 
 def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
-    """Check that `eval.interpolate` is possible: the start has all parameters of the trained encoder."""
+    """Check that the start has all parameters of the trained encoder, if `eval.interpolate` mixes them."""
     if config.eval.interpolate and config.keeps_projector and base.recorded.head is None:
         raise ConfigError(
-            f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all trained weights, but "
-            f"{base.name} has no projector, and model.projector_train_only=False keeps one. Set eval.interpolate=()."
+            f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all trained "
+            f"weights, but {base.name} has no projector, and model.projector_train_only=False keeps one. "
+            "Set eval.interpolate=()."
         )
 
 
@@ -289,7 +300,8 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
         return trained
 
     def between(start: Params, trained: Params) -> Params:
-        return {name: (1 - weight) * start[name] + weight * array for name, array in trained.items()}
+        share = 1 - weight
+        return {name: share * start[name] + weight * array for name, array in trained.items()}
 
     start, ours = base.checkpoint, trained.checkpoint
     pooler, head = ours.pooler, ours.sentence_head
@@ -309,7 +321,7 @@ def select(run: Run, baseline: Record) -> str:
     """
     base, chosen = run.base, run.evaluation.chosen
     checkpoints = run.workdir / CHECKPOINTS
-    best = read_encoder(checkpoints / str(default_step(checkpoints)))  # ignores an earlier selection
+    best = read_encoder(checkpoints / str(default_step(checkpoints)))  # not an earlier selection
     mixtures = Mixtures(base, best)
     measured = _measure(run, mixtures)
     candidate = _candidate(run, baseline, measured, mixtures)
@@ -335,20 +347,31 @@ def select(run: Run, baseline: Record) -> str:
         _limited_quality(run, baseline),
     )
     verdict = describe(decision, names)
-    store(run.workdir, decision, verdict, *_exported_model(run, baseline, decision, mixtures, measured))
+    record, model = _exported_model(run, baseline, decision, mixtures, measured)
+    store(run.workdir, decision, verdict, record, model)
     return verdict
 
 
 def _exported_model(
-    run: Run, baseline: Record, decision: Decision, mixtures: Mixtures, measured: Mapping[float, Measured]
+    run: Run,
+    baseline: Record,
+    decision: Decision,
+    mixtures: Mixtures,
+    measured: Mapping[float, Measured],
 ) -> tuple[Record, Pretrained]:
     """Return the exported model, and its record."""
     base, best = run.base, mixtures.best
     if decision.keeps_start:
         model = dataclasses.replace(base.checkpoint, pooler=base.pooler_head)
         return dataclasses.replace(baseline, outcomes=[]), model
-    evaluation, scores = run.evaluation, measured[decision.weight].scores
-    record = Record(best.step, best.pooler, scores, evaluation.metric, baseline.text, dev_text=evaluation.text)
+    record = Record(
+        best.step,
+        best.pooler,
+        measured[decision.weight].scores,
+        run.evaluation.metric,
+        baseline.text,
+        dev_text=run.evaluation.text,
+    )
     return record, mixtures.saved(decision.weight).checkpoint
 
 
@@ -365,8 +388,16 @@ def _measure(run: Run, mixtures: Mixtures) -> dict[float, Measured]:
     return measured
 
 
-def _candidate(run: Run, baseline: Record, measured: Mapping[float, Measured], mixtures: Mixtures) -> Candidate:
-    """Return the model that a run may export. The metrics of `eval.hold` are measured until one passes."""
+def _candidate(
+    run: Run,
+    baseline: Record,
+    measured: Mapping[float, Measured],
+    mixtures: Mixtures,
+) -> Candidate:
+    """Return the model that a run may export.
+
+    The metrics of `eval.hold` are measured only until a model loses nothing in them.
+    """
     evaluation, hold = run.evaluation, run.config.eval.hold
     start = baseline.dev[evaluation.metric]
     candidates = [
@@ -406,7 +437,7 @@ def _limited_quality(run: Run, baseline: Record) -> str:
 
 
 def _compare_systems(run: Run, mixtures: Mixtures, weight: float) -> list[System]:
-    """Compare BM25, the start and the trained model on the queries of the dev metric, if it has any."""
+    """Compare BM25, the start and the trained model on the queries of the dev metric, if any."""
     metric = run.evaluation.chosen
     if not isinstance(metric, RetrievalMetric) or metric.name in SYMMETRIC_METRICS:
         return []

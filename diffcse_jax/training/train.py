@@ -96,7 +96,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     # 4. Networks and optimizer. If the run has its own generator, its head is trained first.
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
-        generator = own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
+        generator = own_generator(config, encoder, sentences, vocabulary, mesh=mesh, workdir=workdir)
     built = networks.build(config, encoder, generator, vocabulary, teachers, base.recorded.head, discriminator)
     optimizer = make_optimizer(config.optim, total_steps)
 

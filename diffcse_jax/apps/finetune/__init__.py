@@ -308,7 +308,12 @@ def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> 
 # Training
 
 
-def train_task_head(config: Config, data: TaskData, start: Params, frozen: SentenceEncoder) -> Params:
+def train_task_head(
+    config: Config,
+    data: TaskData,
+    start: Params,
+    frozen: SentenceEncoder,
+) -> Params:
     """Train the head of a task on embeddings of the frozen encoder.
 
     This takes `finetune.heads_steps` steps, or else `finetune.heads_epochs` passes, at most
@@ -354,7 +359,13 @@ def train_task_head(config: Config, data: TaskData, start: Params, frozen: Sente
     return {key: np.asarray(array) for key, array in best.items()}
 
 
-def _head_training(config: Config, task: Task, start: Params, steps: int, key: PRNGKeyArray) -> HeadTraining:
+def _head_training(
+    config: Config,
+    task: Task,
+    start: Params,
+    steps: int,
+    key: PRNGKeyArray,
+) -> HeadTraining:
     """Return the start of a head's training, and its step of embeddings, labels and an index."""
     options = config.finetune
     rate, decay = options.heads_learning_rate, options.heads_weight_decay
@@ -377,7 +388,13 @@ def _head_training(config: Config, task: Task, start: Params, steps: int, key: P
 
 
 def _train_heads(
-    config: Config, data: Sequence[TaskData], frozen: SentenceEncoder, params: Params, folder: Path, text: str
+    config: Config,
+    data: Sequence[TaskData],
+    frozen: SentenceEncoder,
+    params: Params,
+    *,
+    folder: Path,
+    text: str,
 ) -> None:
     """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
     weights, record = folder / "heads.safetensors", folder / "heads.json"
@@ -454,7 +471,8 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     resumes = saved_steps(workdir / io.CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
-        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text))
+        of_heads = workdir / HEADS
+        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, folder=of_heads, text=text))
         built = built._replace(params=built.params | load_file(workdir / HEADS / "heads.safetensors"))
         log_line("stage 2 of 2: training the encoder and the heads")
 
