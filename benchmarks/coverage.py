@@ -1,10 +1,10 @@
 """How often the 95% interval of a verdict misses the truth, by the number of held-out documents.
 
-Two models are equally good: the true difference is 0. Queries of one document gain or lose together.
-Each draw gives documents of unequal sizes, and the interval is the one that verdicts have. `missed` is
-how often it does not contain 0, and `better` how often all of it is above 0, so that a verdict would
-wrongly say "better". A perfect interval has 5% and 2.5%. With `--skewed`, few documents gain much and
-most lose a little.
+Two models are equally good: the true difference is 0. Queries of one document gain or lose
+together. Each draw gives documents of unequal sizes, and the interval is the one that verdicts
+have. `missed` is how often it does not contain 0, and `better` how often all of it is above 0, so
+that a verdict would wrongly say "better". A perfect interval has 5% and 2.5%. With `--skewed`, few
+documents gain much and most lose a little.
 
 Command:
     python -m benchmarks.coverage
