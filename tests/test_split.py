@@ -91,6 +91,14 @@ def test_groups_and_not_documents_are_counted():
     np.testing.assert_array_equal(chosen[::3], chosen[1::3])
 
 
+def test_a_set_that_is_too_small_for_a_verdict_is_said():
+    contents = [[f"This is text {number}.", f"It is the number {number} of thirty."] for number in range(30)]
+    split = Split(documents(contents), 0.2)
+    count = len(list(split.held_out()))
+    expected = f"gives {count} documents, too few for a verdict that says better. Give at least 50 documents"
+    assert split.ledger.lines()[-1] == f"data.held_out=0.2 {expected}"
+
+
 def test_what_is_held_out_beyond_the_share_is_said():
     contents = [[f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)]
     split = Split(documents(contents), 0.05)

@@ -120,12 +120,10 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     ledger = Ledger("the given rows")
     is_usable = [usable(row, Place(row=number), ledger) is not None for number, row in enumerate(rows, 1)]
     keys = [[digest(text) for text in row] if ok else [] for row, ok in zip(rows, is_usable, strict=True)]
-    is_held_out, by_share = held_out_together([digest(row[0]) for row in rows], keys, share)
-    if (count := int(is_held_out.sum())) > by_share:
-        log_line(
-            f"notice: data.held_out={share} gives {counted(by_share, 'row{s}')}, too few for a "
-            f"verdict: {count} are held out"
-        )
+    found = held_out_together([digest(row[0]) for row in rows], keys, share)
+    is_held_out = found.chosen
+    if note := found.describe(share, "row{s}"):
+        log_line(f"notice: {note}")
     held_out = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if out and ok]
     trained_on = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if not (out and ok)]
     if not trained_on or len(held_out) < 2:

@@ -146,12 +146,10 @@ class _Read:
             )
         self.boilerplate = _boilerplate([body for body, *_ in identities], texts_of_each)
         keys = [[key for key in each if key not in self.boilerplate] for each in identities]
-        is_held_out, by_share = held_out_together(whole, keys, share)
-        if (count := int(is_held_out.sum())) > by_share:
-            ledger.note(
-                f"data.held_out={share} gives {counted(by_share, 'document{s}')}, too few for a "
-                f"verdict: {count} are held out"
-            )
+        found = held_out_together(whole, keys, share)
+        is_held_out = found.chosen
+        if note := found.describe(share, "document{s}"):
+            ledger.note(note)
         self.is_training = ~is_held_out
         held = [texts for texts, out in zip(texts_of_each, is_held_out, strict=True) if out]
         self.held_texts = set(_joined(held).tolist()) - self.boilerplate
@@ -167,6 +165,21 @@ class HeldOut(NamedTuple):
 
     chosen: Bool[np.ndarray, " items"]
     by_share: int  # how many of them are in the share; the others were added
+
+    def describe(self, share: float, what: str) -> str:
+        """Say what was done if the share gives too few for a verdict; otherwise return an empty text.
+
+        Args:
+            share: The share.
+            what: The items, as `document{s}`.
+        """
+        count = int(self.chosen.sum())
+        given = f"data.held_out={share} gives {counted(self.by_share, what)}, too few for a verdict"
+        if count > self.by_share:
+            return f"{given}: {count} are held out"
+        if 0 < share < 1 and count < FEWEST_HELD_OUT:
+            return f"{given} that says better. Give at least {counted(2 * FEWEST_HELD_OUT, what)}"
+        return ""
 
 
 def held_out_together(
