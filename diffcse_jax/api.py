@@ -32,7 +32,7 @@ from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.start import held
 from diffcse_jax.run_folder.summary import draw_curves
 from diffcse_jax.training.callbacks import Callback
-from diffcse_jax.training.train import train as train_in_folder
+from diffcse_jax.training.train import train_in_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
     else:
         files["data.train_file"] = write_sentences(texts)
     used = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-    share = f", {config.data.held_out:.0%} of them to select a checkpoint" if "eval.metric" in changed else ""
+    share = ", some of them to select a checkpoint" if "eval.metric" in changed else ""
     log_line(f"notice: rows with several texts are used as pairs{share} ({used})")
     return files | changed
 

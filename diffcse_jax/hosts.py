@@ -58,35 +58,82 @@ def log_line(message: str, *, on_all: bool = False) -> None:
         tqdm.tqdm.write(message, file=sys.stderr)
 
 
+class _Bar(tqdm.tqdm):
+    """A bar that shows the rate of `Progress`."""
+
+    rate = 0.0  # units per second; 0: not known
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        speed = _speed(self.rate, self.unit)
+        return super().format_dict | {"rate": self.rate, "speed": speed}
+
+
 class Progress(contextlib.AbstractContextManager["Progress"]):
     """Show progress on standard error, with the time that is left: a bar on a terminal, otherwise lines.
 
-    `unit` is a plural.
+    `unit` is a plural in `s`.
     """
 
     def __init__(self, what: str, unit: str, total: int | None = None, *, done_before: int = 0, quiet: bool = False):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
-        self._done = self._done_before = done_before
+        self._done = done_before
         is_hidden = quiet or _verbosity == "quiet" or jax.process_index() > 0
-        options = {"total": total, "initial": done_before, "disable": is_hidden or None}  # None: shown on terminals
-        self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", dynamic_ncols=True, **options)
-        self._begun = time.monotonic()
+        place = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}"
+        if total is None:
+            place = "{desc}: {n_fmt} {unit} [{elapsed}"
+        self._bar = _Bar(
+            desc=what,
+            unit=unit,
+            total=total,
+            initial=done_before,
+            dynamic_ncols=True,
+            bar_format=place + "{speed}{postfix}]",
+            disable=is_hidden or None,  # None: shown on terminals
+        )
+        self._begun = self._counted_from = time.monotonic()
+        self._seconds, self._counted = 0.0, 0  # what the rate is made of
+        self._is_counted = True
         self._next_line = self._begun + SECONDS_BEFORE_FIRST_LINE
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
 
+    def leave_out(self) -> None:
+        """Leave the time from the last update to the next one, a compilation, out of the rate."""
+        self._is_counted = False
+
     def update(self, count: int, note: str = "") -> None:
         """Add this many to the count. A note, such as the latest loss, is shown next to it."""
+        now = time.monotonic()
         self._done += count
+        if self._is_counted:
+            self._seconds += now - self._counted_from
+            self._counted += count
+        self._is_counted, self._counted_from = True, now
+        self._bar.rate = self._counted / self._seconds if self._seconds else 0.0
         if note:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(count)
-        now = time.monotonic()
         if self._bar.disable and not self._quiet and now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
-            meter = {"prefix": self._what, "unit": f" {self._unit}", "postfix": note, "initial": self._done_before}
-            log_line(tqdm.tqdm.format_meter(self._done, self._total, now - self._begun, ncols=0, **meter))
+            log_line(self._line(now - self._begun, note))
+
+    def _line(self, elapsed: float, note: str) -> str:
+        time_taken, rate = tqdm.tqdm.format_interval(elapsed), self._bar.rate
+        speed = _speed(rate, self._unit) + (f", {note}" if note else "")
+        if self._total is None:
+            return f"{self._what}: {self._done} {self._unit} [{time_taken}{speed}]"
+        left = tqdm.tqdm.format_interval((self._total - self._done) / rate) if rate else "?"
+        share = 100 * self._done / max(self._total, 1)
+        return f"{self._what}: {share:3.0f}% {self._done}/{self._total} [{time_taken}<{left}{speed}]"
+
+
+def _speed(rate: float, unit: str) -> str:
+    """Return `, 2.50 steps/s` or `, 4.00 s/step`, or nothing while the rate is not known."""
+    if not rate:
+        return ""
+    return f", {rate:.2f} {unit}/s" if rate >= 1 else f", {1 / rate:.2f} s/{unit.removesuffix('s')}"
 
 
 @contextlib.contextmanager
