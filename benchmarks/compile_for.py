@@ -107,7 +107,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         own = config.generator_is_start or config.trains_generator_head
         generator = _checkpoint(config.model.name_or_path if own else config.generator.name_or_path, mesh)
     teachers = _teachers(config, mesh)
-    built = networks.build(config, encoder, generator, _vocabulary(encoder), teachers)
+    built = networks.build(config, encoder, generator, _vocabulary(encoder), teachers=teachers)
     optimizer = make_optimizer(config.optim, SCHEDULE_STEPS, around=resting if "finetune" in config.losses else None)
     state = abstract_state(built.params, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))

@@ -93,7 +93,7 @@ def start(monkeypatch, tmp_path):
         )
         state = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
         with jax.debug_nans(False):
-            loop(run, BASELINE, checkpoints, train_step, state, {}, batches)
+            loop(run, BASELINE, checkpoints, train_step, state, frozen={}, batches=batches)
         return run, events
 
     return start

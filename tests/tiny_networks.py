@@ -123,7 +123,7 @@ def evaluate(
     With `transform`, what it makes of this function of the trained arrays.
     """
     config = config_of(*parts)
-    built = networks.build(config, ENCODER, generator, VOCABULARY, teachers)
+    built = networks.build(config, ENCODER, generator, VOCABULARY, teachers=teachers)
     views, key = jax.tree.map(jnp.asarray, batch or views_of(random_batch())), jax.random.key(0)
 
     def loss(params: Params, frozen: Params) -> tuple[jax.Array, Any]:

@@ -17,11 +17,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from diffcse_jax import hosts
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Batches
 from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
-from diffcse_jax.hosts import log_line, stop_requested
+from diffcse_jax.hosts import StopRequest, log_line, stop_requested
 from diffcse_jax.io import append_line, disk_errors
 from diffcse_jax.losses import Metrics
 from diffcse_jax.models.layers import Params
@@ -104,6 +105,7 @@ def loop(
     checkpoints: Checkpoints,
     train_step: TrainStep,
     state: TrainState,
+    *,
     frozen: Params,
     batches: grain.DatasetIterator,
 ) -> None:
@@ -118,7 +120,6 @@ def loop(
     """
     config, step, total_steps = run.config, int(state.step), len(run.source)
     log_every = config.train.log_every if total_steps > SHORT_RUN else 1
-    saving: list[Path] = []  # checkpoints that are not complete yet
     with (
         stop_requested() as stop,
         # The rows come first, because `Run.ends_at` reads them.
@@ -128,46 +129,25 @@ def loop(
         ) as observer,
         hosts.Progress("training", "steps", total_steps, done_before=step) as progress,
     ):
-
-        def report_saves() -> None:
-            while saving and saving[0].is_dir():  # a checkpoint gets its name when it is complete
-                observer.on_save(int(saving[0].name), saving.pop(0))
-
         if step == 0:
-            scores = baseline.dev
-            head = run.base.checkpoint.sentence_head
-            with_pooler = f"with the pooler {head.applied(baseline.pooler)}"
-            log_line(f"{run.base.name} before training, {with_pooler}: {format_scores(scores)}")
-            if run.model_of is None and not run.base.is_trained_embedding(config):
-                scores = run.measure(state.params).scores
-                pooler = head.applied(config.encoding_pooler)
-                log_line(f"step 0, with the pooler that is trained, {pooler}: {format_scores(scores)}")
-            observer.on_evaluation(0, scores)
+            observer.on_evaluation(0, _scores_before_training(run, baseline, state))
         logger = MetricLogger(run, observer, progress, state)
-        metric = run.evaluation.metric
-        before_training = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
+        saves = _Saves(run.workdir / CHECKPOINTS, observer)
+        compiled = _CompiledShapes(progress)
         previous: Metrics = {}
-        shapes: set[str] = set()
         ended = stops = False
         while not (ended or stops):
             batch = shard_batch(next(batches), run.mesh)
-            shape = f"{' x '.join(map(str, batch.input_ids.shape))} tokens"
-            shape += f", {batch.layout.positions.size} without padding" if batch.layout else ""
-            if shape not in shapes:
-                shapes.add(shape)
-                log_line(f"compiling the train step for batches of {shape}")  # which takes a while
-                progress.leave_out()
+            compiled.announce(batch)
             state, metrics = train_step(state, frozen, batch)
             step += 1
             jax.block_until_ready(previous)
             previous = metrics
             logger.flush()  # the previous step's row, now that the device has this step to work on
-            report_saves()
+            saves.report()
             evaluates = step == total_steps or (config.eval.every > 0 and step % config.eval.every == 0)
             logs = evaluates or step == 1 or step % log_every == 0
-            stops = stop.made
-            if jax.process_count() > 1:  # processes ask one another at logged steps, so that all stop together
-                stops = logs and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
+            stops = _stops(stop, may_ask=logs)
             logger.add(step, metrics, logs=logs or stops)
             if not (evaluates or stops):
                 continue
@@ -176,16 +156,74 @@ def loop(
             if evaluates:
                 measured = run.measure(state.params)
                 observer.on_evaluation(step, measured.scores)
-                log_line(f"step {step}: {format_scores(measured.scores)} ({before_training})")
-                eligible = bool(config.eval.interpolate) or run.keeps_quality(baseline.dev, measured.scores)
+                eligible = _report_scores(run, baseline, step, measured)
             checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
-            saving.append(run.workdir / CHECKPOINTS / str(step))
+            saves.begun(step)
             logger.restart_clock()
             ended = evaluates and run.ends_at(step, baseline)
         checkpoints.wait()
-        report_saves()
+        saves.report()
         if not ended:
             raise Interrupted(f"Stopped at step {step}. Everything is saved; run the same command again to resume.")
+
+
+def _scores_before_training(run: Run, baseline: Record, state: TrainState) -> Mapping[str, float]:
+    """Log the dev scores of the start, and return those of the embedding that will be trained."""
+    head = run.base.checkpoint.sentence_head
+    with_pooler = f"with the pooler {head.applied(baseline.pooler)}"
+    log_line(f"{run.base.name} before training, {with_pooler}: {format_scores(baseline.dev)}")
+    if run.model_of is not None or run.base.is_trained_embedding(run.config):
+        return baseline.dev
+    scores = run.measure(state.params).scores
+    pooler = head.applied(run.config.encoding_pooler)
+    log_line(f"step 0, with the pooler that is trained, {pooler}: {format_scores(scores)}")
+    return scores
+
+
+def _report_scores(run: Run, baseline: Record, step: int, measured: Measured) -> bool:
+    """Log the dev scores of a step, and return whether it may be the best checkpoint."""
+    metric = run.evaluation.metric
+    before = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
+    log_line(f"step {step}: {format_scores(measured.scores)} ({before})")
+    return bool(run.config.eval.interpolate) or run.keeps_quality(baseline.dev, measured.scores)
+
+
+def _stops(stop: StopRequest, *, may_ask: bool) -> bool:
+    """Return whether training was asked to stop. Several processes ask one another, so that all stop together."""
+    if jax.process_count() == 1:
+        return stop.made
+    return may_ask and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
+
+
+class _CompiledShapes:
+    """Announces when a batch has a new shape, for which the train step must be compiled."""
+
+    def __init__(self, progress: hosts.Progress):
+        self._progress = progress
+        self._known: set[str] = set()
+
+    def announce(self, batch: Batch) -> None:
+        shape = f"{' x '.join(map(str, batch.input_ids.shape))} tokens"
+        shape += f", {batch.layout.positions.size} without padding" if batch.layout else ""
+        if shape not in self._known:
+            self._known.add(shape)
+            log_line(f"compiling the train step for batches of {shape}")  # which takes a while
+            self._progress.leave_out()
+
+
+class _Saves:
+    """Reports checkpoints to the callbacks once they are complete."""
+
+    def __init__(self, folder: Path, observer: Callback):
+        self._folder, self._observer = folder, observer
+        self._running: list[Path] = []
+
+    def begun(self, step: int) -> None:
+        self._running.append(self._folder / str(step))
+
+    def report(self) -> None:
+        while self._running and self._running[0].is_dir():  # a checkpoint gets its name when it is complete
+            self._observer.on_save(int(self._running[0].name), self._running.pop(0))
 
 
 class MetricLogger:

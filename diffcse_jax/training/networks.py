@@ -150,6 +150,7 @@ def build(
     encoder: Pretrained,
     generator: Pretrained | None,
     vocabulary: Vocabulary,
+    *,
     teachers: Mapping[str, Network] = MappingProxyType({}),
     projector: Params | None = None,
     discriminator: Pretrained | None = None,
@@ -302,6 +303,7 @@ def _check_fits(
     sizes: TransformerConfig,
     theirs: PreTrainedTokenizerFast,
     ours: PreTrainedTokenizerFast,
+    *,
     embeddings: int | None = None,
 ) -> None:
     """Check that another checkpoint reads our token ids, has as many embeddings, if given, and enough positions."""

@@ -101,7 +101,15 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
         generator = own_generator(config, encoder, sentences, vocabulary, mesh=mesh, workdir=workdir)
-    built = networks.build(config, encoder, generator, vocabulary, teachers, base.recorded.head, discriminator)
+    built = networks.build(
+        config,
+        encoder,
+        generator,
+        vocabulary,
+        teachers=teachers,
+        projector=base.recorded.head,
+        discriminator=discriminator,
+    )
     if config.keeps_mlm_head:
         base = base.with_mlm_head(built.params)
     optimizer = make_optimizer(config.optim, total_steps)
@@ -133,7 +141,7 @@ def train_and_select(run: Run) -> str:
             records.record_start(run.workdir, config, text=run.text, step=step)
         if not run.ends_at(step, baseline):
             train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
-            loop(run, baseline, checkpoints, train_step, state, frozen, batches)
+            loop(run, baseline, checkpoints, train_step, state, frozen=frozen, batches=batches)
     return hosts.decided_by_first(lambda: select(run, baseline))
 
 
