@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from journeys.pages import blocks_of
 
 from diffcse_jax.encoder import _THEIR_NAMES
-from journeys.pages import blocks_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 SENTENCE_TRANSFORMERS = "from_sentence_transformers.md"
@@ -66,6 +66,7 @@ def test_accepted_values_of_the_page_are_those_of_the_code():
                 assert _THEIR_NAMES[name][0] == eval(accepted), name
 
 
+@pytest.mark.slow
 def test_our_side_of_the_ten_tasks_of_flax_runs_and_agrees_with_pytorch(minilm_dir):
     rows = rows_of(FLAX, "Ten tasks")
     assert len(rows) == 10

@@ -52,7 +52,10 @@ def test_keys_that_a_page_names_exist(page):
         "docs/commands.md": {"init"},
         "docs/from_flax.md": {"model.mlm_head"},  # attributes of a `model` in Python
         "docs/from_sentence_transformers.md": {
-            "model.dimension", "model.max_seq_length", "model.max_length", "model.similarity",
+            "model.dimension",
+            "model.max_seq_length",
+            "model.max_length",
+            "model.similarity",
         },
     }
     assert keys_named_in(TEXTS[page]) - KEYS.keys() <= others.get(page, set())
