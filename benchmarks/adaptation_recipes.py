@@ -103,7 +103,7 @@ def train_ours(config: Config, folder: Path) -> dict[str, Any]:
 
     train.build_dev_evaluation = build_evaluation
     try:
-        verdict = train.train(config, folder)
+        verdict = train.train_in_folder(config, folder)
     finally:
         train.build_dev_evaluation = build_dev_evaluation
     return watch.read() | {"verdict": verdict, "learning_rate": config.optim.learning_rate}

@@ -30,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from benchmarks import workload  # noqa: E402
 from benchmarks.hlo import Array, Collective, Program  # noqa: E402
 from benchmarks.train_step import SCHEDULE_STEPS  # noqa: E402
+from diffcse_jax.apps.finetune.mixture import resting  # noqa: E402
 from diffcse_jax.batch import (  # noqa: E402
     Batch,
     PackedLayout,
@@ -43,11 +44,12 @@ from diffcse_jax.models.hf import Pretrained  # noqa: E402
 from diffcse_jax.models.layers import Network, Params  # noqa: E402
 from diffcse_jax.models.sentence_folder import RecordedPooler  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402
+from diffcse_jax.training.generator import make_masked_lm_training  # noqa: E402
 from diffcse_jax.training.networks import with_own_pooler  # noqa: E402
+from diffcse_jax.training.optimizer import make_optimizer  # noqa: E402
 from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resolved  # noqa: E402
 from diffcse_jax.training.step import (  # noqa: E402
     abstract_state,
-    make_optimizer,
     make_train_step,
 )
 
@@ -106,7 +108,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         generator = _checkpoint(config.model.name_or_path if own else config.generator.name_or_path, mesh)
     teachers = _teachers(config, mesh)
     built = networks.build(config, encoder, generator, _vocabulary(encoder), teachers)
-    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS, rests="finetune" in config.losses)
+    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS, around=resting if "finetune" in config.losses else None)
     state = abstract_state(built.params, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
     step = make_train_step(built.networks, config, optimizer, mesh)
@@ -122,7 +124,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
 
 def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     config = request.config
-    initial, _, step = networks.make_head_training(config, encoder.config, _vocabulary(encoder), mesh)
+    initial, _, step = make_masked_lm_training(config, encoder.config, _vocabulary(encoder), mesh)
     params, opt_state = jax.eval_shape(initial)
     everywhere = replicated(mesh)
     params, opt_state, frozen, index = (

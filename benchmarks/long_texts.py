@@ -29,8 +29,9 @@ from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import layers, transformer
 from diffcse_jax.models.forward import SentenceNetwork, compiled_forward
 from diffcse_jax.training.networks import build
+from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, replicated, resolved
-from diffcse_jax.training.step import abstract_state, initial_state, make_optimizer, make_train_step
+from diffcse_jax.training.step import abstract_state, initial_state, make_train_step
 
 MODEL = "answerdotai/ModernBERT-base"
 POOLER = "avg"

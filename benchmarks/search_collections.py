@@ -88,16 +88,17 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Train as the configuration says, and score the best checkpoint and what the run recommends."""
     from diffcse_jax.run_folder.records import read_selection
     from diffcse_jax.search.fusion import DEFAULT_WEIGHT
-    from diffcse_jax.training.train import THIS_MODEL, train
+    from diffcse_jax.training.selection import THIS_MODEL
+    from diffcse_jax.training.train import train_in_folder
 
-    verdict = train(config, place)
+    verdict = train_in_folder(config, place)
     selection = read_selection(place)
     assert selection is not None  # the run has finished
     advice = verdict.partition("Recommended for search: ")[2]
     system = next((each for each in selection.systems if advice.startswith(f"{each['name']}.")), None)
     if selection.interpolation == 0:
         values = config.to_dict()
-        train(Config.from_dict(values | {"eval": values["eval"] | {"keep_start": False}}), place)
+        train_in_folder(Config.from_dict(values | {"eval": values["eval"] | {"keep_start": False}}), place)
     weights = {TRAINED + WITH_BM25: DEFAULT_WEIGHT}
     scores = answer(folder, place, TRAINED, weights)
     if system:
@@ -194,7 +195,7 @@ def agreement(run: Mapping[str, Any]) -> dict[str, float]:
 
 def name_of(system: Mapping[str, Any]) -> str:
     """Return the name of a system of a run's table, as this benchmark calls it."""
-    from diffcse_jax.training.train import THIS_MODEL
+    from diffcse_jax.training.selection import THIS_MODEL
 
     if not system["encoder"]:
         return "BM25"

@@ -28,8 +28,9 @@ from diffcse_jax.data.batches import BatchSource, Packing
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models.hf import transformer_config
 from diffcse_jax.training.networks import build
+from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, replicated, resolved, shard_batch
-from diffcse_jax.training.step import initial_state, make_optimizer, make_train_step
+from diffcse_jax.training.step import initial_state, make_train_step
 
 SCHEDULE_STEPS = 10_000  # of the learning rate; any number works
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from diffcse_jax import hosts
-from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, unknown_key_message
+from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, settings_of, unknown_key_message
 from diffcse_jax.config.groups import OF_DOCUMENTS
 from diffcse_jax.data.memory import Text, as_texts, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
@@ -26,12 +26,13 @@ from diffcse_jax.errors import ConfigError, Interrupted, UserError
 from diffcse_jax.export import export
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path
+from diffcse_jax.losses import Loss
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.start import held
 from diffcse_jax.run_folder.summary import draw_curves
 from diffcse_jax.training.callbacks import Callback
-from diffcse_jax.training.train import train as train_in_folder
+from diffcse_jax.training.train import train_in_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ def train(
     workdir: str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] = MappingProxyType({}),
     callbacks: Sequence[Callback] = (),
+    losses: Mapping[str, Loss] = MappingProxyType({}),
 ) -> Trained:
     """Train a sentence encoder and export it. If training was stopped, the same call resumes it.
 
@@ -82,13 +84,15 @@ def train(
             None: `runs/NAME` of the configuration file, `runs/custom` for a dict or a `Config`.
         overrides: Values that change `config`, by key or in groups.
         callbacks: Called at steps, evaluations and saves (`diffcse_jax.Callback`).
+        losses: Losses of your own beside those of the configuration, such as `{"mine": MyLoss(weight=0.1)}`. The run
+            records where their classes are defined. To resume, it must still find them there.
 
     Raises:
         UserError: A configuration, text, checkpoint or run folder cannot be used. The message says what to do.
         Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. This is a
             `KeyboardInterrupt`.
     """
-    name, checked = configuration(config, overrides)
+    name, checked = configuration(config, flat(overrides) | settings_of(losses))
     if checked.distributed:
         hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:
@@ -119,7 +123,7 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
     else:
         files["data.train_file"] = write_sentences(texts)
     used = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-    share = f", {config.data.held_out:.0%} of them to select a checkpoint" if "eval.metric" in changed else ""
+    share = ", some of them to select a checkpoint" if "eval.metric" in changed else ""
     log_line(f"notice: rows with several texts are used as pairs{share} ({used})")
     return files | changed
 

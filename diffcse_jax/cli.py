@@ -202,7 +202,11 @@ def add_study(add: Add) -> None:
     workdir = "the folder of the study (default: runs/studies/NAME)"
     _add_run_options(add, "configs/studies", (SHIPPED / "studies").glob("*.py"), workdir)
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
-    add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
+    add(
+        "--seeds", type=int, metavar="COUNT", help="train each variant with the seeds 1 to COUNT (default: the study's)"
+    )
+    record = "add the scores of each run to this file, and skip runs that it has (JSON lines)"
+    add("--record", type=expand_path, metavar="FILE", help=record)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
     add("--report", action="store_true", help="train nothing; write and print the table of the finished runs")
 
@@ -217,6 +221,7 @@ def _prepare_study(options: Options) -> Callable[[], int]:
         variants=options.variants,
         seeds=options.seeds,
         tasks=options.tasks,
+        record=options.record,
         report=options.report,
         overrides=options.overrides,
     )

@@ -58,35 +58,82 @@ def log_line(message: str, *, on_all: bool = False) -> None:
         tqdm.tqdm.write(message, file=sys.stderr)
 
 
+class _Bar(tqdm.tqdm):
+    """A bar that shows the rate of `Progress`."""
+
+    rate = 0.0  # units per second; 0: not known
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        speed = _speed(self.rate, self.unit)
+        return super().format_dict | {"rate": self.rate, "speed": speed}
+
+
 class Progress(contextlib.AbstractContextManager["Progress"]):
     """Show progress on standard error, with the time that is left: a bar on a terminal, otherwise lines.
 
-    `unit` is a plural.
+    `unit` is a plural in `s`.
     """
 
     def __init__(self, what: str, unit: str, total: int | None = None, *, done_before: int = 0, quiet: bool = False):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
-        self._done = self._done_before = done_before
+        self._done = done_before
         is_hidden = quiet or _verbosity == "quiet" or jax.process_index() > 0
-        options = {"total": total, "initial": done_before, "disable": is_hidden or None}  # None: shown on terminals
-        self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", dynamic_ncols=True, **options)
-        self._begun = time.monotonic()
+        place = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}"
+        if total is None:
+            place = "{desc}: {n_fmt} {unit} [{elapsed}"
+        self._bar = _Bar(
+            desc=what,
+            unit=unit,
+            total=total,
+            initial=done_before,
+            dynamic_ncols=True,
+            bar_format=place + "{speed}{postfix}]",
+            disable=is_hidden or None,  # None: shown on terminals
+        )
+        self._begun = self._counted_from = time.monotonic()
+        self._seconds, self._counted = 0.0, 0  # what the rate is made of
+        self._is_counted = True
         self._next_line = self._begun + SECONDS_BEFORE_FIRST_LINE
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
 
+    def leave_out(self) -> None:
+        """Leave the time from the last update to the next one, a compilation, out of the rate."""
+        self._is_counted = False
+
     def update(self, count: int, note: str = "") -> None:
         """Add this many to the count. A note, such as the latest loss, is shown next to it."""
+        now = time.monotonic()
         self._done += count
+        if self._is_counted:
+            self._seconds += now - self._counted_from
+            self._counted += count
+        self._is_counted, self._counted_from = True, now
+        self._bar.rate = self._counted / self._seconds if self._seconds else 0.0
         if note:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(count)
-        now = time.monotonic()
         if self._bar.disable and not self._quiet and now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
-            meter = {"prefix": self._what, "unit": f" {self._unit}", "postfix": note, "initial": self._done_before}
-            log_line(tqdm.tqdm.format_meter(self._done, self._total, now - self._begun, ncols=0, **meter))
+            log_line(self._line(now - self._begun, note))
+
+    def _line(self, elapsed: float, note: str) -> str:
+        time_taken, rate = tqdm.tqdm.format_interval(elapsed), self._bar.rate
+        speed = _speed(rate, self._unit) + (f", {note}" if note else "")
+        if self._total is None:
+            return f"{self._what}: {self._done} {self._unit} [{time_taken}{speed}]"
+        left = tqdm.tqdm.format_interval((self._total - self._done) / rate) if rate else "?"
+        share = 100 * self._done / max(self._total, 1)
+        return f"{self._what}: {share:3.0f}% {self._done}/{self._total} [{time_taken}<{left}{speed}]"
+
+
+def _speed(rate: float, unit: str) -> str:
+    """Return `, 2.50 steps/s` or `, 4.00 s/step`, or nothing while the rate is not known."""
+    if not rate:
+        return ""
+    return f", {rate:.2f} {unit}/s" if rate >= 1 else f", {1 / rate:.2f} s/{unit.removesuffix('s')}"
 
 
 @contextlib.contextmanager
@@ -172,7 +219,7 @@ def join() -> None:
     finally:
         timer.cancel()
     if _distributed_state().num_processes > 1:
-        _watch()
+        _Watch()
 
 
 def _distributed_state() -> Any:
@@ -238,58 +285,69 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     return outcome["value"]
 
 
-def _watch() -> None:
-    """Tell the other processes that this one is alive, and print a warning that names processes which hang.
+class _Watch:
+    """Tells the other processes that this one is alive, and prints a warning that names processes which hang.
 
     Two threads do that, because the store does not answer while the first process hangs.
     """
-    folder = "diffcse_jax/alive"  # in the key-value store, which the first process serves
-    state = _distributed_state()
+
+    FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
     # JAX ends the others between half of HEARTBEAT_SECONDS and all of it after the last sign, because its own signs are
     # half as far apart. The warning must come before that.
-    own, count, patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 3
-    # The last sign of life of each process (its host and a number), and when it came.
-    heard = dict.fromkeys(range(count), ("unknown", time.monotonic()))
-    stopped = threading.Event()
+    PATIENCE = HEARTBEAT_SECONDS / 3
 
-    def speak() -> None:
+    def __init__(self) -> None:
+        state = _distributed_state()
+        self._client, self._own, self._count = state.client, state.process_id, state.num_processes
+        # The last sign of life of each process (its host and a number), and when it came.
+        self._heard = dict.fromkeys(range(self._count), ("unknown", time.monotonic()))
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self.stop)  # runs before JAX closes the store, which registered earlier
+
+    def stop(self) -> None:
+        """End both threads."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(timeout=1)
+
+    def _speak(self) -> None:
         for number in itertools.count():
             with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
                 sign = f"{socket.gethostname()} {number}"
-                state.client.key_value_set(f"{folder}/{own}", sign, allow_overwrite=True)
-                for key, sign in state.client.key_value_dir_get(folder):
+                self._client.key_value_set(f"{self.FOLDER}/{self._own}", sign, allow_overwrite=True)
+                for key, sign in self._client.key_value_dir_get(self.FOLDER):
                     process = int(key.rpartition("/")[2])
-                    if sign != heard[process][0]:
-                        heard[process] = sign, time.monotonic()
-            if stopped.wait(patience / 5):
+                    if sign != self._heard[process][0]:
+                        self._heard[process] = sign, time.monotonic()
+            if self._stopped.wait(self.PATIENCE / 5):
                 return
 
-    def listen() -> None:
+    def _listen(self) -> None:
         named: set[int] = set()  # silent processes that a warning has named
-        while not stopped.wait(patience / 5):
-            now = time.monotonic()
-            silent = {process for process, (_, when) in heard.items() if process != own and now - when > patience}
-            silent = {0} if 0 in silent else silent  # without the first process, no other can be heard
+        while not self._stopped.wait(self.PATIENCE / 5):
+            silent = self._silent()
             for process in silent - named:
-                sign, when = heard[process]
-                message = (
-                    f"warning: process {process} of {count}, on host {sign.partition(' ')[0]}, has been silent for "
-                    f"{now - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
-                    "processes end. Everything saved is intact; run the same command again to resume."
-                )
-                print(message, file=sys.stderr, flush=True)  # from every process: the first one may be silent
+                self._warn(process)
             named = silent
 
-    threads = [threading.Thread(target=work, daemon=True) for work in (speak, listen)]
-    for thread in threads:
-        thread.start()
+    def _silent(self) -> set[int]:
+        """Return the processes that have been silent for too long."""
+        now = time.monotonic()
+        since = {process: now - when for process, (_, when) in self._heard.items() if process != self._own}
+        silent = {process for process, seconds in since.items() if seconds > self.PATIENCE}
+        return {0} if 0 in silent else silent  # without the first process, no other can be heard
 
-    def stop() -> None:
-        stopped.set()
-        for thread in threads:
-            thread.join(timeout=1)
-
-    atexit.register(stop)  # runs before JAX closes the store, which registered earlier
+    def _warn(self, process: int) -> None:
+        sign, when = self._heard[process]
+        message = (
+            f"warning: process {process} of {self._count}, on host {sign.partition(' ')[0]}, has been silent for "
+            f"{time.monotonic() - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
+            "processes end. Everything saved is intact; run the same command again to resume."
+        )
+        print(message, file=sys.stderr, flush=True)  # from every process: the first one may be silent
 
 
 # Stop signals

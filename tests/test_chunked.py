@@ -42,6 +42,7 @@ CASES = {
     "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
     "difference, mixed edits of both sentences": (1, TANH, MASKED, BOTH, MIXED),
     "corrective LM of both sentences, edited negatives": (1, TANH, BOTH, CORRECTIVE, INSERTIONS),
+    "masked LM": (1, SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 1.0, "tied": True}}),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
 }
 FAST = SEVERAL_BLOCKS = {"hard negatives"}
@@ -71,7 +72,8 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     mesh = make_mesh(config)
     batch = random_batch(size=BATCH_SIZE, columns=columns)
     following = random_batch(size=BATCH_SIZE, seed=1) if config.needs("next_sentence") else None
-    views = views_of(batch, packed=packed, devices=devices, chunks=config.train.chunks, following=following)
+    options = {"packed": packed, "devices": devices, "chunks": config.train.chunks}
+    views = views_of(batch, **options, following=following, compares_views=config.needs("vectors"))
     if config.finetune.tasks:
         views = views._replace(labels={"pair": np.arange(BATCH_SIZE, dtype=np.float32)})
     views = shard_batch(views, mesh)
@@ -106,9 +108,10 @@ def test_neither_chunks_nor_packing_change_loss_and_gradients(name):
 
 
 @pytest.mark.slow
-def test_chunks_on_several_devices_are_the_batch_on_one():
-    metrics, grads = evaluate("all", 0)
-    many, many_grads = evaluate("all", 8, devices=8, packed=True)
+@pytest.mark.parametrize("name", ["all", "masked LM"])
+def test_chunks_on_several_devices_are_the_batch_on_one(name):
+    metrics, grads = evaluate(name, 0)
+    many, many_grads = evaluate(name, 8, devices=8, packed=True)
     for name, value in metrics.items():
         np.testing.assert_allclose(many[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     assert_near(many_grads, grads)

@@ -260,7 +260,7 @@ def test_intervals_draw_pairs_that_share_a_text_together():
     one_group = RetrievalMetric("pairs_retrieval", 64, queries, ["t"] * 500)
     low, high = one_group.interval([before], [after])
     assert 0.1 < high - low < error
-    assert one_group.units == "500 queries"
+    assert one_group.units == "500 queries of 1 group with equal texts"
 
 
 def test_simple_systems_are_recommended_unless_they_are_worse():

@@ -15,8 +15,9 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Shards
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.training import networks
+from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import by_rules, make_mesh, resolved, shard_batch, shards_of
-from diffcse_jax.training.step import initial_state, make_optimizer, make_train_step
+from diffcse_jax.training.step import initial_state, make_train_step
 
 # All that mixes examples: in-batch negatives, BatchNorm, standardised columns, means over tokens; and dropout.
 OBJECTIVES = {

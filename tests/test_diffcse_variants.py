@@ -15,7 +15,7 @@ from tiny_model import bound
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, random_batch, shared_forward, views_of
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.diffcse import EDITS, PREDICTIONS, Edit
+from diffcse_jax.losses.diffcse import EDITS, PREDICTIONS, Edit, Edited
 from diffcse_jax.losses.diffcse_variants import corrective_language_model, delete
 from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.transformer import Transformer
@@ -131,12 +131,14 @@ def test_generators_that_do_not_fit_are_refused():
 
 def test_both_sentences_are_the_mean_of_the_two():
     config, loss_of, _, views = built_loss("difference", sentence="both")
-    edits = {"same": jnp.float32(0.3), "next": jnp.float32(-0.7)}
-    originals = {0.3: views.rows.input_ids, -0.7: views.next.rows.input_ids}
+    rows = {"same": views.rows, "next": views.next.rows}
+    edits = {name: Edited(each, each.attention_mask > 0) for name, each in rows.items()}
+    values = {"same": jnp.float32(0.3), "next": jnp.float32(-0.7)}
 
     def predict(options, forward, edited, original, key):
-        np.testing.assert_array_equal(original, originals[round(float(edited), 1)])
-        return edited, {"metric": 2 * edited}
+        (name,) = (name for name, each in edits.items() if each is edited)
+        np.testing.assert_array_equal(original, rows[name].input_ids)
+        return values[name], {"metric": 2 * values[name]}
 
     forward = shared_forward(config, Computation(Networks(VOCABULARY, {}), {}), views, jax.random.key(0))
     with mock.patch.dict(PREDICTIONS, {"rtd": PREDICTIONS["rtd"]._replace(loss=predict)}):

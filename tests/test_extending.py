@@ -1,5 +1,6 @@
 """The worked example of docs/extending.md, as a loss of another package."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -10,8 +11,9 @@ import pytest
 from tiny_run import run_settings
 
 from diffcse_jax import train
-from diffcse_jax.config import Config, installed_losses, read_overrides
+from diffcse_jax.config import Config, configuration, installed_losses, read_overrides, settings_of
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses import Loss
 
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
 
@@ -58,6 +60,34 @@ def test_a_broken_package_stops_only_configurations_with_its_keys(monkeypatch, t
         Config.from_dict({"uniformity.weight": 0.5})
 
 
+@pytest.mark.usefixtures("package")
+def test_a_loss_given_as_an_object_is_recorded_by_its_class():
+    import my_losses
+
+    given = settings_of({"mine": my_losses.Uniformity(weight=0.5)})
+    _, config = configuration({"contrast.weight": 0.0, "difference.weight": 0.0}, given)
+    assert config.losses == {"mine": my_losses.Uniformity(weight=0.5)}
+    recorded = json.loads(json.dumps(config.to_dict()))
+    assert recorded["mine"] == {"class": "my_losses:Uniformity", "weight": 0.5}
+    assert Config.from_dict(recorded) == config
+    with pytest.raises(ConfigError, match=r"the loss mine of the class gone:Uniformity, which is not found here"):
+        Config.from_dict(recorded | {"mine": {"class": "gone:Uniformity", "weight": 0.5}})
+    with pytest.raises(ConfigError, match="'contrast' is taken"):
+        settings_of({"contrast": my_losses.Uniformity()})
+    with pytest.raises(ConfigError, match=r"expected an instance .* got <class"):
+        settings_of({"mine": my_losses.Uniformity})
+
+    @dataclasses.dataclass(frozen=True)
+    class Local(my_losses.Uniformity):
+        pass
+
+    with pytest.raises(ConfigError, match=r"<locals>.Local of a loss cannot be found by its name"):
+        settings_of({"mine": Local()})
+    my_losses.Plain = dataclasses.make_dataclass("Plain", [("weight", float, 1.0)], bases=(Loss,), frozen=True)
+    with pytest.raises(ConfigError, match=r"my_losses:Plain\): declare weight with diffcse_jax.losses.option"):
+        Config.from_dict({"mine.class": "my_losses:Plain"})
+
+
 @pytest.mark.parametrize("key", ["uniformity.weight", "installed.weight", "installed"])
 def test_without_the_package_its_keys_are_unknown(key):
     with pytest.raises(ConfigError, match=f"unknown key {key.partition('.')[0]}"):
@@ -68,14 +98,18 @@ def test_without_the_package_its_keys_are_unknown(key):
 @pytest.mark.usefixtures("package")
 def test_the_worked_example_trains(tmp_path, minilm_dir, monkeypatch):
     monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of the export
-    groups = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}, "uniformity": {"weight": 1.0}}
+    import my_losses
+
+    groups = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}}
     groups |= {"train": {"steps": 3, "chunk_size": 4, "packing": "off"}, "eval": {"every": 0}, "mesh": {"data": 1}}
     settings = run_settings(tmp_path, minilm_dir, **groups)
-    trained = train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings)
+    losses = {"mine": my_losses.Uniformity(weight=1.0)}
+    train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings, losses=losses)
+    trained = train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings, losses=losses)  # resumes
     steps = [row for row in trained.history if "loss" in row]
     assert len(steps) == 3
     for row in steps:
-        assert row["loss"] == row["loss_uniformity"] == pytest.approx(row["uniformity"])
+        assert row["loss"] == row["loss_mine"] == pytest.approx(row["uniformity"])
         assert row["grad_norm"] > 0
-    assert "1 uniformity" in (tmp_path / "run/export/README.md").read_text()
+    assert "1 mine" in (tmp_path / "run/export/README.md").read_text()
     assert (tmp_path / "run/report/curves.png").is_file()

@@ -20,15 +20,16 @@ from tiny_run import stop_first_run
 
 from diffcse_jax.apps import finetune
 from diffcse_jax.apps.finetune import TaskData, TaskModel, TasksMetric, labels_of, read_task, tune, write_outputs
+from diffcse_jax.apps.finetune.mixture import by_ratio, resting
 from diffcse_jax.config import Config, OptimConfig, flat
-from diffcse_jax.data.batches import by_ratio
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.losses.finetune import Task, features
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.start import HEADS
 from diffcse_jax.training import train as train_module
-from diffcse_jax.training.step import make_optimizer, make_train_step
+from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.step import make_train_step
 
 RNG = np.random.default_rng(0)
 U, V = (jnp.asarray(RNG.normal(size=(3, 4)).astype(np.float32)) for _ in range(2))
@@ -55,7 +56,7 @@ def test_every_block_has_the_ratio():
 
 def test_a_resting_network_skips_the_steps_of_other_tasks():
     config = OptimConfig(learning_rate=0.1, weight_decay=0.1, clip_norm=0.0, schedule="constant")
-    both, alone = make_optimizer(config, 9, rests=True), make_optimizer(config, 9)
+    both, alone = make_optimizer(config, 9, around=resting), make_optimizer(config, 9)
     params, expected = {"a.kernel": U, "b.kernel": V}, {"b.kernel": V}
     state, expected_state = both.init(params), alone.init(expected)
     for step, gradient in enumerate([U, V, U + V, U - V]):
@@ -236,8 +237,8 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
 def test_heads_are_trained_again_if_the_rows_have_changed(config, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(config.finetune.data_dir, tmp_path / "tasks")
     config = Config.from_dict(flat(config.to_dict()) | {"finetune.data_dir": str(folder), "eval.every": 0})
-    monkeypatch.setattr(finetune, "run_training", lambda run: "stopped before the first checkpoint")
-    monkeypatch.setattr(finetune, "train_head", lambda config, data, head, frozen: jax.device_get(head))
+    monkeypatch.setattr(finetune, "train_and_select", lambda run: "stopped before the first checkpoint")
+    monkeypatch.setattr(finetune, "train_task_head", lambda config, data, head, frozen: jax.device_get(head))
     for added, is_trained in ("", True), ("", False), ("r60,A new film .,1\n", True):
         (folder / "classes.csv").write_text((folder / "classes.csv").read_text() + added)
         tune(config, tmp_path / "run")

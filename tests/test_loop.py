@@ -34,8 +34,8 @@ from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.callbacks import MetricsFile, TensorBoard, Training, started
 from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
+from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import make_optimizer
 from diffcse_jax.training.train import with_fitting_batch
 
 BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
@@ -199,10 +199,41 @@ def test_a_pipe_gets_a_line_every_30_seconds_at_most(monkeypatch):
             now[0] += 10
             progress.update(1, "loss 0.1235" if step % 10 == 0 else "")
     lines = sys.stderr.getvalue().splitlines()
-    assert lines[0] == "training:  12% 13/110 [00:30<16:10, 10.00s/ steps]"  # not the loss of another step
-    assert lines[5] == "training:  25% 28/110 [03:00<13:40, 10.00s/ steps]"
-    assert "training:  36% 40/110 [05:00<11:40, 10.00s/ steps, loss 0.1235]" in lines
+    assert lines[0] == "training:  12% 13/110 [00:30<16:10, 10.00 s/step]"  # not the loss of another step
+    assert lines[5] == "training:  25% 28/110 [03:00<13:40, 10.00 s/step]"
+    assert "training:  36% 40/110 [05:00<11:40, 10.00 s/step, loss 0.1235]" in lines
     assert len(lines) == 17
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_compilation_is_left_out_of_the_time_that_is_left(terminal, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(hosts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hosts, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    shown = []
+    with hosts.Progress("training", "steps", 8) as progress:
+        progress._bar.mininterval = 0.0
+        for seconds in (55.0, 2.0, 2.0, 30.0, 2.0):
+            if seconds > 2:
+                progress.leave_out()
+            now[0] += seconds
+            progress.update(1)
+            shown.append(sys.stderr.getvalue().splitlines()[-1].rpartition("<")[2])
+    assert [each.rstrip() for each in shown] == [
+        "?]", "00:12, 2.00 s/step]", "00:10, 2.00 s/step]", "00:08, 2.00 s/step]", "00:06, 2.00 s/step]",
+    ]  # fmt: skip
+
+
+def test_progress_without_a_known_end(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(hosts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with hosts.Progress("tokenising text", "rows") as progress:
+        now[0] += 100
+        progress.update(250)
+    assert sys.stderr.getvalue() == "tokenising text: 250 rows [01:40, 2.50 rows/s]\n"
 
 
 def test_weights_and_biases_gets_the_rows_and_resumes_the_same_run(tmp_path, monkeypatch):

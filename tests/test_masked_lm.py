@@ -2,24 +2,30 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_run import stop_first_run
 
 from diffcse_jax import SentenceEncoder, api
 from diffcse_jax.apps.init import InitOptions, init
-from diffcse_jax.batch import Vocabulary
+from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import CheckpointError, ConfigError, Interrupted
 from diffcse_jax.evaluation.masked_lm import MaskedAccuracy, TrainingTokens, guess_after, guess_most_frequent, mask
 from diffcse_jax.models import hf
+from diffcse_jax.models.forward import Computation, Networks
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.layers import definition, prefixed
 from diffcse_jax.models.tokenizer import load_tokenizer
+from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.records import read_metrics
-from diffcse_jax.training.networks import load_generator
 
 VOCABULARY = Vocabulary(size=12, mask_id=4, special_ids=(0, 1, 2, 3, 4))
 CLS, SEP, MASK = 2, 3, 4
@@ -209,12 +215,22 @@ def test_the_export_is_a_masked_lm_of_transformers_with_equal_logits(trained):
     model, loading = transformers.AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
-    encoder = SentenceEncoder.from_pretrained(folder)
     tokenizer = load_tokenizer(folder)
     ids = tokenizer("the old cat sees the [MASK] near the [MASK] tree.")["input_ids"]
     with torch.inference_mode():
         logits = model.eval()(torch.tensor([ids])).logits[0].numpy()
-    (filled,) = encoder.fill_masks([ids])
+
+    exported = hf.read(str(folder), needs_mlm_head=True)
+    builds = {"transformer": partial(Transformer, exported.config), "mlm_head": partial(MaskedLMHead, exported.config)}
+    networks = Networks(VOCABULARY, {name: definition(build) for name, build in builds.items()})
+    params = jax.device_put(prefixed(exported.transformer, "transformer") | prefixed(exported.mlm_head, "mlm_head"))
+    computation = Computation(networks, params, devices=1)
+    rows = TokenRows(jnp.array([ids], jnp.int32), jnp.ones((1, len(ids)), jnp.int32))
+    states = computation.network("transformer")(rows)[-1]
+    ours = computation.network("mlm_head")(states[0], params["transformer.embeddings.word.embedding"])
+    np.testing.assert_allclose(ours, logits, atol=1e-5)
+
+    (filled,) = SentenceEncoder.from_pretrained(folder).fill_masks([ids])
     masked = np.array(ids) == tokenizer.mask_token_id
     np.testing.assert_array_equal(filled, np.where(masked, logits.argmax(axis=-1), 0))
     assert masked.sum() == 2
@@ -227,12 +243,12 @@ def test_the_export_continues_and_generates(trained, text, tmp_path):
     more = hf.read(str(tmp_path / "more/export"))
     for name, array in more.mlm_head.items():  # its own head, and not a new one
         np.testing.assert_allclose(array, exported.mlm_head[name], atol=1e-6)
-    values = shipped_config("diffcse_base").to_dict()
-    values["generator"]["name_or_path"] = str(trained / "export")
-    values["model"]["name_or_path"] = str(trained / "export")
-    values["data"]["max_length"] = 24
-    generator = load_generator(Config.from_dict(values), exported, load_tokenizer(exported.folder))
-    assert generator.digest() == exported.digest()
+    both = {"model.name_or_path": str(trained / "export"), "generator.name_or_path": str(trained / "export")}
+    small = {"train.steps": 1, "train.batch_size": 8, "data.max_length": 24, "eval.every": 0}
+    found = api.train(str(text), "diffcse_base", workdir=tmp_path / "diffcse", overrides=both | small)
+    (row,) = [row for row in found.history if "loss" in row]
+    assert 0 < row["rtd_share_kept"] < 1
+    assert row["loss"] > 0
 
 
 @pytest.mark.slow

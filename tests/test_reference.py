@@ -23,12 +23,11 @@ from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Edited, MaskOptions, generate
 from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.layers import Params
+from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.step import (
     initial_state,
-    learning_rate_schedule,
     loss_of_batch,
-    make_optimizer,
     make_train_step,
 )
 

@@ -9,7 +9,16 @@ from matplotlib.figure import Figure
 from tiny_model import write_tiny_model
 from tiny_run import metrics_file
 
-from diffcse_jax.apps.report import SECTIONS, Sample, compare, encoders_of, render_report, sample_of, write_report
+from diffcse_jax.apps.report import (
+    SECTIONS,
+    Sample,
+    compare,
+    encoders_of,
+    render_report,
+    sample_of,
+    suggested_task,
+    write_report,
+)
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
@@ -129,8 +138,6 @@ def test_a_run_in_progress_has_a_page(tmp_path):
     begin_run(tmp_path / "new", Config())
     text = checked(render_report(read_run(tmp_path / "new"), compared())).text
     assert all(shown in text for shown in ("started, nothing measured", "--tasks sts --output"))
-    begin_run(tmp_path / "adapted", Config.from_dict({"data.pairs": "lead", "data.train_file": "pages"}))
-    assert "--tasks documents:pages --output" in checked(render_report(read_run(tmp_path / "adapted"), compared())).text
 
 
 def test_each_of_several_evaluated_models_keeps_its_name(tmp_path):
@@ -191,3 +198,15 @@ def test_encoders_that_cannot_be_loaded_are_named(tmp_path, minilm_dir):
     cosine = float(encoder.similarity("one text", "another one"))
     ((label, hits),) = comparison.searches[0].hits.items()
     assert (label, hits) == (f"{tiny} (avg) before training", [("another one", pytest.approx(cosine, abs=1e-6))])
+
+
+@pytest.mark.parametrize(
+    ("settings", "task"),
+    [
+        ({"data": {"pairs": "lead", "held_out": 0.1}}, "documents:FILE"),
+        ({"eval": {"metric": "pairs_retrieval", "pairs_file": "pairs.tsv"}}, "pairs_retrieval:FILE"),
+        ({}, "sts"),
+    ],
+)
+def test_a_report_suggests_a_task_that_fits_the_text(settings, task):
+    assert suggested_task(Config.from_dict(settings)) == task

@@ -1,8 +1,10 @@
 """Documents are read once and divided; what shares a text stays together."""
 
 import json
+import re
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,12 +35,15 @@ def documents(contents: list[list[str]], passes: list[int] | None = None) -> Doc
 @given(st.lists(texts, min_size=2, max_size=9, unique_by=tuple), st.randoms())
 def test_no_text_is_on_both_sides_whatever_the_order(contents, random):
     data = DataConfig(pairs="dropout", held_out=0.4)
+    # So many that none is held out beyond the share, which would depend on the others.
+    others = [[f"This is number {number}."] for number in range(100)]
 
     def held_out() -> set[str]:
-        split = Split(documents(contents), data.held_out)
+        every = contents + others
+        split = Split(documents(every), data.held_out)
         found = {document.text() for _, document in split.held_out()}
-        kept = [text for text in contents if not found & {f" {' '.join(text)}", " ".join(["", *text])}]
-        kept_out = {sentence for text in contents if text not in kept for sentence in text}
+        kept = [text for text in every if not found & {f" {' '.join(text)}", " ".join(["", *text])}]
+        kept_out = {sentence for text in every if text not in kept for sentence in text}
         expected = [sentence for text in kept for sentence in text if sentence not in kept_out]
         rows = [row.texts[0] for row in corpus_of(split, data).read(Ledger("texts"))]
         assert rows == expected
@@ -63,10 +68,49 @@ def test_the_source_is_read_once():
     assert passes == [60]
 
 
+@pytest.mark.parametrize(
+    ("count", "share", "expected"), [(200, 0.05, 25), (50, 0.05, 25), (49, 0.05, 0), (49, 0.0, 0), (400, 0.1, 0)]
+)
+def test_small_sets_hold_out_enough_for_a_verdict_or_what_the_share_says(count, share, expected):
+    """Of 49 documents, 25 would be more than half. 0: those in the share."""
+    own = [digest(f"document {number}") for number in range(count)]
+    in_share = [each < share * 2**64 for each in own]
+    chosen, by_share = held_out_together(own, [[]] * count, share)
+    assert by_share == sum(in_share)
+    assert chosen.sum() == (expected or sum(in_share))
+    assert chosen[in_share].all()
+    lowest = np.argsort(own)[: chosen.sum()]
+    assert chosen[lowest].all()
+
+
+def test_groups_and_not_documents_are_counted():
+    own = [digest(f"document {number}") for number in range(300)]
+    keys = [[number // 3] for number in range(300)]
+    chosen, by_share = held_out_together(own, keys, 0.05)
+    assert by_share < 25 * 3 == chosen.sum()
+    np.testing.assert_array_equal(chosen[::3], chosen[1::3])
+
+
+def test_a_set_that_is_too_small_for_a_verdict_is_said():
+    contents = [[f"This is text {number}.", f"It is the number {number} of thirty."] for number in range(30)]
+    split = Split(documents(contents), 0.2)
+    count = len(list(split.held_out()))
+    expected = f"gives {count} documents, too few for a verdict that says better. Give at least 50 documents"
+    assert split.ledger.lines()[-1] == f"data.held_out=0.2 {expected}"
+
+
+def test_what_is_held_out_beyond_the_share_is_said():
+    contents = [[f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)]
+    split = Split(documents(contents), 0.05)
+    assert len(list(split.held_out())) == 25
+    (said,) = (line for line in split.ledger.lines() if "too few" in line)
+    assert re.fullmatch(r"data\.held_out=0\.05 gives \d documents?, too few for a verdict: 25 are held out", said)
+
+
 @given(st.lists(st.lists(st.integers(0, 12), max_size=3), max_size=30), st.floats(0, 1))
 def test_what_shares_a_key_is_held_out_together(keys, share):
     own = [digest(str(number)) for number in range(len(keys))]
-    held_out = held_out_together(own, keys, share)
+    held_out, _ = held_out_together(own, keys, share)
     for key in range(13):
         sides = {bool(out) for out, each in zip(held_out, keys, strict=True) if key in each}
         assert len(sides) < 2

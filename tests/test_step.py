@@ -9,8 +9,9 @@ from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batc
 
 from diffcse_jax.config import OptimConfig
 from diffcse_jax.training import networks
+from diffcse_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import decays, initial_state, learning_rate_schedule, make_optimizer, make_train_step
+from diffcse_jax.training.step import initial_state, make_train_step
 
 CONFIG = config_of({"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}})
 

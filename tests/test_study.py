@@ -15,10 +15,12 @@ from tiny_run import overrides, run_settings, stop_first_run
 
 from diffcse_jax import cli
 from diffcse_jax.apps import study as studies
-from diffcse_jax.apps.study import FAILURE, LOCK, RESULTS, Study, make_plan, summarize, table
-from diffcse_jax.config import read_overrides
+from diffcse_jax.apps.study import FAILURE, LOCK, RESULTS, Study, estimate, make_plan, summarize, table
+from diffcse_jax.apps.study.record import Record
+from diffcse_jax.apps.study.table import seeds_needed
+from diffcse_jax.config import configuration, read_overrides
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.io import lock, read_sealed, write_sealed
 
 TWO = {"plain": {}, "with DCL": {"dcl.weight": 0.1}}
@@ -86,8 +88,10 @@ def test_overrides_win_over_variants_and_variants_over_the_base(tmp_path):
     assert {(run.config.dcl.temperature, run.config.train.steps) for run in made.runs} == {(2.0, 3)}
     assert [run.config.contrast.weight for run in made.runs] == [0.5, 0.5, 1.0, 1.0]
     assert made.runs[-1].folder == tmp_path / "B" / "seed-2"
-    assert [run.label for run in made.selected(["B"], [2])] == ["B, seed 2"]
-    assert [run.label for run in made.selected([], [])] == ["A, seed 1", "B, seed 1", "A, seed 2", "B, seed 2"]
+    study = Study(base=base, variants=variants, seeds_of={"B": (7, 8, 9)})
+    assert [run.seed for run in make_plan("mine", study.with_seeds(2), [], tmp_path).runs] == [1, 2, 7, 8]
+    assert [run.label for run in made.selected(["B"])] == ["B, seed 1", "B, seed 2"]
+    assert [run.label for run in made.selected([])] == ["A, seed 1", "B, seed 1", "A, seed 2", "B, seed 2"]
 
 
 @pytest.mark.parametrize("file", sorted(studies.SHIPPED_STUDIES.glob("*.py")), ids=lambda file: file.stem)
@@ -139,7 +143,7 @@ def do(monkeypatch):
             return read_sealed(run.folder / RESULTS, "")
 
         monkeypatch.setattr("diffcse_jax.apps.study.train_and_score", work)
-        studies.do_runs(made.selected([], []))
+        studies.do_runs(made.selected([]))
         return labels
 
     return call
@@ -196,6 +200,47 @@ def test_a_damaged_record_is_named_and_scored_again(tmp_path, do):
     assert do(made) == ["with DCL, seed 1"]
 
 
+def test_a_record_outlives_the_folders(tmp_path, do):
+    file = tmp_path / "record.jsonl"
+    here = plan_of(tmp_path / "here").with_record(Record(file))
+    assert len(do(here)) == 4
+    assert len(file.read_text().splitlines()) == 4
+    there = plan_of(tmp_path / "there").with_record(Record(file))
+    assert do(there) == []
+    assert summarize(there)["encoders"] == summarize(here)["encoders"]
+    changed = plan_of(tmp_path / "there", "--config.optim.learning_rate=1e-3").with_record(Record(file))
+    assert len(do(changed)) == 4  # other settings
+    where = plan_of(tmp_path / "there", "--config.data.cache_dir=elsewhere").with_record(Record(file))
+    assert do(where) == []
+    file.write_text(f"{file.read_text()}{{}}\n")
+    with pytest.raises(DataError, match=r"record\.jsonl, line 9: not an entry"):
+        Record(file)
+
+
+def test_the_number_of_seeds_is_that_of_simulated_studies():
+    rng = np.random.default_rng(0)
+    for mean, deviation in ((2.0, 1.2), (1.0, 1.2)):
+        count = seeds_needed(mean, deviation)
+        for seeds, is_enough in ((count, True), (count - 1, False)):
+            p = scipy.stats.ttest_1samp(rng.normal(mean, deviation, (20_000, seeds)), 0.0, axis=1).pvalue
+            assert (np.mean(p < 0.05) > 0.795) == is_enough
+    assert seeds_needed(0.001, 1.0) is None
+
+
+def test_the_cost_of_a_study_adds_up():
+    cost = estimate.Cost(
+        1000, step_seconds=0.5, evaluation_seconds=10.0, other_seconds=60.0, checkpoint_bytes=3 * 10**9
+    )
+    assert cost.seconds(every=125) == 1000 * 0.5 + 8 * 10 + 60
+    assert cost.seconds(every=0) == 1000 * 0.5 + 10 + 60
+    lines = [*estimate.describe({"A": cost}, [("A", 125)] * 10, free=50 * 10**9)]
+    assert lines == [
+        "A: 10 runs of 1,000 steps, 0.5 s a step and 10 s a dev evaluation: 1 h 47 min",
+        "together 1 h 47 min and 100.0 GB, without the scoring of tasks",
+        "warning: 50.0 GB are free. Name a --workdir with more room, or remove folders of done runs",
+    ]
+
+
 # The tables
 
 
@@ -211,7 +256,8 @@ def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path)
     begun.mkdir()
     (begun / "config.json").touch()
     means = {row: f"{np.mean(dev):.2f} ± {np.std(dev, ddof=1):.2f}" for row, dev in scores.items()}
-    p = scipy.stats.ttest_rel(scores["plain"][:2], scores["with DCL"]).pvalue
+    interval = scipy.stats.ttest_rel(scores["with DCL"], scores["plain"][:2]).confidence_interval()
+    gain = f"+0.75 ({interval.low:+.2f} to {interval.high:+.2f})"
     call = f"Study(base='simcse_base', variants={TWO}, **{fields})"
     code, printed = study(call, "--report")
     assert printed.out.splitlines() == [
@@ -223,10 +269,11 @@ def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path)
         "plain (published)  -         82.50         68.40             -",
         f"with DCL           2  {means['with DCL']}  71.25 ± 0.35  75.00 ± 0.00",
         "",
-        "difference to plain over shared seeds; p: paired t-test, two-sided",
+        "difference to plain over shared seeds, with its 95% interval (paired t-test); needed: seeds with which four of "
+        "five studies see a difference as large as that of the first column",
         "",
-        "model     pairs        STS-B dev            STS12  STS-B",
-        f"with DCL      2  +0.75 (p {p:.3f})  +0.75 (p {p:.3f})  +0.00",
+        f"model     pairs  needed  {'STS-B dev':>{len(gain)}}  {'STS12':>{len(gain)}}  STS-B",
+        f"with DCL      2       5  {gain}  {gain}  +0.00",
         "",
         "n: seeds; mean ± standard deviation (of a sample) over several seeds",
         "start: bert-base-uncased before training, pooler avg",
@@ -237,7 +284,7 @@ def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path)
     assert "| plain (published) | - |" in (tmp_path / "runs/study.md").read_text()
     assert (tmp_path / "runs/study.tex").read_text().count(r"\toprule") == 2
     assert json.loads((tmp_path / "runs/study.json").read_text())["encoders"][1]["n"] == 3
-    assert (code, study(call, "--report", "--seeds", "1", "2")[0]) == (3, 0)
+    assert (code, study(call, "--report", "--seeds", "2")[0]) == (3, 0)
     (begun / FAILURE).write_text("error: no\n")
     assert study(call, "--report")[0] == 1
 
@@ -274,6 +321,19 @@ def test_fine_tunings_have_their_own_table(tmp_path):
     ]
     assert "not started: plain, seed 2" in lines
     assert {path.name for path in tmp_path.glob("*.png")} == {"study.png", "finetuning.png"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_few_steps_are_timed_without_a_trace(tmp_path, minilm_dir):
+    settings = run_settings(tmp_path, minilm_dir, train={"steps": 40, "packing": "off"}, mesh={"data": 1})
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    cost = estimate.probe(configuration("simcse_base", settings)[1])
+    assert cost.steps == 40
+    assert min(cost.step_seconds, cost.evaluation_seconds, cost.other_seconds, cost.checkpoint_bytes) > 0
+    added = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert not [path for path in added if "checkpoints" in path.parts or "export" in path.parts]
+    assert estimate.probe(configuration("simcse_base", settings | {"train": {"steps": 4}})[1]) is None
 
 
 @pytest.mark.slow

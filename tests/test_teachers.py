@@ -79,7 +79,7 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
 
     def start(**poolers) -> None:
         _, digests = loaded(minilm_dir, name, **poolers)
-        open_run(tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, digests)
+        open_run(tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, others=digests)
 
     start()
     (tmp_path / "checkpoints/1").mkdir(parents=True)

@@ -89,8 +89,9 @@ def views_of(
     devices: int = 1,
     chunks: int = 1,
     following: Mapping[str, np.ndarray] | None = None,
+    compares_views: bool = True,
 ) -> Batch:
-    """The views of a batch, a single sentence twice; `packed`: laid out as training would do it.
+    """The views of a batch, a single sentence twice if they are compared; `packed`: laid out as training would do it.
 
     With `following`, these are the next sentences.
     """
@@ -98,7 +99,7 @@ def views_of(
         views, after = (views_of(each, packed=packed, devices=devices, chunks=chunks) for each in (batch, following))
         return views._replace(next=after)
     examples, columns, length = batch["input_ids"].shape
-    shape = (examples, max(2, columns), length)
+    shape = (examples, max(2, columns) if compares_views else columns, length)
     ids, mask = (np.broadcast_to(batch[name], shape) for name in ("input_ids", "attention_mask"))
     if not packed:
         return Batch(ids, mask)

@@ -94,11 +94,19 @@ def render_report(run: Run, comparison: Comparison) -> str:
         curves=curves(run),
         comparison=comparison,
         scores=scores,
+        task=suggested_task(run.config),
         command=command_of(run.config),
         settings=flat(run.config.to_dict()),
         now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         version=__version__,
     )
+
+
+def suggested_task(config: Config) -> str:
+    """Return the task of `diffcse evaluate` that fits the text of a run."""
+    if config.data.reads_documents:
+        return "documents:FILE"
+    return "pairs_retrieval:FILE" if config.eval.metric == "pairs_retrieval" else "sts"
 
 
 def sample_of(config: Config) -> Sample:

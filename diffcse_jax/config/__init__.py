@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib
 import importlib.metadata
 import os
 import re
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
 from diffcse_jax.config.groups import (
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
 ENTRY_POINTS = "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
 TASKS = "finetune.tasks."  # groups of keys, whose names users choose, begin with this
+CLASS = ".class"  # ends the key that names the class of a loss which was given to `train`
 OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")  # dev metrics on the user's own files
 
 
@@ -90,7 +93,8 @@ class Config:
     finetune: Finetune = Finetune()
     mlm: masked_lm.AuxiliaryMaskedLM = masked_lm.AuxiliaryMaskedLM()
     reconstruction: masked_lm.Reconstruction = masked_lm.Reconstruction()
-    # Losses of other packages, by the names of their entry points. Their keys are next to the other losses' keys.
+    # Losses from elsewhere: of other packages, by the names of their entry points, and those given to `train`. Their
+    # keys are next to the other losses' keys.
     installed: Table = Table()
 
     @classmethod
@@ -104,7 +108,9 @@ class Config:
         own: dict[str, Any] = {
             field.name: field.type for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)
         }
-        known = known_keys(given)
+        classes = named_classes(given)
+        given = {key: value for key, value in given.items() if key.removesuffix(CLASS) not in classes}
+        known = known_keys(given, classes)
         groups = collections.defaultdict[str, dict[str, Any]](dict)  # the given options of each group
         for key, value in given.items():
             group, _, name = key.rpartition(".")
@@ -122,17 +128,23 @@ class Config:
                 raise ConfigError(f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _")
             groups["finetune"].setdefault("tasks", Table())[name] = Task(**groups[group])
         built = {name: kind(**groups[name]) for name, kind in own.items()}
-        others = sorted(name for name in groups.keys() - own.keys() if name and "." not in name)
-        installed = {name: installed_losses()[name](**groups[name]) for name in others}
+        others = sorted(name for name in {*groups, *classes} - own.keys() if name and "." not in name)
+        installed = {name: (classes.get(name) or installed_losses()[name])(**groups[name]) for name in others}
         config = cls(**groups[""], **built, installed=Table(installed))
         if contradiction := next(_contradictions(config), ""):
             raise ConfigError(contradiction)
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as nested dicts. Tuples stay tuples."""
+        """Return the configuration as nested dicts. Tuples stay tuples.
+
+        The group of a loss that was given to `train` also names the class of the loss.
+        """
         values = dataclasses.asdict(self)
         installed = values.pop("installed")
+        for name, loss in self.installed.items():
+            if type(loss) is not installed_losses().get(name):
+                installed[name] |= {CLASS[1:]: class_path(loss)}
         return values | installed
 
     @cached_property
@@ -208,20 +220,94 @@ def installed_losses() -> dict[str, type[Loss]]:
             loss = found[entry.name] = entry.load()
         except Exception as error:  # whatever the other package raises
             raise ConfigError(f"the loss {entry.name} ({entry.value}) cannot be imported: {error}") from error
-        if not (isinstance(loss, type) and issubclass(loss, Loss) and dataclasses.is_dataclass(loss)):
-            raise ConfigError(f"the loss {entry.name} ({entry.value}) is not a dataclass that extends Loss")
+        _check_class(entry.name, entry.value, loss)
     return found
 
 
-def known_keys(near: Iterable[str] | None = None) -> dict[str, dataclasses.Field]:
+def _check_class(name: str, path: str, loss: Any) -> None:
+    if not (isinstance(loss, type) and issubclass(loss, Loss) and dataclasses.is_dataclass(loss)):
+        raise ConfigError(f"the loss {name} ({path}) is not a dataclass that extends Loss")
+    for field in dataclasses.fields(loss):
+        if "doc" not in field.metadata:
+            raise ConfigError(f"the loss {name} ({path}): declare {field.name} with diffcse_jax.losses.option(...)")
+
+
+def settings_of(losses: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys and values of losses that were given to `train`, with the classes that they are of.
+
+    Raises:
+        ConfigError: A name is taken, or a later process could not find a class.
+    """
+    values: dict[str, Any] = {}
+    taken = {field.name for field in dataclasses.fields(Config)} | installed_losses().keys()
+    for name, loss in losses.items():
+        if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise ConfigError(f"losses: {name!r} is taken or is not a word of lower-case letters. Choose another name")
+        if not (isinstance(loss, Loss) and dataclasses.is_dataclass(loss)):
+            raise ConfigError(f"losses[{name!r}]: expected an instance of a dataclass that extends Loss, got {loss!r}")
+        values[f"{name}{CLASS}"] = class_path(loss)
+        values |= {f"{name}.{key}": value for key, value in dataclasses.asdict(loss).items()}
+    return values
+
+
+def class_path(loss: Loss) -> str:
+    """Return where a later process finds the class of a loss, such as `my_losses:Uniformity`.
+
+    Raises:
+        ConfigError: It is not found there, because it was defined inside a function or has been defined again.
+    """
+    kind = type(loss)
+    path = f"{kind.__module__}:{kind.__qualname__}"
+    if _class_at(path) is not kind:
+        raise ConfigError(
+            f"the class {path} of a loss cannot be found by its name, so training could not resume. Define it at the "
+            "top level of a module or notebook, and create the loss after that"
+        )
+    return path
+
+
+def _class_at(path: str) -> Any:
+    """Return the class at a path, or None."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def named_classes(given: Mapping[str, Any]) -> dict[str, type[Loss]]:
+    """Return the classes that values name as `NAME.class`, by the name of the loss.
+
+    Raises:
+        ConfigError: This process does not have such a class.
+    """
+    found = {}
+    for key, path in given.items():
+        name = key.removesuffix(CLASS)
+        if name == key or "." in name:
+            continue
+        kind = _class_at(str(path))
+        if kind is None:
+            raise ConfigError(
+                f"this run trains the loss {name} of the class {path}, which is not found here. Start it from the "
+                "script, notebook or folder that defines this class"
+            )
+        _check_class(name, str(path), kind)
+        found[name] = kind
+    return found
+
+
+def known_keys(
+    near: Iterable[str] | None = None, classes: Mapping[str, type[Loss]] = MappingProxyType({})
+) -> dict[str, dataclasses.Field]:
     """Return every dotted key with its field.
 
     Users name the tables of `finetune.tasks`, so only those of keys `near` are known. If all of these are in groups of
-    our own, other packages are not imported.
+    our own or of `classes`, other packages are not imported.
     """
-    groups: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)}
+    groups: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)} | dict(classes)
     if near is None or {key.partition(".")[0] for key in near} - groups.keys():
-        groups |= installed_losses()
+        groups |= installed_losses() | dict(classes)
     groups |= {".".join(key.split(".")[:3]): Task for key in near or () if key.startswith(TASKS)}
     return {
         f"{name}.{field.name}".removeprefix("."): field
@@ -407,17 +493,8 @@ def read_overrides(arguments: Iterable[str], flag: str = "config", others: Seque
 
 def _contradictions(config: Config) -> Iterator[str]:
     """Yield what is wrong with values that cannot work together."""
-    model, data, train, matryoshka = config.model, config.data, config.train, config.matryoshka
-    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
-        yield "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'"
-    if config.trains_generator_head and config.generator.head_steps == 0:
-        needing = " and ".join(config.settings_that_need("generator"))
-        yield f"{needing} needs a generator. Name one in generator.name_or_path, or set generator.head_steps > 0"
-    if matryoshka.sizes and model.projector != "none" and not config.keeps_projector:
-        dropped = f"model.projector={model.projector!r} is dropped when encoding"
-        yield f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use model.projector='none'"
-    if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
-        yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
+    yield from _contradictions_of_networks(config)
+    train = config.train
     if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:
         yield (
             f"train.batch_size={train.batch_size} can only be cut into equal chunks of {size} sentences, far below "
@@ -429,7 +506,27 @@ def _contradictions(config: Config) -> Iterator[str]:
     if not config.needs("vectors"):
         yield from _contradictions_of_single_views(config)
     yield from _dev_contradictions(config)
+    yield from _contradictions_of_data(config)
 
+
+def _contradictions_of_networks(config: Config) -> Iterator[str]:
+    """Yield what is wrong with the pooler, the projector, the generator and the sizes of embeddings."""
+    model, matryoshka = config.model, config.matryoshka
+    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
+        yield "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'"
+    if config.trains_generator_head and config.generator.head_steps == 0:
+        needing = " and ".join(config.settings_that_need("generator"))
+        yield f"{needing} needs a generator. Name one in generator.name_or_path, or set generator.head_steps > 0"
+    if matryoshka.sizes and model.projector != "none" and not config.keeps_projector:
+        dropped = f"model.projector={model.projector!r} is dropped when encoding"
+        yield f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use model.projector='none'"
+    if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
+        yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
+
+
+def _contradictions_of_data(config: Config) -> Iterator[str]:
+    """Yield what is wrong with pairs, held-out documents and changed views."""
+    data = config.data
     setting, needing_next = f"data.pairs={data.pairs!r}", config.settings_that_need("next_sentence")
     if second := SECOND_TEXTS.get(data.pairs):
         if needing_next:

@@ -93,7 +93,8 @@ class DataConfig:
     held_out: float = option(
         0.0,
         "share of the documents, chosen by a hash of their text, that is kept out of training for dev metrics; their "
-        "text is also removed from other documents",
+        "text is also removed from other documents. If that is fewer than 25 documents, 25 are kept out, unless 25 are "
+        "more than half of all",
         low=0.0,
         high=0.5,
     )
@@ -205,7 +206,8 @@ class EvalConfig:
     keep_start: bool = option(
         False,
         "export the starting checkpoint, with its own pooler, unless a trained model is significantly better in "
-        "eval.metric (95 % interval of the gain above 0, over at least 20 queries or pairs)",
+        "eval.metric (95 % interval of the gain above 0, over at least 20 documents; without documents, over at least "
+        "20 queries or pairs)",
         changes="selection",
     )
     hold: tuple[str, ...] = option(

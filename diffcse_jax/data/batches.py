@@ -11,7 +11,7 @@ import math
 import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -222,33 +222,13 @@ class BatchSource:
         return order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
-# Batches of several tasks
+@runtime_checkable
+class Batches(Protocol):
+    """Random access to the batches of a run."""
 
+    def __len__(self) -> int: ...
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Mixture:
-    """Random access to batches of several tasks."""
-
-    sources: Mapping[str, BatchSource]  # by task, each with as many batches as `order` asks for
-    order: Int[np.ndarray, " batches"]  # the number of the source of each batch
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: int) -> Batch:
-        number = self.order[index]
-        source = list(self.sources.values())[number]
-        return source[int(np.count_nonzero(self.order[:index] == number))]
-
-
-def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " steps"]:
-    """Order the sources in blocks. Each block has `ratios` batches of the sources, in a random order."""
-    block, generator = np.repeat(np.arange(len(ratios)), ratios), np.random.default_rng([seed, 0])
-    blocks = [generator.permutation(block) for _ in range(math.ceil(steps / len(block)))]
-    return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
-
-
-Batches = BatchSource | Mixture  # random access to the batches of a run
+    def __getitem__(self, index: int) -> Batch: ...
 
 
 def make_batches(source: Batches) -> "grain.DatasetIterator":

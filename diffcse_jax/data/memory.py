@@ -19,6 +19,7 @@ from diffcse_jax.data.layout import Layout, document_of, layout_of, require_colu
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.split import held_out_together
 from diffcse_jax.errors import DataError, counted
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import cache_folder, disk_errors, write_text
 
 EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
@@ -119,7 +120,10 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     ledger = Ledger("the given rows")
     is_usable = [usable(row, Place(row=number), ledger) is not None for number, row in enumerate(rows, 1)]
     keys = [[digest(text) for text in row] if ok else [] for row, ok in zip(rows, is_usable, strict=True)]
-    is_held_out = held_out_together([digest(row[0]) for row in rows], keys, share)
+    found = held_out_together([digest(row[0]) for row in rows], keys, share)
+    is_held_out = found.chosen
+    if note := found.describe(share, "row{s}"):
+        log_line(f"notice: {note}")
     held_out = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if out and ok]
     trained_on = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if not (out and ok)]
     if not trained_on or len(held_out) < 2:

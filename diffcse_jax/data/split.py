@@ -11,6 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse.csgraph
@@ -18,13 +19,16 @@ from jaxtyping import Bool, UInt64
 
 from diffcse_jax.data.documents import Document, Documents, Section, digest, is_in_share
 from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import disk_errors
 
 FEWEST_REPETITIONS = 10  # boilerplate is in at least this many documents,
 REPEATED_SHARE = 0.01  # and in at least this share of them
 LARGEST_GROUP = 0.5  # documents that share texts train if they are a larger share of all documents
+# A verdict needs 20 documents, and not every document gives queries.
+FEWEST_HELD_OUT = 25
+MOST_HELD_OUT = 0.5  # of all documents; if `FEWEST_HELD_OUT` are more, the share decides alone
 
 REPEATED = "of boilerplate, which many documents contain"
 SHARED = "that held-out documents also contain"
@@ -142,7 +146,10 @@ class _Read:
             )
         self.boilerplate = _boilerplate([body for body, *_ in identities], texts_of_each)
         keys = [[key for key in each if key not in self.boilerplate] for each in identities]
-        is_held_out = held_out_together(whole, keys, share)
+        found = held_out_together(whole, keys, share)
+        is_held_out = found.chosen
+        if note := found.describe(share, "document{s}"):
+            ledger.note(note)
         self.is_training = ~is_held_out
         held = [texts for texts, out in zip(texts_of_each, is_held_out, strict=True) if out]
         self.held_texts = set(_joined(held).tolist()) - self.boilerplate
@@ -153,7 +160,35 @@ def texts_of(section: Section) -> list[str]:
     return [*filter(None, [section.title]), *section.sentences()]
 
 
-def held_out_together(own: Sequence[int], keys: Sequence[Sequence[int]], share: float) -> Bool[np.ndarray, " items"]:
+class HeldOut(NamedTuple):
+    """Which items are held out."""
+
+    chosen: Bool[np.ndarray, " items"]
+    by_share: int  # how many of them are in the share; the others were added
+
+    def describe(self, share: float, what: str) -> str:
+        """Say what was done if the share gives too few for a verdict; otherwise return an empty text.
+
+        Args:
+            share: The share.
+            what: The items, as `document{s}`.
+        """
+        count = int(self.chosen.sum())
+        given = f"data.held_out={share} gives {counted(self.by_share, what)}, too few for a verdict"
+        if count > self.by_share:
+            return f"{given}: {count} are held out"
+        if 0 < share < 1 and count < FEWEST_HELD_OUT:
+            return f"{given} that says better. Give at least {counted(2 * FEWEST_HELD_OUT, what)}"
+        return ""
+
+
+def held_out_together(
+    own: Sequence[int],
+    keys: Sequence[Sequence[int]],
+    share: float,
+    *,
+    fewest: int = FEWEST_HELD_OUT,
+) -> HeldOut:
     """Choose items to hold out, so that items that share a key stay together.
 
     Args:
@@ -161,18 +196,29 @@ def held_out_together(own: Sequence[int], keys: Sequence[Sequence[int]], share: 
             share. Of a group, one member decides, chosen by another hash.
         keys: Hashes of what each item may have in common with others.
         share: The share of the items to hold out.
+        fewest: If the share gives fewer groups, this many are held out: those with the lowest
+            hashes. If these have more than half of all items, the share decides alone.
     """
     if not own:
-        return np.zeros(0, bool)
+        return HeldOut(np.zeros(0, bool), 0)
     hashes = np.array(own, np.uint64)
     group = _groups(keys)
     order = np.lexsort((hashes * _MIX, group))
     _, first = np.unique(group[order], return_index=True)
     deciding = order[first]  # by group
     chosen = np.array([is_in_share(int(each), share) for each in hashes[deciding]])
-    if share < 1:
-        chosen &= np.bincount(group) <= max(1, LARGEST_GROUP * len(own))
-    return chosen[group]
+    if share == 1:
+        return HeldOut(chosen[group], len(own))
+    sizes = np.bincount(group)
+    is_small = sizes <= max(1, LARGEST_GROUP * len(own))
+    chosen &= is_small
+    by_share = int(sizes[chosen].sum())
+    if share > 0 and chosen.sum() < fewest:
+        candidates = np.flatnonzero(is_small)
+        lowest = candidates[np.argsort(hashes[deciding][candidates])[:fewest]]
+        if len(lowest) == fewest and sizes[lowest].sum() <= MOST_HELD_OUT * len(own):
+            chosen[lowest] = True
+    return HeldOut(chosen[group], by_share)
 
 
 def _groups(keys: Sequence[Sequence[int]]) -> np.ndarray:

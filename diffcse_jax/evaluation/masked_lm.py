@@ -138,3 +138,7 @@ class MaskedAccuracy(Metric):
     @property
     def units(self) -> str:
         return f"{len(self.blanks.text):,} masked tokens of {len(self.token_ids):,} texts"
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        return len(self.token_ids), "texts"

@@ -12,6 +12,7 @@ import scipy.stats
 from jaxtyping import Float, Int
 
 from diffcse_jax.data.sentences import canonical
+from diffcse_jax.errors import counted
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval, search_collections
 from diffcse_jax.evaluation.answers import Answers, answers_of, first_rows, groups_of
 from diffcse_jax.evaluation.sts import ScoredPairs, correlations, similarities
@@ -31,6 +32,8 @@ class Metric:
     units: ClassVar[Any] = ""  # what intervals are over, such as `1,000 queries of 300 documents`
     aspect: ClassVar[str] = ""  # in which a model with a higher score is better, such as ` as a masked LM`
     remark: ClassVar[Any] = ""  # what a reader must know about the scores, for the verdict
+    # The number of independent items, which intervals resample, and what: `(300, "documents")`.
+    sample: ClassVar[Any] = (0, "")
 
     def measure(self, encoder: Encoder) -> Measured:
         """Return scores x 100 by name, and what the metric summarises.
@@ -86,10 +89,17 @@ class RetrievalMetric(Metric):
     @property
     def units(self) -> str:
         queries, groups = len(self.queries), len(first_rows(self.groups))
-        if groups in (1, queries):
+        if groups == queries:
             return f"{queries:,} queries"
-        what = "groups with equal texts" if self.document_of is None else "documents"
-        return f"{queries:,} queries of {groups:,} {what}"
+        what = "group{s} with equal texts" if self.document_of is None else "document{s}"
+        return f"{queries:,} queries of {counted(groups, what)}"
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        groups = len(first_rows(self.groups))
+        if self.document_of is not None:
+            return groups, "documents"
+        return groups, "queries" if groups == len(self.queries) else "groups with equal texts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +131,11 @@ class CorrelationMetric(Metric):
 
     @property
     def units(self) -> str:
-        return f"{sum(len(pairs.gold) for pairs in self.counted.values()):,} pairs"
+        return f"{self.sample[0]:,} pairs"
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        return sum(len(pairs.gold) for pairs in self.counted.values()), "pairs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +154,11 @@ class CollectionMetric(Metric):
 
     @property
     def units(self) -> str:
-        return f"{len(self.collection.queries):,} queries"
+        return f"{self.sample[0]:,} queries"
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        return len(self.collection.queries), "queries"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -197,7 +197,8 @@ def train_classifiers(
             # All groups have the same size, so that one compilation serves all. Repetition fills the last group.
             group = np.resize(running[start : start + FITS_AT_ONCE], min(len(fits), FITS_AT_ONCE))
             before = jax.tree.map(lambda part, group=group: part[group], state)
-            after, counts = _train_block(before, *data, batches[group], dev_rows[group], recipe.optimizer)
+            of_group = batches[group], dev_rows[group]
+            after, counts = _train_block(before, *data, *of_group, optimizer=recipe.optimizer)
             for part, new in zip(*map(jax.tree.leaves, (state, after)), strict=True):
                 part[group] = new
             correct = np.asarray(counts)
@@ -262,6 +263,7 @@ def _train_block(
     labels: Int32[Array, " rows"],
     batches: Batches,
     dev_rows: Int32[Array | np.ndarray, "group dev"],
+    *,
     optimizer: optax.GradientTransformation,
 ) -> tuple[_State, Int32[Array, "group regularizations"]]:
     """Train on these batches, then count the dev rows that are classified correctly."""

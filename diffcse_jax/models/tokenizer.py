@@ -24,15 +24,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`. Code in the folder never runs."""
-    # Without any of these, transformers returns a tokenizer with an empty vocabulary.
-    if not has_tokenizer(folder):
-        raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
-    for name in TOKENIZER_FILES:
-        if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
-            raise CheckpointError(problem)
-    for path in folder.iterdir():
-        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
-            raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")
+    _check_files(folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise a dozen types
@@ -52,6 +44,19 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
         steps = [tokenizers.normalizers.Lowercase(), *filter(None, [backend.normalizer])]
         backend.normalizer = tokenizers.normalizers.Sequence(steps)
     return tokenizer
+
+
+def _check_files(folder: Path) -> None:
+    """Raise `CheckpointError` for a folder that transformers would misread."""
+    # Without any of these, transformers returns a tokenizer with an empty vocabulary.
+    if not has_tokenizer(folder):
+        raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
+    for name in TOKENIZER_FILES:
+        if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
+            raise CheckpointError(problem)
+    for path in folder.iterdir():
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
+            raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")
 
 
 def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> tokenizers.Tokenizer:

@@ -317,7 +317,7 @@ class SelfAttention(nnx.Module):
         return self.output(attended if positions else pack(attended, rows))
 
     def _attend(
-        self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys, first: int = 0
+        self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys, *, first: int = 0
     ) -> Grouped:
         """Return the weighted means of the values. `first` is the position of the first query among the keys."""
         if self.window:
@@ -360,7 +360,8 @@ class SelfAttention(nnx.Module):
         def attend(part: jax.Array, query: jax.Array) -> jax.Array:
             near = partial(jax.lax.dynamic_slice_in_dim, start_index=part * queries if window else 0, slice_size=seen)
             part_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, part)
-            return self._attend(query, near(key, axis=2), near(value, axis=2), near(bias, axis=3), part_keys, window)
+            states = query, near(key, axis=2), near(value, axis=2)
+            return self._attend(*states, near(bias, axis=3), part_keys, first=window)
 
         attend = jax.checkpoint(attend, prevent_cse=False)  # a loop's forward and backward passes cannot be merged
         by_part = query.reshape(*query.shape[:2], parts, queries, -1).transpose(2, 0, 1, 3, 4)

@@ -34,7 +34,9 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 # Dev scores and the selected model
 
 Outcomes = list[list[float]]  # for each data set of a dev metric, one value per query or pair
-FEWEST = 20  # outcomes: with fewer, the bootstrap interval is too narrow
+# Documents, or queries or pairs without documents. With fewer, the bootstrap interval is too narrow and a verdict does
+# not say "better" (docs/records/adaptation.md).
+FEWEST = 20
 
 
 class Measured(NamedTuple):

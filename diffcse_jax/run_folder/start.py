@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -67,6 +68,7 @@ def open_run(
     encoder: Pretrained,
     tokenizer: PreTrainedTokenizerFast,
     generator: Pretrained | None,
+    *,
     others: Mapping[str, str] = MappingProxyType({}),
     prompts: Prompts = NO_PROMPTS,
 ) -> None:
@@ -81,29 +83,16 @@ def open_run(
         digests = {"model.name_or_path": io.json_digest([encoder.digest(), dict(encoder.hf_config)]), **others}
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
+        write_encoder = partial(_write_encoder, workdir, config, encoder, tokenizer, prompts)
         if any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*")):  # even if config.json is lost
             _check_same(workdir, config, digests)
-            if damaged := _damaged_file(workdir):
-                _write_encoder(workdir, config, encoder, tokenizer, prompts)
-                if _damaged_file(workdir):
-                    raise ConfigError(
-                        f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore "
-                        "it, or give another --workdir to begin a new run"
-                    )
-                print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
-            return
-        if (workdir / CONFIG).is_file():
-            try:
-                _check_same(workdir, config, digests)
-            except UserError:
-                (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
-                for name in _BEFORE_CHECKPOINTS:
-                    shutil.rmtree(workdir / name, ignore_errors=True)
-        (workdir / SELECTION).unlink(missing_ok=True)  # of a run whose checkpoints were removed
-        _write_encoder(workdir, config, encoder, tokenizer, prompts)
-        files = io.file_digests(workdir, (workdir / _ENCODER).iterdir())
-        io.write_json(workdir / START, {**digests, CONFIG: io.json_digest(config.to_dict()), _FILES: files})
-        io.write_json(workdir / CONFIG, config.to_dict())  # last: it shows that the other files are complete
+            _mend_encoder(workdir, write_encoder)
+        else:
+            _remove_other_run(workdir, config, digests)
+            write_encoder()
+            files = io.file_digests(workdir, (workdir / _ENCODER).iterdir())
+            io.write_json(workdir / START, {**digests, CONFIG: io.json_digest(config.to_dict()), _FILES: files})
+            io.write_json(workdir / CONFIG, config.to_dict())  # last: it shows that the other files are complete
 
     hosts.decided_by_first(begin_or_check)
     if jax.process_count() > 1:
@@ -112,6 +101,31 @@ def open_run(
             raise CheckpointError(
                 f"{workdir} is not the same folder on all processes. Give a --workdir on a file system that they share"
             )
+
+
+def _mend_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
+    """Write the files of the starting checkpoint again if one is damaged."""
+    if not (damaged := _damaged_file(workdir)):
+        return
+    write_encoder()
+    if _damaged_file(workdir):
+        raise ConfigError(
+            f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore it, or give "
+            "another --workdir to begin a new run"
+        )
+    print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
+
+
+def _remove_other_run(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
+    """Remove what a different run without a checkpoint has left in the folder."""
+    if (workdir / CONFIG).is_file():
+        try:
+            _check_same(workdir, config, digests)
+        except UserError:
+            (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
+            for name in _BEFORE_CHECKPOINTS:
+                shutil.rmtree(workdir / name, ignore_errors=True)
+    (workdir / SELECTION).unlink(missing_ok=True)  # of a run whose checkpoints were removed
 
 
 def damaged_path(workdir: Path, name: str) -> Path:

@@ -31,8 +31,9 @@ from diffcse_jax.run_folder.records import Measured, Record, read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Callback, format_scores
 from diffcse_jax.training.networks import Built, StartingCheckpoint
+from diffcse_jax.training.optimizer import learning_rate_schedule
 from diffcse_jax.training.sharding import shard_batch
-from diffcse_jax.training.step import TrainStep, learning_rate_schedule
+from diffcse_jax.training.step import TrainStep
 
 SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
 RECENT_STEPS = 100  # metrics of this many steps are kept, until a row shows whether one of them was bad
@@ -155,6 +156,7 @@ def loop(
             if shape not in shapes:
                 shapes.add(shape)
                 log_line(f"compiling the train step for batches of {shape}")  # which takes a while
+                progress.leave_out()
             state, metrics = train_step(state, frozen, batch)
             step += 1
             jax.block_until_ready(previous)

@@ -10,15 +10,17 @@ import re
 import runpy
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import disk_usage
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from diffcse_jax import api, evaluation
 from diffcse_jax.apps.finetune import run_finetune
-from diffcse_jax.apps.study import table
+from diffcse_jax.apps.study import estimate, table
+from diffcse_jax.apps.study.record import Record
 from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError, counted
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 SHIPPED_STUDIES = SHIPPED / "studies"
 FINETUNING = "finetune_multitask"  # the configuration that fine-tunings change
 NOT_STARTED = "not started"
+WORTH_TIMING = 4  # runs that are not started: fewer end soon
 SAFE = "What the runs have saved is not affected."
 # In the folder of a run:
 RESULTS = "results.json"  # the configuration and the scores by column; the run is done
@@ -78,6 +81,13 @@ class Study:
     published: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     source: str = ""
 
+    def with_seeds(self, count: int) -> "Study":
+        """Return the study with the seeds 1 to `count`. Rows that need other seeds have at most as many of these."""
+        if count < 1:
+            raise ConfigError(f"--seeds: expected at least 1, got {count}")
+        fewer = {row: tuple(seeds)[:count] for row, seeds in self.seeds_of.items()}
+        return dataclasses.replace(self, seeds=tuple(range(1, count + 1)), seeds_of=fewer)
+
 
 def settings_of(name: str) -> dict[str, Any]:
     """Return all values of `configs/NAME.py` by key, for a variant that takes nothing from the base."""
@@ -116,6 +126,7 @@ class Run:
     tasks: tuple[str, ...] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
     pooler: str | None = None  # of the starting checkpoint
     start: "Run | None" = None  # whose encoder a fine-tuning starts from
+    record: Record | None = dataclasses.field(default=None, compare=False, repr=False)  # that may have its results
 
     @property
     def label(self) -> str:
@@ -129,6 +140,8 @@ class Run:
 
     def look(self) -> tuple[dict[str, Any] | None, str]:
         """Return the results of a run that is done with the study's tasks, or None, and the run's state in words."""
+        if self.record and (recorded := self.record.find(self.row, self.seed, self.config, self.tasks)):
+            return recorded, "done"
         try:
             if (self.folder / RESULTS).is_file():
                 found = self._read_results()
@@ -179,18 +192,17 @@ class Plan:
             rows.setdefault(run.row, []).append(run)
         return rows
 
-    def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-        """Return the runs of these variants and seeds (without any: of all), in the order of seeds."""
-        known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
-        for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
-            for value in wanted:
-                if value not in known:
-                    raise ConfigError(f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}")
-        return [
-            run
-            for run in sorted(self.runs, key=lambda run: run.seed or 0)
-            if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
-        ]
+    def with_record(self, record: Record) -> "Plan":
+        """Return the plan, whose runs are done if the record has their results."""
+        return dataclasses.replace(self, runs=[dataclasses.replace(run, record=record) for run in self.runs])
+
+    def selected(self, variants: Sequence[str]) -> list[Run]:
+        """Return the runs of these variants (without any: of all), in the order of seeds."""
+        for value in variants:
+            if value not in self.rows:
+                known = ", ".join(self.rows)
+                raise ConfigError(f"--variants: {self.name} has no {value!r}. It has: {known}")
+        return [run for run in sorted(self.runs, key=lambda run: run.seed or 0) if not variants or run.row in variants]
 
 
 def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) -> Plan:
@@ -198,40 +210,15 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
 
     Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the `--finetune.KEY=VALUE`.
     """
+    if not study.variants:
+        raise ConfigError(f"{name}: a study needs variants")
     of_tunings = [argument for argument in overrides if argument.lstrip("-").startswith("finetune.")]
     if of_tunings and not study.finetunings:
         raise ConfigError(f"{of_tunings[0]}: {name} has no fine-tunings")
     values = read_overrides(argument for argument in overrides if argument not in of_tunings)
-    tuning_values = read_overrides(of_tunings, "finetune")
-    runs: list[Run] = []
-
-    def add(row: str, seed: int | None, config: Config, **others: Any) -> None:
-        folder = workdir / re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
-        if seed is not None:
-            folder /= f"seed-{seed}"
-            config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-        runs.append(Run(row, seed, config, folder, **others))
-
-    if not study.variants:
-        raise ConfigError(f"{name}: a study needs variants")
-    tasks = tuple(study.tasks)
-    for pooler in study.start:
-        row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
-        add(row, None, _changed(name, study.base, values), tasks=tasks, pooler=pooler)
-    for row, settings in study.variants.items():
-        config = _changed(f"{name}: variant {row!r}", study.base, {**settings, **values})
-        for seed in study.seeds_of.get(row, study.seeds):
-            add(row, seed, config, tasks=tasks)
-    encoders = [*runs]
-    for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
-        trained = str(encoder.folder.absolute())
-        start = {"model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained}
-        if encoder.pooler and encoder.pooler != OWN_POOLER:
-            start["model.pooler"] = encoder.pooler
-        config = _changed(f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **tuning_values, **start})
-        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
-            add(f"{encoder.row}, {tuning}", seed, config, start=encoder)
-
+    encoders = [*_encoders(name, study, values, workdir)]
+    tuned = [*_tuned(name, study, read_overrides(of_tunings, "finetune"), encoders, workdir)]
+    runs = encoders + tuned
     for field, of in {"seeds_of": encoders, "published": runs}.items():
         rows = dict.fromkeys(run.row for run in of)
         if unknown := getattr(study, field).keys() - rows.keys():
@@ -241,6 +228,41 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
         if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
             raise ConfigError(f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one")
     return Plan(name, study, runs)
+
+
+def _encoders(name: str, study: Study, values: Mapping[str, Any], workdir: Path) -> Iterator[Run]:
+    """Yield the starting checkpoints, with each pooler, and the runs of all variants."""
+    tasks = tuple(study.tasks)
+    for pooler in study.start:
+        row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
+        config = _changed(name, study.base, values)
+        yield Run(row, None, config, _folder_of(row, None, workdir), tasks=tasks, pooler=pooler)
+    for row, settings in study.variants.items():
+        config = _changed(f"{name}: variant {row!r}", study.base, {**settings, **values})
+        for seed in study.seeds_of.get(row, study.seeds):
+            yield Run(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), tasks=tasks)
+
+
+def _tuned(name: str, study: Study, values: Mapping[str, Any], encoders: Sequence[Run], workdir: Path) -> Iterator[Run]:
+    """Yield the fine-tunings of all encoders."""
+    for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
+        trained = str(encoder.folder.absolute())
+        start = {"model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained}
+        if encoder.pooler and encoder.pooler != OWN_POOLER:
+            start["model.pooler"] = encoder.pooler
+        config = _changed(f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **values, **start})
+        row = f"{encoder.row}, {tuning}"
+        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
+            yield Run(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), start=encoder)
+
+
+def _folder_of(row: str, seed: int | None, workdir: Path) -> Path:
+    folder = workdir / re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
+    return folder if seed is None else folder / f"seed-{seed}"
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
 
 
 def _changed(where: str, base: "str | ConfigDict", settings: Settings) -> Config:
@@ -264,8 +286,9 @@ def run_study(
     workdir: str | None = None,
     *,
     variants: Sequence[str] = (),
-    seeds: Sequence[int] = (),
+    seeds: int | None = None,
     tasks: str | None = None,
+    record: Path | None = None,
     report: bool = False,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -277,9 +300,13 @@ def run_study(
     name, study = read_study(config)
     if tasks is not None:
         study = dataclasses.replace(study, tasks=tuple(filter(None, tasks.split(","))))
+    if seeds is not None:
+        study = study.with_seeds(seeds)
     folder = expand_path(workdir or Path("runs") / "studies" / name)
     plan = make_plan(name, study, overrides, folder)
-    chosen = plan.selected(variants, seeds)
+    if record:
+        plan = plan.with_record(Record(record))
+    chosen = plan.selected(variants)
     was_stopped = False
     if not report:
         for run in plan.runs:
@@ -288,6 +315,7 @@ def run_study(
         try:
             # Standard output is for the table.
             with terminated_like_interrupted(), contextlib.redirect_stdout(sys.stderr):
+                say_what_it_takes(chosen, folder)
                 do_runs(chosen)
         except KeyboardInterrupt as stopped:
             log_line(str(stopped) or "interrupted")
@@ -303,6 +331,24 @@ def run_study(
     if any(state.startswith("failed: ") for state in states):
         return 1
     return 3 if states else 0
+
+
+def say_what_it_takes(runs: Sequence[Run], folder: Path) -> None:
+    """Log how long the runs that are not done will take, and how much disk they need, if that is worth timing."""
+    rest = [run for run in runs if run.seed is not None and not run.start and run.look()[1] == NOT_STARTED]
+    if len(rest) < WORTH_TIMING:
+        return
+    costs: dict[str, estimate.Cost] = {}
+    for run in rest:
+        if run.row not in costs:
+            log_line(f"timing a few steps of {run.row}")
+            cost = estimate.probe(run.config)
+            if cost is None:
+                return
+            costs[run.row] = cost
+    folder.mkdir(parents=True, exist_ok=True)
+    for line in estimate.describe(costs, [(run.row, run.config.eval.every) for run in rest], disk_usage(folder).free):
+        log_line(line)
 
 
 def do_runs(runs: Sequence[Run]) -> None:
@@ -340,7 +386,10 @@ def _attempt(run: Run) -> str:
     """Do one run. Return why it failed, or an empty string."""
     (run.folder / FAILURE).unlink(missing_ok=True)
     try:
-        write_sealed(run.folder / RESULTS, train_and_score(run))
+        results = train_and_score(run)
+        write_sealed(run.folder / RESULTS, results)
+        if run.record:
+            run.record.add(run.row, run.seed, run.config, results)
     except Exception as error:
         reason, details = str(error), ""
         if not isinstance(error, UserError):

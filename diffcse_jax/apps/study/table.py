@@ -17,6 +17,9 @@ from diffcse_jax.io import write_json, write_text
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
 PICTURES = {"encoders": "study.png", "finetunings": "finetuning.png"}  # of both groups of rows
 
+POWER = 0.8  # the share of studies that see a true difference
+MOST_SEEDS = 1000
+
 Summary = dict[str, Any]  # the content of study.json
 Seeds = Mapping[str, Mapping[str, float]]  # the scores of a row by seed ("-" for the starting checkpoint) and column
 
@@ -44,9 +47,15 @@ def show(summary: Summary, style: str) -> str:
         parts += [table(["n", *section], _score_rows(rows, section), style) for section in columns]
         if compared := [row for row in rows if row["difference"]]:
             first = next(row["row"] for row in rows if not row["is_start"])
-            parts.append(remark(f"difference to {first} over shared seeds; p: paired t-test, two-sided"))
+            parts.append(
+                remark(
+                    f"difference to {first} over shared seeds, with its 95% interval (paired t-test); needed: seeds "
+                    "with which four of five studies see a difference as large as that of the first column"
+                )
+            )
             shown = [name for name in itertools.chain(*columns) if any(name in row["difference"] for row in compared)]
-            parts.append(table(["pairs", *shown], map(_difference_row, compared), style))
+            lines = [_difference_row(row, shown[0]) for row in compared]
+            parts.append(table(["pairs", "needed", *shown], lines, style))
     separator = "\n\n" if style == "markdown" else "\n"  # Markdown joins lines that follow one another
     parts.append(separator.join(map(remark, summary["notes"])))
     return "\n\n".join(parts) + "\n"
@@ -56,17 +65,41 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
     """Return the mean difference `other - first` in a column, or None if the rows share no seed.
 
     Returns:
-        `mean`, the number `n` of shared seeds, and the p-value `p` of a two-sided paired t-test. `p` is None for a
-        single seed, or if all seeds differ by the same amount.
+        `mean` and the number `n` of shared seeds. Unless there is a single one, or all seeds differ by the same
+        amount: the bounds `low` and `high` of the 95% interval and the p-value `p`, both by the paired t-test
+        (two-sided), and `needed`, the number of seeds that a difference of this size needs (`seeds_needed`).
     """
     shared = [seed for seed in other if column in other[seed] and column in first.get(seed, {})]
     if not shared:
         return None
     before, after = ([row[seed][column] for seed in shared] for row in (first, other))
     each = [b - a for a, b in zip(before, after, strict=True)]
-    is_constant = math.isclose(min(each), max(each), abs_tol=1e-9)
-    p = None if is_constant else float(scipy.stats.ttest_rel(after, before).pvalue)
-    return {"mean": statistics.mean(each), "n": len(each), "p": p}
+    found: dict[str, Any] = {"mean": statistics.mean(each), "n": len(each)}
+    if math.isclose(min(each), max(each), abs_tol=1e-9):
+        return found
+    test = scipy.stats.ttest_rel(after, before)
+    interval = test.confidence_interval(0.95)
+    found |= {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
+    return found | {"needed": seeds_needed(found["mean"], statistics.stdev(each))}
+
+
+def seeds_needed(mean: float, deviation: float) -> int | None:
+    """Return the number of seeds with which four of five studies see a difference (paired t-test, two-sided, 5%).
+
+    Args:
+        mean: The true mean of the differences between rows with the same seed.
+        deviation: Their standard deviation.
+
+    Returns:
+        The number; None if it is above `MOST_SEEDS`.
+    """
+    effect = abs(mean) / deviation
+    for count in range(2, MOST_SEEDS + 1):
+        critical = scipy.stats.t.ppf(0.975, count - 1)
+        seen = scipy.stats.nct.sf(critical, count - 1, effect * math.sqrt(count))
+        if seen >= POWER:
+            return count
+    return None
 
 
 def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -87,12 +120,14 @@ def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> li
     return lines
 
 
-def _difference_row(row: Mapping[str, Any]) -> Row:
-    cells = {"pairs": str(max(found["n"] for found in row["difference"].values()))}
-    for column, found in row["difference"].items():
-        p = found["p"]
-        significance = "" if p is None else f" (p {p:.3f})" if p >= 0.001 else " (p < 0.001)"
-        cells[column] = f"{found['mean']:+.2f}{significance}"
+def _difference_row(row: Mapping[str, Any], first_column: str) -> Row:
+    differences = row["difference"]
+    cells = {"pairs": str(max(found["n"] for found in differences.values()))}
+    if "low" in (first := differences.get(first_column, {})):
+        cells["needed"] = str(first["needed"] or f"> {MOST_SEEDS}")
+    for column, found in differences.items():
+        interval = f" ({found['low']:+.2f} to {found['high']:+.2f})" if "low" in found else ""
+        cells[column] = f"{found['mean']:+.2f}{interval}"
     return Row(row["row"], cells)
 
 

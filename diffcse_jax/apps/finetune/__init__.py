@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Float32, Int, Shaped
+from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray, Shaped
 from safetensors.numpy import load_file
 
 from diffcse_jax import hosts, io
 from diffcse_jax.api import export_with_curves, in_workdir
+from diffcse_jax.apps.finetune.mixture import Mixture, by_ratio, resting
+from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data import corpus as corpora
 from diffcse_jax.data import tables
-from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio
+from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.data.corpus import Corpus, usable
 from diffcse_jax.data.documents import digest, is_in_share
 from diffcse_jax.data.layout import texts_of_row
@@ -37,19 +38,21 @@ from diffcse_jax.evaluation import CachedEncoder, Encoder
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
-from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.hosts import log_line
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name, task_loss
 from diffcse_jax.models import layers
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters, saved_steps
-from diffcse_jax.run_folder.finding import CHECKPOINTS
+from diffcse_jax.run_folder.finding import CHECKPOINTS, find_run
 from diffcse_jax.run_folder.records import Measured, Outcomes, read_baseline
 from diffcse_jax.run_folder.start import HEADS, open_run
 from diffcse_jax.training import networks
+from diffcse_jax.training.generator import HeadTraining, check_finite, make_head_step, train_head
 from diffcse_jax.training.loop import Run
+from diffcse_jax.training.networks import StartingCheckpoint
+from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
-from diffcse_jax.training.step import make_optimizer
-from diffcse_jax.training.train import run_training
+from diffcse_jax.training.train import train_and_select
 
 # Rows
 
@@ -255,7 +258,11 @@ class TasksMetric(Metric):
 
     @property
     def units(self) -> str:
-        return counted(sum(len(data.dev) for data in self.tasks), "dev row{s}")
+        return counted(self.sample[0], "dev row{s}")
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        return sum(len(data.dev) for data in self.tasks), "dev rows"
 
     def measure(self, model: Any) -> Measured:
         """Return the scores of a `TaskModel`, and the correctness of each dev row (0 or 100) or its value."""
@@ -302,58 +309,93 @@ def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> 
 # Training
 
 
-def train_head(config: Config, data: TaskData, head: Params, frozen: SentenceEncoder) -> Params:
-    """Train the head of a task on embeddings of the frozen encoder. Return the head with the best dev score.
+def train_task_head(
+    config: Config,
+    data: TaskData,
+    start: Params,
+    frozen: SentenceEncoder,
+) -> Params:
+    """Train the head of a task on embeddings of the frozen encoder.
 
-    This takes `finetune.heads_steps` steps, or else `finetune.heads_epochs` passes, at most `train.steps`.
+    This takes `finetune.heads_steps` steps, or else `finetune.heads_epochs` passes, at most
+    `train.steps`.
+
+    Returns:
+        The head with the best dev score.
     """
-    options, size, name, task, rows = config.finetune, config.train.batch_size, data.name, data.task, len(data.train)
+    options, name, task, rows = config.finetune, data.name, data.task, len(data.train)
+    size = config.train.batch_size
     passes = options.heads_epochs * rows // size
     steps = options.heads_steps or min(passes, config.train.steps or passes)
     log_line(f"task {name}: embedding {counted(rows, 'row{s}')}")
-    sides = embed(frozen, [row.texts for row in data.train], config.eval.batch_size, show_progress=True)
-    labels, definition = labels_of(data.train), layers.definition(build_head(task, sides.shape[-1]))
-    rate, decay = options.heads_learning_rate, options.heads_weight_decay
-    optimizer = make_optimizer(dataclasses.replace(config.optim, learning_rate=rate, weight_decay=decay), steps)
+    texts = [row.texts for row in data.train]
+    sides = embed(frozen, texts, config.eval.batch_size, show_progress=True)
+    labels = labels_of(data.train)
     seed = [config.train.seed, zlib.crc32(name.encode())]
-    key, generator = jax.random.key(seed[0] ^ seed[1]), np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
+    order = [generator.permutation(rows) for _ in range(steps * size // rows + 1)]
+
+    def batches() -> Iterator[tuple[Any, ...]]:
+        for index, chosen in enumerate(np.concatenate(order)[: steps * size].reshape(steps, size)):
+            yield sides[:, chosen], labels[chosen], np.int32(index)
+
+    training = _head_training(config, task, start, steps, jax.random.key(seed[0] ^ seed[1]))
+    metric = TasksMetric(AVERAGE, config.eval.batch_size, [data])
+    encoder, best, best_score = CachedEncoder(frozen), start, -np.inf
+
+    def keep_best(step: int, head: Params) -> None:
+        nonlocal best, best_score
+        if step != steps and (config.eval.every == 0 or step % config.eval.every):
+            return
+        score = metric.measure(TaskModel(encoder, {name: task}, {name: head})).scores[AVERAGE]
+        if score > best_score:
+            best = {key: np.array(array) for key, array in head.items()}
+            best_score = score
+
+    last = train_head(f"head of {name}", training, batches(), steps, keep_best)
+    rate = options.heads_learning_rate
+    check_finite(f"the head of {name}", last, "finetune.heads_learning_rate", rate)
+    found = f"{score_name(name, task)} {best_score:.2f}"
+    log_line(f"head of {name}: {counted(steps, 'step{s}')}, {found}")
+    return {key: np.asarray(array) for key, array in best.items()}
+
+
+def _head_training(
+    config: Config,
+    task: Task,
+    start: Params,
+    steps: int,
+    key: PRNGKeyArray,
+) -> HeadTraining:
+    """Return the start of a head's training, and its step of embeddings, labels and an index."""
+    options = config.finetune
+    rate, decay = options.heads_learning_rate, options.heads_weight_decay
+    own = dataclasses.replace(config.optim, learning_rate=rate, weight_decay=decay)
+    optimizer = make_optimizer(own, steps)
 
     def loss(
-        head: Params, sides: Float[Array, "sides rows hidden"], labels: Shaped[Array, " rows"], index: Int[Array, ""]
+        head: Params,
+        sides: Float[Array, "sides rows hidden"],
+        labels: Shaped[Array, " rows"],
+        index: Int[Array, ""],
     ) -> Float[Array, ""]:
+        definition = layers.definition(build_head(task, sides.shape[-1]))
         network = layers.bind(definition, head)
         return task_loss(task, network, tuple(sides), labels, jax.random.fold_in(key, index))
 
-    @jax.jit
-    def step(head: Params, state: optax.OptState, *batch: Array) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
-            value, gradients = jax.value_and_grad(loss)(head, *batch)
-        updates, state = optimizer.update(gradients, state, head)
-        return optax.apply_updates(head, updates), state, value
-
-    state, best, best_score = optimizer.init(head), head, -np.inf
-    metric, encoder = TasksMetric(AVERAGE, config.eval.batch_size, [data]), CachedEncoder(frozen)
-    order = np.concatenate([generator.permutation(rows) for _ in range(steps * size // rows + 1)])
-    with Progress(f"head of {name}", "steps", steps) as progress:
-        for index in range(steps):
-            chosen = order[index * size : (index + 1) * size]
-            head, state, value = step(head, state, sides[:, chosen], labels[chosen], np.int32(index))
-            progress.update(1, f"loss {float(value):.2f}" if index % 20 == 0 else "")
-            if index + 1 == steps or (config.eval.every > 0 and (index + 1) % config.eval.every == 0):
-                score = metric.measure(TaskModel(encoder, {name: task}, {name: head})).scores[AVERAGE]
-                if score > best_score:
-                    best, best_score = head, score
-    if not all(np.isfinite(array).all() for array in head.values()):
-        raise ConfigError(
-            f"training the head of {name} diverged (it is NaN or infinite). Nothing was saved. Lower "
-            f"finetune.heads_learning_rate={rate:g}."
-        )
-    log_line(f"head of {name}: {counted(steps, 'step{s}')}, {score_name(name, task)} {best_score:.2f}")
-    return {name: np.asarray(array) for name, array in best.items()}
+    # The default of accelerators is below float32.
+    loss = jax.default_matmul_precision("highest")(loss)
+    return HeadTraining(start, optimizer.init(start), make_head_step(loss, optimizer))
 
 
 def _train_heads(
-    config: Config, data: Sequence[TaskData], frozen: SentenceEncoder, params: Params, folder: Path, text: str
+    config: Config,
+    data: Sequence[TaskData],
+    frozen: SentenceEncoder,
+    params: Params,
+    *,
+    folder: Path,
+    text: str,
 ) -> None:
     """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
     weights, record = folder / "heads.safetensors", folder / "heads.json"
@@ -363,7 +405,7 @@ def _train_heads(
     heads = Params()
     for each in data:
         head = layers.subset(params, head_of(each.name))
-        heads |= layers.prefixed(train_head(config, each, head, frozen), head_of(each.name))
+        heads |= layers.prefixed(train_task_head(config, each, head, frozen), head_of(each.name))
     with io.disk_errors(folder, safe="The encoder and the texts are unchanged."):
         folder.mkdir(parents=True, exist_ok=True)
         io.write_tensors(weights, heads)
@@ -385,13 +427,27 @@ def _check(config: Config) -> None:
             raise ConfigError(f"eval.{key}: fine-tuning scores only the dev rows of its tasks. Leave it out")
 
 
+def open_start_or_run(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, Vocabulary]:
+    """Open the starting checkpoint, which may also be a run or one of its checkpoints.
+
+    Returns:
+        The configuration with its pooler resolved, the starting checkpoint and the tokenizer's
+        vocabulary.
+    """
+    path = io.expand_path(config.model.name_or_path)
+    if not find_run(path):
+        return networks.open_start(config, mesh)
+    saved = read_encoder(path)
+    return networks.prepare_start(config, mesh, saved.checkpoint, saved.recorded)
+
+
 def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     """Train in one stage or two, and resume if stopped. Return the rows of the tasks, and the verdict."""
     # 1. The encoder to start from, and the rows.
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     _check(config)
-    config, start, vocabulary = networks.open_start(config, mesh)
+    config, start, vocabulary = open_start_or_run(config, mesh)
     folder, bad, size = io.expand_path(config.finetune.data_dir), config.data.on_bad_line, config.train.batch_size
     data = [read_task(name, task, folder, bad) for name, task in config.finetune.tasks.items()]
     if few := next((each for each in data if len(each.train) < size), None):
@@ -416,7 +472,8 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
-        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, workdir / HEADS, text))
+        of_heads = workdir / HEADS
+        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, folder=of_heads, text=text))
         built = built._replace(params=built.params | load_file(workdir / HEADS / "heads.safetensors"))
         log_line("stage 2 of 2: training the encoder and the heads")
 
@@ -429,13 +486,13 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     def sentences_of(step: int) -> list[str]:
         return start.tokenizer.batch_decode(source[step - 1].rows.input_ids, skip_special_tokens=True)
 
-    optimizer = make_optimizer(config.optim, steps, rests=True)
+    optimizer = make_optimizer(config.optim, steps, around=resting)
     evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, data), text)
     run = Run(config, workdir, mesh, start, built, optimizer, source, text, evaluation, sentences_of, model_of=model_of)
-    return data, run_training(run)
+    return data, train_and_select(run)
 
 
-def _batches(config: Config, data: TaskData, start: networks.StartingCheckpoint, mesh: Mesh, steps: int) -> BatchSource:
+def _batches(config: Config, data: TaskData, start: StartingCheckpoint, mesh: Mesh, steps: int) -> BatchSource:
     """Return the batches of one task."""
     columns, prompt = data.task.texts, start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]

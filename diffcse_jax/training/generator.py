@@ -1,0 +1,272 @@
+"""A generator of the run's own, for encoders without a masked LM.
+
+It is the frozen encoder with a masked-LM head that is trained first (the "adjusting dropout"
+report). Its replacements are good enough for the discriminator after a few hundred steps.
+`train_head` trains any head on a frozen encoder. Fine-tuning also uses it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from safetensors.numpy import load_file
+
+from diffcse_jax.batch import Batch, Vocabulary
+from diffcse_jax.config import Config
+from diffcse_jax.data.batches import BatchSource, make_batches
+from diffcse_jax.data.sampling import Crops
+from diffcse_jax.data.token_store import TokenStore
+from diffcse_jax.errors import ConfigError, counted
+from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.io import disk_errors, read_sealed, write_sealed, write_tensors
+from diffcse_jax.losses.diffcse import mask_tokens
+from diffcse_jax.models import layers
+from diffcse_jax.models.forward import FEW, Computation, Networks, fold_in_name, mean_where
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.layers import Params
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
+
+HELD_OUT_BATCHES = 8  # batches on which the masked-LM head is measured
+
+# (head, optimizer state, *batch) -> (head, optimizer state, loss)
+HeadStep = Callable[..., tuple[Params, optax.OptState, Float[Array, ""]]]
+
+
+# Any head
+
+
+class HeadTraining(NamedTuple):
+    """A head at the start of its training, and its compiled step, which takes over their memory."""
+
+    head: Params
+    opt_state: optax.OptState
+    step: HeadStep
+
+
+def make_head_step(
+    loss: Callable[..., Float[Array, ""]],
+    optimizer: optax.GradientTransformation,
+) -> HeadStep:
+    """Return a compiled step that trains a head. It reuses the memory of the head and of the state.
+
+    Args:
+        loss: The loss of a batch: `loss(head, *batch)`.
+        optimizer: Updates the head.
+    """
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(
+        head: Params,
+        opt_state: optax.OptState,
+        *batch: Any,
+    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        value, grads = jax.value_and_grad(loss)(head, *batch)
+        updates, opt_state = optimizer.update(grads, opt_state, head)
+        return optax.apply_updates(head, updates), opt_state, value
+
+    return step
+
+
+def train_head(
+    name: str,
+    training: HeadTraining,
+    batches: Iterable[tuple[Any, ...]],
+    steps: int,
+    after: Callable[[int, Params], None] = lambda step, head: None,
+) -> Params:
+    """Train a head for some steps.
+
+    Args:
+        name: What is trained, for the progress.
+        training: The start.
+        batches: The arguments of each step after the head and the state, at least as many as steps.
+        steps: The number of steps.
+        after: Called after each step with its number, from 1, and the head, whose memory the next
+            step takes over.
+    """
+    head, opt_state, step = training
+    numbered = zip(range(1, steps + 1), batches, strict=False)
+    with Progress(name, "steps", steps) as progress:
+        for number, batch in numbered:
+            head, opt_state, value = step(head, opt_state, *batch)
+            progress.update(1, f"loss {float(value):.2f}" if number % 20 == 1 else "")
+            after(number, head)
+    return head
+
+
+def check_finite(what: str, head: Params, key: str, rate: float) -> None:
+    """Raise `ConfigError` if a trained head contains NaN or infinite values.
+
+    Args:
+        what: The head, in words.
+        head: Its parameters.
+        key: The configuration key of its learning rate.
+        rate: The learning rate.
+    """
+    for name, array in head.items():
+        if not np.isfinite(array).all():
+            raise ConfigError(
+                f"training {what} diverged ({name} is NaN or infinite). Nothing was saved. Lower {key}={rate:g}."
+            )
+
+
+# The masked-LM head
+
+
+def own_generator(
+    config: Config,
+    encoder: Pretrained,
+    store: TokenStore | Crops,
+    vocabulary: Vocabulary,
+    *,
+    mesh: Mesh,
+    workdir: Path,
+) -> Pretrained:
+    """Return the frozen encoder with a masked-LM head.
+
+    The head is read from the run folder, or trained now and stored there.
+    """
+    folder = workdir / "generator"
+    weights, record = folder / "mlm_head.safetensors", folder / "report.json"
+    if record.is_file():
+        log_line(f"generator: using the masked-LM head in {folder}")
+        scores = read_sealed(record, f"Remove {folder} to train the head again")
+        head = load_file(weights)
+    else:
+        steps = counted(config.generator.head_steps, "step{s}")
+        log_line(f"generator: training a masked-LM head for {steps}")
+        head, scores = train_masked_lm_head(config, encoder, store, vocabulary, mesh)
+        rate = config.generator.head_learning_rate
+        what = "the generator's masked-LM head"
+        check_finite(what, head, "generator.head_learning_rate", rate)
+        if jax.process_index() == 0:
+            with disk_errors(folder, safe="The text and the encoder's weights are intact."):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_tensors(weights, head)
+                # Last: if it is there, the head is complete.
+                write_sealed(record, scores, [weights])
+    steps = counted(int(scores["steps"]), "step{s}")
+    found = f"accuracy {scores['accuracy']:.1f}%, perplexity {scores['perplexity']:.0f}, {steps}"
+    log_line(f"generator: on masked tokens, {found}")
+    return dataclasses.replace(encoder, mlm_head=head)
+
+
+def train_masked_lm_head(
+    config: Config,
+    encoder: Pretrained,
+    store: TokenStore | Crops,
+    vocabulary: Vocabulary,
+    mesh: Mesh,
+) -> tuple[Params, dict[str, float]]:
+    """Train the head for `generator.head_steps` steps.
+
+    Returns:
+        The parameters of the head, and scores: accuracy (%) and perplexity on masked tokens of the
+        batches that would come next, and the number of steps.
+    """
+    options = config.generator
+    initial, loss, step = make_masked_lm_training(config, encoder.config, vocabulary, mesh)
+    source = BatchSource(
+        store,
+        batch_size=options.head_batch_size,
+        steps=options.head_steps + HELD_OUT_BATCHES,
+        seed=config.train.seed,
+        pad_token_id=encoder.config.pad_token_id,
+        shards=shards_of(mesh),
+        packing=packing_of(config, mesh, anchors=True),
+    )
+    batches = (shard_batch(batch, mesh) for batch in make_batches(source))
+    head, opt_state = jax.jit(initial, out_shardings=replicated(mesh))()
+    frozen = layers.prefixed(encoder.transformer, "transformer")
+    frozen = jax.device_put(frozen, replicated(mesh))
+    arguments = ((frozen, batch, np.int32(index)) for index, batch in enumerate(batches))
+    training = HeadTraining(head, opt_state, step)
+    head = train_head("masked-LM head", training, arguments, options.head_steps)
+    measure, key = jax.jit(loss), fold_in_name(_root_key(config), "held out")
+    values = []
+    for index, batch in enumerate(batches):
+        result = measure(head, frozen, batch, jax.random.fold_in(key, index))
+        values.append([float(value) for value in result])
+    mean_loss, accuracy = np.mean(values, axis=0)
+    scores = {
+        "accuracy": 100 * float(accuracy),
+        "perplexity": float(np.exp(mean_loss)),
+        "steps": options.head_steps,
+    }
+    trained = layers.subset(head, "head")
+    return {name: np.asarray(value) for name, value in trained.items()}, scores
+
+
+def make_masked_lm_training(
+    config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh
+) -> tuple[Callable, Callable, HeadStep]:
+    """Return three functions that train a masked-LM head on a frozen encoder of these sizes.
+
+    Returns:
+        `initial() -> (head, optimizer state)`, `loss(head, frozen, batch, key) -> (mean loss,
+        accuracy)`, and compiled `step(head, optimizer state, frozen, batch, index) -> (head,
+        optimizer state, loss)`.
+    """
+    options, root = config.generator, _root_key(config)
+    build_head = partial(MaskedLMHead, sizes)
+    modules: dict[str, layers.Build] = {
+        "transformer": partial(Transformer, sizes),
+        "head": build_head,
+    }
+    definitions = {name: layers.definition(build) for name, build in modules.items()}
+    networks = Networks(vocabulary, definitions)
+    rate = optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1))
+    optimizer = optax.adamw(rate)
+
+    def initial() -> tuple[Params, optax.OptState]:
+        start = layers.initial(build_head, fold_in_name(root, "initial weights"))
+        head = layers.prefixed(start, "head")
+        return head, optimizer.init(head)
+
+    def loss(
+        head: Params,
+        frozen: Params,
+        batch: Batch,
+        key: PRNGKeyArray,
+    ) -> tuple[jax.Array, jax.Array]:
+        anchors = batch.anchors
+        ratio = options.head_mask_ratio
+        masked = mask_tokens(key, anchors, vocabulary=vocabulary, ratio=ratio, style="bert")
+        computation = Computation(networks, head | frozen, devices=mesh.shape["data"])
+        states = computation.network("transformer")(masked.rows)[-1]
+        head_network = computation.network("head")
+        word_embeddings = frozen["transformer.embeddings.word.embedding"]
+
+        def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = head_network(states, word_embeddings)
+            correct = jnp.argmax(logits, axis=-1) == targets
+            return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
+
+        ids, selected = anchors.input_ids, masked.selected
+        losses, right = computation.gather_positions(at_tokens, selected, states, ids, shares=FEW)
+        return mean_where(losses, selected), mean_where(right, selected)
+
+    def mean_loss(
+        head: Params,
+        frozen: Params,
+        batch: Batch,
+        index: Int[Array, ""],
+    ) -> Float[Array, ""]:
+        key = jax.random.fold_in(fold_in_name(root, "train step"), index)
+        return loss(head, frozen, batch, key)[0]
+
+    return initial, loss, make_head_step(mean_loss, optimizer)
+
+
+def _root_key(config: Config) -> PRNGKeyArray:
+    return fold_in_name(jax.random.key(config.train.seed), "generator head")

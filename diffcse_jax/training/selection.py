@@ -1,0 +1,463 @@
+"""Which model a run exports: `decide` chooses by numbers, `describe` says why, `store` writes it.
+
+The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of it and the starting
+checkpoint. With `eval.keep_start`, the starting checkpoint is exported if the candidate is not better,
+may be better by chance, or breaks a limit.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from diffcse_jax.config import Config
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.evaluation import systems
+from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
+from diffcse_jax.evaluation.systems import System
+from diffcse_jax.hosts import log_line
+from diffcse_jax.models import layers
+from diffcse_jax.models.heads import SENTENCE_HEAD
+from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.layers import Params
+from diffcse_jax.run_folder import records
+from diffcse_jax.run_folder.checkpoints import SavedEncoder, default_step, read_encoder
+from diffcse_jax.run_folder.finding import CHECKPOINTS
+from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection
+from diffcse_jax.training.callbacks import format_scores
+from diffcse_jax.training.loop import Run
+from diffcse_jax.training.networks import StartingCheckpoint
+
+THIS_MODEL = "this model"  # the trained one, as the name of a system
+
+
+# The decision: numbers in, a choice out
+
+
+class Candidate(NamedTuple):
+    """A model that a run may export."""
+
+    weight: float  # the share of the trained weights; the rest is the starting checkpoint's
+    score: float  # in the dev metric
+    keeps_quality: bool = True  # as `eval.max_drop` limits
+    lost: Sequence[str] = ()  # metrics of `eval.hold` that dropped, in words
+
+
+class Evidence(NamedTuple):
+    """What tells whether a candidate is better than the starting checkpoint."""
+
+    start: float  # the score of the starting checkpoint with its own pooler
+    interval: tuple[float, float]  # of the candidate's gain, 95%
+    sample: int  # the number of independent items that the interval is over
+    best: float | None = None  # the score of the best checkpoint, if it is not a candidate
+    # The score of the start with the pooler that the run trains, if that is not its own.
+    start_with_pooler: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What a run exports and why, and which search it recommends."""
+
+    candidate: Candidate
+    evidence: Evidence
+    keeps_start: bool  # the starting checkpoint is exported and not the candidate
+    doubt: Literal["", "interval", "sample"]  # why a gain may be chance
+    compared: Sequence[System] = ()
+    recommended: System | None = None  # of all systems
+    search: System | None = None  # of those with the exported model
+
+    @property
+    def is_higher(self) -> bool:
+        """Whether the candidate has a higher score than the starting checkpoint."""
+        return self.candidate.score > self.evidence.start
+
+    @property
+    def weight(self) -> float:
+        """The share of the trained weights in the exported model."""
+        return 0.0 if self.keeps_start else self.candidate.weight
+
+
+def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that keep `eval.max_drop`, or all if none does, from the best one on.
+
+    Of candidates with equal scores, the one nearest to the starting checkpoint comes first.
+    """
+    kept = [each for each in candidates if each.keeps_quality] or candidates
+    return sorted(kept, key=lambda each: (-each.score, each.weight))
+
+
+def choose(start: float, candidates: Sequence[Candidate]) -> Candidate:
+    """Return the first candidate that beats the start and loses nothing in `eval.hold`.
+
+    If there is none, it is the first one that beats the start, or else the first one.
+
+    Args:
+        start: The score of the starting checkpoint.
+        candidates: The candidates, from the best one on.
+    """
+    higher = [each for each in candidates if each.score > start]
+    for each in higher:
+        if not each.lost:
+            return each
+    return candidates[0]
+
+
+def decide(
+    candidate: Candidate,
+    evidence: Evidence,
+    *,
+    keep_start: bool,
+    compared: Sequence[System] = (),
+) -> Decision:
+    """Decide between a candidate and the starting checkpoint.
+
+    Args:
+        candidate: The best model of the run.
+        evidence: What is known about its gain.
+        keep_start: Export the starting checkpoint unless the candidate is clearly better.
+        compared: Ways to search, if they were compared.
+    """
+    is_higher = candidate.score > evidence.start
+    doubt: Literal["", "interval", "sample"] = ""
+    if is_higher and evidence.sample < FEWEST:
+        doubt = "sample"
+    elif is_higher and evidence.interval[0] <= 0:
+        doubt = "interval"
+    breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
+    keeps_start = keep_start and (not is_higher or bool(doubt) or breaks_limit)
+    is_exported = {each.name: (each.encoder == THIS_MODEL) is not keeps_start for each in compared}
+    of_exported = [each for each in compared if each.encoder and is_exported[each.name]]
+    return Decision(
+        candidate,
+        evidence,
+        keeps_start,
+        doubt,
+        compared,
+        recommended=systems.recommend(compared) if compared else None,
+        search=systems.recommend(of_exported) if of_exported else None,
+    )
+
+
+# The verdict
+
+
+class Names(NamedTuple):
+    """What a verdict calls things."""
+
+    start: str  # the starting checkpoint
+    metric: str  # the dev metric
+    units: str  # what intervals are over, such as `213 queries of 30 documents`
+    items: str  # what must be at least `FEWEST`, such as `documents`
+    step: int  # of the best checkpoint
+    pooler: str  # that the run trains
+    quality: str = ""  # what `eval.max_drop` limits: `guard within eval.max_drop=1 of 80.00`
+    aspect: str = ""  # in which a model with a higher score is better, such as ` as a masked LM`
+    remark: str = ""  # what a reader must know about the scores
+
+
+def describe(decision: Decision, names: Names) -> str:
+    """Return the verdict: how the model compares, what was exported and why, as one line."""
+    candidate = decision.candidate
+    objections = []
+    if not candidate.keeps_quality:
+        objections.append(f"No model keeps {names.quality}.")
+    if candidate.lost:
+        objections.append(f"But other queries got worse: {', '.join(candidate.lost)} (eval.hold).")
+    is_clear = decision.is_higher and not decision.doubt
+    better = "Better" if is_clear else "Not better"
+    if decision.doubt or (is_clear and decision.keeps_start):
+        better = "Not clearly better"
+    sentences = [
+        f"{better}{names.aspect} than {names.start}: {_gain(decision, names)}.",
+        _training_alone(decision, names),
+        *objections,
+        f"Exported {_exported(decision, names)}.",
+        _best_weights(decision, names),
+    ]
+    if decision.recommended:
+        sentences.append(systems.describe_recommendation(decision.compared, decision.recommended))
+    sentences.append(names.remark)
+    verdict = " ".join(filter(None, sentences))
+    return verdict if better == "Better" and not objections else f"warning: {verdict}"
+
+
+def _gain(decision: Decision, names: Names) -> str:
+    after, before = decision.candidate.score, decision.evidence.start
+    low, high = decision.evidence.interval
+    doubt = {
+        "": "",
+        "interval": "; the interval includes 0, so this may be chance",
+        "sample": f"; fewer than {FEWEST} {names.items} are too few to tell, so this may be chance",
+    }[decision.doubt]
+    interval = f"95% interval {low:+.2f} to {high:+.2f} over {names.units}{doubt}"
+    return f"{names.metric} {after:.2f}, was {before:.2f} ({after - before:+.2f}, {interval})"
+
+
+def _training_alone(decision: Decision, names: Names) -> str:
+    """Say what training gained with one pooler, if the run trains another one than the start's."""
+    same_pooler = decision.evidence.start_with_pooler
+    if same_pooler is None:
+        return ""
+    parts = {
+        "the change of pooler": same_pooler - decision.evidence.start,
+        "training": decision.candidate.score - same_pooler,
+    }
+    changes = []
+    for what, change in parts.items():
+        verb = "gained" if change >= 0 else "lost"
+        changes.append(f"{what} {verb} {abs(change):.2f}")
+    before = f"With the pooler {names.pooler}, {names.start} scored {same_pooler:.2f}"
+    return f"{before} before training: {', and '.join(changes)}."
+
+
+def _exported(decision: Decision, names: Names) -> str:
+    trained = records.origin(decision.candidate.weight, names.step)
+    gains = decision.is_higher and decision.candidate.keeps_quality
+    if not decision.keeps_start:
+        return trained if gains else f"{trained} anyway"
+    other = f" (eval.keep_start=False would export {trained})" if gains else ""
+    return f"{names.start} unchanged{other}"
+
+
+def _best_weights(decision: Decision, names: Names) -> str:
+    """Say why a mixture is exported, if the best checkpoint has a higher score."""
+    best = decision.evidence.best
+    if decision.keeps_start or best is None or best <= decision.candidate.score:
+        return ""
+    return (
+        f"Step {names.step} alone scores {best:.2f}, but such mixtures answer people's own questions "
+        f"better (docs/records/search.md). eval.interpolate=() exports step {names.step}."
+    )
+
+
+# The record
+
+
+def store(
+    workdir: Path,
+    decision: Decision,
+    verdict: str,
+    exported: Record,
+    model: Pretrained,
+) -> None:
+    """Write the decision to the run folder, and the weights unless a checkpoint has them.
+
+    Args:
+        workdir: The run folder.
+        decision: What is exported.
+        verdict: Why, in words.
+        exported: The dev evaluation of the exported model.
+        model: The exported model, with its masked-LM head if the run trained it.
+    """
+    how = decision.search
+    selection = Selection(
+        exported,
+        decision.weight,
+        verdict,
+        [system.summary() for system in decision.compared],
+        {"mode": how.mode, "weight": how.weight} if how else {},
+    )
+    weights = layers.prefixed(model.transformer, "encoder")
+    if exported.pooler == "cls":
+        weights |= layers.prefixed(model.pooler or {}, "projector")
+    weights |= layers.prefixed(model.sentence_head.of(exported.pooler).params, SENTENCE_HEAD)
+    weights |= layers.prefixed(model.mlm_head or {}, "mlm_head")
+    records.write_selection(workdir, selection, weights)
+
+
+# A run
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixtures:
+    """The models between the starting checkpoint of a run and its best checkpoint."""
+
+    base: StartingCheckpoint
+    best: SavedEncoder
+
+    def saved(self, weight: float) -> SavedEncoder:
+        """Return the model with this share of the trained weights."""
+        return interpolate(self.base, self.best, weight)
+
+    def encoder(self, weight: float) -> SentenceEncoder:
+        """Return the same as an encoder."""
+        return SentenceEncoder.from_saved(self.saved(weight))
+
+
+def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
+    """Check that the start has all parameters of the trained encoder, if `eval.interpolate` mixes them."""
+    if config.eval.interpolate and config.keeps_projector and base.recorded.head is None:
+        raise ConfigError(
+            f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all trained "
+            f"weights, but {base.name} has no projector, and model.projector_train_only=False keeps one. "
+            "Set eval.interpolate=()."
+        )
+
+
+def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) -> SavedEncoder:
+    """Return the encoder with the parameters (1 - weight) * start + weight * trained.
+
+    It has the trained encoder's pooler. Source: Wortsman et al. 2022 (WiSE-FT), Section 3.
+    """
+    if weight == 1:
+        return trained
+
+    def between(start: Params, trained: Params) -> Params:
+        share = 1 - weight
+        return {name: share * start[name] + weight * array for name, array in trained.items()}
+
+    start, ours = base.checkpoint, trained.checkpoint
+    pooler, head = ours.pooler, ours.sentence_head
+    if trained.pooler == "cls":
+        pooler = between(base.recorded.head or {}, pooler or {})  # see check_interpolation
+    head = head._replace(params=between(start.sentence_head.params, head.params))
+    transformer = between(start.transformer, ours.transformer)
+    mlm_head = between(start.mlm_head or {}, ours.mlm_head) if ours.mlm_head else None
+    mixed = dataclasses.replace(ours, transformer=transformer, pooler=pooler, mlm_head=mlm_head, sentence_head=head)
+    return dataclasses.replace(trained, checkpoint=mixed)
+
+
+def select(run: Run, baseline: Record) -> str:
+    """Choose the model of a run and store it, once all checkpoints are written.
+
+    Returns:
+        The verdict: how the model compares with the starting checkpoint, and what is exported.
+    """
+    base, chosen = run.base, run.evaluation.chosen
+    checkpoints = run.workdir / CHECKPOINTS
+    best = read_encoder(checkpoints / str(default_step(checkpoints)))  # not an earlier selection
+    mixtures = Mixtures(base, best)
+    measured = _measure(run, mixtures)
+    candidate = _candidate(run, baseline, measured, mixtures)
+    outcomes = measured[candidate.weight].outcomes
+    items, what = chosen.sample
+    evidence = Evidence(
+        start=baseline.dev[chosen.name],
+        interval=chosen.interval(baseline.outcomes, outcomes),
+        sample=items,
+        best=None if 1.0 in measured else best.dev.get(chosen.name),
+        start_with_pooler=_start_with_pooler(run),
+    )
+    compared = _compare_systems(run, mixtures, candidate.weight)
+    keep_start = run.config.eval.keep_start
+    decision = decide(candidate, evidence, keep_start=keep_start, compared=compared)
+    names = Names(
+        base.name,
+        chosen.name,
+        chosen.units,
+        what,
+        best.step,
+        base.checkpoint.sentence_head.applied(run.config.encoding_pooler),
+        _limited_quality(run, baseline),
+        chosen.aspect,
+        chosen.remark,
+    )
+    verdict = describe(decision, names)
+    record, model = _exported_model(run, baseline, decision, mixtures, measured)
+    store(run.workdir, decision, verdict, record, model)
+    return verdict
+
+
+def _exported_model(
+    run: Run,
+    baseline: Record,
+    decision: Decision,
+    mixtures: Mixtures,
+    measured: Mapping[float, Measured],
+) -> tuple[Record, Pretrained]:
+    """Return the exported model, and its record."""
+    base, best = run.base, mixtures.best
+    if decision.keeps_start:
+        mlm_head = base.checkpoint.mlm_head if run.config.keeps_mlm_head else None
+        model = dataclasses.replace(base.checkpoint, pooler=base.pooler_head, mlm_head=mlm_head)
+        return dataclasses.replace(baseline, outcomes=[]), model
+    record = Record(
+        best.step,
+        best.pooler,
+        measured[decision.weight].scores,
+        run.evaluation.metric,
+        baseline.text,
+        dev_text=run.evaluation.text,
+    )
+    return record, mixtures.saved(decision.weight).checkpoint
+
+
+def _measure(run: Run, mixtures: Mixtures) -> dict[float, Measured]:
+    """Return the dev evaluation of each candidate, by the share of the trained weights."""
+    best, measured = mixtures.best, {}
+    for weight in run.config.eval.interpolate or (1.0,):
+        if weight == 1 and best.outcomes:
+            measured[weight] = Measured(best.dev, best.outcomes)
+            continue
+        measured[weight] = run.evaluation.measure(mixtures.encoder(weight))
+        scores = format_scores(measured[weight].scores)
+        log_line(f"{records.origin(weight, best.step)}: {scores}")
+    return measured
+
+
+def _candidate(
+    run: Run,
+    baseline: Record,
+    measured: Mapping[float, Measured],
+    mixtures: Mixtures,
+) -> Candidate:
+    """Return the model that a run may export.
+
+    The metrics of `eval.hold` are measured only until a model loses nothing in them.
+    """
+    evaluation, hold = run.evaluation, run.config.eval.hold
+    start = baseline.dev[evaluation.metric]
+    candidates = [
+        Candidate(weight, scores[evaluation.metric], run.keeps_quality(baseline.dev, scores))
+        for weight, (scores, _) in measured.items()
+    ]
+    candidates = in_order(candidates)
+    count = sum(each.score > start for each in candidates)
+    if count and hold:
+        log_line(f"Checking that general quality ({', '.join(hold)}) did not drop.")
+        held = evaluation.held(run.base.encoder(run.config))
+        for index, each in enumerate(candidates[:count]):
+            lost = evaluation.regressions(held, evaluation.held(mixtures.encoder(each.weight)))
+            if not lost:
+                break
+            candidates[index] = each._replace(lost=lost)
+    return choose(start, candidates)
+
+
+def _start_with_pooler(run: Run) -> float | None:
+    """Return the score of the start with the pooler that the run trains, from the row of step 0.
+
+    Return None if that is the start's own pooler.
+    """
+    base, config = run.base, run.config
+    if run.model_of or base.pooler(config) == config.encoding_pooler:
+        return None
+    for row in records.read_metrics(run.workdir):
+        if row["step"] == 0:
+            return row.get(f"dev/{run.evaluation.metric}")
+    return None
+
+
+def _limited_quality(run: Run, baseline: Record) -> str:
+    metric, most = run.evaluation.drift_metric, run.config.eval.max_drop
+    return f"{metric} within eval.max_drop={most:g} of {baseline.dev[metric]:.2f}" if metric else ""
+
+
+def _compare_systems(run: Run, mixtures: Mixtures, weight: float) -> list[System]:
+    """Compare BM25, the start and the trained model on the queries of the dev metric, if any."""
+    metric = run.evaluation.chosen
+    if not isinstance(metric, RetrievalMetric) or metric.name in SYMMETRIC_METRICS:
+        return []
+    if len(metric.queries) < FEWEST:
+        return []
+    encoders = {run.base.name: run.base.encoder(run.config), THIS_MODEL: mixtures.encoder(weight)}
+    try:
+        compared = systems.compare_systems(encoders, metric)
+    except UserError as error:
+        log_line(f"notice: BM25 was not compared: {error}")
+        return []
+    log_line(f"{metric.units}, mean reciprocal rank x 100 (95% interval):")
+    for line in systems.describe(compared):
+        log_line(line)
+    return compared

@@ -1,0 +1,105 @@
+"""The run's own generator: its head is trained, stored, and read again."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_model import write_smallest_model
+from tiny_networks import ENCODER, config_of
+
+from diffcse_jax.batch import Vocabulary
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.token_store import build_or_open
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.models.tokenizer import load_tokenizer
+from diffcse_jax.training import generator
+from diffcse_jax.training.generator import own_generator
+from diffcse_jax.training.sharding import make_mesh
+
+WORDS = Vocabulary(size=60, mask_id=4, special_ids=(0, 1, 2, 3, 4))  # of `write_smallest_model`
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Sentences that repeat one word, which a head can learn to read off the neighbours. All have one length."""
+    folder = tmp_path_factory.mktemp("corpus")
+    words = [f"w{index}" for index in range(10)]
+    tokenizer = load_tokenizer(write_smallest_model(folder, words))
+    chosen = np.random.default_rng(0).choice(words, 400)
+    (folder / "text.txt").write_text("\n".join(" ".join([word] * 6) for word in chosen))
+    return build_or_open(open_corpus(DataConfig(train_file=str(folder / "text.txt"))), tokenizer, 10, folder / "cache")
+
+
+def config_with(steps: int):
+    options = {"head_steps": steps, "head_batch_size": 16, "head_learning_rate": 0.02}
+    return config_of({"generator": options, "mesh": {"data": 1}})
+
+
+@pytest.mark.slow
+def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, monkeypatch, capfd):
+    config = config_with(60)
+    first = own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
+    scores = json.loads((tmp_path / "generator" / "report.json").read_text())
+    assert scores["perplexity"] < 0.5 * WORDS.size  # of a head that knows nothing
+    assert scores["accuracy"] > 20.0  # one of ten words by chance
+    assert f"perplexity {scores['perplexity']:.0f}, 60 steps" in capfd.readouterr().err
+    monkeypatch.setattr(generator, "train_masked_lm_head", None)  # not called again
+    second = own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, first.mlm_head, second.mlm_head)
+    assert first.transformer is ENCODER.transformer
+    assert "using the masked-LM head" in capfd.readouterr().err
+
+
+@pytest.fixture
+def own(store, tmp_path, monkeypatch):
+    """`own_generator` of a run whose head "trains" at once: it counts how often, and gives this bias."""
+    config, trained = config_with(2), []
+
+    def own(bias: float = 1.0) -> list:
+        def train_masked_lm_head(*_):
+            trained.append(bias)
+            return {"bias": np.array([1.0, bias], np.float32)}, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}
+
+        monkeypatch.setattr(generator, "train_masked_lm_head", train_masked_lm_head)
+        own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
+        return trained
+
+    return own
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("report.json", b'{"accuracy": 1'), ("mlm_head.safetensors", b"12345"), ("mlm_head.safetensors", None)],
+)
+def test_a_damaged_head_is_named(own, tmp_path, name, content):
+    own()
+    path = tmp_path / "generator" / name
+    path.write_bytes(content or path.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(CheckpointError, match=r"generator.*\. Remove .*generator to train the head again"):
+        own()
+
+
+def test_a_head_that_is_not_finite_is_not_used(own, tmp_path):
+    with pytest.raises(ConfigError, match=r"diverged \(bias is NaN.*Lower generator\.head_learning_rate=0\.02"):
+        own(np.nan)
+    assert not (tmp_path / "generator").exists()
+
+
+def test_a_head_killed_before_its_report_is_trained_again(own, tmp_path, monkeypatch):
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.name == "report.json":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            own()
+    assert not (tmp_path / "generator/report.json").exists()
+    own()
+    assert len(own()) == 2
