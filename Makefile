@@ -50,7 +50,7 @@ types: $(VENV)/dev.stamp ## check static types of the package
 docs: $(VENV)/dev.stamp ## build the documentation into docs/_build; a broken link is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . docs/_build
 
-reference: $(VENV)/dev.stamp ## rewrite the table of configuration keys in docs/reference.md
+reference: $(VENV)/dev.stamp ## rewrite the table of configuration keys in docs/keys.md
 	$(BIN)/python docs/reference.py --write
 
 tpu: $(VENV)/dev.stamp ## compile a small train step by the TPU's own compiler, on any machine (installs libtpu, 0.5 GB)

@@ -31,7 +31,7 @@ INPUT = "text: a file, a folder, a pattern in quotes such as 'pages/*.md', or `d
 POOLER = "apply this pooler alone, such as cls or avg, without the modules after the recorded one"
 KEYS = """
 Any key of the configuration is an option: --config.train.steps=100, --config.optim.learning_rate=3e-5.
-docs/reference.md lists all keys with their meaning, default and range.
+docs/keys.md lists all keys with their meaning, default and range.
 """
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 ENCODER = {"model", "pooler", "truncate_dim", "precision"}  # read by `_load_encoder`

@@ -47,8 +47,8 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 FOLDERS = [path.relative_to(HERE.parent) for pattern in ("[a-z]*/", "[a-z]*/*/") for path in HERE.parent.glob(pattern)]
 nitpick_ignore = [("myst", f"{start}{folder}{end}") for start in ("", "../") for folder in FOLDERS for end in ("", "/")]
 
-# Python names on the page of reference, made from docstrings when pages are built.
-PAGE, MARKER = "docs/reference", "<!-- names -->"
+# Names on the page of Python, made from docstrings when pages are built.
+PAGE, MARKER = "docs/python", "<!-- names -->"
 
 
 def setup(app: Sphinx) -> None:
@@ -60,7 +60,7 @@ def setup(app: Sphinx) -> None:
 
 
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replace the marker on the reference page."""
+    """Replace the marker on the page of Python."""
     if docname == PAGE:
         source[0] = source[0].replace(MARKER, reference.python_directives())
 

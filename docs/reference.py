@@ -1,7 +1,7 @@
-"""The tables of configuration keys in docs/reference.md, made from the configuration itself.
+"""The tables of configuration keys in docs/keys.md, made from the configuration itself, and names for docs/python.md.
 
 python docs/reference.py            prints them
-python docs/reference.py --write    rewrites them in docs/reference.md (`make reference`)
+python docs/reference.py --write    rewrites them in docs/keys.md (`make reference`)
 """
 
 import argparse
@@ -17,7 +17,7 @@ from diffcse_jax.config import Config, known_keys
 from diffcse_jax.losses import Loss
 from diffcse_jax.losses.finetune import Task
 
-PAGE = Path(__file__).with_name("reference.md")
+PAGE = Path(__file__).with_name("keys.md")
 BEGIN, END = "<!-- keys: written by docs/reference.py -->", "<!-- end of keys -->"
 LOSSES = ("contrastive", "diffcse", "diffcse_variants", "decorrelation", "ranking", "masked_lm", "finetune")
 TITLES = {
@@ -61,7 +61,7 @@ def keys_table() -> str:
             group = found
             lines += ["", *_heading(group)]
         lines.append(_row(key, field))
-    lines += ["", "### `finetune.tasks.NAME`", "", "A labelled task. See [fine-tuning](finetuning.md).", "", *_HEADER]
+    lines += ["", "## `finetune.tasks.NAME`", "", "A labelled task. See [fine-tuning](finetuning.md).", "", *_HEADER]
     lines += [_row(f"finetune.tasks.NAME.{field.name}", field) for field in dataclasses.fields(Task)]
     return "\n".join([*lines[1:], ""])
 
@@ -71,14 +71,14 @@ _HEADER = ("| key | default | accepts | meaning |", "|---|---|---|---|")
 
 def _heading(group: str) -> list[str]:
     if not group:
-        return ["### No group", "", *_HEADER]
+        return ["## No group", "", *_HEADER]
     loss = getattr(Config(), group, None)
     if isinstance(loss, Loss):
         about = " ".join((inspect.getdoc(loss) or "").partition("\n\n")[0].split())
         about = f"{_escaped(about)} See [losses](losses.md)."
     else:
         about = TITLES[group]
-    return [f"### `{group}`", "", about, "", *_HEADER]
+    return [f"## `{group}`", "", about, "", *_HEADER]
 
 
 def _row(key: str, field: dataclasses.Field) -> str:
@@ -118,11 +118,11 @@ def _escaped(text: str) -> str:
 def python_directives() -> str:
     """Return Sphinx directives for all public names and modules."""
     whole = {module for modules in MODULES.values() for module, names in modules.items() if not names}
-    lines = ["### The package", ""]
+    lines = ["## The package", ""]
     own = [name for name in diffcse_jax.__all__ if getattr(diffcse_jax, name).__module__ not in whole]
     lines += _directives("diffcse_jax", own)
     for title, modules in MODULES.items():
-        lines += [f"### {title}", ""]
+        lines += [f"## {title}", ""]
         for module, names in modules.items():
             lines += _directives(module, names)
     return "\n".join(lines)
@@ -130,7 +130,7 @@ def python_directives() -> str:
 
 def _directives(module: str, names: Sequence[str]) -> Iterator[str]:
     if not names:
-        yield f"#### `{module}`\n"
+        yield f"### `{module}`\n"
     yield "```{eval-rst}"
     if not names:
         yield f".. automodule:: {module}\n   :members:\n"
@@ -144,15 +144,15 @@ def rewritten(text: str) -> str:
     """Return the text of the page with its tables made anew."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert begin, f"docs/reference.md has no line {BEGIN}"
-    assert end, f"docs/reference.md has no line {END}"
+    assert begin, f"docs/keys.md has no line {BEGIN}"
+    assert end, f"docs/keys.md has no line {END}"
     return f"{before}{begin}\n\n{keys_table()}\n{end}{after}"
 
 
 def main() -> None:
     """Print or rewrite the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="rewrite docs/reference.md")
+    parser.add_argument("--write", action="store_true", help="rewrite docs/keys.md")
     if parser.parse_args().write:
         PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:

@@ -137,7 +137,19 @@ def test_a_run_in_progress_has_a_page(tmp_path):
     assert [len(points) for points in drawn["replaced-token detection"].values()] == [3, 3, 3]
     begin_run(tmp_path / "new", Config())
     text = checked(render_report(read_run(tmp_path / "new"), compared())).text
-    assert all(shown in text for shown in ("started, nothing measured", "diffcse evaluate --model"))
+    assert all(shown in text for shown in ("started, nothing measured", "--tasks sts --output"))
+
+
+def test_each_of_several_evaluated_models_keeps_its_name(tmp_path):
+    workdir = write_run(tmp_path / "mine")
+    models = [
+        {"model": name, "pooler": "avg", "tasks": {"STS12": {"spearman": score}}, "averages": {"sts": None}}
+        for name, score in (("minilm", 61.5), (str(workdir), 72.5))
+    ]
+    (workdir / "results.json").write_text(json.dumps({"models": models}))
+    text = checked(render_report(read_run(workdir), compared())).text
+    assert "minilmavg61.50" in text
+    assert f"{workdir}avg72.50" in text
 
 
 def test_damaged_numbers_are_left_out(tmp_path):

@@ -78,7 +78,9 @@ class Comparison(NamedTuple):
 
 def render_report(run: Run, comparison: Comparison) -> str:
     """Return the page on a run, with searches by its encoders."""
-    models = [results | {"model": str(run.workdir)} for results in run.results[:1]]
+    models = list(run.results)
+    if len(models) == 1:  # the run itself, wherever it was then; of several, each has its own name
+        models = [models[0] | {"model": str(run.workdir)}]
     scores = []
     for columns, rows in compared(models, with_published=True):
         cells = [[row.label, *(row.cells.get(column, "\N{EN DASH}") for column in columns)] for row in rows]
