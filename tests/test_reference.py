@@ -11,6 +11,7 @@ import optax
 import pytest
 import torch
 from reference_networks import (
+    REFERENCES,
     by_reference_name,
     reference_config,
     reference_masked,
@@ -74,8 +75,18 @@ FAST = {"simcse.sup.hardneg1.0", "diffcse.pair.bn.lam0.005"}
 @functools.cache
 def outputs(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
     """Return the reference's numbers by case, and its arrays."""
-    groups = json.loads((folder / "outputs.json").read_text())
-    return groups["diffcse"] | groups["simcse"] | groups["simcsepp"], dict(np.load(folder / "outputs.npz"))
+    groups = json.loads((folder / "outputs.json").read_text()).values()
+    numbers = {case: values for group in groups if isinstance(group, dict) for case, values in group.items()}
+    return numbers, dict(np.load(folder / "outputs.npz"))
+
+
+# A smaller folder than the largest has the same cases: of it, what takes long is left out.
+RUNS = [
+    pytest.param(folder, name, marks=() if name in FAST else pytest.mark.slow, id=f"{folder.name}{index}-{name}")
+    for index, folder in enumerate(REFERENCES)
+    for name in CASES
+    if name in outputs(folder)[0] and (name in FAST or folder == REFERENCES[-1])
+]
 
 
 @functools.cache
@@ -106,30 +117,29 @@ def starting_embeddings(folder: Path, batch: str) -> jax.Array:
 
 
 def assert_near(ours, expected, share: float = 1e-4) -> None:
-    """Everywhere within `share` of the largest expected value."""
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=share * np.abs(expected).max())
+    """Everywhere within `share` of the largest expected value. The first columns may be all that is expected."""
+    columns = np.asarray(ours)[..., : expected.shape[-1]]
+    np.testing.assert_allclose(columns, expected, rtol=0, atol=share * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
-def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(name, reference_dir):
+@pytest.mark.parametrize(("folder", "name"), RUNS)
+def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(folder, name):
     batch, groups = CASES[name]
     config = reference_config(**groups)
-    networks, params, _ = reference_networks(config, reference_dir)
-    views, inputs = reference_views(reference_dir, batch), dict.fromkeys(config.losses)
+    networks, params, _ = reference_networks(config, folder)
+    views, inputs = reference_views(folder, batch), dict.fromkeys(config.losses)
     if config.difference.weight:
-        inputs["difference"] = edit(reference_dir, batch, "random" if name.endswith("genrandom") else "fitted")
+        inputs["difference"] = edit(folder, batch, "random" if name.endswith("genrandom") else "fitted")
     if config.mlm.weight:
-        inputs["mlm"] = reference_masked(reference_dir, batch, views.rows)
+        inputs["mlm"] = reference_masked(folder, batch, views.rows)
     grads, metrics = compiled_grad(params, networks, config, views, inputs)
-    values, arrays = outputs(reference_dir)
+    values, arrays = outputs(folder)
     check_metrics(config, metrics, values[name], diffcse=name.startswith("diffcse"))
     check_gradients(name, config, grads, values[name], arrays)
     if name.endswith(WITHOUT_ARRAYS):
         return
 
-    cls = starting_embeddings(reference_dir, batch)
+    cls = starting_embeddings(folder, batch)
     projector = networks.bind("projector", params)
     assert_near(projector(cls), arrays[f"{name}.z"])
     if name.startswith(("simcse.", "diffcse")):
@@ -145,7 +155,7 @@ def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(name, re
     assert edited.replaced.sum() == numbers["n_replaced"]
     assert (edited.replaced & (views.rows.input_ids == 102)).sum() == numbers["n_replaced_at_sep"]
     np.testing.assert_allclose(metrics["rtd_share_kept"], 1 - numbers["n_replaced"] / numbers["n_valid"], rtol=1e-6)
-    condition = jnp.array(arrays[f"{name}.{'encoder_cls' if config.difference.condition == 'pooled' else 'z'}"])
+    condition = cls if config.difference.condition == "pooled" else projector(cls)
     discriminator = networks.bind("discriminator", params)
     states = discriminator(edited.rows.padded(), condition=condition)[-1]
     assert_near(states, arrays[f"{name}.disc_hidden"])
@@ -217,12 +227,13 @@ def vanishes(parameter: str, config: Config) -> bool:
         ("simcsepp.lr3e-5.m0.9_tau5_w0.1", {**off_dropout(0.9), **dcl(0.1, 5.0), "optim": {"learning_rate": 3e-5}}),
     ],
 )
-def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
-    expected = json.loads((reference_dir / "train.json").read_text())[name]
+def test_twenty_steps_of_training(name, groups, monkeypatch):
+    folder = REFERENCES[-1]
+    expected = json.loads((folder / "train.json").read_text())[name]
     config = reference_config(**groups, mesh={"data": 1})
-    networks, params, frozen = reference_networks(config, reference_dir)
-    views = reference_views(reference_dir, "pair")
-    given = lambda _, frozen, rows, key: reference_masked(reference_dir, "pair", rows)  # noqa: E731
+    networks, params, frozen = reference_networks(config, folder)
+    views = reference_views(folder, "pair")
+    given = lambda _, frozen, rows, key: reference_masked(folder, "pair", rows)  # noqa: E731
     monkeypatch.setattr(MaskOptions, "masked", given)
 
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=20)
@@ -238,9 +249,9 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
     # The smallest losses, 3.5e-5, are differences of numbers near 1, which float32 rounds by 6e-8.
     np.testing.assert_allclose(losses, expected["losses"], rtol=1e-4, atol=6e-8)
     np.testing.assert_allclose(norms, expected["grad_norms_before_clip"], rtol=1e-3)
-    after = cls_embeddings(networks, state.params, views)
-    stored = np.load(reference_dir / "train.npz")[f"{name}.sent_emb_after"]
-    np.testing.assert_allclose(after, stored, rtol=0, atol=1e-4 * np.abs(stored - start).max())
+    moved = cls_embeddings(networks, state.params, views) - start
+    stored = np.load(folder / "train.npz")[f"{name}.sent_emb_after"]
+    assert_near(moved, stored - start[:, : stored.shape[1]])
 
 
 def cls_embeddings(networks: Networks, params: Params, views: Batch) -> np.ndarray:
