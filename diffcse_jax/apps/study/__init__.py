@@ -1,4 +1,4 @@
-"""Studies: variants of a configuration, each trained with several seeds, in one table. See docs/scaling.md.
+"""Studies: variants of a configuration, each trained with several seeds, in one table. See docs/studies.md.
 
 From top to bottom: what a study file returns, the runs that follow from it, the command that does them, and a summary.
 """
