@@ -127,7 +127,9 @@ def test_shapes_compute_the_fewest_positions(store):
     assert choose_lengths([30] * 9 + [100], 128) == (32, 128)  # a length is added if batches would be padding
     assert choose_lengths([100] * 10, 128) == choose_lengths([128] * 10, 128) == (128,)
     needed = [BatchShape(32, 12)] * 50 + [BatchShape(32, 13)] * 49 + [BatchShape(32, 14)] * 20 + [BatchShape(32, 5)]
-    assert choose_shapes(needed, (32,)) == tuple(BatchShape(32, share) for share in (12, 13, 14, 16))
+    assert choose_shapes(needed, (32,), 12_000) == tuple(BatchShape(32, share) for share in (12, 13, 14, 16))
+    # In a short run, a second program costs more than it saves. The shape without packing is not used.
+    assert choose_shapes(needed, (32,), 120) == tuple(BatchShape(32, share) for share in (14, 16))
     assert BatchShape.of(10, 0.7).capacity(80) == 60  # 12 sixteenths
     with pytest.raises(ValueError, match="a batch of 4 does not split evenly over 3 shards"):
         source_of(store, shards=Shards(range(1), 3))

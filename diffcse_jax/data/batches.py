@@ -23,6 +23,7 @@ from diffcse_jax.data.token_store import Examples
 if TYPE_CHECKING:
     import grain
 
+COMPILATION_STEPS = 8  # a program takes at least as long to compile as so many steps take
 SAMPLE = 512  # batches that determine the shapes of a longer run
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)  # lengths in tokens
 STEPS_OF_SHARE = 16
@@ -63,17 +64,32 @@ def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
     return tuple(sorted({best, max_length}))
 
 
-def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple[BatchShape, ...]:
-    """Choose at most four shapes that fit all batches. Each one added is the one that saves the most positions."""
+def choose_shapes(needed: Sequence[BatchShape], lengths: Sequence[int], steps: int) -> tuple[BatchShape, ...]:
+    """Choose at most four shapes that fit all batches.
+
+    Each one added is the one that saves the most positions. It must save more than its compilation costs.
+
+    Args:
+        needed: The shapes that a sample of the batches needs.
+        lengths: The lengths of batches.
+        steps: The number of steps of the run.
+    """
     counts = collections.Counter(needed)
     chosen = [BatchShape(length, STEPS_OF_SHARE) for length in lengths]
+    compilation = COMPILATION_STEPS * max(map(math.prod, counts))
 
-    def positions(shapes: Sequence[BatchShape]) -> int:
-        return sum(count * math.prod(smallest_shape(shapes, shape)) for shape, count in counts.items())
+    def cost(shapes: Sequence[BatchShape]) -> float:
+        positions = 0
+        used = set()
+        for shape, count in counts.items():
+            smallest = smallest_shape(shapes, shape)
+            used.add(smallest)
+            positions += count * math.prod(smallest)
+        return positions * steps / len(needed) + compilation * len(used)
 
     while len(chosen) < 4:
-        more = min(([*chosen, shape] for shape in sorted(counts)), key=positions)
-        if positions(more) >= positions(chosen):
+        more = min(([*chosen, shape] for shape in sorted(counts)), key=cost)
+        if cost(more) >= cost(chosen):
             break
         chosen = more
     return tuple(sorted(chosen))
@@ -147,7 +163,8 @@ class BatchSource:
         sample = [self._lengths(index) for index in range(min(SAMPLE, max(1, self.steps)))]
         longest = [max(int(part.max()) for part in lengths) for lengths in sample]
         self._lengths_of_batches = choose_lengths(longest, self.store.max_length)
-        self.shapes = choose_shapes(map(self._needed_shape, sample), self._lengths_of_batches)
+        needed = [*map(self._needed_shape, sample)]
+        self.shapes = choose_shapes(needed, self._lengths_of_batches, self.steps)
 
     def __len__(self) -> int:
         return self.steps
