@@ -95,7 +95,7 @@ def test_a_set_that_is_too_small_for_a_verdict_is_said():
     contents = [[f"This is text {number}.", f"It is the number {number} of thirty."] for number in range(30)]
     split = Split(documents(contents), 0.2)
     count = len(list(split.held_out()))
-    expected = f"gives {count} documents, too few for a verdict that says better. Give at least 50 documents"
+    expected = f"would hold out {count} documents, too few for a verdict that says better. Give at least 50 documents"
     assert split.ledger.lines()[-1] == f"data.held_out=0.2 {expected}"
 
 
@@ -104,7 +104,7 @@ def test_what_is_held_out_beyond_the_share_is_said():
     split = Split(documents(contents), 0.05)
     assert len(list(split.held_out())) == 25
     (said,) = (line for line in split.ledger.lines() if "too few" in line)
-    assert re.fullmatch(r"data\.held_out=0\.05 gives \d documents?, too few for a verdict: 25 are held out", said)
+    assert re.fullmatch(r"data\.held_out=0\.05 would hold out \d documents?, too few for a verdict: 25 are held out", said)
 
 
 @given(st.lists(st.lists(st.integers(0, 12), max_size=3), max_size=30), st.floats(0, 1))

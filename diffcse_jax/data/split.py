@@ -174,7 +174,7 @@ class HeldOut(NamedTuple):
             what: The items, as `document{s}`.
         """
         count = int(self.chosen.sum())
-        given = f"data.held_out={share} gives {counted(self.by_share, what)}, too few for a verdict"
+        given = f"data.held_out={share} would hold out {counted(self.by_share, what)}, too few for a verdict"
         if count > self.by_share:
             return f"{given}: {count} are held out"
         if 0 < share < 1 and count < FEWEST_HELD_OUT:

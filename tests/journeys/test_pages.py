@@ -47,7 +47,7 @@ def prepared(tmp_path_factory, minilm_dir) -> Workspace:
     renamed = {
         "--model minilm": f"--model {adapted}", '"minilm"': f'"{adapted}"', "--against minilm": f"--against {adapted}",
         "TEACHER": adapted, "--input docstrings": "--input my_documents/", "checkpoints/250": "checkpoints/2",
-        "--truncate_dim 128": "--truncate_dim 8", 
+        "--truncate_dim 128": "--truncate_dim 8", "--blocks 3": "--blocks 1",
         "--config.model.name_or_path=xlm-roberta-base": "", "intfloat/e5-small-v2": adapted,
     }  # fmt: skip
     workspace = Workspace(folder, commands, renamed)
@@ -80,6 +80,7 @@ def write_texts(folder: Path) -> None:
         write_documents(folder / name)
     files = {
         "sentences.txt": "\n".join(sentences),
+        "text.txt": "\n".join(sentences),
         "queries.tsv": "\n".join("\t".join(pair) for pair in pairs),
         "faq.tsv": "\n".join("\t".join(pair) for pair in pairs),
         "questions.tsv": "\n".join(f"{a}\t{b}\t{i % 2}" for i, (a, b) in enumerate(pairs)),
