@@ -39,6 +39,7 @@ COMMITS = {
     "simcsepp": "899e49b7be62b1b841a06ef4100ed84736795c34",
 }
 TOLERANCE = 1e-4
+FIRST_WORDS = slice(1000, 1016)  # of MiniLM's vocabulary, after special and unused tokens
 NOT_USED = ("transformers.dependency_versions_check", "sacremoses", "senteval")
 SMALLEST = 5e-3  # differences are relative to the stored value, or to this: float32 rounds a cosine over 0.05 by 1e-6
 GRADIENTS = (  # those that are stored whole
@@ -297,7 +298,10 @@ def difference(model: nn.Module, batch: dict, seen: dict) -> tuple[dict, dict]:
         "n_replaced_at_sep": (replaced * (tokens == 102)).sum().item(),
     }
     arrays = {"e_inputs": edited, "replaced": replaced, "disc_hidden": states, "electra_logits": logits}
-    arrays |= {"generator_argmax_raw": predicted.argmax(dim=-1), "generator_logits_first16": predicted[..., :16]}
+    arrays |= {
+        "generator_argmax_raw": predicted.argmax(dim=-1),
+        "generator_logits_first16": predicted[..., FIRST_WORDS],
+    }
     arrays |= {f"bn_after.{key}": value for key, value in model.mlp.named_buffers()}
     return numbers, arrays | {"cls_input": named["cls_input"]}
 
