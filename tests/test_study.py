@@ -16,7 +16,7 @@ from tiny_run import overrides, run_settings, stop_first_run
 from diffcse_jax import cli
 from diffcse_jax.apps import study as studies
 from diffcse_jax.apps.study import FAILURE, LOCK, RESULTS, Study, estimate, make_plan, summarize, table
-from diffcse_jax.apps.study.record import Record
+from diffcse_jax.apps.study.record import StudyRecord
 from diffcse_jax.apps.study.table import seeds_needed
 from diffcse_jax.config import configuration, read_overrides
 from diffcse_jax.data.sources import open_corpus
@@ -202,19 +202,19 @@ def test_a_damaged_record_is_named_and_scored_again(tmp_path, do):
 
 def test_a_record_outlives_the_folders(tmp_path, do):
     file = tmp_path / "record.jsonl"
-    here = plan_of(tmp_path / "here").with_record(Record(file))
+    here = plan_of(tmp_path / "here").with_record(StudyRecord(file))
     assert len(do(here)) == 4
     assert len(file.read_text().splitlines()) == 4
-    there = plan_of(tmp_path / "there").with_record(Record(file))
+    there = plan_of(tmp_path / "there").with_record(StudyRecord(file))
     assert do(there) == []
     assert summarize(there)["encoders"] == summarize(here)["encoders"]
-    changed = plan_of(tmp_path / "there", "--config.optim.learning_rate=1e-3").with_record(Record(file))
+    changed = plan_of(tmp_path / "there", "--config.optim.learning_rate=1e-3").with_record(StudyRecord(file))
     assert len(do(changed)) == 4  # other settings
-    where = plan_of(tmp_path / "there", "--config.data.cache_dir=elsewhere").with_record(Record(file))
+    where = plan_of(tmp_path / "there", "--config.data.cache_dir=elsewhere").with_record(StudyRecord(file))
     assert do(where) == []
     file.write_text(f"{file.read_text()}{{}}\n")
     with pytest.raises(DataError, match=r"record\.jsonl, line 9: not an entry"):
-        Record(file)
+        StudyRecord(file)
 
 
 def test_the_number_of_seeds_is_that_of_simulated_studies():

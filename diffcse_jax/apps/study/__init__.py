@@ -20,7 +20,7 @@ import jax
 from diffcse_jax import api, evaluation
 from diffcse_jax.apps.finetune import run_finetune
 from diffcse_jax.apps.study import estimate, table
-from diffcse_jax.apps.study.record import Record
+from diffcse_jax.apps.study.record import StudyRecord
 from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError, counted
@@ -126,7 +126,7 @@ class Run:
     tasks: tuple[str, ...] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
     pooler: str | None = None  # of the starting checkpoint
     start: "Run | None" = None  # whose encoder a fine-tuning starts from
-    record: Record | None = dataclasses.field(default=None, compare=False, repr=False)  # that may have its results
+    record: StudyRecord | None = dataclasses.field(default=None, compare=False, repr=False)  # that may have its results
 
     @property
     def label(self) -> str:
@@ -192,7 +192,7 @@ class Plan:
             rows.setdefault(run.row, []).append(run)
         return rows
 
-    def with_record(self, record: Record) -> "Plan":
+    def with_record(self, record: StudyRecord) -> "Plan":
         """Return the plan, whose runs are done if the record has their results."""
         return dataclasses.replace(self, runs=[dataclasses.replace(run, record=record) for run in self.runs])
 
@@ -305,7 +305,7 @@ def run_study(
     folder = expand_path(workdir or Path("runs") / "studies" / name)
     plan = make_plan(name, study, overrides, folder)
     if record:
-        plan = plan.with_record(Record(record))
+        plan = plan.with_record(StudyRecord(record))
     chosen = plan.selected(variants)
     was_stopped = False
     if not report:

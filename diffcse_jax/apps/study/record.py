@@ -32,7 +32,7 @@ def digest_of(config: Config) -> str:
     return json_digest(values)[:16]
 
 
-class Record:
+class StudyRecord:
     """The lines of a record, by row, seed and settings.
 
     Raises:
