@@ -20,7 +20,7 @@ from diffcse_jax.data.documents import text_document
 from diffcse_jax.data.ledger import Place
 from diffcse_jax.evaluation.search_collections import read_collection
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
-from diffcse_jax.search.embeddings import Embeddings
+from diffcse_jax.search.embeddings import StoredEmbeddings
 from diffcse_jax.search.passages import Passage
 from diffcse_jax.search.ranking import CLOSE
 
@@ -32,7 +32,7 @@ def contents_of(texts: list[str], encoder: SentenceEncoder) -> Contents:
     documents = [text_document(text, Place("corpus", row)) for row, text in enumerate(texts, 1)]
     passages = [Passage(row, "", text) for row, text in enumerate(texts)]
     vectors = encoder.encode_document(texts, normalize=True)
-    return Contents(documents_table(documents, 0), passages_table(passages), Embeddings.of(vectors))
+    return Contents(documents_table(documents, 0), passages_table(passages), StoredEmbeddings.of(vectors))
 
 
 def measured(contents: Contents, queries: Float32[np.ndarray, "queries dimension"]) -> dict[str, object]:

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.evaluation import Settings, Task, senteval, sts
+from diffcse_jax.evaluation import EvaluationSettings, Task, senteval, sts
 from diffcse_jax.evaluation.runner import find_task
 from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.models import files
@@ -52,7 +52,7 @@ def ours(task: Task, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple
     """Return scores and seconds of our evaluation."""
     watch = Stopwatch()
     if not isinstance(task.score, partial):  # one without a classifier
-        scores = watch("encoding", task.run, encoder, folder, Settings(mode=mode))
+        scores = watch("encoding", task.run, encoder, folder, EvaluationSettings(mode=mode))
         return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
     splits = {split: task.load(folder, split) for split in task.splits}
     classes, procedure = (task.score.keywords[name] for name in ("classes", "procedure"))

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.evaluation.hybrid_weight import WEIGHTS, ndcg
+from diffcse_jax.evaluation.hybrid_weight import TRIED_WEIGHTS, ndcg
 from diffcse_jax.evaluation.search_collections import read_collection
-from diffcse_jax.search.embeddings import STORAGES, Embeddings
+from diffcse_jax.search.embeddings import STORAGES, StoredEmbeddings
 from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
 from diffcse_jax.search.lexical import LexicalIndex, best_rows
 
@@ -81,14 +81,14 @@ def measure_collection(folder: Path, encoder: SentenceEncoder, cache: Path | Non
     lexical = [words.scores(query) for query in queries]
     results = {"dense": score(dense, grades), "bm25": score(lexical, grades)}
     for name, fuse in FUSIONS.items():
-        for weight in WEIGHTS[1:-1]:
+        for weight in TRIED_WEIGHTS[1:-1]:
             fused = [fuse(one, other, weight) for one, other in zip(dense, lexical, strict=True)]
             results[f"{name} {weight}"] = score(fused, grades)
     pairs = zip(dense, lexical, strict=True)
     fused = [by_z_scores(one, other, own_weight(other)) for one, other in pairs]
     results["z, own weight of each query"] = score(fused, grades)
     for storage in STORAGES[1:]:
-        found = Embeddings.of(vectors, storage).nearest(asked, 10)[1]
+        found = StoredEmbeddings.of(vectors, storage).nearest(asked, 10)[1]
         results[storage] = 100 * float(np.mean([*map(ndcg, found, grades)]))
     print(
         folder.name,

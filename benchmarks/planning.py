@@ -20,7 +20,7 @@ from benchmarks.flops import BatchSize, step_flops, transformer_flops
 from benchmarks.measure import PEAK_FLOPS
 from benchmarks.train_step import OBJECTIVES
 from diffcse_jax.config import Config
-from diffcse_jax.losses import Checkpoints
+from diffcse_jax.losses import PretrainedCheckpoints
 from diffcse_jax.models import layers
 from diffcse_jax.models.hf import Pretrained, transformer_config
 from diffcse_jax.models.layers import Network
@@ -50,7 +50,7 @@ def encoding_flops(size: str) -> float:
 def state_bytes(size: str, objective: str) -> int:
     """Return the bytes of trained parameters and Adam's two moments in float32, without the projector."""
     encoder = _without_weights(workload.ENCODERS[size], size)
-    checkpoints = Checkpoints(encoder, _without_weights(workload.GENERATORS[size], size))
+    checkpoints = PretrainedCheckpoints(encoder, _without_weights(workload.GENERATORS[size], size))
     networks = {"encoder": Network(partial(Transformer, encoder.config))}
     config = Config.from_dict(OBJECTIVES[objective])
     for loss in config.losses.values():

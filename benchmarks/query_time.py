@@ -20,11 +20,11 @@ from diffcse_jax.data.documents import text_document
 from diffcse_jax.data.ledger import Place
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
-from diffcse_jax.search.embeddings import STORAGES, Embeddings
+from diffcse_jax.search.embeddings import STORAGES, StoredEmbeddings
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import Passage
-from diffcse_jax.search.stored import MODES, Settings, Stored
+from diffcse_jax.search.stored import MODES, IndexSettings, Stored
 
 QUERIES, WARM_UP = 200, 40
 
@@ -51,8 +51,8 @@ def main() -> None:
     times: dict[str, dict[str, float]] = {}
     for storage, mode in itertools.product(STORAGES, MODES):
         if mode == MODES[0]:
-            contents = Contents(documents, passages, Embeddings.of(vectors, storage), words)
-            settings = Settings("hybrid", storage=storage)
+            contents = Contents(documents, passages, StoredEmbeddings.of(vectors, storage), words)
+            settings = IndexSettings("hybrid", storage=storage)
             index = Index.of(Stored(settings, contents, encoder.record()))
         taken = []
         for query in queries:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from diffcse_jax.config import default_config
-from diffcse_jax.losses.finetune import Task
+from diffcse_jax.losses.finetune import LabelledTask
 
 PAIR = ("sentence1", "sentence2")
 
@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
     config.finetune.weight = 1.0
     config.finetune.data_dir = str(Path(os.environ.get("DIFFCSE_DATA_DIR", ".")) / "cs224n")
     config.finetune.stages = "heads_first"
-    sst = Task(
+    sst = LabelledTask(
         file="ids-sst-train.csv",
         dev_file="ids-sst-dev.csv",
         test_file="ids-sst-test-student.csv",
@@ -41,14 +41,14 @@ def get_config() -> ConfigDict:
         id="id",
         ratio=2,
     )
-    quora = Task(
+    quora = LabelledTask(
         file="quora-dev.csv",
         texts=PAIR,
         label="is_duplicate",
         id="id",
         ratio=17,
     )
-    sts = Task(
+    sts = LabelledTask(
         file="sts-train.csv",
         dev_file="sts-dev.csv",
         test_file="sts-test-student.csv",

@@ -265,10 +265,10 @@ def add_evaluate(add: Add) -> None:
 
 
 def _prepare_evaluate(options: Options) -> Callable[[], int]:
-    from diffcse_jax.evaluation import Settings
+    from diffcse_jax.evaluation import EvaluationSettings
     from diffcse_jax.evaluation.runner import run
 
-    settings = Settings(
+    settings = EvaluationSettings(
         tasks=options.tasks,
         data_dir=options.data_dir,
         mode=options.mode,

@@ -15,7 +15,7 @@ from pathlib import Path
 import diffcse_jax
 from diffcse_jax.config import Config, known_keys
 from diffcse_jax.losses import Loss
-from diffcse_jax.losses.finetune import Task
+from diffcse_jax.losses.finetune import LabelledTask
 
 PAGE = Path(__file__).with_name("keys.md")
 BEGIN, END = "<!-- keys: written by docs/reference.py -->", "<!-- end of keys -->"
@@ -62,7 +62,7 @@ def keys_table() -> str:
             lines += ["", *_heading(group)]
         lines.append(_row(key, field))
     lines += ["", "## `finetune.tasks.NAME`", "", "A labelled task. See [fine-tuning](finetuning.md).", "", *_HEADER]
-    lines += [_row(f"finetune.tasks.NAME.{field.name}", field) for field in dataclasses.fields(Task)]
+    lines += [_row(f"finetune.tasks.NAME.{field.name}", field) for field in dataclasses.fields(LabelledTask)]
     return "\n".join([*lines[1:], ""])
 
 

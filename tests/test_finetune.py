@@ -23,7 +23,7 @@ from diffcse_jax.apps.finetune import TaskData, TaskModel, TasksMetric, labels_o
 from diffcse_jax.apps.finetune.mixture import by_ratio, resting
 from diffcse_jax.config import Config, OptimConfig, flat
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
-from diffcse_jax.losses.finetune import Task, features
+from diffcse_jax.losses.finetune import LabelledTask, features
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.start import HEADS
@@ -38,8 +38,8 @@ STEPS = 4
 
 
 def test_the_input_of_a_head():
-    np.testing.assert_array_equal(features(Task(), (U,)), U)
-    every = Task(texts=PAIR, features=("first", "second", "difference", "product", "cosine"))
+    np.testing.assert_array_equal(features(LabelledTask(), (U,)), U)
+    every = LabelledTask(texts=PAIR, features=("first", "second", "difference", "product", "cosine"))
     u, v = np.asarray(U), np.asarray(V)
     cosine = (u * v).sum(axis=1) / np.linalg.norm(u, axis=1) / np.linalg.norm(v, axis=1)
     expected = np.concatenate([u, v, np.abs(u - v), u * v, cosine[:, None]], axis=1)
@@ -76,7 +76,7 @@ NUMBERS = "first\tsecond\tscore\n" + "".join(f"one {n}\tother {n}\t{n / 7}\n" fo
 def read(folder: Path, content: str, name: str = "rows.csv", on_bad_line: str = "error", **options) -> TaskData:
     (folder / name).write_bytes(content.encode(errors="surrogateescape"))
     texts = ("text",) if "text" in content.partition("\n")[0] else PAIR
-    task = Task(**({"file": name, "texts": texts, "label": "class", "dev_share": 0.2} | options))
+    task = LabelledTask(**({"file": name, "texts": texts, "label": "class", "dev_share": 0.2} | options))
     return read_task("mine", task, folder, on_bad_line)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_model import write_tiny_model
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.evaluation import Settings
+from diffcse_jax.evaluation import EvaluationSettings
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.models.tokenizer import load_tokenizer
 
@@ -39,7 +39,7 @@ def edit(path: Path, **changes) -> None:
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_a_configuration_with_code_is_passed_over(folder, backend):
-    assert load_encoder(str(folder), Settings(backend=backend, pooler="avg")).pooler == "avg"
+    assert load_encoder(str(folder), EvaluationSettings(backend=backend, pooler="avg")).pooler == "avg"
 
 
 def test_a_tokenizer_that_is_code_is_refused_without_advice_to_run_it(folder):

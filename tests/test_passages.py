@@ -16,11 +16,11 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
-from diffcse_jax.search.embeddings import Embeddings
+from diffcse_jax.search.embeddings import StoredEmbeddings
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import Passage, passages_of, split_text
-from diffcse_jax.search.stored import Settings, Stored
+from diffcse_jax.search.stored import IndexSettings, Stored
 from diffcse_jax.search.vector_store import EncoderRecord
 
 # Documents
@@ -127,8 +127,8 @@ def test_each_document_is_found_once_by_its_best_passage(mode):
     documents = documents_table([Document(str(number), ()) for number in range(11)], 0)
     passages = passages_table([Passage(number, "", text, 3) for number, text in zip(numbers, words, strict=True)])
     lexical = None if mode == "dense" else LexicalIndex.build(words)
-    contents = Contents(documents, passages, Embeddings.of(normalize(vectors)), lexical)
-    index = Index.of(Stored(Settings(mode), contents, EncoderRecord("mine", "avg", "float32", 4, "0")))
+    contents = Contents(documents, passages, StoredEmbeddings.of(normalize(vectors)), lexical)
+    index = Index.of(Stored(IndexSettings(mode), contents, EncoderRecord("mine", "avg", "float32", 4, "0")))
     query = np.full((1, 4), 0.5, np.float32)
     (everything,) = index.rank(["apple"], query, 60)
     (hits,) = index.rank(["apple"], query, 4)

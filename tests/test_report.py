@@ -25,7 +25,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import json_digest
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.run_folder.records import Record, Selection, write_baseline, write_selection
-from diffcse_jax.run_folder.summary import curves, read_run
+from diffcse_jax.run_folder.summary import curves, read_summary
 
 HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
 PAIRS = Sample("pairs of a file", [(f"query {n} {HOSTILE}", f"answer {n}") for n in range(10)], symmetric=False)
@@ -86,7 +86,7 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
     with pytest.raises(CheckpointError, match="not a regular file"):
         write_report(str(workdir), "/dev/null")
     shown = checked(write_report(str(workdir)).read_text(encoding="utf-8"))  # refuses img and on... attributes
-    run = read_run(workdir / "export")
+    run = read_summary(workdir / "export")
     assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
     assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "<b>bold")
     texts = ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped", HOSTILE.partition("<script>")[2])
@@ -111,11 +111,11 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
     for step, loss in enumerate(losses.tolist(), 1):
         writer.write(step, {"loss": loss, "loss_contrast": loss, "uniformity": -1.0, "rtd_accuracy": 0.9})
     writer.write(len(losses), {"dev/mrr": 65.0, "dev/uniformity": -2.5})
-    found = curves(read_run(tmp_path))
+    found = curves(read_summary(tmp_path))
     drawn = {chart.title: chart for chart in (*found["dev"], *found["losses"])}
     assert list(drawn) == ["dev metric mrr", "uniformity", "our-dev/mrr", "contrast loss", "replaced-token detection"]
     assert [*drawn["our-dev/mrr"].levels.values()] == [30.0]
-    checked(render_report(read_run(tmp_path), compared()))  # the two charts of uniformity have different names
+    checked(render_report(read_summary(tmp_path), compared()))  # the two charts of uniformity have different names
     figure = Figure(layout="constrained")
     dev, _, _, loss, detection = panels = figure.subplots(1, 5)
     for axes, chart in zip(panels, drawn.values(), strict=True):
@@ -128,7 +128,7 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
 
 
 def test_a_run_in_progress_has_a_page(tmp_path):
-    going = read_run(write_run(tmp_path / "a/seed-1", finished=False))
+    going = read_summary(write_run(tmp_path / "a/seed-1", finished=False))
     assert going.label == "a/seed-1"
     text = checked(render_report(going, compared())).text
     assert "in progress or stopped at step 3 of 6" in text
@@ -136,7 +136,7 @@ def test_a_run_in_progress_has_a_page(tmp_path):
     drawn = {chart.title: chart.lines for chart in curves(going)["losses"]}
     assert [len(points) for points in drawn["replaced-token detection"].values()] == [3, 3, 3]
     begin_run(tmp_path / "new", Config())
-    text = checked(render_report(read_run(tmp_path / "new"), compared())).text
+    text = checked(render_report(read_summary(tmp_path / "new"), compared())).text
     assert all(shown in text for shown in ("started, nothing measured", "--tasks sts --output"))
 
 
@@ -147,7 +147,7 @@ def test_each_of_several_evaluated_models_keeps_its_name(tmp_path):
         for name, score in (("minilm", 61.5), (str(workdir), 72.5))
     ]
     (workdir / "results.json").write_text(json.dumps({"models": models}))
-    text = checked(render_report(read_run(workdir), compared())).text
+    text = checked(render_report(read_summary(workdir), compared())).text
     assert "minilmavg61.50" in text
     assert f"{workdir}avg72.50" in text
 
@@ -159,10 +159,10 @@ def test_damaged_numbers_are_left_out(tmp_path):
             file.write(f'{{"step": 7, "loss": {damage}, "grad_norm": 2.0}}\n{{"step": {damage}, "loss": 1.0}}\n')
     with (workdir / "starts.jsonl").open("a") as file:
         file.write('[1]\n{}\nnull\n{"git": 5}\n')
-    checked(render_report(read_run(workdir), compared()))
+    checked(render_report(read_summary(workdir), compared()))
     (workdir / "results.json").write_text('{"models": [1]}')
     with pytest.raises(CheckpointError, match=r"results\.json: `models` is not a list of results\. Write the file"):
-        read_run(workdir)
+        read_summary(workdir)
 
 
 def test_a_search_finds_the_most_similar_texts():
@@ -191,7 +191,7 @@ def test_the_sample_is_that_of_the_dev_metric(tmp_path):
 def test_encoders_that_cannot_be_loaded_are_named(tmp_path, minilm_dir):
     tiny = write_tiny_model(tmp_path / "tiny", minilm_dir, blocks=1)
     model = {"name_or_path": str(tiny), "pooler": "avg", "projector": "none"}
-    run = read_run(write_run(tmp_path / "mine", finished=False, model=model))
+    run = read_summary(write_run(tmp_path / "mine", finished=False, model=model))
     comparison = compare(encoders_of(run), Sample("a pair", [("one text", "another one")]))
     assert comparison.problems[0].startswith("mine: ")
     encoder = SentenceEncoder.from_pretrained(tiny, pooler="avg")

@@ -11,13 +11,13 @@ from test_sts import TableEncoder
 
 from diffcse_jax.data.sentences import canonical
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Settings, dev, retrieval
+from diffcse_jax.evaluation import EvaluationSettings, dev, retrieval
 from diffcse_jax.evaluation.answers import answers_of, groups_of
 from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import compare, measure
 from diffcse_jax.evaluation.runner import expand_groups, find_task
 from diffcse_jax.evaluation.search_collections import read_collection
-from diffcse_jax.evaluation.trec_runs import read_run
+from diffcse_jax.evaluation.trec_runs import read_ranking
 
 
 def test_scores_of_known_ranks():
@@ -195,7 +195,7 @@ def measured(folder, judgements, ranking) -> dict[str, dict[str, float]]:
     (folder / "qrels.txt").write_text("\n".join(judgements))
     (folder / "run").write_text("\n".join(f"{line} name" for line in ranking))
     collection = read_collection(folder)
-    found = measure(collection.judgements, read_run(folder / "run", collection))
+    found = measure(collection.judgements, read_ranking(folder / "run", collection))
     return {query: {name: scores[query] / 100 for name, scores in found.items()} for query in queries}
 
 
@@ -230,13 +230,13 @@ def test_a_query_that_is_a_document_does_not_find_itself(tmp_path):
     texts = {"t0": "a", "t1": "k", "c0": "b", "c1": "l"}
     corpus, queries = ([{"_id": key, "text": texts[key]} for key in keys] for keys in (texts, ("t0", "t1")))
     folder = write_beir(tmp_path / "self", corpus, queries, "t0\tc0\t1\nt1\tc1\t1\n")
-    task, runs = find_task(f"retrieval:{folder}"), Settings(runs=tmp_path / "runs", model="m")
+    task, runs = find_task(f"retrieval:{folder}"), EvaluationSettings(runs=tmp_path / "runs", model="m")
     found = task.run(letters(), tmp_path, runs)
     assert (found["ndcg@10"], found["mrr@10"], found["map"]) == (100, 100, 100)
     run = tmp_path / "runs/m.self.trec"
     assert not re.search("(t.) Q0 \\1 ", run.read_text())
     run.write_text(run.read_text() + "t0 Q0 t0 0 9 other\nt1 Q0 t1 0 9 other\n")
-    compared = task.run(letters(), tmp_path, Settings(against=run))["against"]
+    compared = task.run(letters(), tmp_path, EvaluationSettings(against=run))["against"]
     assert (compared["ndcg@10"], compared["difference"]) == (100, 0)
     (folder / "qrels/test.tsv").write_text("t0\tt0\t1\nt1\tc1\t1\n")
     assert task.run(letters(), tmp_path)["ndcg@10"] == 100

@@ -16,13 +16,13 @@ from diffcse_jax.io import write_json
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search import embeddings
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
-from diffcse_jax.search.embeddings import STORAGES, Embeddings, nearest
+from diffcse_jax.search.embeddings import STORAGES, StoredEmbeddings, nearest
 from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
 from diffcse_jax.search.index import Index, check_count, find_index
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import Passage
 from diffcse_jax.search.recommended import recommended
-from diffcse_jax.search.stored import MODES, Settings, Stored
+from diffcse_jax.search.stored import MODES, IndexSettings, Stored
 from diffcse_jax.search.vector_store import EncoderRecord, find_store, rows_table, vector_table
 
 DIMENSION = 33
@@ -44,13 +44,13 @@ def contents_of(
     documents = [text_document(text, Place(f"a.txt:{row}")) for row, text in enumerate(texts)]
     passages = passages_table([Passage(row, "", text) for row, text in enumerate(texts)])
     words = None if mode == "dense" else LexicalIndex.build(texts)
-    embeddings = None if vectors is None else Embeddings.of(normalize(vectors), storage)
+    embeddings = None if vectors is None else StoredEmbeddings.of(normalize(vectors), storage)
     return Contents(documents_table(documents, 0), passages, embeddings, words)
 
 
 def index_of(vectors: np.ndarray, mode: str = "dense", storage: str = "float32") -> Index:
     contents = contents_of(texts_of(len(vectors)), vectors, mode, storage)
-    return Index.of(Stored(Settings(mode, storage=storage), contents, RECORD))
+    return Index.of(Stored(IndexSettings(mode, storage=storage), contents, RECORD))
 
 
 def ask(
@@ -118,7 +118,7 @@ def test_an_index_finds_the_same_however_it_is_stored(storage, tmp_path):
 @pytest.mark.parametrize("storage", STORAGES)
 def test_embeddings_are_exchanged(storage):
     vectors, added = normalize(random_vectors(40) + 1), normalize(random_vectors(9, seed=1))
-    own = Embeddings.of(vectors[:20], storage)
+    own = StoredEmbeddings.of(vectors[:20], storage)
     order = np.array([3, 24, 0, 28, 19, 20])  # of 20 rows, and then of the added ones
     found = own.updated(order, added)
     expected = np.concatenate([vectors[:20], added])[order]
@@ -136,7 +136,7 @@ def test_embeddings_are_exchanged(storage):
 
 def test_bits_tell_apart_embeddings_that_point_almost_the_same_way():
     vectors = normalize(random_vectors(300) + 20)
-    np.testing.assert_array_equal(Embeddings.of(vectors, "bits").nearest(vectors, 1)[1][:, 0], np.arange(300))
+    np.testing.assert_array_equal(StoredEmbeddings.of(vectors, "bits").nearest(vectors, 1)[1][:, 0], np.arange(300))
 
 
 def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:
@@ -214,7 +214,7 @@ def test_invalid_options_are_refused():
     with pytest.raises(ConfigError, match="threshold=nan: expected a number"):
         ask(index, query, threshold=float("nan"))
     with pytest.raises(ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"):
-        Settings(storage="int4").check()
+        IndexSettings(storage="int4").check()
     with pytest.raises(ConfigError, match="mode='sparse': use one of: dense, lexical, hybrid"):
         ask(index, query, mode="sparse")
     with pytest.raises(ConfigError, match=r"the index was built with mode='dense'.* again with mode='hybrid'"):
@@ -223,7 +223,7 @@ def test_invalid_options_are_refused():
         ask(index_of(vectors, "hybrid"), query, threshold=0.5)
     for weight in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match=f"weight={weight}: expected a number from 0"):
-            Settings("hybrid", weight=weight).check()
+            IndexSettings("hybrid", weight=weight).check()
 
 
 def test_search_uses_what_a_run_recommends(tmp_path):
@@ -250,7 +250,7 @@ QUERY = "falling price of the cat"
 def test_a_hybrid_search_ranks_by_both_halves():
     vectors, query = normalize(random_vectors(5)), normalize(random_vectors(1, seed=1))
     contents = contents_of(TEXTS, vectors, "hybrid")
-    (hits,) = Index.of(Stored(Settings("hybrid"), contents, RECORD)).rank([QUERY], query, 5)
+    (hits,) = Index.of(Stored(IndexSettings("hybrid"), contents, RECORD)).rank([QUERY], query, 5)
     dense, words = vectors @ query[0], contents.lexical.scores(QUERY)
     expected = combine(dense, words, DEFAULT_WEIGHT, dense, words)
     assert [hit.text for hit in hits] == [TEXTS[row] for row in np.argsort(-expected)]
@@ -297,7 +297,7 @@ def test_notes_say_when_nothing_fits():
     centers = rng.normal(size=(10, DIMENSION)) * (np.arange(DIMENSION) < 20)
     vectors = centers.repeat(6, axis=0) + rng.normal(size=(60, DIMENSION)) / 5
     vectors = normalize(vectors.astype(np.float32))
-    index = Index.of(Stored(Settings("hybrid"), contents_of(texts_of(60), vectors, "hybrid"), RECORD))
+    index = Index.of(Stored(IndexSettings("hybrid"), contents_of(texts_of(60), vectors, "hybrid"), RECORD))
     far, close = np.eye(DIMENSION, dtype=np.float32)[-1:], vectors[:1]
 
     def note(vector: np.ndarray, text: str, mode: str = "") -> str:

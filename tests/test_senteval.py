@@ -13,12 +13,12 @@ from test_sts import TableEncoder
 
 from benchmarks import torch_senteval
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Settings, senteval
+from diffcse_jax.evaluation import EvaluationSettings, senteval
 from diffcse_jax.evaluation.runner import TASKS
 from diffcse_jax.evaluation.senteval import ADAM, REGULARIZATIONS, RMSPROP, Example, Features, Fit, Recipe
 
 DIMENSION = 16
-DEV = Settings(mode="dev")
+DEV = EvaluationSettings(mode="dev")
 OPTIMIZERS = {"adam": ADAM, "rmsprop": RMSPROP}
 QUICK, PATIENT = ("rmsprop", 32, 1, 1), ("adam", 32, 2, 3)  # optimizer, batch size, tenacity, passes
 

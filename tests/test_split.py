@@ -104,7 +104,9 @@ def test_what_is_held_out_beyond_the_share_is_said():
     split = Split(documents(contents), 0.05)
     assert len(list(split.held_out())) == 25
     (said,) = (line for line in split.ledger.lines() if "too few" in line)
-    assert re.fullmatch(r"data\.held_out=0\.05 would hold out \d documents?, too few for a verdict: 25 are held out", said)
+    assert re.fullmatch(
+        r"data\.held_out=0\.05 would hold out \d documents?, too few for a verdict: 25 are held out", said
+    )
 
 
 @given(st.lists(st.lists(st.integers(0, 12), max_size=3), max_size=30), st.floats(0, 1))

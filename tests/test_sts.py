@@ -6,7 +6,7 @@ import scipy.stats
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Settings, sts
+from diffcse_jax.evaluation import EvaluationSettings, sts
 from diffcse_jax.evaluation.retrieval import STSB_RETRIEVAL
 from diffcse_jax.evaluation.sts import BINS, GEOMETRY, SICKR, STSB, YEARS
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
@@ -193,7 +193,7 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     vectors["f"] = -vectors["e"]  # found last
     write_stsb(tmp_path, "test", ROWS)
     (tmp_path / "queries.txt").write_text("a\n")
-    settings = Settings(queries=tmp_path / "queries.txt", top_k=2)
+    settings = EvaluationSettings(queries=tmp_path / "queries.txt", top_k=2)
     results = STSB_RETRIEVAL.run(TableEncoder(vectors), tmp_path, settings)
     assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (2, 0, 50, 50)
     # "a" stands in the split twice, so its copy is as near as its pair: their mean rank is above 1.

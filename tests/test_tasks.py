@@ -102,7 +102,7 @@ def results_of(model, **spearman):
 
 def test_a_table_has_a_row_a_model_and_a_column_a_task():
     models = [results_of("a", STS12=70.123, STSBenchmark=80), results_of("long_name", STS12=9.5)]
-    assert r"\textasciitilde{}/m\#1 & - \\" in results.table(["MR"], [results.Row("~/m#1", {})], "latex")
+    assert r"\textasciitilde{}/m\#1 & - \\" in results.table(["MR"], [results.TableRow("~/m#1", {})], "latex")
     text, markdown, latex = (
         results.compare(models, with_published=False, style=style).splitlines()
         for style in ("text", "markdown", "latex")

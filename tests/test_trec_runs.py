@@ -7,14 +7,14 @@ from test_retrieval import letters
 from test_search_collections import write_beir
 
 from diffcse_jax.errors import ConfigError, DataError, DiskError
-from diffcse_jax.evaluation import Settings
+from diffcse_jax.evaluation import EvaluationSettings
 from diffcse_jax.evaluation.results import details
 from diffcse_jax.evaluation.runner import find_task
 from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.trec_runs import (
     check_run_files,
     distinct_names,
-    read_run,
+    read_ranking,
     run_file,
     write_run,
 )
@@ -31,7 +31,7 @@ def test_any_ids_are_read_back(tmp_path_factory, documents, queries, data):
     collection = Collection(dict.fromkeys(documents, ""), dict.fromkeys(queries, ""), {})
     path = tmp_path_factory.mktemp("run") / "run.trec"
     write_run(path, ranking, "name", collection)
-    assert read_run(path, collection) == ranking
+    assert read_ranking(path, collection) == ranking
     assert all(len(line.split()) == 6 for line in path.read_text(encoding="utf-8").splitlines() if line)
 
 
@@ -43,7 +43,7 @@ def test_runs_of_other_programs_are_read_as_they_are(tmp_path, recwarn):
         "q 2\tQ0\ta b\t1\t7\tits name\nq1 Q0 d9 9 0 it\nq1 Q0 a%20b 9 0.25 it\n",
         encoding="utf-8",
     )
-    found = read_run(tmp_path / "run", collection)
+    found = read_ranking(tmp_path / "run", collection)
     assert found == {"q1": {"a%20b": 0.5, "http://x/S%C3%A3o": -0.001, "d9": 0}, "q 2": {"a b": 7}}
     assert str(recwarn.pop().message) == (
         f"left out 1 hit: 1 of other queries; 1 hit whose document is not in the corpus ({tmp_path}/run, line 7): "
@@ -63,22 +63,22 @@ def test_invalid_runs_are_refused_with_file_and_line(tmp_path, line, problem):
     collection = read_collection(write_beir(tmp_path / "tiny"))
     (tmp_path / "run.trec").write_text(f"q2 Q0 d1 1 0.5 x\n{line}\n")
     with pytest.raises(DataError, match=problem):
-        read_run(tmp_path / "run.trec", collection)
+        read_ranking(tmp_path / "run.trec", collection)
     (tmp_path / "run.trec").write_text("q2 Q0 d9 1 0.5 x\n")
     with pytest.raises(DataError, match="ranks no document for a query of the collection"):
-        read_run(tmp_path / "run.trec", collection)
+        read_ranking(tmp_path / "run.trec", collection)
 
 
 def test_a_task_writes_its_run_and_compares_with_one(tmp_path):
     beir = write_beir(tmp_path / "tiny")
     task = find_task(f"retrieval:{beir}")
-    first = task.run(letters(), tmp_path, Settings(runs=tmp_path / "runs", model="angles"))
+    first = task.run(letters(), tmp_path, EvaluationSettings(runs=tmp_path / "runs", model="angles"))
     assert first["n"] == 2
     path = tmp_path / "runs/angles.tiny.trec"
     assert first.pop("run") == str(path)
-    ranking = read_run(path, read_collection(beir))
+    ranking = read_ranking(path, read_collection(beir))
     assert {query: [*found] for query, found in ranking.items()} == {"q1": ["d2", "d1", "3"], "q2": ["3", "d2", "d1"]}
-    second = task.run(letters(), tmp_path, Settings(against=path))
+    second = task.run(letters(), tmp_path, EvaluationSettings(against=path))
     found = {"model": "it", "pooler": "avg", "tasks": {task.name: second}, "not_official": {}, "missing": {}}
     assert "95% interval +0.00 to +0.00, p = 1.0000 (randomisation test)" in details(found)
     assert second.pop("against")["difference"] == 0
@@ -86,18 +86,18 @@ def test_a_task_writes_its_run_and_compares_with_one(tmp_path):
     (beir / "qrels/test.tsv").write_text("q1\td1\t1")
     encoder = letters()
     with pytest.raises(DataError, match="two systems can only be compared by two queries or more"):
-        task.run(encoder, tmp_path, Settings(against=path))
+        task.run(encoder, tmp_path, EvaluationSettings(against=path))
     assert not encoder.asked  # the search takes long
 
 
 def test_runs_of_equal_names_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tasks = "STS12,retrieval:a/test,retrieval:b/test/,retrieval:./a/test"
-    settings = Settings(tasks, runs=tmp_path / "runs", compared=("runs/mine", "x/runs/mine", "minilm", "."))
+    settings = EvaluationSettings(tasks, runs=tmp_path / "runs", compared=("runs/mine", "x/runs/mine", "minilm", "."))
     names = []
     for model in settings.compared:
         for folder in ("a/test", "b/test/"):
-            path, name = run_file(Settings(**vars(settings) | {"model": model}), folder)
+            path, name = run_file(EvaluationSettings(**vars(settings) | {"model": model}), folder)
             names.append((path.name, name.rpartition("-")[0]))
     here = tmp_path.name
     models = [f"{here}-runs-mine", "x-runs-mine", "minilm", here]
@@ -107,7 +107,7 @@ def test_runs_of_equal_names_are_told_apart(tmp_path, monkeypatch):
         ("org/name", ".", f"org-name.{here}"),
         (f"{tmp_path}/runs/mine", str(tmp_path), f"runs-mine.{here}"),
     ):
-        assert run_file(Settings(runs=tmp_path, model=model), folder)[0].name == f"{expected}.trec"
+        assert run_file(EvaluationSettings(runs=tmp_path, model=model), folder)[0].name == f"{expected}.trec"
     with pytest.raises(ConfigError, match="of a-b/c and a/b-c would be written to one file"):
         distinct_names(["a-b/c", "a/b-c"], 2)
 
@@ -117,7 +117,7 @@ def test_another_run_is_not_overwritten(tmp_path):
     runs = tmp_path / "runs"
 
     def settings(folder, model="m", **options):
-        return Settings(f"retrieval:{folder}", runs=runs, model=model, **options)
+        return EvaluationSettings(f"retrieval:{folder}", runs=runs, model=model, **options)
 
     check_run_files(settings(folders[0]))
     for _ in range(2):

@@ -16,7 +16,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchShape
 from diffcse_jax.losses import prepare
 from diffcse_jax.models.families.modernbert import ModernBertBlock
-from diffcse_jax.models.forward import Computation, Embeddings, Networks, SharedForward
+from diffcse_jax.models.forward import Computation, Networks, SentenceEmbeddings, SharedForward
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Network, Params
@@ -145,5 +145,5 @@ def forward_of(*views: np.ndarray) -> SharedForward:
     vectors = jnp.stack(views, axis=1)
     batch = Batch(*np.zeros((2, *vectors.shape[:2], 4), np.int32))
     forward = SharedForward(Computation(Networks(VOCABULARY, {}), {}), batch, jax.random.key(0), pooler="cls")
-    forward._results["embeddings"] = Embeddings(*[vectors.reshape(-1, vectors.shape[-1])] * 2)
+    forward._results["embeddings"] = SentenceEmbeddings(*[vectors.reshape(-1, vectors.shape[-1])] * 2)
     return forward

@@ -29,7 +29,7 @@ from diffcse_jax.search.index import Index
 from diffcse_jax.search.passages import passages_of
 from diffcse_jax.search.reading import read_documents
 from diffcse_jax.search.recommended import recommended
-from diffcse_jax.search.stored import STDIN, Settings, input_of
+from diffcse_jax.search.stored import STDIN, IndexSettings, input_of
 from diffcse_jax.search.vector_store import find_store
 
 LONGEST_QUERY = 1000  # characters
@@ -62,7 +62,7 @@ class DemoOptions:
     passages: bool | None = None
     strict: bool = False
 
-    def settings(self) -> Settings:
+    def settings(self) -> IndexSettings:
         """Return how the text is indexed for each model: both are compared in the same mode."""
         mode, weight = (self.mode, None) if self.mode else recommended(self.model)
         weight = weight if self.weight is None else self.weight
@@ -71,7 +71,7 @@ class DemoOptions:
             "weight": weight,
             "passages": self.passages,
         }
-        return Settings(mode, **{name: value for name, value in given.items() if value not in (None, "")})
+        return IndexSettings(mode, **{name: value for name, value in given.items() if value not in (None, "")})
 
 
 def serve(options: DemoOptions) -> None:

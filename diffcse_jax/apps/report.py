@@ -20,7 +20,7 @@ from diffcse_jax.export.card import command_of
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.run_folder.summary import Run, curves, read_run, readable
+from diffcse_jax.run_folder.summary import RunSummary, curves, read_summary, readable
 from diffcse_jax.version import __version__
 
 SECTIONS = {
@@ -43,7 +43,7 @@ def write_report(model: str, output: str = "") -> Path:
         model: The run's folder.
         output: The page; empty for RUN/report/index.html.
     """
-    run = read_run(model)
+    run = read_summary(model)
     path = expand_path(output) if output else run.workdir / "report" / "index.html"
     with disk_errors(path, safe="The run is unchanged.", instead="name another --output"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class Comparison(NamedTuple):
     problems: Sequence[str]
 
 
-def render_report(run: Run, comparison: Comparison) -> str:
+def render_report(run: RunSummary, comparison: Comparison) -> str:
     """Return the page on a run, with searches by its encoders."""
     models = list(run.results)
     if len(models) == 1:  # the run itself, wherever it was then; of several, each has its own name
@@ -133,7 +133,7 @@ def sample_of(config: Config) -> Sample:
     return Sample(about, chosen, metric.name in SYMMETRIC_METRICS)
 
 
-def encoders_of(run: Run) -> dict[str, Loader]:
+def encoders_of(run: RunSummary) -> dict[str, Loader]:
     """Return a loader of the starting checkpoint and one of the run, by label."""
     name = run.config.model.name_or_path
     pooler = run.applied(run.baseline.pooler) if run.baseline else None

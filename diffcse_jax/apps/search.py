@@ -30,7 +30,7 @@ from diffcse_jax.search.hits import Hit, Hits
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.reading import documents_of, read_documents, report
 from diffcse_jax.search.recommended import recommended
-from diffcse_jax.search.stored import STDIN, Input, Settings, input_of
+from diffcse_jax.search.stored import STDIN, IndexSettings, Input, input_of
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 QUERIES_AT_ONCE = 1024
@@ -67,7 +67,7 @@ class SearchOptions:
     strict: bool = False
 
     def given(self) -> dict[str, Any]:
-        """Return those options that fix how an index is built, by their names in `Settings`."""
+        """Return those options that fix how an index is built, by their names in `IndexSettings`."""
         named = {
             "mode": self.mode,
             "language": self.language,
@@ -153,7 +153,7 @@ def _require_outside(output: Path, source: Path) -> None:
         )
 
 
-def _settings(options: SearchOptions, *, has_store: bool = False) -> Settings:
+def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettings:
     """Return the settings of a new index: those given, or else those that a run recommends."""
     given = options.given()
     if not options.mode:
@@ -163,7 +163,7 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> Settings:
         if mode != "dense":
             log_line(f"notice: {options.model} recommends --mode {mode}. --mode dense compares embeddings only")
         given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
-    settings = Settings(**given, id_column=options.id_column)
+    settings = IndexSettings(**given, id_column=options.id_column)
     if settings.mode == "dense" and (options.language or options.weight is not None):
         raise ConfigError("--language and --weight need --mode lexical or hybrid")
     settings.check()
@@ -178,7 +178,9 @@ def _read(options: SearchOptions) -> list[Document]:
     return read_documents(source, strict=options.strict)
 
 
-def _build(settings: Settings, source: VectorStore | Sequence[Document], options: SearchOptions, load: Load) -> Index:
+def _build(
+    settings: IndexSettings, source: VectorStore | Sequence[Document], options: SearchOptions, load: Load
+) -> Index:
     """Build an index of texts or of embeddings."""
     if isinstance(source, VectorStore):
         index = Index.of_store(source, settings)

@@ -47,8 +47,8 @@ from diffcse_jax.losses import (
     option,
     ranking,
 )
-from diffcse_jax.losses.finetune import Finetune, Task
-from diffcse_jax.models.forward import START
+from diffcse_jax.losses.finetune import Finetune, LabelledTask
+from diffcse_jax.models.forward import START_AS_TEACHER
 
 if TYPE_CHECKING:
     import ml_collections
@@ -126,7 +126,7 @@ class Config:
         for group in sorted(group for group in groups if group.startswith(TASKS)):
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name := group.removeprefix(TASKS)):
                 raise ConfigError(f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _")
-            groups["finetune"].setdefault("tasks", Table())[name] = Task(**groups[group])
+            groups["finetune"].setdefault("tasks", Table())[name] = LabelledTask(**groups[group])
         built = {name: kind(**groups[name]) for name, kind in own.items()}
         others = sorted(name for name in {*groups, *classes} - own.keys() if name and "." not in name)
         installed = {name: (classes.get(name) or installed_losses()[name])(**groups[name]) for name in others}
@@ -180,7 +180,7 @@ class Config:
     @property
     def generator_is_start(self) -> bool:
         """True if the generator is the encoder's own checkpoint, which then needs a masked-LM head."""
-        return self.needs("generator") and self.generator.name_or_path == START
+        return self.needs("generator") and self.generator.name_or_path == START_AS_TEACHER
 
     @property
     def keeps_projector(self) -> bool:
@@ -308,7 +308,7 @@ def known_keys(
     groups: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)} | dict(classes)
     if near is None or {key.partition(".")[0] for key in near} - groups.keys():
         groups |= installed_losses() | dict(classes)
-    groups |= {".".join(key.split(".")[:3]): Task for key in near or () if key.startswith(TASKS)}
+    groups |= {".".join(key.split(".")[:3]): LabelledTask for key in near or () if key.startswith(TASKS)}
     return {
         f"{name}.{field.name}".removeprefix("."): field
         for name, group in (groups | {"": Config}).items()

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from diffcse_jax.data.encodings import decode
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.lines import COMPRESSED
-from diffcse_jax.data.values import Row, Rows, chosen_split, listed, unique_names
+from diffcse_jax.data.values import FileRows, NumberedRow, chosen_split, listed, unique_names
 from diffcse_jax.errors import DataError, counted, require_extra
 from diffcse_jax.io import why_unreadable
 
@@ -40,7 +40,7 @@ OUT_OF_RANGE = "<value out of range"  # what pyarrow writes for a time that it c
 # Files
 
 
-def open_parquet(path: Path, name: str) -> Rows:
+def open_parquet(path: Path, name: str) -> FileRows:
     """Open a Parquet file, of which a row group is read at once."""
     _check(path, name)
 
@@ -55,13 +55,13 @@ def open_parquet(path: Path, name: str) -> Rows:
     return _Stored(name, "Parquet", (path,), names, batches).rows()
 
 
-def open_arrow(path: Path, name: str) -> Rows:
+def open_arrow(path: Path, name: str) -> FileRows:
     """Open a file or stream of Arrow, such as `datasets` and Feather write."""
     _check(path, name)
     return _arrow_files((path,), name)
 
 
-def _arrow_files(paths: tuple[Path, ...], name: str) -> Rows:
+def _arrow_files(paths: tuple[Path, ...], name: str) -> FileRows:
     def batches(_: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:
             for batch in _arrow_batches(path):
@@ -108,7 +108,7 @@ class _Stored(NamedTuple):
     names: Callable[[], list[str]]
     batches: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]  # with the named columns
 
-    def rows(self) -> Rows:
+    def rows(self) -> FileRows:
         """Open the table. Columns of the same name are told apart."""
         try:
             stored = self.names()
@@ -117,15 +117,15 @@ class _Stored(NamedTuple):
         columns, notes = unique_names(stored, self.name)
         places = {column: place for place, column in enumerate(columns)}
 
-        def read(wanted: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+        def read(wanted: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
             if missing := [column for column in wanted if column not in places]:
                 has = listed(columns)
                 raise DataError(f"{self.name}: no column {missing[0]!r}. It has: {has}")
             return self._read(stored, {column: places[column] for column in wanted}, ledger)
 
-        return Rows(columns, read, self.files, notes)
+        return FileRows(columns, read, self.files, notes)
 
-    def _read(self, stored: list[str], places: dict[str, int], ledger: Ledger) -> Iterator[Row]:
+    def _read(self, stored: list[str], places: dict[str, int], ledger: Ledger) -> Iterator[NumberedRow]:
         values = _Values()
         number = 0
         try:
@@ -228,7 +228,7 @@ def data_set_folders(files: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(sorted(set(folders) - set(splits)))
 
 
-def open_data_set(folder: Path, name: str) -> Rows:
+def open_data_set(folder: Path, name: str) -> FileRows:
     """Open a folder that `datasets.save_to_disk` or tensorflow-datasets wrote."""
     splits = folder / SAVED_SPLITS
     if splits.is_file():
@@ -238,7 +238,7 @@ def open_data_set(folder: Path, name: str) -> Rows:
     return open_saved(folder, name) if (folder / SAVED).is_file() else open_prepared(folder, name)
 
 
-def open_saved(folder: Path, name: str) -> Rows:
+def open_saved(folder: Path, name: str) -> FileRows:
     """Open one split that `datasets.save_to_disk` wrote: files of Arrow that `state.json` names."""
     path = folder / SAVED
     state = _json(path, name)
@@ -251,7 +251,7 @@ def open_saved(folder: Path, name: str) -> Rows:
     files = tuple(folder / each for each in _strings(names, path))
     for file in files:
         _check(file, name)
-    return _arrow_files(files, name) if files else Rows((), lambda *_: iter(()), (path,))
+    return _arrow_files(files, name) if files else FileRows((), lambda *_: iter(()), (path,))
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _strings(names: Any, path: Path) -> list[str]:
     return names
 
 
-def open_prepared(folder: Path, name: str) -> Rows:
+def open_prepared(folder: Path, name: str) -> FileRows:
     """Open the train split of the one data set in or below a folder.
 
     tensorflow-datasets has prepared it as ArrayRecord; TensorFlow is not needed.
@@ -290,7 +290,7 @@ def open_prepared(folder: Path, name: str) -> Rows:
         problem = "cannot read the split 'train' as ArrayRecord"
         raise DataError(f"{name}: {problem}: {error}") from error
 
-    def read(wanted: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+    def read(wanted: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
         if missing := [column for column in wanted if column not in columns]:
             raise DataError(f"{name}: no column {missing[0]!r}. It has: {listed(columns)}")
         for start in range(0, len(source), BLOCK_RECORDS):
@@ -302,7 +302,7 @@ def open_prepared(folder: Path, name: str) -> Rows:
             for number, example in enumerate(block, start + 1):
                 yield number, {column: _plain(example[column]) for column in wanted}
 
-    return Rows(columns, read, tuple(sorted(found[0].glob("*.array_record*"))))
+    return FileRows(columns, read, tuple(sorted(found[0].glob("*.array_record*"))))
 
 
 def _plain(value: Any) -> Any:

@@ -22,8 +22,8 @@ from diffcse_jax.data.ledger import EMPTY, INVALID_CSV, WRONG_WIDTH, Ledger, Pla
 from diffcse_jax.data.lines import LONGEST_TEXT, extension, read_lines
 from diffcse_jax.data.values import (
     LONGEST_ROW,
-    Row,
-    Rows,
+    FileRows,
+    NumberedRow,
     is_words,
     listed,
     unique_names,
@@ -65,7 +65,7 @@ class Form(NamedTuple):
         return self.separator != "\t"
 
 
-class Record(NamedTuple):
+class ParsedRow(NamedTuple):
     """A row, or what could not be read as one."""
 
     first: int  # its first line
@@ -83,7 +83,7 @@ class Head(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> Rows:
+def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> FileRows:
     """Open a file whose first line names the columns.
 
     Args:
@@ -99,7 +99,7 @@ def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> Rows:
     places = {column: place for place, column in enumerate(head.columns)}
     form = form._replace(width=len(places), shortest=head.shortest)
 
-    def read(columns: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+    def read(columns: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
         if missing := [column for column in columns if column not in places]:
             raise DataError(f"{name}: no column {missing[0]!r}. It has: {listed(places)}")
         rows = (line for line in lines(ledger) if line[0] > head.last)
@@ -111,7 +111,7 @@ def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> Rows:
             else:
                 yield first, {column: fields[places[column]] for column in columns}
 
-    return Rows(head.columns, read, (path,), (*ledger.notes, *notes, *head.notes))
+    return FileRows(head.columns, read, (path,), (*ledger.notes, *notes, *head.notes))
 
 
 def _first(lines: Iterable[Line]) -> list[Line]:
@@ -214,11 +214,11 @@ def _shortest(rows: Sequence[Sequence[str]], width: int, name: str) -> tuple[int
     return min(usual), (f"{name}: rows lack up to {width - min(usual)} of the last columns",)
 
 
-def _stands_beyond(rows: Sequence[Record], width: int) -> bool:
+def _stands_beyond(rows: Sequence[ParsedRow], width: int) -> bool:
     return any(any(map(str.strip, each.fields[width - 1 :])) for each in rows)
 
 
-def _named(names: list[str], rows: Sequence[Record]) -> list[str]:
+def _named(names: list[str], rows: Sequence[ParsedRow]) -> list[str]:
     """Return names without empty ones at the end, below which nothing stands."""
     width = len(names)
     while width and not names[width - 1] and not _stands_beyond(rows, width):
@@ -275,7 +275,7 @@ class _Feed:
             self.alone_until = lines[-2][0]
 
 
-def records(lines: Iterable[Line], form: Form) -> Iterator[Record]:
+def records(lines: Iterable[Line], form: Form) -> Iterator[ParsedRow]:
     """Yield the records of some lines. If the width is known, those of another one have a fault."""
     feed = _Feed(lines)
     for number, line in feed:
@@ -284,14 +284,14 @@ def records(lines: Iterable[Line], form: Form) -> Iterator[Record]:
         else:
             fields = _parsed([line], form) if len(line) <= csv.field_size_limit() else []
         if fields:
-            yield _checked(Record(number, number, fields), line, form)
+            yield _checked(ParsedRow(number, number, fields), line, form)
         elif form.spans_lines and number > feed.alone_until:
             yield _spanning((number, line), feed, form)
         else:
             yield _alone((number, line), form)
 
 
-def _checked(record: Record, text: str, form: Form) -> Record:
+def _checked(record: ParsedRow, text: str, form: Form) -> ParsedRow:
     """Return a record with the right width, if nothing is lost by that, or with a fault.
 
     Empty fields at the end are dropped. In the only column of a table, separators are text.
@@ -308,13 +308,13 @@ def _checked(record: Record, text: str, form: Form) -> Record:
     return record._replace(fault=WRONG_WIDTH)
 
 
-def _spanning(first: Line, feed: _Feed, form: Form) -> Record:
+def _spanning(first: Line, feed: _Feed, form: Form) -> ParsedRow:
     """Read a record whose fields may span lines."""
     taken = [first]
     with _long_fields():
         fields = _parsed(_taking(taken, feed), form)
     text = "".join(line for _, line in taken)
-    record = _checked(Record(first[0], taken[-1][0], fields), text, form)
+    record = _checked(ParsedRow(first[0], taken[-1][0], fields), text, form)
     is_short = max(map(len, fields), default=LONGEST_ROW) <= LONGEST_TEXT
     if is_short and not record.fault:
         return record
@@ -350,7 +350,7 @@ def _share_of_rows(taken: list[Line], form: Form) -> float:
     return statistics.fmean(len(_alone(line, free).fields) == form.width for line in taken)
 
 
-def _alone(line: Line, form: Form) -> Record:
+def _alone(line: Line, form: Form) -> ParsedRow:
     """Read a line that breaks the rules, or with its quotes as they stand."""
     number, text = line
     if form.is_lenient:
@@ -358,7 +358,7 @@ def _alone(line: Line, form: Form) -> Record:
         if loose.fault != INVALID_CSV:
             return loose
     fields = [] if form.is_lenient else _parsed([text], form)
-    plain = Record(number, number, fields or _bare(text).split(form.separator))
+    plain = ParsedRow(number, number, fields or _bare(text).split(form.separator))
     record = _checked(plain, text, form)
     return record._replace(fault=INVALID_CSV) if record.fault and form.spans_lines else record
 
@@ -371,10 +371,10 @@ def _parsed(texts: Iterable[str], form: Form) -> list[str]:
         return []
 
 
-def _loosely(lines: Sequence[Line], form: Form) -> Record:
+def _loosely(lines: Sequence[Line], form: Form) -> ParsedRow:
     """Read lines as one record, as Python does if it is not strict."""
     text = "".join(line for _, line in lines)
-    record = Record(lines[0][0], lines[-1][0], [])
+    record = ParsedRow(lines[0][0], lines[-1][0], [])
     reader = _reader([*(line for _, line in lines), ""], form, strict=False)
     with _long_fields():
         try:

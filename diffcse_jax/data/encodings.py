@@ -40,7 +40,7 @@ OTHERS = (
     *("koi8-r", "koi8-u", "iso8859-2", "mac-roman", "cp850", "cp866"),
 )
 SEVERAL_BYTES = ("cp932", "cp949", "shift", "euc", "iso2022", "gb", "big5")  # how names begin
-FEWEST = 3  # bytes beyond ASCII from which an encoding is guessed; with fewer, it is windows-1252
+FEWEST_BYTES = 3  # bytes beyond ASCII from which an encoding is guessed; with fewer, it is windows-1252
 ASCII = bytes(range(128))
 LATIN = string.ascii_letters.encode() + b" "
 CONTROLS = bytes([*range(1, 9), *range(14, 32)])  # those that text does not have, without NUL
@@ -234,7 +234,7 @@ def _guess(sample: bytes) -> str:
     """Return the encoding of bytes that are not UTF-8, as Python names it."""
     import chardet  # takes a tenth of a second, which few texts need
 
-    if len(sample) - _number(sample, ASCII) < FEWEST and b"\x1b" not in sample:
+    if len(sample) - _number(sample, ASCII) < FEWEST_BYTES and b"\x1b" not in sample:
         return WINDOWS
     found = chardet.detect(sample, include_encodings=(WINDOWS, *EAST_ASIAN, *OTHERS))["encoding"]
     encoding = codecs.lookup(found or WINDOWS).name

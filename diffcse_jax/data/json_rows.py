@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from diffcse_jax.data.encodings import encodable
 from diffcse_jax.data.ledger import EMPTY, NOT_OBJECT, Ledger, Place
 from diffcse_jax.data.lines import extension, read_lines, read_text
-from diffcse_jax.data.values import LONGEST_ROW, Row, Rows, chosen_split, listed, sample_of
+from diffcse_jax.data.values import LONGEST_ROW, FileRows, NumberedRow, chosen_split, listed, sample_of
 from diffcse_jax.errors import DataError, counted
 
 LONGEST_OBJECT = 1 << 28  # characters of a file with one object, which is read as a whole
@@ -34,18 +34,18 @@ class Value(NamedTuple):
 Values = Iterator[Value]
 
 
-def open_json(path: Path, name: str) -> Rows:
+def open_json(path: Path, name: str) -> FileRows:
     """Open a file. What a json file holds says how it is read."""
     values, notes = _reader(path, name)
 
-    def read(columns: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+    def read(columns: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
         for number, row in _rows(values(ledger), name, ledger):
             yield number, {column: row[column] for column in columns if column in row}
 
     found: dict[str, None] = {}
     for row in sample_of(_rows(values(Ledger(name)), name, Ledger(name))):
         found.update(dict.fromkeys(row))
-    return Rows(tuple(found), read, (path,), notes, is_open=True)
+    return FileRows(tuple(found), read, (path,), notes, is_open=True)
 
 
 def _reader(path: Path, name: str) -> tuple[Callable[[Ledger], Values], tuple[str, ...]]:
@@ -78,7 +78,7 @@ def _has_objects_on_lines(start: str) -> bool:
         return False
 
 
-def _rows(values: Values, name: str, ledger: Ledger) -> Iterator[Row]:
+def _rows(values: Values, name: str, ledger: Ledger) -> Iterator[NumberedRow]:
     """Yield values that are objects or strings. Others are entered in the ledger."""
     mended_rows = 0
     for number, value, may_have_halves in values:

@@ -21,7 +21,7 @@ from diffcse_jax.data.layout import texts_of_row
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.lines import extension, read_lines
 from diffcse_jax.data.tables import Table, open_table
-from diffcse_jax.data.values import SAMPLE_ROWS, Rows, listed
+from diffcse_jax.data.values import SAMPLE_ROWS, FileRows, listed
 from diffcse_jax.errors import DataError, NoSentencesError
 
 ADVICE = "Name the columns in data.columns"
@@ -119,7 +119,7 @@ def _single_column(name: str, lines: Callable[[Ledger], Iterable[tuple[int, str]
         return ((number, {"sentence": text}) for number, text in lines(ledger))
 
     column = ("sentence",)
-    return Table(Path(name), name, column, column, (), (), Rows(column, read, ()))
+    return Table(Path(name), name, column, column, (), (), FileRows(column, read, ()))
 
 
 def _columns(name: str, found: Sequence[Table], wanted: Sequence[str]) -> _Columns:

@@ -15,7 +15,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Kind, usable
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.lines import read_lines
-from diffcse_jax.data.token_store import Examples, OfSentences, Rows, TokenIds, TokenStore
+from diffcse_jax.data.token_store import ExampleNumbers, Examples, OfSentences, TokenIds, TokenStore
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.tokenizer import largest_token, unlimited_tokenizer
@@ -67,7 +67,7 @@ class _Drawn(Examples):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def text_rows(self, rows: Rows) -> Rows:
+    def text_rows(self, rows: ExampleNumbers) -> ExampleNumbers:
         """Return the row of each example in the text, counting from 0."""
         return self._kept[rows % len(self._kept)]
 
@@ -98,7 +98,7 @@ class Neighbours(_Drawn):
         choices = np.floor(generator.random(len(self)) * self._choices[examples]).astype(np.int64)
         return examples + len(self) * choices
 
-    def sentences(self, rows: Rows) -> OfSentences:
+    def sentences(self, rows: ExampleNumbers) -> OfSentences:
         first = self.text_rows(rows)
         return np.stack([first, first + 1 + rows // len(self)], axis=1)
 
@@ -123,10 +123,10 @@ class Crops(_Drawn):
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
         return generator.permutation(len(self)) + len(self) * generator.integers(DRAWS, size=len(self))
 
-    def lengths(self, rows: Rows) -> OfSentences:
+    def lengths(self, rows: ExampleNumbers) -> OfSentences:
         return self.positions(rows, 0)[1]
 
-    def positions(self, rows: Rows, width: int) -> tuple[TokenIds, OfSentences]:
+    def positions(self, rows: ExampleNumbers, width: int) -> tuple[TokenIds, OfSentences]:
         text_rows = self.text_rows(rows)
         first, end = self.offsets[text_rows][:, None], self.offsets[text_rows + 1][:, None]
         tokens = end - first - self._before - 1
@@ -167,18 +167,18 @@ class Cloze(_Drawn):
         rows = generator.permutation(np.concatenate([np.flatnonzero(~self._is_passage), passages]))
         return rows + len(self._kept) * generator.integers(DRAWS, size=len(rows))
 
-    def sentences(self, rows: Rows) -> OfSentences:
+    def sentences(self, rows: ExampleNumbers) -> OfSentences:
         return super().sentences(self.text_rows(rows))
 
-    def lengths(self, rows: Rows) -> OfSentences:
+    def lengths(self, rows: ExampleNumbers) -> OfSentences:
         return self._kept_tokens(rows).sum(axis=2)
 
-    def positions(self, rows: Rows, width: int) -> tuple[TokenIds, OfSentences]:
+    def positions(self, rows: ExampleNumbers, width: int) -> tuple[TokenIds, OfSentences]:
         kept = self._kept_tokens(rows)
         side_by_side = np.argsort(~kept, axis=2, kind="stable")
         return self.offsets[self.sentences(rows)][..., None] + side_by_side[..., :width], kept.sum(axis=2)
 
-    def _kept_tokens(self, rows: Rows) -> Bool[np.ndarray, "B C T"]:
+    def _kept_tokens(self, rows: ExampleNumbers) -> Bool[np.ndarray, "B C T"]:
         """Return which tokens of both texts are kept: the window, and what is left."""
         token_ids, lengths = self._store.gather(self.text_rows(rows), self.max_length, 0)
         positions, (query, passage) = np.arange(self.max_length), self._first

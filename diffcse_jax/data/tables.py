@@ -13,9 +13,9 @@ from diffcse_jax.data.delimited import open_delimited
 from diffcse_jax.data.json_rows import open_json
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.lines import extension
-from diffcse_jax.data.values import Row, Rows, is_missing, listed, sample_of, text_columns
+from diffcse_jax.data.values import FileRows, NumberedRow, is_missing, listed, sample_of, text_columns
 
-_OPENERS: dict[str, Callable[[Path, str], Rows]] = {
+_OPENERS: dict[str, Callable[[Path, str], FileRows]] = {
     ".csv": open_delimited,
     ".tsv": open_delimited,
     ".tab": open_delimited,
@@ -39,9 +39,9 @@ class Table:
     text_columns: tuple[str, ...]  # those with text for people; see `values.text_columns`
     notes: tuple[str, ...]  # what was assumed; `rows` also puts them into the ledger
     files: tuple[Path, ...]  # on whose content the rows depend
-    reader: Rows
+    reader: FileRows
 
-    def rows(self, columns: Sequence[str], ledger: Ledger) -> Iterator[Row]:
+    def rows(self, columns: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
         """Read some columns of all rows, with the number of the line or row, from 1.
 
         Values are those of the file: text, numbers, dates, lists and so on; see `values.as_text`

@@ -30,7 +30,7 @@ BLOCK_ROWS = 1000  # rows that are tokenised and written at once
 # The number of a row's document, whether it continues the row before, and its `corpus.Kind`.
 ROW = np.dtype([("document", np.int64), ("follows", np.bool_), ("kind", np.uint8)])
 
-Rows = Integer[np.ndarray, " B"]  # numbers of examples
+ExampleNumbers = Integer[np.ndarray, " B"]  # numbers of examples
 OfSentences = Int[np.ndarray, "B C"]  # a number for each sentence of these examples
 TokenIds = Integer[np.ndarray, "B C T"]
 
@@ -50,23 +50,23 @@ class Examples:
         """Return the examples in random order, each with a random choice."""
         return generator.permutation(len(self))
 
-    def sentences(self, rows: Rows) -> OfSentences:
+    def sentences(self, rows: ExampleNumbers) -> OfSentences:
         """Return the numbers of the examples' sentences, in the order of the text."""
         return rows[:, None] * len(self.columns) + np.arange(len(self.columns))
 
-    def lengths(self, rows: Rows) -> OfSentences:
+    def lengths(self, rows: ExampleNumbers) -> OfSentences:
         """Return the number of tokens of each sentence, including special tokens."""
         sentences = self.sentences(rows)
         return self.offsets[sentences + 1] - self.offsets[sentences]
 
-    def positions(self, rows: Rows, width: int) -> tuple[TokenIds, OfSentences]:
+    def positions(self, rows: ExampleNumbers, width: int) -> tuple[TokenIds, OfSentences]:
         """Return where the first `width` tokens of each sentence are in `token_ids`, and the lengths.
 
         The places after the end of a sentence are arbitrary.
         """
         return self.offsets[self.sentences(rows)][..., None] + np.arange(width), self.lengths(rows)
 
-    def gather(self, rows: Rows, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
+    def gather(self, rows: ExampleNumbers, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
         """Return the token ids (int32), padded to `width`, and the lengths of the sentences."""
         positions, lengths = self.positions(rows, width)
         real = np.arange(width) < lengths[..., None]

@@ -17,20 +17,20 @@ SAMPLE_CHARACTERS = 1 << 24
 
 # The number of the line or row, from 1, and the values of some columns. A key that a JSON object
 # does not have is not there either.
-Row = tuple[int, dict[str, Any]]
+NumberedRow = tuple[int, dict[str, Any]]
 
 
-class Rows(NamedTuple):
+class FileRows(NamedTuple):
     """The rows of a file, as the reader of its format gives them."""
 
     columns: tuple[str, ...]
-    read: Callable[[Sequence[str], Ledger], Iterator[Row]]  # starts a pass over some columns
+    read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]  # starts a pass over some columns
     files: tuple[Path, ...]  # that hold the rows
     notes: tuple[str, ...] = ()  # what was assumed
     is_open: bool = False  # later rows may have other columns
 
 
-def sample_of(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def sample_of(rows: Iterable[NumberedRow]) -> list[dict[str, Any]]:
     """Return the first rows, fewer if they are long, with long texts cut off."""
     found = []
     size = 0

@@ -72,7 +72,7 @@ def encode_pairs(
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """Settings that all models of a comparison share: the options of `eval.py`, by their names."""
 
     tasks: str = "sts"
@@ -92,7 +92,7 @@ class Settings:
     compared: Sequence[str] = ()  # all models of the comparison, whose rankings get different names
 
 
-DEFAULTS = Settings()
+DEFAULTS = EvaluationSettings()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Task:
     splits: Mapping[str, tuple[str, ...]]  # files of each split (or subset), relative to SentEval's `downstream` folder
     read: Callable[..., Any]  # returns the content of a split's files, or raises a `DataError` that names file and line
     # Returns named scores, x 100, of an encoder on the content of the splits.
-    score: Callable[[Encoder, Mapping[str, Any], Settings], dict[str, Any]]
+    score: Callable[[Encoder, Mapping[str, Any], EvaluationSettings], dict[str, Any]]
     modes: tuple[str, ...] = ("test", "fasttest", "dev")  # that it has data for; `dev` does not read the split `test`
     one_split: bool = False  # only the last split is read
 
@@ -121,7 +121,7 @@ class Task:
         """Return the content of a split."""
         return self.read(*(folder / file for file in self.splits[split]))
 
-    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
+    def run(self, encoder: Encoder, folder: Path, settings: EvaluationSettings = DEFAULTS) -> dict[str, Any]:
         """Return named scores, x 100, of an encoder on the data in a folder."""
         files = self.files(folder, settings.mode)
         content = {split: self.load(folder, split) for split in files}

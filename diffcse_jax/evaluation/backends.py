@@ -15,7 +15,7 @@ from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sentences import join
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
-from diffcse_jax.evaluation import Embeddings, Encoder, Settings
+from diffcse_jax.evaluation import Embeddings, Encoder, EvaluationSettings
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
@@ -31,7 +31,7 @@ OPTIMIZER = optax.adam(1e-3)
 WRITTEN = ("config", "modules.json", sentence_folder.TEXT_SETTINGS)  # files that are written for the chosen pooler
 
 
-def load_encoder(model: str, settings: Settings) -> Encoder:
+def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
     """Load a model on the backend `jax` or `torch`, and post-process its embeddings if the settings say so.
 
     For the folder of a run, `torch` loads the run's export.

@@ -46,7 +46,7 @@ MOST_TOKENS = 128  # in a passage that is searched
 WINDOWS = 2  # for each passage
 KEYWORDS = 5  # for each passage
 
-Training = Callable[[], Iterable[str]]
+TrainingTexts = Callable[[], Iterable[str]]
 Texts = dict[str, Any]  # a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs
 Pairs = list[tuple[str, str]]  # queries, and the texts that they should find
 Query = tuple[str, str, int, int]  # a pair, and the numbers of its passage and document
@@ -98,7 +98,7 @@ class DevEvaluation:
 
 def build_dev_evaluation(
     config: Config,
-    training: Training,
+    training: TrainingTexts,
     start: Callable[[], Encoder] | None = None,
     split: Split | None = None,
     tokens: TrainingTokens | None = None,
@@ -144,7 +144,7 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
 
 
 def _all_texts(
-    config: Config, training: Training, split: Split | None, tokens: TrainingTokens | None
+    config: Config, training: TrainingTexts, split: Split | None, tokens: TrainingTokens | None
 ) -> tuple[Texts, list[Texts], list[Texts]]:
     """Return the text of the metric that chooses, of the metrics of `eval.beside`, and of those of `eval.hold`."""
     options, metric = config.eval, config.eval.metric
@@ -178,7 +178,9 @@ def _all_texts(
     return chosen, others, hold
 
 
-def _texts(config: Config, metric: str, training: Training, split: Split | None, *, most: int = MOST_PAIRS) -> Texts:
+def _texts(
+    config: Config, metric: str, training: TrainingTexts, split: Split | None, *, most: int = MOST_PAIRS
+) -> Texts:
     """Return a metric and its text. If pairs are made from documents or sentences, there are at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")

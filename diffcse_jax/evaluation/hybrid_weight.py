@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
 from diffcse_jax.search.lexical import best_rows
 
-WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
+TRIED_WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
 
 
 def choose_weight(
@@ -19,9 +19,9 @@ def choose_weight(
     """Choose the weight of BM25 for queries, each with the rows that it should find, by nDCG@10.
 
     `dense` are cosine similarities, and `lexical` are BM25 scores. The weight is the default,
-    unless another one of `WEIGHTS` is better by more than one standard error over the queries.
+    unless another one of `TRIED_WEIGHTS` is better by more than one standard error over the queries.
     """
-    tried = [DEFAULT_WEIGHT, *WEIGHTS]
+    tried = [DEFAULT_WEIGHT, *TRIED_WEIGHTS]
     gains = np.zeros((len(relevant), len(tried)))
     for query, (by_cosine, by_words, wanted) in enumerate(zip(dense, lexical, relevant, strict=True)):
         for column, weight in enumerate(tried):

@@ -25,7 +25,7 @@ SHORT_NAMES = {"STSBenchmark": "STS-B", "SICKRelatedness": "SICK-R"} | {
 _DECIMALS = {"alignment": 3, "uniformity": 3, "n": 0, "ntrain": 0, "ndev": 0, "ntest": 0}
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table: its label, and the text of each column that has a value."""
 
     label: str
@@ -98,7 +98,7 @@ def task_title(name: str) -> str:
     return SHORT_NAMES.get(name, name)
 
 
-def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labels: str = "model") -> str:
+def table(columns: Sequence[str], rows: Iterable[TableRow], style: str = "text", labels: str = "model") -> str:
     """Return rows below a line of titles, as `text`, `markdown` or `latex`, which needs the package booktabs."""
     titles = [labels, *map(task_title, columns)]
     lines = [titles, *([row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows)]
@@ -117,17 +117,17 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
     return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
 
 
-def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[list[str], list[Row]]]:
+def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[list[str], list[TableRow]]]:
     """Return the columns and rows of tables: poolers and tasks, published scores and each model."""
     scores = [scores_by_column(results) for results in models]
     measured = [
-        Row(_label(results), format_scores(own) | {"pooler": results["pooler"]})
+        TableRow(_label(results), format_scores(own) | {"pooler": results["pooler"]})
         for results, own in zip(models, scores, strict=True)
     ]
     tables = []
     for columns in sections(scores):
         published = [
-            Row(f"{label} (published)", format_scores(row))
+            TableRow(f"{label} (published)", format_scores(row))
             for label, row in PUBLISHED.items()
             if with_published and not row.keys().isdisjoint(columns)
         ]

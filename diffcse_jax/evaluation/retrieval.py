@@ -20,12 +20,12 @@ from diffcse_jax.data.sentences import canonical
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tables import KINDS, open_table
 from diffcse_jax.errors import DataError, require_extra
-from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups, encode_pairs
+from diffcse_jax.evaluation import Embeddings, Encoder, EvaluationSettings, Task, encode_groups, encode_pairs
 from diffcse_jax.evaluation.answers import Answers, answers_of
 from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
-from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_run, run_file, write_run
+from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_ranking, run_file, write_run
 from diffcse_jax.evaluation.user_files import lines_with_text, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
@@ -111,7 +111,7 @@ def ranks_among(
 def score_retrieval(
     encoder: Encoder,
     content: Mapping[str, ScoredPairs],
-    settings: Settings,
+    settings: EvaluationSettings,
 ) -> dict[str, Any]:
     """Find the other sentence of each pair rated 5.0 among all sentences of the split.
 
@@ -166,7 +166,7 @@ STSB_RETRIEVAL = Task("retrieval", STSB.splits, STSB.read, score_retrieval, one_
 # Pairs of the user's own
 
 
-def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
+def score_pairs(encoder: Encoder, file: str, settings: EvaluationSettings) -> dict[str, Any]:
     """For the first text of each pair, find the second among the second texts of all pairs."""
     pairs = read_retrieval_pairs(file, strict=settings.strict)
     queries, targets = zip(*pairs, strict=True)
@@ -310,12 +310,12 @@ def compare(
     return {"difference": differences.mean(), "low": low, "high": high, "p": test.pvalue}
 
 
-def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
+def score_collection(encoder: Encoder, file: str, settings: EvaluationSettings) -> dict[str, Any]:
     """Search a collection of the user's own, write the ranking, and compare it with another one."""
     collection = read_collection(expand_path(file), strict=settings.strict)
     other = None
     if settings.against:  # before the search, which takes long
-        other = read_run(settings.against, collection, strict=settings.strict)
+        other = read_ranking(settings.against, collection, strict=settings.strict)
         check_count(len(collection.queries))
     ranking = search(encoder, collection)
     scores = measure(collection.judgements, ranking)

@@ -13,7 +13,7 @@ from typing import Any
 import tqdm
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, NotDownloadedError, warn_user
-from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, retrieval, search_collections, sts
+from diffcse_jax.evaluation import CachedEncoder, Encoder, EvaluationSettings, Task, retrieval, search_collections, sts
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import queries_of_documents
 from diffcse_jax.evaluation.results import GROUPS, RECORDED, Results, compare, details
@@ -24,7 +24,7 @@ from diffcse_jax.evaluation.trec_runs import check_run_files
 from diffcse_jax.io import write_json
 
 
-def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
+def score_documents(encoder: Encoder, file: str, settings: EvaluationSettings) -> dict[str, Any]:
     """Compare BM25, the encoder, and both together on queries made of the user's documents, without any labels."""
     metric = queries_of_documents(file, strict=settings.strict)
     systems = compare_systems({"encoder": encoder}, metric)
@@ -35,7 +35,7 @@ def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str
 
 TASKS = {task.name: task for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)}
 # The tasks on the user's own files, which are named KIND:FILE.
-OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
+OWN: dict[str, Callable[[Encoder, str, EvaluationSettings], dict[str, Any]]] = {
     search_collections.COLLECTION: retrieval.score_collection,
     "documents": score_documents,
     "pairs_retrieval": retrieval.score_pairs,
@@ -94,7 +94,13 @@ def _plain(name: str) -> str:
 
 
 def run(
-    models: Sequence[str], settings: Settings, *, output: Path, with_published: bool, style: str, allow_missing: bool
+    models: Sequence[str],
+    settings: EvaluationSettings,
+    *,
+    output: Path,
+    with_published: bool,
+    style: str,
+    allow_missing: bool,
 ) -> int:
     """Evaluate models, write `results.json` and pictures, and print tables, as `diffcse evaluate` does.
 
@@ -121,7 +127,9 @@ def run(
     return 3 if any(each["missing"] for each in done) and not allow_missing else 0
 
 
-def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], None] = lambda _: None) -> Results:
+def evaluate_model(
+    model: str, settings: EvaluationSettings, keep: Callable[[Results], None] = lambda _: None
+) -> Results:
     """Run the tasks on a model. `keep` gets the results before the first task and after each task.
 
     Each sentence is encoded once, however many tasks contain it.
@@ -156,7 +164,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     return found
 
 
-def _find_data(tasks: Mapping[str, Task], settings: Settings) -> tuple[Path, dict[str, str]]:
+def _find_data(tasks: Mapping[str, Task], settings: EvaluationSettings) -> tuple[Path, dict[str, str]]:
     """Return SentEval's folder, and why data of tasks is missing, by task."""
     official = [name for name in tasks if not own_kind(name)]
     folder = Path()
@@ -173,7 +181,7 @@ def _find_data(tasks: Mapping[str, Task], settings: Settings) -> tuple[Path, dic
     return folder, missing
 
 
-def _plan(settings: Settings) -> dict[str, Task]:
+def _plan(settings: EvaluationSettings) -> dict[str, Task]:
     """Check the settings before hours are spent on them, and return the tasks by name."""
     names = expand_groups(settings.tasks.split(","), settings.mode)
     if settings.queries:

@@ -21,7 +21,7 @@ import optax
 from jaxtyping import Array, Float, Float32, Int, Int32
 
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import Encoder, Settings, Task, encode_groups
+from diffcse_jax.evaluation import Encoder, EvaluationSettings, Task, encode_groups
 from diffcse_jax.evaluation.senteval_data import Form, numbered_lines, parse_rows, read_lines, single_spaced
 
 SEED = 1111
@@ -35,7 +35,7 @@ BINARY = {"0": 0, "1": 1}
 QUESTIONS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
 
 Scores = dict[str, Any]
-Rows = Int[np.ndarray, "..."]
+RowNumbers = Int[np.ndarray, "..."]
 Inputs = Float32[np.ndarray, "_ dim"]
 Weights = Float32[np.ndarray, "classes dim_and_bias"]
 Batches = Int32[Array | np.ndarray, "*fits batches batch_size"]
@@ -72,9 +72,9 @@ class Features(NamedTuple):
     inputs: Inputs
     labels: Int[np.ndarray, " rows"]
     classes: int
-    splits: dict[str, Rows]
+    splits: dict[str, RowNumbers]
 
-    def test(self, weights: Weights, rows: Rows | None, *, with_f1: bool = False) -> Scores:
+    def test(self, weights: Weights, rows: RowNumbers | None, *, with_f1: bool = False) -> Scores:
         """Return a classifier's scores on these rows, x 100 with two decimals; no scores if `rows` is None."""
         if rows is None:
             return {}
@@ -138,7 +138,7 @@ def fixed_splits(features: Features, recipe: Recipe) -> Scores:
     return {"devacc": score, "ntrain": len(train), "ndev": len(dev)} | tested
 
 
-def stratified_folds(rows: Rows, labels: Int[np.ndarray, " examples"], folds: int) -> list[Fit]:
+def stratified_folds(rows: RowNumbers, labels: Int[np.ndarray, " examples"], folds: int) -> list[Fit]:
     """Return a fit for each fold, whose dev rows are those of the fold. Rows keep their order.
 
     The folds are those of scikit-learn's `StratifiedKFold(folds, shuffle=True, random_state=1111)`.
@@ -162,7 +162,7 @@ def best_regularization(accuracies: Float[np.ndarray, "folds regularizations"]) 
     return int(np.argmax(scores)), max(scores)
 
 
-def f1(predicted: Rows, labels: Rows) -> float:
+def f1(predicted: RowNumbers, labels: RowNumbers) -> float:
     """Return F1 of class 1, x 100, with two decimals; 0 if class 1 is neither present nor predicted."""
     hits = int((predicted & labels).sum())
     return round(100 * (2 * hits / max(int((predicted + labels).sum()), 1)), 2)
@@ -322,7 +322,7 @@ def _sorted(rows: Sequence[tuple[int, tuple[str, ...]]]) -> list[Example]:
 def score_examples(
     encoder: Encoder,
     content: Mapping[str, list[Example]],
-    settings: Settings,
+    settings: EvaluationSettings,
     *,
     classes: int,
     procedure: Callable[[Features, Recipe], Scores],

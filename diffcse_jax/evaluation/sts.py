@@ -15,7 +15,7 @@ import scipy.stats
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError, UserError, require_extra
-from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, encode_groups
+from diffcse_jax.evaluation import Embeddings, Encoder, EvaluationSettings, Task, encode_groups
 from diffcse_jax.evaluation.senteval_data import OFFICIAL_SIZES, Form, numbered_lines, parse_rows, read_lines
 from diffcse_jax.hosts import log_line
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
@@ -85,14 +85,14 @@ def _scored(rows: Sequence[tuple[float, tuple[str, ...]]]) -> ScoredPairs:
     return ScoredPairs([*first], [*second], [rating for rating, _ in rows])
 
 
-def score_pairs(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+def score_pairs(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: EvaluationSettings) -> dict[str, Any]:
     """Return scores of the test split, if it is read, and of the dev split."""
     systems = similarities(encoder, content)
     scores = {split: correlations(systems[split], pairs.gold) for split, pairs in content.items()}
     return scores.get("test", scores["dev"]) | {"dev": scores["dev"]}
 
 
-def score_year(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+def score_year(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: EvaluationSettings) -> dict[str, Any]:
     """Return scores of all subsets together, of each subset, and under each aggregation, x 100.
 
     `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
@@ -134,7 +134,9 @@ SICKR = Task(
 STS_TASKS = (*YEARS, STSB, SICKR)
 
 
-def score_geometry(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+def score_geometry(
+    encoder: Encoder, content: Mapping[str, ScoredPairs], settings: EvaluationSettings
+) -> dict[str, Any]:
     """Return alignment, uniformity, cosine similarities in five rating groups, and singular values over the largest.
 
     Embeddings are normalised except for singular values.

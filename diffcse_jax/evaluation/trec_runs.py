@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import Settings
+from diffcse_jax.evaluation import EvaluationSettings
 from diffcse_jax.evaluation.search_collections import COLLECTION, Collection
 from diffcse_jax.evaluation.user_files import lines_with_text, report
 from diffcse_jax.io import disk_errors, expand_path, json_digest, write_text
@@ -71,7 +71,7 @@ def write_run(path: Path, ranking: Ranking, name: str, collection: Collection) -
         write_text(path, "\n".join([*lines, ""]))
 
 
-def read_run(
+def read_ranking(
     path: Path,
     collection: Collection,
     *,
@@ -128,7 +128,7 @@ def _hit(fields: Sequence[str], place: str) -> tuple[str, str, float]:
 # Files
 
 
-def run_file(settings: Settings, folder: str) -> tuple[Path, str]:
+def run_file(settings: EvaluationSettings, folder: str) -> tuple[Path, str]:
     """Return where a model's ranking of a collection is written, and the name in its lines.
 
     The name ends with a hash of all that decides on the ranking: model, collection and settings.
@@ -146,7 +146,7 @@ def run_file(settings: Settings, folder: str) -> tuple[Path, str]:
     return path, f"{model}-{json_digest(identity)[:8]}"
 
 
-def check_run_files(settings: Settings) -> None:
+def check_run_files(settings: EvaluationSettings) -> None:
     """Raise an error if a run cannot be written, or if its file contains another run."""
     assert settings.runs is not None, "called for --runs"
     with disk_errors(settings.runs, safe="Nothing was started.", instead=_INSTEAD):
@@ -165,7 +165,7 @@ def check_run_files(settings: Settings) -> None:
                 )
 
 
-def _collections(settings: Settings) -> list[str]:
+def _collections(settings: EvaluationSettings) -> list[str]:
     tasks = (task.partition(":") for task in settings.tasks.split(","))
     return [folder for kind, _, folder in tasks if kind == COLLECTION and folder]
 

@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
-from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column, table
+from diffcse_jax.evaluation.results import Results, TableRow, format_scores, scores_by_column, table
 from diffcse_jax.io import HUB_REPOSITORY, expand_path
 from diffcse_jax.models import hf
 from diffcse_jax.models.pooling import OTHER_POOLERS
@@ -115,7 +115,7 @@ def model_card(
 
 
 def _score_table(scores: Mapping[str, Mapping[str, float]]) -> str:
-    rows = [Row(label, format_scores(by_column)) for label, by_column in scores.items() if by_column]
+    rows = [TableRow(label, format_scores(by_column)) for label, by_column in scores.items() if by_column]
     columns = dict.fromkeys(column for row in rows for column in row.cells)
     return table([*columns], rows, "markdown") if rows else ""
 

@@ -62,7 +62,7 @@ class Table(dict[str, Any]):
         return hash(frozenset(self.items()))
 
 
-class Checkpoints(NamedTuple):
+class PretrainedCheckpoints(NamedTuple):
     """The pretrained checkpoints of a run. Each `config` has the dropout rates of the run."""
 
     encoder: Pretrained
@@ -150,7 +150,7 @@ class Loss(abc.ABC):
         """The poolers of the teachers that the loss needs, by the teachers' names. Empty: the pooler they record."""
         return {}
 
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> Mapping[str, Network]:
+    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> Mapping[str, Network]:
         """Return the networks that this loss adds. Losses that name the same network share it."""
         return {}
 

@@ -14,13 +14,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
-from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, start_as_teacher
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
+from diffcse_jax.models.forward import START_AS_TEACHER, Computation, SharedForward, fold_in_name, start_as_teacher
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
 
-SIMILARITIES = {"cosine": cosine_similarity, "dot": dot_product}
+COMPARISONS = {"cosine": cosine_similarity, "dot": dot_product}
 View = Float[Array, "batch dim"]  # embeddings
 Pair = tuple[View, View]
 
@@ -51,7 +51,7 @@ def info_nce(
         left_out: Pairs that are not in the denominator: columns for the positives, then for each array of hard
             negatives. An anchor's own positive must not be among them.
     """
-    similarities = jnp.concatenate([SIMILARITIES[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1)
+    similarities = jnp.concatenate([COMPARISONS[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1)
     # Subtracting a row's positive changes no softmax. Before the division it keeps digits: otherwise similarities that
     # are close to the positive would be rounded like a number twenty times as large.
     own = jax.lax.stop_gradient(jnp.diagonal(similarities))
@@ -90,7 +90,7 @@ def separate_info_nce(
     """
     z1, z2 = (normalize(z) if similarity == "cosine" else z for z in positives)
     positive = jnp.sum(z1 * z2, axis=1) / temperature
-    others = SIMILARITIES[similarity](*negatives) / temperature
+    others = COMPARISONS[similarity](*negatives) / temperature
     if form == "code":
         positive *= ratio
     else:
@@ -143,7 +143,7 @@ class Contrast(Loss):
     """Contrast of the two views: SimCSE, supervised SimCSE and the variants of SimCSE++."""
 
     weight: float = option(1.0, "weight of the InfoNCE loss (SimCSE Eq. 4)", low=0.0)
-    similarity: str = option("cosine", "how embeddings are compared: SimCSE Table D.1", choices=tuple(SIMILARITIES))
+    similarity: str = option("cosine", "how embeddings are compared: SimCSE Table D.1", choices=tuple(COMPARISONS))
     temperature: float = option(0.05, "temperature that divides the similarities (Table D.1: 1 for `dot`)", low=1e-6)
     positives: str = option(
         "dropout",
@@ -220,13 +220,13 @@ class Contrast(Loss):
                 "contrast.duplicate_similarity, such as 0.9."
             )
 
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
         """Return the second encoder and the frozen checkpoint that finds near-duplicates, if they are used."""
         encoder, networks = checkpoints.encoder, {}
         if self.second_encoder:
             networks["second_encoder"] = Network(partial(Transformer, encoder.config), encoder.transformer)
         if self.mask_duplicates == "similarity":
-            networks[START] = start_as_teacher(encoder, run.pooler)
+            networks[START_AS_TEACHER] = start_as_teacher(encoder, run.pooler)
         return networks
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
@@ -236,7 +236,7 @@ class Contrast(Loss):
         duplicates = equal_texts(batch.input_ids)
         backward = duplicates[:, : len(duplicates)]  # equality is symmetric
         if self.mask_duplicates == "similarity":
-            views = batch.by_view(frozen.map_chunks(frozen.network(START), batch.rows))
+            views = batch.by_view(frozen.map_chunks(frozen.network(START_AS_TEACHER), batch.rows))
             duplicates |= near_duplicates(views, threshold=self.duplicate_similarity)
             backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)  # view 2 is the anchor
         return duplicates, backward

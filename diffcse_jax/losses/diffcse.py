@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
-from diffcse_jax.losses import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses import GeneratorOptions, Loss, Metrics, PretrainedCheckpoints, RunInfo, option
 from diffcse_jax.models.forward import (
     FEW,
     MOST,
@@ -300,7 +300,7 @@ def detect_replaced_tokens(
     }
 
 
-def token_classifier(checkpoints: Checkpoints) -> dict[str, Network]:
+def token_classifier(checkpoints: PretrainedCheckpoints) -> dict[str, Network]:
     """Return the head of the two classes: that of an ELECTRA discriminator, or a new one."""
     electra = checkpoints.discriminator
     if electra is None:
@@ -314,7 +314,7 @@ class Prediction(NamedTuple):
     """What the discriminator predicts about edited sentences."""
 
     loss: Callable[..., tuple[Float[Array, ""], Metrics]]  # as `detect_replaced_tokens`
-    heads: Callable[[Checkpoints], dict[str, Network]]  # the networks besides the discriminator
+    heads: Callable[[PretrainedCheckpoints], dict[str, Network]]  # the networks besides the discriminator
     panels: Mapping[str, tuple[str, ...]]  # see `Loss.panels`
     papers: tuple[str, ...] = ("diffcse",)
     # Raises a `ConfigError` for options that do not fit.
@@ -382,7 +382,7 @@ class DiffCSE(EditOptions, Loss):
     def panels(self) -> Mapping[str, tuple[str, ...]]:
         return PREDICTIONS[self.objective].panels
 
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
         """Return the discriminator, an ELECTRA or a copy of the encoder, and its heads."""
         start = checkpoints.discriminator or checkpoints.encoder
         discriminator = Network(partial(Transformer, start.config), start.transformer)

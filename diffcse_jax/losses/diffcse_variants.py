@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
 from diffcse_jax.losses.contrastive import info_nce
 from diffcse_jax.losses.diffcse import (
     EDITS,
@@ -200,7 +200,7 @@ def _check_tokens_have_originals(options: DiffCSE) -> None:
         )
 
 
-def _language_model(checkpoints: Checkpoints) -> dict[str, Network]:
+def _language_model(checkpoints: PretrainedCheckpoints) -> dict[str, Network]:
     encoder = checkpoints.encoder
     return {"discriminator_lm_head": Network(partial(MaskedLMHead, encoder.config), encoder.mlm_head)}
 
@@ -306,7 +306,7 @@ def corrective_language_model(
     return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)
 
 
-def _language_model_that_copies(checkpoints: Checkpoints) -> dict[str, Network]:
+def _language_model_that_copies(checkpoints: PretrainedCheckpoints) -> dict[str, Network]:
     """Return also the head that gives the logit of p_copy for each token."""
     copy_head = Network(partial(Dense, checkpoints.encoder.config.hidden_size, 1))
     return _language_model(checkpoints) | {"copy_head": copy_head}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
-from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, Table, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, Table, option
 from diffcse_jax.models.forward import SharedForward, row_keys
 from diffcse_jax.models.heads import TaskHead
 from diffcse_jax.models.layers import Network
@@ -22,7 +22,7 @@ AVERAGE = "average"  # the dev score that chooses the checkpoint: the mean of th
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class LabelledTask:
     """A labelled task: its files, its head and its loss."""
 
     file: str = option("", "training rows: csv, tsv or jsonl (also .gz, .xz) with named columns")
@@ -68,7 +68,7 @@ class Finetune(Loss):
     """The loss of the task that a batch belongs to, on the embeddings that encoding gives."""
 
     weight: float = option(0.0, "weight of the labelled tasks, which `diffcse finetune` trains", low=0.0)
-    tasks: Table = Table()  # noqa: RUF009 - groups of the type `Task` by name
+    tasks: Table = Table()  # noqa: RUF009 - groups of the type `LabelledTask` by name
     data_dir: str = option("", "folder that file names are relative to; empty: the current one", changes="nothing")
     stages: str = option("together", "train all together, or the heads first", choices=("together", "heads_first"))
     heads_epochs: int = option(10, "passes over a task's rows while only the heads train", low=1)
@@ -89,20 +89,20 @@ class Finetune(Loss):
 
     needs = frozenset({"vectors", "labels"})
 
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
         size = checkpoints.encoder.embedding_size(run.pooler)
         return {head_of(name): Network(build_head(task, size)) for name, task in self.tasks.items()}
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         ((name, labels),) = forward.batch.labels.items()
-        task: Task = self.tasks[name]
+        task: LabelledTask = self.tasks[name]
         head = forward.computation.network(head_of(name))
         value = task_loss(task, head, forward.encoded_views, labels, key)
         return task.weight * value, {f"loss_{name}": value}
 
 
 def task_loss(
-    task: Task,
+    task: LabelledTask,
     head: TaskHead,
     embeddings: Sequence[Float[Array, "rows hidden"]],
     labels: Shaped[Array, " rows"],
@@ -118,12 +118,12 @@ def head_of(task: str) -> str:
     return f"head_{task}"
 
 
-def score_name(name: str, task: Task) -> str:
+def score_name(name: str, task: LabelledTask) -> str:
     """Return the name of a task's dev score."""
     return f"{name}_{'pearson' if task.kind == 'regression' else 'accuracy'}"
 
 
-def build_head(task: Task, size: int) -> partial[TaskHead]:
+def build_head(task: LabelledTask, size: int) -> partial[TaskHead]:
     """Return a function that builds the head of a task for embeddings of a size. Its classes must be known."""
     inputs = sum(1 if name == "cosine" else size for name in task.features) if task.is_pair else size
     return partial(
@@ -131,7 +131,7 @@ def build_head(task: Task, size: int) -> partial[TaskHead]:
     )
 
 
-def features(task: Task, embeddings: Sequence[Float[Array, "rows hidden"]]) -> Float[Array, "rows features"]:
+def features(task: LabelledTask, embeddings: Sequence[Float[Array, "rows hidden"]]) -> Float[Array, "rows features"]:
     """Return what the head reads: the embeddings of single sentences, or `task.features` of pairs."""
     if not task.is_pair:
         return embeddings[0]

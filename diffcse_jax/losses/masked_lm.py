@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
 from diffcse_jax.losses.diffcse import Masked, mask_tokens
 from diffcse_jax.models import layers
 from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
@@ -31,7 +31,7 @@ class AuxiliaryMaskedLM(Loss):
     papers = ("simcse",)
     needs = frozenset({"mask_token"})
 
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
         """Return the head: the checkpoint's own if it has one. Untied, its decoder starts as the word embeddings."""
         encoder = checkpoints.encoder
         head = encoder.mlm_head
@@ -80,7 +80,7 @@ class Reconstruction(Loss):
     papers = ("infocse",)
     needs = frozenset({"vectors", "hidden_size", "mask_token", "generator"})
 
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
         """Return the head, which starts as the upper part of the generator."""
         generator = checkpoints.generator
         assert generator is not None  # the loss needs "generator"

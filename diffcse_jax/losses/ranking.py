@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError, counted
-from diffcse_jax.losses import Checkpoints, Loss, Metrics, RunInfo, option
-from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
+from diffcse_jax.models.forward import START_AS_TEACHER, Computation, SharedForward, start_as_teacher
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, cosine_similarity, is_pooler, similarity_lists
 
@@ -77,21 +77,24 @@ class RankingDistillation(Loss):
                 raise ConfigError(f"distillation.{key} has {found}. Give one per teacher, or none.")
         if self.shares and not sum(self.shares) > 0:
             raise ConfigError("distillation.shares are all 0. Leave them out to give all teachers the same weight.")
-        if START in self.teachers and self.poolers and self.poolers[self.teachers.index(START)]:
+        if START_AS_TEACHER in self.teachers and self.poolers and self.poolers[self.teachers.index(START_AS_TEACHER)]:
             raise ConfigError("distillation.poolers: model.pooler is the pooler of `start`. Give '' for it.")
 
     @property
     def named_teachers(self) -> dict[str, str]:
         poolers = self.poolers or ("",) * len(self.teachers)
-        return {name: pooler for name, pooler in zip(self.teachers, poolers, strict=True) if name != START}
+        return {name: pooler for name, pooler in zip(self.teachers, poolers, strict=True) if name != START_AS_TEACHER}
 
     @property
     def _by_network(self) -> dict[str, str]:
         """The teachers by the names of their networks."""
-        return {START if name == START else f"teacher_{index}": name for index, name in enumerate(self.teachers)}
+        return {
+            START_AS_TEACHER if name == START_AS_TEACHER else f"teacher_{index}": name
+            for index, name in enumerate(self.teachers)
+        }
 
-    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        by_name = {**checkpoints.teachers, START: start_as_teacher(checkpoints.encoder, run.pooler)}
+    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
+        by_name = {**checkpoints.teachers, START_AS_TEACHER: start_as_teacher(checkpoints.encoder, run.pooler)}
         return {network: by_name[name] for network, name in self._by_network.items()}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:

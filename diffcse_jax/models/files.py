@@ -20,7 +20,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import expand_path, read_json, read_json_object, why_unreadable
 from diffcse_jax.models.heads import HEAD_SETTINGS
 
-CONFIG = "config.json"
+MODEL_CONFIG = "config.json"
 MODULES = "modules.json"
 ADAPTER = "adapter_config.json"  # in a folder of adapters (PEFT)
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
@@ -145,7 +145,7 @@ def transformer_folder(root: Path) -> Path:
 # Configuration
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> dict[str, Any]:
     """Read the `config.json` of a transformer.
 
     Raises:
@@ -153,7 +153,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if os.path.isfile(folder / ADAPTER):
         raise CheckpointError(_about_adapters(folder))
-    path = folder / CONFIG
+    path = folder / MODEL_CONFIG
     if os.path.isfile(path):
         return read_json_object(path)
     inside = sorted(str(each.parent.relative_to(folder)) for each in _models_inside(folder))
@@ -164,7 +164,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _models_inside(folder: Path) -> list[Path]:
     """Return the `config.json` of models in a Trainer's output or in a folder of the hub's cache."""
-    found = [*folder.glob(f"*/{CONFIG}"), *folder.glob(f"snapshots/*/{CONFIG}")]
+    found = [*folder.glob(f"*/{MODEL_CONFIG}"), *folder.glob(f"snapshots/*/{MODEL_CONFIG}")]
     models = []
     for path in found:
         with contextlib.suppress(CheckpointError):

@@ -28,7 +28,7 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 # The capacities that `gather_positions` chooses from, as shares of all positions. Each one is compiled.
 FEW = (1 / 8, 1 / 4, 3 / 8, 1)  # masked tokens
 MOST = (3 / 4, 7 / 8, 1)  # all but padding
-START = "start"  # as a teacher's name: the starting checkpoint of the run's encoder
+START_AS_TEACHER = "start"  # as a teacher's name: the starting checkpoint of the run's encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Computation:
         return jax.tree.map(lambda array: array.reshape(*where.shape, *array.shape[2:]), results)
 
 
-class Embeddings(NamedTuple):
+class SentenceEmbeddings(NamedTuple):
     """Sentence embeddings in float32."""
 
     pooled: Float[Array, "rows hidden"]  # after the modules that the starting checkpoint has after its pooling
@@ -156,12 +156,12 @@ class SharedForward:
         return "embeddings" in self._results
 
     @property
-    def embeddings(self) -> Embeddings:
+    def embeddings(self) -> SentenceEmbeddings:
         """The embeddings of all views, with dropout."""
 
-        def compute(whole: SharedForward) -> Embeddings:
+        def compute(whole: SharedForward) -> SentenceEmbeddings:
             pooled = whole._pooled_views(whole._row_keys(fold_in_name(whole.key, "encoder")))
-            return Embeddings(pooled.astype(jnp.float32), whole._project(pooled))
+            return SentenceEmbeddings(pooled.astype(jnp.float32), whole._project(pooled))
 
         return self._shared("embeddings", compute)
 

@@ -210,7 +210,7 @@ def architecture(config: TransformerConfig, *, has_mlm_head: bool) -> str:
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
     """Read the folder's `config.json` as transformers writes it, or raise CheckpointError."""
-    config = files.read_config(folder)
+    config = files.read_model_config(folder)
     try:
         return CONVERTED.get(str(config.get("model_type")), dict)(config)
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:

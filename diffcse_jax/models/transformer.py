@@ -27,7 +27,7 @@ Grouped = Float[Array, "rows groups _length features"]  # queries, keys or value
 HIDDEN = np.finfo(np.float32).min / 2  # bias on logits of tokens that are not seen; a sum of two is finite
 
 
-class Embeddings(nnx.Module):
+class InputEmbeddings(nnx.Module):
     """The sum of word, position and token-type embeddings, normalised. Positions are numbered from 0.
 
     With rotary positions, there are no position embeddings.
@@ -85,7 +85,7 @@ class TransformerConfig:
     embedding_size: int = 0  # of word embeddings. 0: `hidden_size`
     norm_bias: bool = True  # whether norms have a bias
     final_norm: bool = False  # whether a norm follows the last block
-    embeddings: type[Embeddings] = Embeddings
+    embeddings: type[InputEmbeddings] = InputEmbeddings
     block: Callable[..., Any] | None = None  # a module with the arguments and calls of `Block`. None: `Block`
     rotary_bases: tuple[float, ...] = ()  # of the rotary positions of each block. Empty: position embeddings instead
     windows: tuple[int, ...] = ()  # for each block, how many tokens to either side a token sees. 0 or empty: all

@@ -36,7 +36,15 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
 from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG, find_run
-from diffcse_jax.run_folder.records import METRICS, WEIGHTS, Measured, Record, Selection, read_baseline, read_selection
+from diffcse_jax.run_folder.records import (
+    METRICS,
+    SELECTED_WEIGHTS,
+    Measured,
+    Record,
+    Selection,
+    read_baseline,
+    read_selection,
+)
 from diffcse_jax.run_folder.start import damaged_path, read_config, read_start
 
 _ARRAYS = ("params", "opt_state")
@@ -403,7 +411,7 @@ def read_encoder(path: Path) -> SavedEncoder:
     config = read_config(workdir)
     selection = read_selection(workdir) if path == workdir else None
     if selection and selection.interpolation < 1:
-        params, record = load_file(workdir / WEIGHTS), selection.record
+        params, record = load_file(workdir / SELECTED_WEIGHTS), selection.record
     else:
         params, record = read_parameters(workdir / CHECKPOINTS / str(selection.record.step) if selection else path)
     start, prompts = read_start(workdir)

@@ -23,7 +23,9 @@ from diffcse_jax.run_folder.start import START
 from diffcse_jax.version import __version__
 
 METRICS = "metrics.jsonl"
-WEIGHTS = "selected.safetensors"  # of a selected model that is not a checkpoint, under the names of a checkpoint
+SELECTED_WEIGHTS = (
+    "selected.safetensors"  # of a selected model that is not a checkpoint, under the names of a checkpoint
+)
 STARTS = "starts.jsonl"
 
 _BASELINE = "start_scores.json"
@@ -109,9 +111,9 @@ def read_baseline(workdir: Path) -> Record | None:
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
     """Write the selected model, and its weights, under the names of a checkpoint, if no checkpoint has them."""
     with io.disk_errors(workdir / SELECTION, safe=_SAFE):
-        for name in (SELECTION, WEIGHTS):  # of an earlier selection
+        for name in (SELECTION, SELECTED_WEIGHTS):  # of an earlier selection
             (workdir / name).unlink(missing_ok=True)
-        files = [workdir / WEIGHTS] if selection.interpolation < 1 else []
+        files = [workdir / SELECTED_WEIGHTS] if selection.interpolation < 1 else []
         for path in files:
             io.write_tensors(path, weights)
         # Last: it shows that the weights are complete.

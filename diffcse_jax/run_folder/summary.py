@@ -22,7 +22,7 @@ RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a 
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunSummary:
     """The records of a run's folder."""
 
     workdir: Path
@@ -126,14 +126,14 @@ class Run:
         return [warning for warning, applies in found.items() if applies]
 
 
-def read_run(path: str | Path) -> Run:
+def read_summary(path: str | Path) -> RunSummary:
     """Read the run in a folder, or the run that a checkpoint or export belongs to."""
     path = expand_path(path)
     workdir = find_run(path) or find_run(path.parent)
     if workdir is None:
         raise CheckpointError(f"{path} is not the folder of a run (it has no config.json of a run)")
     scored = (read_results(workdir / name) for name in RESULTS if (workdir / name).is_file())
-    return Run(
+    return RunSummary(
         workdir,
         read_config(workdir),
         [{name: value for name, value in row.items() if math.isfinite(value)} for row in records.read_metrics(workdir)],
@@ -194,7 +194,7 @@ STYLE = {
 MOST_ACROSS = 4  # charts next to one another in a picture
 WIDEST_LINEAR = 30.0  # a positive line over a wider range gets a logarithmic axis
 MOST_MARKERS = 40  # points of a line that each get a marker
-SIMILARITIES = ("similarity_positive", "similarity_negative")
+SIMILARITY_CURVES = ("similarity_positive", "similarity_negative")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Chart:
 
 def draw_curves(workdir: Path) -> Path:
     """Draw a run's dev metrics and losses into `WORKDIR/report/curves.png`, and return its path."""
-    found = curves(read_run(workdir))
+    found = curves(read_summary(workdir))
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)
     _draw([*found["dev"], *found["losses"]], path, (4.6, 4.2), dpi=120)
@@ -263,7 +263,7 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
         figure.savefig(file, **options)
 
 
-def curves(run: Run) -> dict[str, list[Chart]]:
+def curves(run: RunSummary) -> dict[str, list[Chart]]:
     """Return the charts of a run's metrics by section: `dev`, `losses` and `others`."""
     names = list(dict.fromkeys(name for row in run.rows for name in row))
     own = {title: metrics for loss in run.config.losses.values() for title, metrics in loss.panels.items()}
@@ -279,15 +279,15 @@ def curves(run: Run) -> dict[str, list[Chart]]:
     losses: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms}
     if len(losses) != 1:
         losses["loss (weighted sum)"] = ["loss"]
-    losses |= own | {"similarity of pairs and of others": SIMILARITIES}
+    losses |= own | {"similarity of pairs and of others": SIMILARITY_CURVES}
 
-    shown = {"step", "loss", "bad_steps", *SIMILARITIES, *(name for metrics in own.values() for name in metrics)}
+    shown = {"step", "loss", "bad_steps", *SIMILARITY_CURVES, *(name for metrics in own.values() for name in metrics)}
     rest = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
     others = {f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name] for name in rest}
     return {"dev": _charts(dev, run), "losses": _charts(losses, run, may_be_log=True), "others": _charts(others, run)}
 
 
-def _charts(panels: Mapping[str, Sequence[str]], run: Run, *, may_be_log: bool = False) -> list[Chart]:
+def _charts(panels: Mapping[str, Sequence[str]], run: RunSummary, *, may_be_log: bool = False) -> list[Chart]:
     """Return a chart for each title and its metrics, if there are values."""
     charts = []
     for title, names in panels.items():

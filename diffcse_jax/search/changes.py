@@ -36,7 +36,7 @@ class Changes(NamedTuple):
         return f"{documents}, {self.changed:,} changed, {others}"
 
 
-class Plan(NamedTuple):
+class UpdatePlan(NamedTuple):
     """The documents after a change.
 
     Attributes:
@@ -51,24 +51,24 @@ class Plan(NamedTuple):
     changes: Changes
 
 
-def plan(old: pa.Table, given: pa.Table, how: How, source: int = 0) -> Plan:
+def plan(old: pa.Table, given: pa.Table, how: How, source: int = 0) -> UpdatePlan:
     """Plan a change. Both tables are of `contents.documents_table`; `source` numbers the input."""
     affected = _affected(old, given, how, source)
     same, changes = _matched(old, given, affected)
     order = _order(old, given, how, affected)
     first = len(old)
     passages = np.array([row if row < first else same.get(row - first, row) for row in order], np.int64)
-    return Plan(np.array(order, np.int64), passages, changes)
+    return UpdatePlan(np.array(order, np.int64), passages, changes)
 
 
-def without(old: pa.Table, ids: Iterable[str]) -> Plan:
+def without(old: pa.Table, ids: Iterable[str]) -> UpdatePlan:
     """Plan to remove documents. Raises `DataError` if an id is not there."""
     gone = set(ids)
     own = old["id"].to_pylist()
     if missing := sorted(gone.difference(own)):
         raise DataError(f"the index has no document with the {_named(missing)}")
     order = np.array([row for row, key in enumerate(own) if key not in gone], np.int64)
-    return Plan(order, order, Changes(removed=len(own) - len(order), unchanged=len(order)))
+    return UpdatePlan(order, order, Changes(removed=len(own) - len(order), unchanged=len(order)))
 
 
 def _affected(old: pa.Table, given: pa.Table, how: How, source: int) -> list[int]:

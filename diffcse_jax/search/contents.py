@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int
 
 from diffcse_jax.data.documents import Document
 from diffcse_jax.errors import DataError
-from diffcse_jax.search.embeddings import Embeddings
+from diffcse_jax.search.embeddings import StoredEmbeddings
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import RULES, Passage
 
@@ -61,7 +61,7 @@ class Contents:
 
     documents: pa.Table = dataclasses.field(default_factory=DOCUMENTS.empty_table)
     passages: pa.Table = dataclasses.field(default_factory=PASSAGES.empty_table)
-    embeddings: Embeddings | None = None
+    embeddings: StoredEmbeddings | None = None
     lexical: LexicalIndex | None = None  # also None if there are no passages
     known_typical: Typical | None = None
 

@@ -30,7 +30,7 @@ Numbers = Shaped[np.ndarray, "rows columns"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Embeddings:
+class StoredEmbeddings:
     """Embeddings of length 1, stored as one of `STORAGES`.
 
     `int8` and `bits` store differences from the mean embedding, because all embeddings of encoders
@@ -52,7 +52,7 @@ class Embeddings:
     measured: int = 0
 
     @classmethod
-    def of(cls, vectors: Vectors, storage: str = "float32") -> "Embeddings":
+    def of(cls, vectors: Vectors, storage: str = "float32") -> "StoredEmbeddings":
         """Store embeddings of length 1. As float32, those of a mapped file stay in the file."""
         check_storage(storage)
         if storage == "float32" and vectors.ctypes.data % _ALIGNMENT == 0:
@@ -70,7 +70,7 @@ class Embeddings:
         scale: Float32[np.ndarray, " dimension"],
         storage: str,
         measured: int,
-    ) -> "Embeddings":
+    ) -> "StoredEmbeddings":
         codes = _converted(vectors, lambda block: np.rint((block - center) / scale).astype(np.int8))
         if storage == "int8":
             return cls(codes, scale, center, measured=measured)
@@ -91,7 +91,9 @@ class Embeddings:
         named = {name: getattr(self, name) for name in ("vectors", "scale", "center", "precise")}
         return {name: array for name, array in named.items() if array is not None}
 
-    def updated(self, order: Int[np.ndarray, " rows"], added: Float32[np.ndarray, "new dimension"]) -> "Embeddings":
+    def updated(
+        self, order: Int[np.ndarray, " rows"], added: Float32[np.ndarray, "new dimension"]
+    ) -> "StoredEmbeddings":
         """Return the rows `order` of these embeddings, continued by the `added` ones.
 
         float32 and float16 are then as if stored anew. int8 and bits keep their center and scale,
@@ -99,14 +101,14 @@ class Embeddings:
         too small for an added row grows.
         """
         if self.scale is None or self.center is None:
-            return Embeddings(_taken(self.vectors, added.astype(self.vectors.dtype), order))
+            return StoredEmbeddings(_taken(self.vectors, added.astype(self.vectors.dtype), order))
         if len(order) >= 2 * self.measured:
             old = self.rows(np.arange(len(self.vectors)))
-            return Embeddings.of(_taken(old, added, order), self.storage)
+            return StoredEmbeddings.of(_taken(old, added, order), self.storage)
         needed = _scale_of(added, self.center)
         # With a margin, so that it does not grow each time: growing rounds all rows again.
         scale = np.where(needed > self.scale, MARGIN * needed, self.scale).astype(np.float32)
-        new = Embeddings._quantised(added, self.center, scale, self.storage, self.measured)
+        new = StoredEmbeddings._quantised(added, self.center, scale, self.storage, self.measured)
         codes = _taken(self._codes(scale), new._codes(scale), order)
         if self.precise is None:
             return dataclasses.replace(new, vectors=codes)

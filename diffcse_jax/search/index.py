@@ -24,9 +24,9 @@ from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.search import stored
-from diffcse_jax.search.changes import Changes, How, Plan, plan, without
+from diffcse_jax.search.changes import Changes, How, UpdatePlan, plan, without
 from diffcse_jax.search.contents import PASSAGES, Contents, documents_table, passages_table
-from diffcse_jax.search.embeddings import Embeddings, Queries, Vectors, aligned
+from diffcse_jax.search.embeddings import Queries, StoredEmbeddings, Vectors, aligned
 from diffcse_jax.search.folder import Writer, is_index, read_index, writing
 from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 from diffcse_jax.search.hits import Hits
@@ -34,7 +34,7 @@ from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
 from diffcse_jax.search.reading import documents_of, report
-from diffcse_jax.search.stored import Input, Settings, Stored, check_mode, input_of
+from diffcse_jax.search.stored import IndexSettings, Input, Stored, check_mode, input_of
 from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
@@ -106,13 +106,13 @@ class Index:
         strict: bool = False,
     ):
         weight = DEFAULT_WEIGHT if weight is None else weight
-        self.settings = Settings(mode, language, weight, storage, passages, id_column)
+        self.settings = IndexSettings(mode, language, weight, storage, passages, id_column)
         self.settings.check()
         self._start(_empty(self.settings, encoder, prompt_name), encoder)
         self.add(texts, batch_size=batch_size, show_progress=show_progress, strict=strict)
 
     @classmethod
-    def of_settings(cls, settings: Settings, encoder: Encoder | None) -> "Index":
+    def of_settings(cls, settings: IndexSettings, encoder: Encoder | None) -> "Index":
         """Return an empty index."""
         return cls.of(_empty(settings, encoder), encoder)
 
@@ -124,13 +124,13 @@ class Index:
         return index
 
     @classmethod
-    def of_store(cls, store: VectorStore, settings: Settings) -> "Index":
+    def of_store(cls, store: VectorStore, settings: IndexSettings) -> "Index":
         """Return an index of the output of `embed`, whose embeddings are copied if needed."""
         settings.check()
         documents, passages = store.tables()
         embeddings = lexical = record = None
         if settings.mode != "lexical":
-            embeddings, record = Embeddings.of(store.mapped(), settings.storage), store.encoder
+            embeddings, record = StoredEmbeddings.of(store.mapped(), settings.storage), store.encoder
         contents = Contents(documents, passages, embeddings)
         if settings.mode != "dense" and len(passages):
             lexical = LexicalIndex.build(contents.texts(), settings.language)
@@ -175,7 +175,7 @@ class Index:
         return self._contents.passages
 
     @property
-    def embeddings(self) -> Embeddings | None:
+    def embeddings(self) -> StoredEmbeddings | None:
         """The embeddings of the passages, in the same order."""
         return self._contents.embeddings
 
@@ -287,7 +287,7 @@ class Index:
 
     def _after(
         self,
-        planned: Plan,
+        planned: UpdatePlan,
         given: pa.Table,
         passages: Sequence[Passage],
         vectors: Vectors | None = None,
@@ -428,7 +428,7 @@ class Index:
         return index
 
 
-def _empty(settings: Settings, encoder: Encoder | None, prompt_name: str | None = None) -> Stored:
+def _empty(settings: IndexSettings, encoder: Encoder | None, prompt_name: str | None = None) -> Stored:
     """Return an index without documents."""
     if settings.mode == "lexical":
         return Stored(settings, Contents())
@@ -436,7 +436,7 @@ def _empty(settings: Settings, encoder: Encoder | None, prompt_name: str | None 
         raise ConfigError(f"mode={settings.mode!r} needs an encoder. Give one, or use mode='lexical'")
     record = encoder.record(encoder.prompts.choose(None, prompt_name, encoder.prompts.document))
     none = np.zeros((0, record.dimension), np.float32)
-    return Stored(settings, Contents(embeddings=Embeddings.of(none, settings.storage)), record)
+    return Stored(settings, Contents(embeddings=StoredEmbeddings.of(none, settings.storage)), record)
 
 
 def find_index(path: Path, encoder: Encoder | None = None) -> Index:
@@ -446,7 +446,7 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
     store = find_store(path)
     if store is None:
         raise DataError(f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
-    index = Index.of_store(store, Settings())
+    index = Index.of_store(store, IndexSettings())
     if encoder:
         index.use(encoder)
     return index
@@ -465,7 +465,7 @@ def _read(source: Documents, *, show_progress: bool, strict: bool) -> list[Docum
 
 
 def _passages_after(
-    planned: Plan, old: Contents, passages: Sequence[Passage]
+    planned: UpdatePlan, old: Contents, passages: Sequence[Passage]
 ) -> tuple[Int[np.ndarray, " rows"], pa.Table]:
     """Return the passages after a change, with their rows in the old and then the new passages."""
     numbers = old.passages["document"].to_numpy()

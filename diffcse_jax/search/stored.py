@@ -11,7 +11,7 @@ import numpy as np
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, Contents, Typical
-from diffcse_jax.search.embeddings import STORAGES, Embeddings, check_storage, expected_arrays
+from diffcse_jax.search.embeddings import STORAGES, StoredEmbeddings, check_storage, expected_arrays
 from diffcse_jax.search.folder import Arrays, Reader, Writer
 from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 from diffcse_jax.search.lexical import LexicalIndex
@@ -22,7 +22,7 @@ MODES = ("dense", "lexical", "hybrid")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class IndexSettings:
     """How an index is built. This stays the same when documents change.
 
     Attributes:
@@ -79,7 +79,7 @@ def input_of(texts: Any, id_column: str = "", columns: tuple[str, ...] = ()) -> 
 class Stored:
     """An index without its encoder."""
 
-    settings: Settings
+    settings: IndexSettings
     contents: Contents
     encoder: EncoderRecord | None = None  # None if there are no embeddings
     inputs: tuple[Input, ...] = ()
@@ -127,13 +127,13 @@ def _value(reader: Reader, key: str, kind: type[Any], is_valid: Callable[[Any], 
     return value
 
 
-def _settings(reader: Reader) -> Settings:
+def _settings(reader: Reader) -> IndexSettings:
     given: Mapping[str, Any] = _value(reader, "settings", dict)
-    fields = {field.name: type(field.default) for field in dataclasses.fields(Settings)}
+    fields = {field.name: type(field.default) for field in dataclasses.fields(IndexSettings)}
     for name, kind in fields.items():
         if type(given.get(name)) not in ((kind, int) if kind is float else (kind,)):
             raise reader.damaged(f"`settings`: {name} is {given.get(name)!r:.60}")
-    settings = Settings(**{name: given[name] for name in fields})
+    settings = IndexSettings(**{name: given[name] for name in fields})
     is_usual = settings.mode in MODES and settings.storage in STORAGES and 0 <= settings.weight <= 1
     if not is_usual:
         raise reader.damaged(f"`settings` are invalid: {settings}")
@@ -151,7 +151,7 @@ def _encoder(reader: Reader) -> EncoderRecord:
     return encoder
 
 
-def _contents(reader: Reader, settings: Settings, encoder: EncoderRecord | None) -> Contents:
+def _contents(reader: Reader, settings: IndexSettings, encoder: EncoderRecord | None) -> Contents:
     documents = reader.table("documents", DOCUMENTS)
     passages = reader.table("passages", PASSAGES)
     for name, table in (("documents", documents), ("passages", passages)):
@@ -164,7 +164,7 @@ def _contents(reader: Reader, settings: Settings, encoder: EncoderRecord | None)
     if encoder:
         expected = expected_arrays(settings.storage, len(passages), encoder.dimension)
         arrays = {name: reader.array(name, *each) for name, each in expected.items()}
-        embeddings = Embeddings(**arrays, measured=_value(reader, "measured", int))
+        embeddings = StoredEmbeddings(**arrays, measured=_value(reader, "measured", int))
     lexical = None
     if settings.mode != "dense" and len(passages):
         language = _value(reader, "language", str)

@@ -87,7 +87,7 @@ def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callb
         yield together
 
 
-class Rows(Callback):
+class RowWriter(Callback):
     """Base class of callbacks that write rows of named numbers: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -106,7 +106,7 @@ class Rows(Callback):
         self.write(step, start | {f"dev/{name}": score for name, score in scores.items()})
 
 
-class MetricsFile(Rows):
+class MetricsFile(RowWriter):
     """Append rows, `{"step": step, name: value}`, to `metrics.jsonl`.
 
     Rows after the step that training resumes from are removed: a run that was killed after its last checkpoint left
@@ -133,7 +133,7 @@ class MetricsFile(Rows):
             append_line(self._path, json.dumps({"step": step, **values}))
 
 
-class TensorBoard(Rows):
+class TensorBoard(RowWriter):
     """Write TensorBoard events to `WORKDIR/tensorboard`, if tensorboardX is installed."""
 
     _events: Any = None
@@ -170,7 +170,7 @@ class TensorBoard(Rows):
             self._events.flush()
 
 
-class WandB(Rows):
+class WandB(RowWriter):
     """Send rows and the configuration to Weights & Biases. A resumed run also resumes there.
 
     Args:

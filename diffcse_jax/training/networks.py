@@ -19,7 +19,7 @@ from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.hosts import log_line
-from diffcse_jax.losses import Checkpoints
+from diffcse_jax.losses import PretrainedCheckpoints
 from diffcse_jax.models import layers, sentence_folder
 from diffcse_jax.models.forward import Networks, SentenceNetwork, fold_in_name
 from diffcse_jax.models.heads import PROJECTORS, SENTENCE_HEAD, MaskedLMHead, SentenceHead
@@ -182,7 +182,7 @@ def build(
         networks["generator_head"] = Network(partial(MaskedLMHead, own), generator.mlm_head, frozen=True)
     if discriminator is not None:
         discriminator = dataclasses.replace(discriminator, config=sizes_for_run(discriminator.config, config))
-    checkpoints = Checkpoints(dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator)
+    checkpoints = PretrainedCheckpoints(dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator)
     for loss in config.losses.values():
         networks |= loss.networks(checkpoints, config.run_info)
 

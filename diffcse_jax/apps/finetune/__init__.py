@@ -39,7 +39,7 @@ from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.hosts import log_line
-from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name, task_loss
+from diffcse_jax.losses.finetune import AVERAGE, LabelledTask, build_head, features, head_of, score_name, task_loss
 from diffcse_jax.models import layers
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters, saved_steps
@@ -57,7 +57,7 @@ from diffcse_jax.training.train import train_and_select
 # Rows
 
 
-class Row(NamedTuple):
+class LabelledRow(NamedTuple):
     """A row of a task."""
 
     line: int  # the first one of the row, from 1
@@ -66,7 +66,7 @@ class Row(NamedTuple):
     label: Any  # the number of its class, or its value; text before the classes are known; empty for a test row
 
 
-def labels_of(rows: Sequence[Row]) -> Shaped[np.ndarray, " rows"]:
+def labels_of(rows: Sequence[LabelledRow]) -> Shaped[np.ndarray, " rows"]:
     """Return the number of each row's class (int32), or its value (float32)."""
     labels = np.array([row.label for row in rows])
     return labels.astype(np.int32 if labels.dtype.kind == "i" else np.float32)
@@ -77,14 +77,14 @@ class TaskData:
     """A task with known classes, and its rows."""
 
     name: str
-    task: Task
+    task: LabelledTask
     file: Path  # of the training rows
-    train: list[Row]
-    dev: list[Row]
-    test: list[Row]  # without labels; empty if the task has no test_file
+    train: list[LabelledRow]
+    dev: list[LabelledRow]
+    test: list[LabelledRow]  # without labels; empty if the task has no test_file
 
 
-def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData:
+def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> TaskData:
     """Read and split the files of a task, which are relative to a folder."""
     key = f"finetune.tasks.{name}"
     if len(task.texts) not in (1, 2):
@@ -103,7 +103,7 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
     if task.dev_file:
         dev = _numbered(task, key, dev_file, read(dev_file, "dev_file"))
     else:
-        sides: dict[bool, list[Row]] = {True: [], False: []}
+        sides: dict[bool, list[LabelledRow]] = {True: [], False: []}
         for row in train:
             text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))  # for pairs in any order
             sides[is_in_share(digest(text), task.dev_share)].append(row)
@@ -123,7 +123,7 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
     return TaskData(name, task, file, train, dev, test)
 
 
-def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> list[Row]:
+def _read(task: LabelledTask, key: str, on_bad_line: str, file: Path, option: str) -> list[LabelledRow]:
     """Return the rows of a file, with their labels as text."""
     source = f"{file} ({key}.{option})"
     if problem := io.why_unreadable(file):
@@ -144,7 +144,7 @@ def _read(task: Task, key: str, on_bad_line: str, file: Path, option: str) -> li
             continue
         fields = dict(zip(columns, found, strict=True))
         texts = tuple(fields[column] for column in task.texts)
-        rows.append(Row(line, texts, fields.get(task.id, str(line)), _canonical(fields.get(label, ""))))
+        rows.append(LabelledRow(line, texts, fields.get(task.id, str(line)), _canonical(fields.get(label, ""))))
     if not rows:
         raise NoSentencesError(f"{source}: no usable row ({ledger.summary()})")
     if account := ledger.summary():
@@ -164,7 +164,7 @@ def _classes(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def _numbered(task: Task, key: str, file: Path, rows: Sequence[Row]) -> list[Row]:
+def _numbered(task: LabelledTask, key: str, file: Path, rows: Sequence[LabelledRow]) -> list[LabelledRow]:
     """Return rows with the numbers of classes, or values, in place of labels as text."""
     numbers = {_canonical(label.strip()): number for number, label in enumerate(task.labels)}
     expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
@@ -187,7 +187,7 @@ class TaskModel:
     """An encoder with a head for each task."""
 
     encoder: Encoder
-    tasks: Mapping[str, Task]  # by name; their classes are known
+    tasks: Mapping[str, LabelledTask]  # by name; their classes are known
     heads: Mapping[str, Params]  # by task, as NumPy arrays
 
     @classmethod
@@ -240,7 +240,9 @@ def embed(
 
 
 @partial(jax.jit, static_argnames="task")
-def _head_outputs(task: Task, head: Params, sides: Float[Array, "sides rows hidden"]) -> Float[Array, "rows outputs"]:
+def _head_outputs(
+    task: LabelledTask, head: Params, sides: Float[Array, "sides rows hidden"]
+) -> Float[Array, "rows outputs"]:
     definition = layers.definition(build_head(task, sides.shape[-1]))
     with jax.default_matmul_precision("highest"):
         return layers.bind(definition, head)(features(task, tuple(sides)))
@@ -362,7 +364,7 @@ def train_task_head(
 
 def _head_training(
     config: Config,
-    task: Task,
+    task: LabelledTask,
     start: Params,
     steps: int,
     key: PRNGKeyArray,

@@ -116,7 +116,7 @@ def read_study(file: str) -> tuple[str, Study]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class StudyRun:
     """One training or fine-tuning with its scores, or the scores of the starting checkpoint. It owns one folder."""
 
     row: str  # of the table
@@ -125,7 +125,7 @@ class Run:
     folder: Path
     tasks: tuple[str, ...] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
     pooler: str | None = None  # of the starting checkpoint
-    start: "Run | None" = None  # whose encoder a fine-tuning starts from
+    start: "StudyRun | None" = None  # whose encoder a fine-tuning starts from
     record: StudyRecord | None = dataclasses.field(default=None, compare=False, repr=False)  # that may have its results
 
     @property
@@ -182,12 +182,12 @@ class Plan:
 
     name: str
     study: Study
-    runs: list[Run]
+    runs: list[StudyRun]
 
     @property
-    def rows(self) -> dict[str, list[Run]]:
+    def rows(self) -> dict[str, list[StudyRun]]:
         """The runs of each row of the table."""
-        rows: dict[str, list[Run]] = {}
+        rows: dict[str, list[StudyRun]] = {}
         for run in self.runs:
             rows.setdefault(run.row, []).append(run)
         return rows
@@ -196,7 +196,7 @@ class Plan:
         """Return the plan, whose runs are done if the record has their results."""
         return dataclasses.replace(self, runs=[dataclasses.replace(run, record=record) for run in self.runs])
 
-    def selected(self, variants: Sequence[str]) -> list[Run]:
+    def selected(self, variants: Sequence[str]) -> list[StudyRun]:
         """Return the runs of these variants (without any: of all), in the order of seeds."""
         for value in variants:
             if value not in self.rows:
@@ -223,27 +223,29 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
         rows = dict.fromkeys(run.row for run in of)
         if unknown := getattr(study, field).keys() - rows.keys():
             raise ConfigError(f"{name}: {field} names {min(unknown)!r}. The study has: {', '.join(rows)}")
-    folders: dict[str, Run] = {}
+    folders: dict[str, StudyRun] = {}
     for run in runs:
         if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
             raise ConfigError(f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one")
     return Plan(name, study, runs)
 
 
-def _encoders(name: str, study: Study, values: Mapping[str, Any], workdir: Path) -> Iterator[Run]:
+def _encoders(name: str, study: Study, values: Mapping[str, Any], workdir: Path) -> Iterator[StudyRun]:
     """Yield the starting checkpoints, with each pooler, and the runs of all variants."""
     tasks = tuple(study.tasks)
     for pooler in study.start:
         row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
         config = _changed(name, study.base, values)
-        yield Run(row, None, config, _folder_of(row, None, workdir), tasks=tasks, pooler=pooler)
+        yield StudyRun(row, None, config, _folder_of(row, None, workdir), tasks=tasks, pooler=pooler)
     for row, settings in study.variants.items():
         config = _changed(f"{name}: variant {row!r}", study.base, {**settings, **values})
         for seed in study.seeds_of.get(row, study.seeds):
-            yield Run(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), tasks=tasks)
+            yield StudyRun(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), tasks=tasks)
 
 
-def _tuned(name: str, study: Study, values: Mapping[str, Any], encoders: Sequence[Run], workdir: Path) -> Iterator[Run]:
+def _tuned(
+    name: str, study: Study, values: Mapping[str, Any], encoders: Sequence[StudyRun], workdir: Path
+) -> Iterator[StudyRun]:
     """Yield the fine-tunings of all encoders."""
     for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
         trained = str(encoder.folder.absolute())
@@ -253,7 +255,7 @@ def _tuned(name: str, study: Study, values: Mapping[str, Any], encoders: Sequenc
         config = _changed(f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **values, **start})
         row = f"{encoder.row}, {tuning}"
         for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
-            yield Run(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), start=encoder)
+            yield StudyRun(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), start=encoder)
 
 
 def _folder_of(row: str, seed: int | None, workdir: Path) -> Path:
@@ -333,7 +335,7 @@ def run_study(
     return 3 if states else 0
 
 
-def say_what_it_takes(runs: Sequence[Run], folder: Path) -> None:
+def say_what_it_takes(runs: Sequence[StudyRun], folder: Path) -> None:
     """Log how long the runs that are not done will take, and how much disk they need, if that is worth timing."""
     rest = [run for run in runs if run.seed is not None and not run.start and run.look()[1] == NOT_STARTED]
     if len(rest) < WORTH_TIMING:
@@ -351,7 +353,7 @@ def say_what_it_takes(runs: Sequence[Run], folder: Path) -> None:
         log_line(line)
 
 
-def do_runs(runs: Sequence[Run]) -> None:
+def do_runs(runs: Sequence[StudyRun]) -> None:
     """Do all runs that are not done, in this order. A failed run does not stop the others.
 
     Runs that another process works on are left to it, and looked at once more at the end.
@@ -360,7 +362,7 @@ def do_runs(runs: Sequence[Run]) -> None:
     if len(rest) < len(runs):
         log_line(f"done already: {len(runs) - len(rest)} of {counted(len(runs), 'run{s}')}")
     for _ in range(2):
-        held: list[Run] = []  # by another process, and the fine-tunings that wait for it
+        held: list[StudyRun] = []  # by another process, and the fine-tunings that wait for it
         for run in rest:
             name = f"run {runs.index(run) + 1} of {len(runs)}: {run.label}"
             if run.start and not run.start.is_trained:
@@ -382,7 +384,7 @@ def do_runs(runs: Sequence[Run]) -> None:
         rest = held
 
 
-def _attempt(run: Run) -> str:
+def _attempt(run: StudyRun) -> str:
     """Do one run. Return why it failed, or an empty string."""
     (run.folder / FAILURE).unlink(missing_ok=True)
     try:
@@ -402,7 +404,7 @@ def _attempt(run: Run) -> str:
     return ""
 
 
-def train_and_score(run: Run) -> dict[str, Any]:
+def train_and_score(run: StudyRun) -> dict[str, Any]:
     """Train a run, score it and write its `evaluation.json`.
 
     Returns:
@@ -410,7 +412,9 @@ def train_and_score(run: Run) -> dict[str, Any]:
         (identifies the text of the dev metric), `scores` by column, and `notes`. The metric of a fine-tuning is the
         average over its labelled tasks, and the scores are those of the tasks.
     """
-    settings = evaluation.Settings(tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler)
+    settings = evaluation.EvaluationSettings(
+        tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler
+    )
     notes = []
     if run.pooler:
         model = run.config.model.name_or_path
@@ -484,7 +488,7 @@ def summarize(plan: Plan) -> table.Summary:
     return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
 
 
-def _columns(run: Run, found: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
+def _columns(run: StudyRun, found: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
     """Return the scores by column: the dev metric first, but the average of a fine-tuning last.
 
     Rows that measure a dev metric on different text get different columns. New columns are added to `titles`.

@@ -11,7 +11,7 @@ from typing import Any
 import scipy.stats
 
 from diffcse_jax.errors import require_extra
-from diffcse_jax.evaluation.results import SHORT_NAMES, Row, format_means, format_scores, sections, table
+from diffcse_jax.evaluation.results import SHORT_NAMES, TableRow, format_means, format_scores, sections, table
 from diffcse_jax.io import write_json, write_text
 
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
@@ -111,16 +111,16 @@ def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[
     return [[*dev, *first], *others]
 
 
-def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Row]:
+def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[TableRow]:
     lines = []
     for row in rows:
-        lines.append(Row(row["row"], {"n": str(row["n"])} | format_means([*row["scores"].values()])))
+        lines.append(TableRow(row["row"], {"n": str(row["n"])} | format_means([*row["scores"].values()])))
         if not row["published"].keys().isdisjoint(columns):
-            lines.append(Row(f"{row['row']} (published)", format_scores(row["published"])))
+            lines.append(TableRow(f"{row['row']} (published)", format_scores(row["published"])))
     return lines
 
 
-def _difference_row(row: Mapping[str, Any], first_column: str) -> Row:
+def _difference_row(row: Mapping[str, Any], first_column: str) -> TableRow:
     differences = row["difference"]
     cells = {"pairs": str(max(found["n"] for found in differences.values()))}
     if "low" in (first := differences.get(first_column, {})):
@@ -128,7 +128,7 @@ def _difference_row(row: Mapping[str, Any], first_column: str) -> Row:
     for column, found in differences.items():
         interval = f" ({found['low']:+.2f} to {found['high']:+.2f})" if "low" in found else ""
         cells[column] = f"{found['mean']:+.2f}{interval}"
-    return Row(row["row"], cells)
+    return TableRow(row["row"], cells)
 
 
 def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:

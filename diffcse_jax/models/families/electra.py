@@ -11,10 +11,10 @@ from jax.typing import DTypeLike
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens
 from diffcse_jax.models.families import PreTrainedConfig, bert
 from diffcse_jax.models.layers import Dense
-from diffcse_jax.models.transformer import Embeddings, TransformerConfig
+from diffcse_jax.models.transformer import InputEmbeddings, TransformerConfig
 
 
-class ElectraEmbeddings(Embeddings):
+class ElectraEmbeddings(InputEmbeddings):
     """BERT's embeddings, projected to the hidden size if theirs differs."""
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from diffcse_jax.batch import TokenRows, Tokens, pack_ids
 from diffcse_jax.models.families import PreTrainedConfig, bert
 from diffcse_jax.models.layers import Embedding
-from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
+from diffcse_jax.models.transformer import InputEmbeddings, TransformerConfig, trained_where
 
 
-class RobertaEmbeddings(Embeddings):
+class RobertaEmbeddings(InputEmbeddings):
     """Embeddings whose positions are numbered over real tokens only."""
 
     def embed_positions(self, table: Embedding, rows: TokenRows) -> Tokens:
