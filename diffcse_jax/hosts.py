@@ -292,13 +292,13 @@ class _Watch:
     """
 
     FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
-    # JAX ends the others between half of HEARTBEAT_SECONDS and all of it after the last sign, because its own signs are
-    # half as far apart. The warning must come before that.
-    PATIENCE = HEARTBEAT_SECONDS / 3
 
     def __init__(self) -> None:
         state = _distributed_state()
         self._client, self._own, self._count = state.client, state.process_id, state.num_processes
+        # JAX ends the others between half of HEARTBEAT_SECONDS and all of it after the last sign, because its own signs
+        # are half as far apart. The warning must come before that.
+        self._patience = HEARTBEAT_SECONDS / 3
         # The last sign of life of each process (its host and a number), and when it came.
         self._heard = dict.fromkeys(range(self._count), ("unknown", time.monotonic()))
         self._stopped = threading.Event()
@@ -322,12 +322,12 @@ class _Watch:
                     process = int(key.rpartition("/")[2])
                     if sign != self._heard[process][0]:
                         self._heard[process] = sign, time.monotonic()
-            if self._stopped.wait(self.PATIENCE / 5):
+            if self._stopped.wait(self._patience / 5):
                 return
 
     def _listen(self) -> None:
         named: set[int] = set()  # silent processes that a warning has named
-        while not self._stopped.wait(self.PATIENCE / 5):
+        while not self._stopped.wait(self._patience / 5):
             silent = self._silent()
             for process in silent - named:
                 self._warn(process)
@@ -337,7 +337,7 @@ class _Watch:
         """Return the processes that have been silent for too long."""
         now = time.monotonic()
         since = {process: now - when for process, (_, when) in self._heard.items() if process != self._own}
-        silent = {process for process, seconds in since.items() if seconds > self.PATIENCE}
+        silent = {process for process, seconds in since.items() if seconds > self._patience}
         return {0} if 0 in silent else silent  # without the first process, no other can be heard
 
     def _warn(self, process: int) -> None:
