@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import zlib
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,7 +39,9 @@ class HashEncoder(SentenceEncoder):
     before = None  # is called before a batch is encoded
 
     def __init__(self, name="hash", pooler="avg"):
-        self.name, self.pooler, self._truncated = name, pooler, None
+        self.name = name
+        self.pooler = pooler
+        self._in_thread = threading.local()  # of `warning_once`
 
     def encode(
         self,

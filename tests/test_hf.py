@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from tiny_model import bound, hf_config_of, random_torch_model
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import write_tensors
 from diffcse_jax.models import files, hf, layers
@@ -355,17 +354,6 @@ def test_published_checkpoints_are_pooled_as_their_authors_do():
         ("princeton-nlp/unsup-simcse-bert-base-uncased-mine", ""),
     ):
         assert hf.published_pooler(name, ["embeddings.LayerNorm.weight", "pooler.dense.weight"]) == pooler
-
-
-def test_a_run_is_read_from_its_export(bert, tmp_path):
-    run = tmp_path / "run"
-    (run / "checkpoints/7").mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps(Config().to_dict()))
-    for name, kind in ((run, "the workdir of a run"), (run / "checkpoints/7", "a checkpoint of")):
-        assert_refused(name, f"^{name} is {kind}.* `diffcse export --model {name} --output DIR`, and name DIR")
-    shutil.copytree(bert, run / "export")
-    assert read(str(run)).folder == run / "export"
-    assert_same(read(str(run)), read(str(bert)))
 
 
 # --- checkpoints that cannot be used ---

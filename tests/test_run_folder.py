@@ -25,6 +25,7 @@ from diffcse_jax.api import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.io import append_line
 from diffcse_jax.run_folder import records
+from diffcse_jax.run_folder.finding import finished_export, model_of
 from diffcse_jax.run_folder.records import Record, Selection
 from diffcse_jax.run_folder.start import (
     BaseModel,
@@ -300,3 +301,18 @@ def test_every_start_is_recorded_and_changed_versions_are_reported(tmp_path, mon
     monkeypatch.setattr(records.importlib.metadata, "version", lambda name: "9.9" if name == "jax" else version(name))
     records.record_start(tmp_path, config, text="4567", step=30)
     assert f"in their last digits from here on: jax was {jax.__version__}, now 9.9\n" in capsys.readouterr().err
+
+
+def test_a_run_is_read_from_its_export(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints/7").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(Config().to_dict()))
+    for name, kind in ((run, "the folder of a run that has no export yet"), (run / "checkpoints/7", "a checkpoint of")):
+        with pytest.raises(CheckpointError, match=f"^{name} is {kind}.* `diffcse export --model {name} --output DIR`"):
+            model_of(str(name))
+    (run / "export").mkdir()
+    assert model_of(str(run)) == str(run / "export")
+    assert model_of("minilm") == "minilm"
+    assert finished_export(run) is None  # an export of before, while the run trains
+    (run / "selection.json").touch()
+    assert finished_export(run) == run / "export"
