@@ -229,7 +229,12 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     assert "dimensions, weights hash avg), and missing cannot be loaded" in message
     for options in (["--weight", "0.1"], ["--storage", "bits"], ["--no-passages"]):
         assert f"{options[0]}: {index} is already built. Leave this out" in error(index, *options, "x")
-    assert "--language and --weight need --mode lexical or hybrid" in error(vectors, "--weight", "0.1", "x")
+    assert "--weight needs --mode hybrid" in error(vectors, "--weight", "0.1", "x")
+    assert "--language needs --mode lexical or hybrid" in error(vectors, "--language", "english", "x")
+    assert "--storage: --mode lexical stores no emb" in error(text, "--mode", "lexical", "--storage", "bits", "x")
+    assert "--threshold 0.5: hybrid scores" in error(text, *model, "--mode", "hybrid", "--threshold", "0.5", "x")
+    assert "give QUERY or --queries, not both" in error(text, *model, "--queries", text, "x")
+    assert f"--add: --input {index} is an index already" in error(index, "--output", index, "--add", "x")
     assert "Name the encoder with --model" in error(text, "x")
     assert "--top_k: expected at least 1" in error(text, *model, "--top_k", "-1", "x")
     assert "QUERY: the text is empty" in error(text, *model, " ")
@@ -239,6 +244,20 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     for source in (text, vectors):  # words are searched without a model and without embeddings
         (found,) = objects(capsys, "search", "--input", source, "--mode", "lexical", "--json", "dogs run")
         assert [hit["line"] for hit in found["hits"]] == [2, 4]
+
+
+def test_an_index_of_the_words_of_embeddings_is_kept(tmp_path, text, capsys):
+    vectors, index = str(tmp_path / "vectors"), str(tmp_path / "index")
+    cli.main(["embed", "--input", text, "--model", "hash", "--output", vectors])
+    command = ["search", "--input", vectors, "--mode", "lexical", "--output", index, "--json", "dogs run"]
+    first, second = (objects(capsys, *command) for _ in range(2))
+    assert first == second
+
+
+def test_invisible_characters_do_not_divide_words_on_the_terminal(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("Die Donau\u00addampf\u00adschiff\u00adfahrt ruht.\n", encoding="utf-8")
+    cli.main(["search", "--input", str(tmp_path / "a.txt"), "--mode", "lexical", "Donaudampfschiffahrt ruht"])
+    assert "Donaudampfschifffahrt ruht." in capsys.readouterr().out
 
 
 def test_words_are_searched_with_embeddings(tmp_path, text, capsys):

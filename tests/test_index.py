@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, InUseError
 from diffcse_jax.io import json_digest, sha256
 from diffcse_jax.models import pooling
@@ -23,6 +24,8 @@ from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.search.embeddings import STORAGES
 from diffcse_jax.search.folder import MANIFEST, writing
 from diffcse_jax.search.index import Index
+from diffcse_jax.search.reading import read_documents
+from diffcse_jax.search.stored import input_of
 from diffcse_jax.search.vector_store import EncoderRecord
 
 DIMENSION = 24
@@ -101,6 +104,21 @@ def test_changes_in_any_order_give_the_index_of_the_final_texts(changes, mode, s
             expected |= content
     anew = Index(WordEncoder(), rows_of(expected), mode=mode, storage=storage)
     assert found(index, "red fox", "tree") == found(anew, "red fox", "tree")
+
+
+def test_an_input_is_read_again_as_it_was_recorded(tmp_path):
+    file = tmp_path / "faq.csv"
+    file.write_text("sku,question,answer\na,red fox,blue bird\nb,old tree,tall tree\n")
+    index = Index(WordEncoder())
+    own = input_of(str(file), "sku", ("question",))
+    index.put_input(own, read_documents(open_documents_to_search(str(file), columns=["question"], id_column="sku")))
+    assert tuple(index.update(str(file))) == (0, 0, 0, 2)
+    with pytest.raises(DataError, match="already has documents with the ids a, b"):
+        index.add(str(file))
+    (tmp_path / "other.csv").write_text("id,text\na,red\n")
+    with pytest.raises(DataError, match="already has documents with the id a"):
+        index.add(str(tmp_path / "other.csv"))
+    assert index.inputs == (own,)  # a refused one leaves no trace
 
 
 def test_only_new_and_changed_texts_are_encoded():

@@ -22,6 +22,7 @@ from tiny_run import full_disk, metrics_file
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.api import run
+from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.io import append_line
 from diffcse_jax.run_folder import records

@@ -234,3 +234,15 @@ def test_losses_are_errors_if_strict(tmp_path):
         list(split.training(Ledger("a", strict=True)))
     (tmp_path / "b.docx").unlink()
     assert list(searched(tmp_path)[0])
+
+
+def test_a_file_that_is_gone_before_it_is_read_is_listed(tmp_path):
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).write_text("One text.\n")
+    (tmp_path / "c.md.gz").write_bytes(gzip.compress(b""))
+    source = open_documents_to_search(tmp_path)
+    (tmp_path / "a.md").unlink()
+    ledger = Ledger("a folder")
+    assert [text_of(each) for each in source.read(ledger)] == ["One text."]
+    is_loss = {reason: entry.is_loss for reason, entry in ledger.unread.items()}
+    assert is_loss == {"no such file": True, "empty": False}

@@ -8,6 +8,7 @@ index records its inputs. The same input replaces its own documents; another one
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 import sys
 import textwrap
@@ -98,6 +99,10 @@ def _check(options: SearchOptions) -> None:
         raise ConfigError("--add and --replace exclude each other. Give one of them")
     if (options.add or options.replace) and not options.output:
         raise ConfigError("--add and --replace need --output, the index to change")
+    if options.queries and options.queries_file != STDIN:
+        raise ConfigError("give QUERY or --queries, not both")
+    if options.threshold is not None and math.isnan(options.threshold):
+        raise ConfigError("--threshold: nan is not a number")
 
 
 # The index
@@ -124,8 +129,10 @@ def _open(options: SearchOptions, load: Load) -> Index:
 def _open_index(folder: Path, options: SearchOptions, load: Load) -> Index:
     """Open an index, and perhaps save a copy."""
     _refuse(options, ["columns", "id_column", "passages", "language", "weight", "storage"], folder)
+    if options.add:
+        raise ConfigError(f"--add: --input {folder} is an index already. Name the text to add")
     index = Index.load(folder)
-    index.checked_mode(options.mode)
+    _check_threshold(options, index.checked_mode(options.mode))
     _give_encoder(index, options, load)
     if options.output and options.output.resolve() != folder.resolve():
         if is_index(options.output) and not options.replace:
@@ -148,8 +155,7 @@ def _require_outside(output: Path, source: Path) -> None:
     if folder.is_relative_to(root) and not any(part.startswith(".") for part in folder.relative_to(root).parts):
         raise ConfigError(
             f"--output {output} is inside --input {source}, so its files would be read as text. "
-            "Choose a "
-            "folder outside, or one whose name starts with a dot"
+            "Choose a folder outside, or one whose name starts with a dot"
         )
 
 
@@ -164,12 +170,30 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
             log_line(f"notice: {options.model} recommends --mode {mode}. --mode dense compares embeddings only")
         given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
     settings = IndexSettings(**given, id_column=options.id_column)
-    if settings.mode == "dense" and (options.language or options.weight is not None):
-        raise ConfigError("--language and --weight need --mode lexical or hybrid")
+    _check_options_of_mode(options, settings.mode)
     settings.check()
     if not has_store and settings.mode != "lexical" and not options.model:
         raise ConfigError(f"{options.source} is text. Name the encoder with --model, for example --model minilm")
     return settings
+
+
+def _check_options_of_mode(options: SearchOptions, mode: str) -> None:
+    """Raise `ConfigError` for options that a new index in this mode would not read."""
+    if mode == "dense" and options.language:
+        raise ConfigError("--language needs --mode lexical or hybrid")
+    if mode != "hybrid" and options.weight is not None:
+        raise ConfigError("--weight needs --mode hybrid")
+    if mode == "lexical" and options.storage:
+        raise ConfigError("--storage: --mode lexical stores no embeddings. Leave --storage out")
+    _check_threshold(options, mode)
+
+
+def _check_threshold(options: SearchOptions, mode: str) -> None:
+    """Raise `ConfigError` before texts are encoded, which may take hours."""
+    if options.threshold is not None and mode == "hybrid":
+        raise ConfigError(
+            f"--threshold {options.threshold:g}: hybrid scores have no fixed scale. Give --mode dense or lexical"
+        )
 
 
 def _read(options: SearchOptions) -> list[Document]:
@@ -202,7 +226,8 @@ def _give_encoder(index: Index, options: SearchOptions, load: Load) -> None:
         encoder = load(there)
     except UserError as error:
         what = options.model or "this model"
-        problem = f"{index.name} holds embeddings of {there}, and {what} cannot be loaded: {error}"
+        advice = "" if options.model else " Name the model with --model"
+        problem = f"{index.name} holds embeddings of {there}, and {what} cannot be loaded: {error}{advice}"
         raise type(error)(problem) from error
     index.use(encoder)
 
@@ -239,18 +264,17 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
         names = ", ".join(each.name or "texts given in Python" for each in index.inputs)
         raise ConfigError(
             f"--output {options.output} is an index of {names}, not of --input {options.source}. "
-            "To search "
-            "both, give --add. To replace the index, give --replace"
+            "To search both, give --add. To replace the index, give --replace"
         )
     if recorded is None:
         return options
     for name in ("columns", "id_column"):
         given, there = getattr(own, name), getattr(recorded, name)
         if given and given != there:
+            before, now = (each if isinstance(each, str) else " ".join(each) for each in (there, given))
             raise ConfigError(
-                f"--{name}: {options.output} was built with {there or 'none'}, not {given}. Leave "
-                "this out, or "
-                "give --replace to build the index again"
+                f"--{name}: {options.output} was built with {before or 'none'}, not {now}. "
+                "Leave this out, or give --replace to build the index again"
             )
     return dataclasses.replace(options, columns=recorded.columns, id_column=recorded.id_column)
 
@@ -261,20 +285,24 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
         there = getattr(index.settings, name)
         is_detected = name == "language" and index.lexical and index.lexical.language == given
         if given != there and not is_detected:
+            if name == "passages":
+                flag, before = "--passages" if given else "--no-passages", "the other one"
+            else:
+                flag, before = f"--{name} {given}", there or "a detected one"
             raise ConfigError(
-                f"--{name} {given}: {options.output} was built with {there or 'another one'}. "
-                "Leave this out, "
-                "or give --replace to build the index again"
+                f"{flag}: {options.output} was built with {before}. "
+                "Leave this out, or give --replace to build the index again"
             )
 
 
 def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchOptions, load: Load) -> Index:
     """Bring an index of embeddings up to date."""
     own = options.input()
-    if old.inputs != (own,) or old.record is None:
+    if old.inputs != (own,):
         raise ConfigError(f"--add {options.source}: only texts can be added to an index, not embeddings")
+    if old.record:  # before the embeddings are copied
+        old.record.require(store.encoder, old.name)
     new = Index.of_store(store, old.settings)
-    old.record.require(store.encoder, old.name)
     new.inputs = old.inputs
     _give_encoder(new, options, load)
     log_line(f"index: {plan(old.documents, new.documents, 'replace').changes}")
@@ -304,10 +332,7 @@ def _read_queries(name: str) -> Iterator[list[str]]:
     """Yield some queries at a time; each by itself as it is typed on a terminal."""
     is_typed = name == STDIN and sys.stdin.isatty()
     ledger = Ledger(name)
-    texts = (
-        " ".join(" ".join([section.title, *section.lines]) for section in document.sections).strip()
-        for document in documents_of(open_documents_to_search(name, "--queries"), ledger)
-    )
+    texts = (document.text().strip() for document in documents_of(open_documents_to_search(name, "--queries"), ledger))
     while chunk := list(itertools.islice(texts, 1 if is_typed else QUERIES_AT_ONCE)):
         yield chunk
     if ledger.has_losses:
@@ -343,6 +368,7 @@ def _as_text(query: str, hits: Hits) -> str:
 
 def _wrapped(text: str, indent: str = "", *, break_long_words: bool = True) -> list[str]:
     """Return some lines of a text, without what would move a terminal's cursor or colour it."""
+    text = _INVISIBLE.sub("", text)  # such as soft hyphens, which do not divide words
     printable = "".join(character if character.isprintable() else " " for character in text)
     return textwrap.wrap(
         printable,

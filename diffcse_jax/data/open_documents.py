@@ -20,7 +20,7 @@ from diffcse_jax.data.layout import (
     layout_of,
     require_columns,
 )
-from diffcse_jax.data.ledger import NO_TEXT, Ledger, Place
+from diffcse_jax.data.ledger import EMPTY, NO_TEXT, Ledger, Place
 from diffcse_jax.data.lines import extension, lines_of, read_lines
 from diffcse_jax.data.tables import Table, open_table
 from diffcse_jax.data.values import listed
@@ -170,7 +170,7 @@ def _prose(files: Sequence[Path], with_code: bool, ledger: Ledger) -> Iterator[D
     for file, parsed in zip(files, parse_files(files, with_code=with_code), strict=True):
         name = str(file)
         if isinstance(parsed, formats.Unreadable):
-            ledger.skip_file(name, parsed.reason, is_loss=file.stat().st_size > 0)
+            ledger.skip_file(name, parsed.reason, is_loss=parsed.reason != EMPTY)
             continue
         for what, number in parsed.left_out.items():
             ledger.leave_out(what, Place(name), number, is_loss=False)

@@ -41,13 +41,13 @@ class UpdatePlan(NamedTuple):
 
     Attributes:
         order: Their rows in the old table, continued by the table of given documents.
-        passages: For each of them, the row whose passages it has, numbered in the same way: an old
+        reuses: For each of them, the row whose passages it has, numbered in the same way: an old
             row if the text is the same.
         changes: What to tell the user.
     """
 
     order: Int[np.ndarray, " documents"]
-    passages: Int[np.ndarray, " documents"]
+    reuses: Int[np.ndarray, " documents"]
     changes: Changes
 
 
@@ -57,8 +57,8 @@ def plan(old: pa.Table, given: pa.Table, how: How, source: int = 0) -> UpdatePla
     same, changes = _matched(old, given, affected)
     order = _order(old, given, how, affected)
     first = len(old)
-    passages = np.array([row if row < first else same.get(row - first, row) for row in order], np.int64)
-    return UpdatePlan(np.array(order, np.int64), passages, changes)
+    reuses = np.array([row if row < first else same.get(row - first, row) for row in order], np.int64)
+    return UpdatePlan(np.array(order, np.int64), reuses, changes)
 
 
 def without(old: pa.Table, ids: Iterable[str]) -> UpdatePlan:
@@ -83,9 +83,8 @@ def _affected(old: pa.Table, given: pa.Table, how: How, source: int) -> list[int
     is_source = (np.asarray(old["source"]) == source) & (how == "replace")
     if clashing := [key for row, key in enumerate(own) if key in ids and not is_source[row]]:
         raise DataError(
-            f"the index already has documents with the {_named(clashing)}. Use `update` to replace "
-            "them "
-            "or, on the command line, name another column with --id_column"
+            f"the index already has documents with the {_named(clashing)}. Use `update` to replace them. "
+            "On the command line, leave them out of this input or, if they are rows, name another --id_column"
         )
     return np.flatnonzero(is_source).tolist()
 

@@ -190,10 +190,10 @@ class Index:
         """Add documents. Raises `DataError` if the index already has one of their ids."""
         with self._changing:
             numbers = [int(key) for key in self._contents.ids if key.isdecimal() and len(key) < 16]
-            source = self._open(texts, first=max(numbers, default=-1) + 1)
+            own = self._input_of(texts)
+            source = self._open(texts, own, first=max(numbers, default=-1) + 1)
             documents = _read(source, show_progress=show_progress, strict=strict)
-            number = self._number_of(input_of(texts, self.settings.id_column))
-            return self.put(documents, "add", number, batch_size=batch_size, show_progress=show_progress)
+            return self._put_recorded(own, documents, "add", batch_size, show_progress=show_progress)
 
     def update(self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False) -> Changes:
         """Add documents, and replace those with the same ids. Only what has changed is encoded.
@@ -201,9 +201,9 @@ class Index:
         Texts without ids are numbered from 0.
         """
         with self._changing:
-            documents = _read(self._open(texts), show_progress=show_progress, strict=strict)
-            number = self._number_of(input_of(texts, self.settings.id_column))
-            return self.put(documents, "update", number, batch_size=batch_size, show_progress=show_progress)
+            own = self._input_of(texts)
+            documents = _read(self._open(texts, own), show_progress=show_progress, strict=strict)
+            return self._put_recorded(own, documents, "update", batch_size, show_progress=show_progress)
 
     def remove(self, ids: str | Iterable[str]) -> Changes:
         """Remove documents by their ids. Raises `DataError` if one is not there."""
@@ -223,15 +223,23 @@ class Index:
     ) -> Changes:
         """Bring the documents of an input up to date. Those of other inputs stay."""
         with self._changing:
-            number = self._number_of(own)
-            return self.put(documents, "replace", number, batch_size=batch_size, show_progress=show_progress)
+            return self._put_recorded(own, documents, "replace", batch_size, show_progress=show_progress)
 
-    def _number_of(self, own: Input) -> int:
-        """Return the number of an input, which the index records."""
+    def _input_of(self, texts: Any) -> Input:
+        """Return how an input was recorded when it was read before, or how it will be recorded."""
+        own = input_of(texts, self.settings.id_column)
+        return next((each for each in self.inputs if each.name == own.name), own)
+
+    def _put_recorded(
+        self, own: Input, documents: Sequence[Document], how: How, batch_size: int, *, show_progress: bool
+    ) -> Changes:
+        """Put documents, and record their input once that has succeeded."""
         names = [each.name for each in self.inputs]
-        if own.name not in names:
+        number = names.index(own.name) if own.name in names else len(names)
+        changes = self.put(documents, how, number, batch_size=batch_size, show_progress=show_progress)
+        if documents and number == len(names):
             self.inputs = (*self.inputs, own)
-        return [each.name for each in self.inputs].index(own.name)
+        return changes
 
     def put(
         self,
@@ -248,17 +256,16 @@ class Index:
             old = self._contents
             given = documents_table(documents, source)
             planned = plan(old.documents, given, how, source)
-            is_new = planned.passages >= len(old.documents)
-            new = [documents[row - len(old.documents)] for row in planned.passages[is_new].tolist()]
+            is_new = planned.reuses >= len(old.documents)
+            new = [documents[row - len(old.documents)] for row in planned.reuses[is_new].tolist()]
             encoded = self._encoded(new, batch_size, show_progress=show_progress)
             self._contents = self._after(planned, given, *encoded)
             return planned.changes
 
-    def _open(self, texts: Any, first: int = 0) -> Documents:
-        id_column = self.settings.id_column
+    def _open(self, texts: Any, own: Input, first: int = 0) -> Documents:
         if isinstance(texts, str | Path):
-            return open_documents_to_search(str(texts), "build_index", id_column=id_column)
-        return documents_in_memory(texts, id_column=id_column, first=first)
+            return open_documents_to_search(str(texts), "texts", columns=own.columns, id_column=own.id_column)
+        return documents_in_memory(texts, id_column=own.id_column, first=first)
 
     def _encoded(
         self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
@@ -470,11 +477,11 @@ def _passages_after(
     """Return the passages after a change, with their rows in the old and then the new passages."""
     numbers = old.passages["document"].to_numpy()
     bounds = np.searchsorted(numbers, np.arange(len(old.documents) + 1))
-    is_new = planned.passages >= len(old.documents)
+    is_new = planned.reuses >= len(old.documents)
     new_bounds = np.searchsorted([each.document for each in passages], np.arange(is_new.sum() + 1))
     starts = np.zeros(len(is_new), np.int64)
     counts = np.zeros(len(is_new), np.int64)
-    kept = planned.passages[~is_new]
+    kept = planned.reuses[~is_new]
     starts[~is_new], counts[~is_new] = bounds[kept], bounds[kept + 1] - bounds[kept]
     starts[is_new], counts[is_new] = len(numbers) + new_bounds[:-1], np.diff(new_bounds)
     before = np.cumsum(counts) - counts

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def input_of(texts: Any, id_column: str = "", columns: tuple[str, ...] = ()) -> 
     if not isinstance(texts, str | Path):
         return Input("", columns, id_column)
     is_name = str(texts) in (STDIN, "docstrings")
-    return Input(str(texts) if is_name else str(expand_path(texts).absolute()), columns, id_column)
+    return Input(str(texts) if is_name else os.path.abspath(expand_path(texts)), columns, id_column)
 
 
 @dataclasses.dataclass(frozen=True)
