@@ -157,6 +157,23 @@ def test_tables_without_known_columns_are_read_with_all_text(tmp_path):
     assert first.whole
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", ",text,n\n0,One text.,4\n1,Two texts.,5\n"),  # as pandas writes it
+        ("a.jsonl", '{"": "0", "text": "One text."}\n{"": "1", "text": "Two texts."}\n'),
+    ],
+)
+def test_a_column_without_a_name_is_neither_id_nor_title(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content)
+    for options in ({}, {"columns": ["text"]}):
+        documents, _ = searched(path, **options)
+        assert [document.id.partition(name)[1] for document in documents] == [name, name]
+        assert [text_of(document) for document in documents] == ["One text.", "Two texts."]
+        assert documents[0].columns[""] == "0"
+
+
 def test_standard_input_has_lines(monkeypatch):
     content = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfone\r\n\ntwo\n"))
     monkeypatch.setattr(sys, "stdin", content)

@@ -21,16 +21,16 @@ class Layout(NamedTuple):
 
     Attributes:
         texts: The columns of text.
-        title: The column of the title; empty if there is none.
-        id: The column that identifies rows; empty if there is none.
+        title: The column of the title, if there is one. The name of a column may be empty.
+        id: The column that identifies rows, if there is one.
         are_separate: Each column of text is a text of its own. Otherwise they are one text.
         is_whole: The rows are single texts, which search does not divide unless the model reads less.
         note: What was assumed, for the user; empty if nothing was.
     """
 
     texts: tuple[str, ...]
-    title: str = ""
-    id: str = ""
+    title: str | None = None
+    id: str | None = None
     are_separate: bool = False
     is_whole: bool = False
     note: str = ""
@@ -45,10 +45,10 @@ def layout_of(name: str, columns: Sequence[str], text_columns: Sequence[str], id
         text_columns: Those whose values are text for people.
         id_column: The column that identifies rows, if the user named one.
     """
-    own_id = id_column or next((each for each in ID_COLUMNS if each in columns), "")
-    known = next((each for each in TEXT_COLUMNS if each in columns), "")
+    own_id = id_column or next((each for each in ID_COLUMNS if each in columns), None)
+    known = next((each for each in TEXT_COLUMNS if each in columns), None)
     if known:
-        title = TITLE_COLUMN if TITLE_COLUMN in columns else ""
+        title = TITLE_COLUMN if TITLE_COLUMN in columns else None
         return Layout((known,), title, own_id, is_whole=len(columns) == 1)
     texts = tuple(each for each in text_columns if each != own_id)
     if not texts:
@@ -56,7 +56,7 @@ def layout_of(name: str, columns: Sequence[str], text_columns: Sequence[str], id
     note = ""
     if len(columns) > 1:
         note = f"{name}: read the columns of text, {', '.join(texts)}. {CHOOSES}"
-    return Layout(texts, "", own_id, is_whole=len(columns) == 1, note=note)
+    return Layout(texts, None, own_id, is_whole=len(columns) == 1, note=note)
 
 
 def require_columns(name: str, columns: Sequence[str], missing: Sequence[str]) -> None:
@@ -119,7 +119,9 @@ def _why_absent(values: Mapping[str, Any], column: str) -> str:
     return reasons.EMPTY if is_missing(values[column]) else reasons.NOT_STRING
 
 
-def text_in(values: Mapping[str, Any], column: str) -> str | None:
-    """Return a value as text; None if it is missing or not text."""
+def text_in(values: Mapping[str, Any], column: str | None) -> str | None:
+    """Return a value as text; None if there is no such column, or the value is missing or not text."""
+    if column is None:
+        return None
     value = values.get(column)
     return None if is_missing(value) else as_text(value)

@@ -141,11 +141,11 @@ def _layout(table: Table, reading: Reading) -> Layout | None:
     usual = layout_of(table.name, table.columns, table.text_columns, reading.id_column)
     if not reading.columns:
         return usual
-    own_id = usual.id if usual else reading.id_column
+    own_id = usual.id if usual else reading.id_column or None
     if reading.is_search:
         return Layout(tuple(reading.columns), id=own_id, are_separate=True)
     *title, text = reading.columns
-    return Layout((text,), "".join(title), own_id)
+    return Layout((text,), title[0] if title else None, own_id)
 
 
 def _are_lines(source: Source) -> bool:
@@ -187,7 +187,8 @@ def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
     ledger.read_file()
     if layout.note:
         ledger.note(layout.note)
-    columns = dict.fromkeys([*table.columns, *layout.texts, *filter(None, [layout.title, layout.id])])
+    others = [column for column in (layout.title, layout.id) if column is not None]
+    columns = dict.fromkeys([*table.columns, *layout.texts, *others])
     for row, values in table.rows([*columns], ledger):
         if document := document_of(values, layout, Place(table.name, row), ledger):
             yield document
