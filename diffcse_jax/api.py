@@ -92,7 +92,7 @@ def train(
         Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. This is a
             `KeyboardInterrupt`.
     """
-    name, checked = configuration(config, flat(overrides) | settings_of(losses))
+    name, checked = configuration(config, settings_of(losses) | flat(overrides))
     if checked.distributed:
         hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:

@@ -13,6 +13,7 @@ from tiny_run import run_settings
 from diffcse_jax import train
 from diffcse_jax.config import Config, configuration, installed_losses, read_overrides, settings_of
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.export.card import command_of
 from diffcse_jax.losses import Loss
 
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
@@ -70,10 +71,15 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
     recorded = json.loads(json.dumps(config.to_dict()))
     assert recorded["mine"] == {"class": "my_losses:Uniformity", "weight": 0.5}
     assert Config.from_dict(recorded) == config
+    gone = recorded | {"mine": {"class": "gone:Uniformity", "weight": 0.5, "other": 1}}
     with pytest.raises(ConfigError, match=r"the loss mine of the class gone:Uniformity, which is not found here"):
-        Config.from_dict(recorded | {"mine": {"class": "gone:Uniformity", "weight": 0.5}})
+        Config.from_dict(gone)
+    assert Config.from_dict(gone, for_reading=True).losses["mine"].weight == 0.5
+    assert command_of(config).endswith("# from Python, with `losses` for mine")
     with pytest.raises(ConfigError, match="'contrast' is taken"):
         settings_of({"contrast": my_losses.Uniformity()})
+    with pytest.raises(ConfigError, match=r"losses\['mine'\] is off: its weight is 0"):
+        settings_of({"mine": my_losses.Uniformity()})
     with pytest.raises(ConfigError, match=r"expected an instance .* got <class"):
         settings_of({"mine": my_losses.Uniformity})
 
@@ -82,7 +88,7 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
         pass
 
     with pytest.raises(ConfigError, match=r"<locals>.Local of a loss cannot be found by its name"):
-        settings_of({"mine": Local()})
+        settings_of({"mine": Local(weight=1.0)})
     my_losses.Plain = dataclasses.make_dataclass("Plain", [("weight", float, 1.0)], bases=(Loss,), frozen=True)
     with pytest.raises(ConfigError, match=r"my_losses:Plain\): declare weight with diffcse_jax.losses.option"):
         Config.from_dict({"mine.class": "my_losses:Plain"})

@@ -236,7 +236,7 @@ def test_the_cost_of_a_study_adds_up():
     lines = [*estimate.describe({"A": cost}, [("A", 125)] * 10, free=50 * 10**9)]
     assert lines == [
         "A: 10 runs of 1,000 steps, 0.5 s a step and 10 s a dev evaluation: 1 h 47 min",
-        "together 1 h 47 min and 100.0 GB, without the scoring of tasks",
+        "together 1 h 47 min and 100.0 GB, without the scoring of tasks and fine-tunings",
         "warning: 50.0 GB are free. Name a --workdir with more room, or remove folders of done runs",
     ]
 
@@ -328,12 +328,12 @@ def test_fine_tunings_have_their_own_table(tmp_path):
 def test_a_few_steps_are_timed_without_a_trace(tmp_path, minilm_dir):
     settings = run_settings(tmp_path, minilm_dir, train={"steps": 40, "packing": "off"}, mesh={"data": 1})
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
-    cost = estimate.probe(configuration("simcse_base", settings)[1])
+    cost = estimate.probe(configuration("simcse_base", settings)[1], tmp_path)
     assert cost.steps == 40
     assert min(cost.step_seconds, cost.evaluation_seconds, cost.other_seconds, cost.checkpoint_bytes) > 0
     added = {path for path in tmp_path.rglob("*") if path.is_file()} - before
     assert not [path for path in added if "checkpoints" in path.parts or "export" in path.parts]
-    assert estimate.probe(configuration("simcse_base", settings | {"train": {"steps": 4}})[1]) is None
+    assert estimate.probe(configuration("simcse_base", settings | {"train": {"steps": 4}})[1], tmp_path) is None
 
 
 @pytest.mark.slow

@@ -98,17 +98,22 @@ class Config:
     installed: Table = Table()
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Config":
+    def from_dict(cls, values: Mapping[str, Any], *, for_reading: bool = False) -> "Config":
         """Build a checked configuration from what differs from the defaults.
 
         The values are in groups (`{"train": {"steps": 60}}`) or by key (`{"train.steps": 60}`). A `ConfigError` names
         a key that is unknown, a value of the wrong type or out of range, or values that cannot work together.
+
+        A run is only read, and not trained, with `for_reading`. Then it does not matter if the class of a loss that was
+        given to `train` is not found here.
         """
         given = flat(values)
         own: dict[str, Any] = {
             field.name: field.type for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)
         }
-        classes = named_classes(given)
+        classes = named_classes(given, for_reading=for_reading)
+        absent = tuple(f"{name}." for name, kind in classes.items() if kind is AbsentLoss)
+        given = {key: value for key, value in given.items() if not key.startswith(absent) or key.endswith(".weight")}
         given = {key: value for key, value in given.items() if key.removesuffix(CLASS) not in classes}
         known = known_keys(given, classes)
         groups = collections.defaultdict[str, dict[str, Any]](dict)  # the given options of each group
@@ -142,10 +147,14 @@ class Config:
         """
         values = dataclasses.asdict(self)
         installed = values.pop("installed")
-        for name, loss in self.installed.items():
-            if type(loss) is not installed_losses().get(name):
-                installed[name] |= {CLASS[1:]: class_path(loss)}
+        for name in self.given_losses:
+            installed[name] |= {CLASS[1:]: class_path(self.installed[name])}
         return values | installed
+
+    @property
+    def given_losses(self) -> list[str]:
+        """The names of the losses that were given to `train` as objects."""
+        return [name for name, loss in self.installed.items() if type(loss) is not installed_losses().get(name)]
 
     @cached_property
     def losses(self) -> dict[str, Loss]:
@@ -245,6 +254,8 @@ def settings_of(losses: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"losses: {name!r} is taken or is not a word of lower-case letters. Choose another name")
         if not (isinstance(loss, Loss) and dataclasses.is_dataclass(loss)):
             raise ConfigError(f"losses[{name!r}]: expected an instance of a dataclass that extends Loss, got {loss!r}")
+        if loss.active() is None:
+            raise ConfigError(f"losses[{name!r}] is off: its weight is 0. Give it a weight, such as 0.1")
         values[f"{name}{CLASS}"] = class_path(loss)
         values |= {f"{name}.{key}": value for key, value in dataclasses.asdict(loss).items()}
     return values
@@ -271,12 +282,25 @@ def _class_at(path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name, None)
-    except ImportError:
+    except Exception:  # whatever the module raises
         return None
 
 
-def named_classes(given: Mapping[str, Any]) -> dict[str, type[Loss]]:
+@dataclasses.dataclass(frozen=True)
+class AbsentLoss(Loss):
+    """Stands for a loss whose class is not found, in the configuration of a run that is only read."""
+
+    weight: float = option(0.0, "weight of a loss whose class is not found here", low=0.0)
+
+    def loss(self, forward: Any, inputs: Any, key: Any) -> Any:
+        """Raise an error: a run with this loss is only read."""
+        raise ConfigError("the class of a loss of this run is not found here, so the run cannot be trained")
+
+
+def named_classes(given: Mapping[str, Any], *, for_reading: bool = False) -> dict[str, type[Loss]]:
     """Return the classes that values name as `NAME.class`, by the name of the loss.
+
+    With `for_reading`, `AbsentLoss` stands for those that are not found.
 
     Raises:
         ConfigError: This process does not have such a class.
@@ -286,7 +310,7 @@ def named_classes(given: Mapping[str, Any]) -> dict[str, type[Loss]]:
         name = key.removesuffix(CLASS)
         if name == key or "." in name:
             continue
-        kind = _class_at(str(path))
+        kind = _class_at(str(path)) or (AbsentLoss if for_reading else None)
         if kind is None:
             raise ConfigError(
                 f"this run trains the loss {name} of the class {path}, which is not found here. Start it from the "
@@ -341,9 +365,11 @@ def machine_keys() -> frozenset[str]:
     return frozenset(key for key, field in known_keys().items() if field.metadata["changes"] == "nothing")
 
 
-def resume_keys() -> frozenset[str]:
+def resume_keys(config: Config) -> frozenset[str]:
     """Return the keys that may change when a run is resumed, because the trained parameters do not depend on them."""
-    return frozenset(key for key, field in known_keys().items() if field.metadata["changes"] != "training")
+    classes = {name: type(loss) for name, loss in config.installed.items()}
+    keys = known_keys(None, classes)
+    return frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class MaskedAccuracy(Metric):
     @property
     def remark(self) -> str:
         guesses = ", ".join(f"{name.rpartition('_')[2]} {score:.2f}" for name, score in self.guesses.items())
-        return f"Guesses by frequency get {guesses}. The sentence embeddings were not compared."
+        return f"Guesses by frequency get {guesses}. This metric does not compare sentence embeddings."
 
     @property
     def units(self) -> str:

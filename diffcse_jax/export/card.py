@@ -139,7 +139,11 @@ def command_of(config: Config) -> str:
 
     It names the shipped configuration that differs in the fewest keys, and has one override per line.
     """
-    values = {key: value for key, value in flat(portable(config)).items() if key not in machine_keys()}
+    given = tuple(f"{name}." for name in config.given_losses)
+    unnamed = machine_keys()
+    values = {
+        key: value for key, value in flat(portable(config)).items() if key not in unnamed and not key.startswith(given)
+    }
     changes = {}
     for name in sorted(path.stem for path in SHIPPED.glob("*.py")):
         shipped = flat(Config.from_dict(shipped_config(name).to_dict()).to_dict())
@@ -147,7 +151,9 @@ def command_of(config: Config) -> str:
     nearest = min(changes, key=lambda name: len(changes[name]))
     overrides = (f"--config.{key}={shlex.quote(str(value))}" for key, value in changes[nearest].items())
     command = "finetune" if config.needs("labels") else "train"
-    return " \\\n    ".join([f"diffcse {command} --config {nearest}", *overrides])
+    lines = " \\\n    ".join([f"diffcse {command} --config {nearest}", *overrides])
+    names = ", ".join(config.given_losses)
+    return f"{lines}\n# from Python, with `losses` for {names}" if names else lines
 
 
 def portable(config: Config) -> dict[str, Any]:

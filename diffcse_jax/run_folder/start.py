@@ -148,13 +148,13 @@ def read_config(workdir: Path) -> Config:
             f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each line has {path.name} "
             f"under `configuration` and {START} under `digests`. Or begin a new run in another --workdir"
         ) from error
-    return Config.from_dict(content)
+    return Config.from_dict(content, for_reading=True)
 
 
 def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
     """Check that the run in the folder has this configuration and began from files with these digests."""
     earlier, now = flat(read_config(workdir).to_dict()), flat(config.to_dict())
-    free = resume_keys()
+    free = resume_keys(config)
     if config.needs("labels"):
         free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]

@@ -31,7 +31,6 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.finding import model_of
 
 DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
-HELD_OUT_BATCHES = 8  # batches on which the masked-LM head of the run's own generator is measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +73,12 @@ class StartingCheckpoint:
         return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, mlm_head=head))
 
     def is_trained_embedding(self, config: Config) -> bool:
-        """Return whether the run trains the embedding that the checkpoint has before the first step."""
+        """Return whether the run trains the embedding that the checkpoint has before the first step.
+
+        A masked LM is trained and measured without a pooler.
+        """
+        if config.trains_masked_lm:
+            return True
         has_its_weights = config.encoding_pooler != "cls" or self.recorded.head is not None
         return has_its_weights and self.pooler(config) == config.encoding_pooler
 

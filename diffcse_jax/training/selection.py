@@ -126,8 +126,7 @@ def decide(
         doubt = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
     keeps_start = keep_start and (not is_higher or bool(doubt) or breaks_limit)
-    is_exported = {each.name: (each.encoder == THIS_MODEL) is not keeps_start for each in compared}
-    of_exported = [each for each in compared if each.encoder and is_exported[each.name]]
+    of_exported = [each for each in compared if each.encoder and (each.encoder == THIS_MODEL) != keeps_start]
     return Decision(
         candidate,
         evidence,
@@ -161,12 +160,12 @@ def describe(decision: Decision, names: Names) -> str:
     candidate = decision.candidate
     objections = []
     if not candidate.keeps_quality:
-        objections.append(f"No model keeps {names.quality}.")
+        objections.append(f"None of the models that were scored keeps {names.quality}.")
     if candidate.lost:
         objections.append(f"But other queries got worse: {', '.join(candidate.lost)} (eval.hold).")
     is_clear = decision.is_higher and not decision.doubt
     better = "Better" if is_clear else "Not better"
-    if decision.doubt or (is_clear and decision.keeps_start):
+    if decision.doubt:
         better = "Not clearly better"
     sentences = [
         f"{better}{names.aspect} than {names.start}: {_gain(decision, names)}.",
@@ -225,9 +224,10 @@ def _best_weights(decision: Decision, names: Names) -> str:
     best = decision.evidence.best
     if decision.keeps_start or best is None or best <= decision.candidate.score:
         return ""
+    why = ", but such mixtures answer people's own questions better (docs/records/search.md)"
     return (
-        f"Step {names.step} alone scores {best:.2f}, but such mixtures answer people's own questions "
-        f"better (docs/records/search.md). eval.interpolate=() exports step {names.step}."
+        f"Step {names.step} alone scores {best:.2f}{why if decision.compared else ''}. "
+        f"eval.interpolate=() scores step {names.step} alone."
     )
 
 
@@ -431,7 +431,7 @@ def _start_with_pooler(run: Run) -> float | None:
     Return None if that is the start's own pooler.
     """
     base, config = run.base, run.config
-    if run.model_of or base.pooler(config) == config.encoding_pooler:
+    if run.model_of or config.trains_masked_lm or base.pooler(config) == config.encoding_pooler:
         return None
     for row in records.read_metrics(run.workdir):
         if row["step"] == 0:

@@ -20,7 +20,7 @@ import jax
 from diffcse_jax import api, evaluation
 from diffcse_jax.apps.finetune import run_finetune
 from diffcse_jax.apps.study import estimate, table
-from diffcse_jax.apps.study.record import StudyRecord
+from diffcse_jax.apps.study.record import Key, StudyRecord, digest_of
 from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError, counted
@@ -140,8 +140,17 @@ class StudyRun:
 
     def look(self) -> tuple[dict[str, Any] | None, str]:
         """Return the results of a run that is done with the study's tasks, or None, and the run's state in words."""
-        if self.record and (recorded := self.record.find(self.row, self.seed, self.config, self.tasks)):
+        if self.record and (recorded := self.record.find(self.key)):
             return recorded, "done"
+        return self.look_here()
+
+    @property
+    def key(self) -> Key:
+        """What identifies the run in a record."""
+        return self.row, self.seed, digest_of(self.config, self.start.config if self.start else None), self.tasks
+
+    def look_here(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the same by the run's folder alone."""
         try:
             if (self.folder / RESULTS).is_file():
                 found = self._read_results()
@@ -340,17 +349,28 @@ def say_what_it_takes(runs: Sequence[StudyRun], folder: Path) -> None:
     rest = [run for run in runs if run.seed is not None and not run.start and run.look()[1] == NOT_STARTED]
     if len(rest) < WORTH_TIMING:
         return
-    costs: dict[str, estimate.Cost] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    costs: dict[str, estimate.Cost | None] = {}
     for run in rest:
         if run.row not in costs:
             log_line(f"timing a few steps of {run.row}")
-            cost = estimate.probe(run.config)
-            if cost is None:
-                return
-            costs[run.row] = cost
-    folder.mkdir(parents=True, exist_ok=True)
-    for line in estimate.describe(costs, [(run.row, run.config.eval.every) for run in rest], disk_usage(folder).free):
+            costs[run.row] = _probe(run, folder)
+    known = {row: cost for row, cost in costs.items() if cost}
+    timed = [(run.row, run.config.eval.every) for run in rest if run.row in known]
+    for line in estimate.describe(known, timed, disk_usage(folder).free) if known else ():
         log_line(line)
+
+
+def _probe(run: StudyRun, folder: Path) -> estimate.Cost | None:
+    """Time a few steps of a run. Return None for a run that is too short or fails, as it will when it is done."""
+    try:
+        cost = estimate.probe(run.config, folder)
+    except Exception as error:  # whatever a run may raise
+        log_line(f"notice: {run.row} was not timed: {error}")
+        return None
+    if cost is None:
+        log_line(f"notice: {run.row} was not timed: its runs have fewer than {estimate.STEPS} steps")
+    return cost
 
 
 def do_runs(runs: Sequence[StudyRun]) -> None:
@@ -358,6 +378,9 @@ def do_runs(runs: Sequence[StudyRun]) -> None:
 
     Runs that another process works on are left to it, and looked at once more at the end.
     """
+    for run in runs:
+        if run.record and not run.record.find(run.key) and (found := run.look_here()[0]):
+            run.record.add(run.key, found)  # of an earlier command
     rest = [run for run in runs if not run.look()[0]]
     if len(rest) < len(runs):
         log_line(f"done already: {len(runs) - len(rest)} of {counted(len(runs), 'run{s}')}")
@@ -390,8 +413,6 @@ def _attempt(run: StudyRun) -> str:
     try:
         results = train_and_score(run)
         write_sealed(run.folder / RESULTS, results)
-        if run.record:
-            run.record.add(run.row, run.seed, run.config, results)
     except Exception as error:
         reason, details = str(error), ""
         if not isinstance(error, UserError):
@@ -401,6 +422,8 @@ def _attempt(run: StudyRun) -> str:
         return reason
     finally:
         jax.clear_caches()  # the next run compiles programs of its own
+    if run.record:
+        run.record.add(run.key, results)
     return ""
 
 

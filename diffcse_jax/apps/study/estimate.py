@@ -10,10 +10,10 @@ from pathlib import Path
 
 from diffcse_jax import api
 from diffcse_jax.config import Config, flat
-from diffcse_jax.errors import Interrupted, counted
+from diffcse_jax.errors import counted
 from diffcse_jax.training.callbacks import Callback, Training
 
-STEPS = 12  # that are timed, with a dev evaluation after half of them
+STEPS = 12  # that are timed, with a dev evaluation after each half
 FIRST = 3  # steps, during which programs compile
 CHECKPOINTS = 3  # that a run keeps: the last two and the best one
 
@@ -30,7 +30,7 @@ class Cost:
 
     def seconds(self, every: int) -> float:
         """Return the duration of a run with a dev evaluation after `every` steps (0: only at the end)."""
-        evaluations = self.steps // every if every else 1
+        evaluations = -(-self.steps // every) if every else 1  # the last one is at the end
         return self.steps * self.step_seconds + evaluations * self.evaluation_seconds + self.other_seconds
 
     @property
@@ -39,8 +39,12 @@ class Cost:
         return CHECKPOINTS * self.checkpoint_bytes + self.checkpoint_bytes // 3
 
 
+class _Measured(Exception):
+    """Ends training, because everything is measured."""
+
+
 class _Stopwatch(Callback):
-    """Times steps and a dev evaluation, then stops training."""
+    """Times steps and a dev evaluation, then ends training."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -54,8 +58,6 @@ class _Stopwatch(Callback):
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps[step] = time.perf_counter()
-        if step >= STEPS and self.training is not None:
-            self.training.stop()
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         if step:
@@ -63,17 +65,18 @@ class _Stopwatch(Callback):
 
     def on_save(self, step: int, checkpoint: Path) -> None:
         self.bytes = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
+        if step >= STEPS or STEPS in self.steps:
+            raise _Measured
 
 
-def probe(config: Config) -> Cost | None:
-    """Run a few steps in a temporary folder. Return None for a run that is over before they are."""
+def probe(config: Config, folder: Path) -> Cost | None:
+    """Run a few steps in a temporary folder inside `folder`. Return None for a run that is over before they are."""
     values = flat(config.to_dict()) | {"eval.every": STEPS // 2, "train.log_every": 1}
     watch = _Stopwatch()
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Interrupted):
-        api.run(Config.from_dict(values), Path(folder) / "probe", [watch])
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, contextlib.suppress(_Measured):
+        api.run(Config.from_dict(values), Path(temporary) / "probe", [watch])
         return None
-    if watch.training is None or len(watch.steps) < STEPS:
-        raise KeyboardInterrupt  # the user has stopped it
+    assert watch.training is not None, "it has begun"
     between = [
         watch.steps[step] - watch.steps[step - 1]
         for step in range(FIRST + 1, STEPS + 1)
@@ -108,7 +111,8 @@ def describe(costs: Mapping[str, Cost], runs: Sequence[tuple[str, int]], free: i
             f"{cost.evaluation_seconds:.3g} s a dev evaluation: {duration(total)}"
         )
     size = sum(costs[row].bytes for row, _ in runs)
-    yield f"together {duration(sum(seconds.values()))} and {size / 1e9:,.1f} GB, without the scoring of tasks"
+    together = f"{duration(sum(seconds.values()))} and {size / 1e9:,.1f} GB"
+    yield f"together {together}, without the scoring of tasks and fine-tunings"
     if size > free:
         yield f"warning: {free / 1e9:,.1f} GB are free. Name a --workdir with more room, or remove folders of done runs"
 
