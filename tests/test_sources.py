@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.search.index import Index
+from diffcse_jax.search.stored import IndexSettings
 
 
 def opened(path: Path | str, **options) -> Corpus:
@@ -263,3 +266,24 @@ def test_a_file_that_is_gone_before_it_is_read_is_listed(tmp_path):
     assert [text_of(each) for each in source.read(ledger)] == ["One text."]
     is_loss = {reason: entry.is_loss for reason, entry in ledger.unread.items()}
     assert is_loss == {"no such file": True, "empty": False}
+
+
+@pytest.mark.parametrize("pattern", ["", "/**", "/**/*.arrow", "/**/*.json"])
+def test_an_index_below_a_folder_is_not_text(tmp_path, pattern):
+    index = tmp_path / "docs/index"
+    index.parent.mkdir()
+    (tmp_path / "docs/rules.json").write_text('{"text": "It opens at ten."}')
+    arrow = pa.table({"text": ["It is open."]})
+    with pa.ipc.new_file(tmp_path / "docs/rows.arrow", arrow.schema) as sink:
+        sink.write_table(arrow)
+    before = {text_of(each) for each in searched(f"{tmp_path}/docs{pattern}")[0]}
+    assert before
+    own = Index.of_settings(IndexSettings(mode="lexical"), None)
+    own.add(["A text of the index."])
+    own.save(index)
+    found, ledger = searched(f"{tmp_path}/docs{pattern}")
+    assert {text_of(each) for each in found} == before
+    assert ledger.unread["an index of this program"].count == 1
+    assert not ledger.has_losses
+    with pytest.raises(DataError, match="1 an index of this program"):
+        searched(index)
