@@ -185,6 +185,13 @@ def test_standard_input_has_lines(monkeypatch):
     assert ledger.left_out["empty"].count == 1
 
 
+@pytest.mark.parametrize("options", [{"columns": ["text"]}, {"id_column": "id"}])
+@pytest.mark.parametrize(("name", "reason"), [("-", "is read as lines"), ("docstrings", "have no columns")])
+def test_columns_of_what_has_none_are_refused(name, reason, options):
+    with pytest.raises(DataError, match=rf"--input {name}: .*{reason}, so --columns and --id_column do not apply"):
+        open_documents_to_search(name, **options)
+
+
 def test_of_a_search_collection_only_documents_are_read(tmp_path):
     (tmp_path / "set/qrels").mkdir(parents=True)
     row = {"_id": "a", "title": "A clock", "text": "This is a clock that tells the time."}

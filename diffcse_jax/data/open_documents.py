@@ -40,15 +40,28 @@ def open_documents_to_search(
     known columns `title` and `text` are read, or else all columns of text.
 
     Args:
-        name: A file, folder, pattern or known name, or `-` for the lines of standard input.
+        name: A file, folder, pattern or known name, or `-` for the lines of standard input. The last two
+            have no columns: `columns` and `id_column` are refused.
         option: The option that named it, for errors.
         columns: The columns of a table that are read. Each is a text of its own.
         id_column: The column that identifies rows. By default it is `_id` or `id`, if there is one.
     """
     source = find_source(str(name), option)
+    if columns or id_column:
+        _require_columns_apply(source, option)
     if source.is_docstrings:
         return docstrings.docstring_documents()
     return documents_of(source, Reading(columns, id_column, with_code=True, is_search=True))
+
+
+def _require_columns_apply(source: Source, option: str) -> None:
+    """Raise `DataError` if the user named columns of a source that has none."""
+    do_not_apply = "so --columns and --id_column do not apply"
+    if source.is_stdin:
+        remedy = "Write the table to a file and name it"
+        raise DataError(f"{option} {source.name}: standard input is read as lines, {do_not_apply}. {remedy}")
+    if source.is_docstrings:
+        raise DataError(f"{option} {source.name}: docstrings have no columns, {do_not_apply}. Leave them out")
 
 
 class Reading(NamedTuple):
@@ -97,7 +110,7 @@ def _open(source: Source, reading: Reading) -> _Opened:
     found, skipped = _open_tables(source, reading)
     prose = source.of_kinds(formats.KINDS)
     lines: list[Path] = []
-    if reading.needs_tables and not source.is_stdin:
+    if reading.needs_tables:
         skipped += [Skipped(str(file), "without columns") for file in prose]
         prose = []
     elif reading.is_search and len(prose) == len(source.files) and _are_lines(source):
