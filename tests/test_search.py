@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffcse_jax.data.documents import text_document
-from diffcse_jax.data.ledger import Place
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import write_json
 from diffcse_jax.models.pooling import normalize
@@ -314,3 +315,11 @@ def test_notes_say_when_nothing_fits():
     assert note(far, poor, "lexical") == "The best hit has only 1 of the 5 words of this query."
     (hits,) = index.rank(["x"], far, 3, 0.99, mode="dense")
     assert (hits, hits.note) == ([], "Nothing has a score of 0.99 or more.")
+
+
+def test_parquet_files_of_others_with_embeddings_are_text(tmp_path):
+    table = pa.table({"text": ["One text.", "Two texts."], "embedding": [[0.0, 1.0], [1.0, 0.0]]})
+    pq.write_table(table, tmp_path / "theirs.parquet")
+    assert find_store(tmp_path) is None
+    documents = open_documents_to_search(tmp_path).read(Ledger("theirs"))
+    assert [document.text() for document in documents] == [" One text.", " Two texts."]

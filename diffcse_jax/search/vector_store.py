@@ -199,10 +199,13 @@ def find_parts(folder: Path) -> list[Path]:
 
 
 def find_store(path: Path) -> VectorStore | None:
-    """Open a folder of embeddings; return None if there are none."""
+    """Open a folder of embeddings; return None if there are none.
+
+    Parquet files of others may have a column of the same name. They lack the metadata, and are text.
+    """
     parts = [part for part in find_parts(path) if VECTOR in _schema(part).names]
-    if not parts:
-        if path.suffix == ".parquet" and path.is_file() and _METADATA in (_schema(path).metadata or {}):
+    if not any(_is_own(part) for part in parts):
+        if path.suffix == ".parquet" and path.is_file() and _is_own(path):
             raise DataError(f"{path} is a part of the embeddings in {path.parent}. Give the folder")
         if path.is_dir() and state_of(path).is_dir():
             raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
@@ -258,6 +261,11 @@ def read_settings(part: Path) -> Mapping[str, Any]:
         if isinstance(settings, dict):
             return settings
     raise DataError(f"{part}: its metadata is damaged. {_REMEDY}")
+
+
+def _is_own(part: Path) -> bool:
+    """Return whether a Parquet file has the metadata of ours."""
+    return _METADATA in (_schema(part).metadata or {})
 
 
 def _vectors(part: Path) -> Float[np.ndarray, "rows dimension"]:
