@@ -185,6 +185,17 @@ def test_standard_input_has_lines(monkeypatch):
     assert ledger.left_out["empty"].count == 1
 
 
+def test_the_ledger_says_what_the_documents_of_txt_files_are(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\nTwo.\n")
+    assert not searched(tmp_path)[1].notes
+    (tmp_path / "b.txt").write_text("Three.\nFour.\n")
+    found, ledger = searched(tmp_path)
+    assert (len(found), [*ledger.notes]) == (4, [f"{tmp_path}: each line of its txt files is a document"])
+    (tmp_path / "c.md").write_text("# Five\n\nSix.\n")
+    found, ledger = searched(tmp_path)
+    assert (len(found), [*ledger.notes]) == (3, [f"{tmp_path}: each of its txt files is a document"])
+
+
 @pytest.mark.parametrize("options", [{"columns": ["text"]}, {"id_column": "id"}])
 @pytest.mark.parametrize(("name", "reason"), [("-", "is read as lines"), ("docstrings", "have no columns")])
 def test_columns_of_what_has_none_are_refused(name, reason, options):

@@ -86,6 +86,14 @@ class _Opened(NamedTuple):
     tables: Sequence[tuple[Table, Layout]]
     skipped: Sequence[Skipped]
 
+    def note(self, name: str) -> str:
+        """Return which documents the txt files of a source hold; empty unless it has several."""
+        if len(self.lines) > 1:
+            return f"{name}: each line of its txt files is a document"
+        if sum(extension(file) in LINES for file in self.prose) > 1:
+            return f"{name}: each of its txt files is a document"
+        return ""
+
 
 def documents_of(source: Source, reading: Reading) -> Documents:
     """Return the documents of files and tables."""
@@ -94,6 +102,8 @@ def documents_of(source: Source, reading: Reading) -> Documents:
     def read(ledger: Ledger) -> Iterator[Document]:
         source.account(ledger)
         Source(source.name, skipped=tuple(opened.skipped)).account(ledger)
+        if reading.is_search and (note := opened.note(source.name)):
+            ledger.note(note)
         if source.is_stdin:
             yield from _lines(STDIN, lines_of(sys.stdin.buffer, STDIN, ledger), ledger)
         for file in opened.lines:
