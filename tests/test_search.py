@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data.documents import text_document
+from diffcse_jax.data.documents import Document, Section, text_document
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
@@ -163,6 +163,17 @@ def test_vectors_of_embed_are_searched(rows, tmp_path):
     assert {hit.file for hits in index.rank(["a"], queries[:1], 1) for hit in hits} <= {"a.txt"}
     index.save(tmp_path / "index")
     assert ask(Index.load(tmp_path / "index"), queries) == ask(index, queries)
+
+
+def test_an_id_in_two_files_of_embeddings_is_two_documents(tmp_path, capsys):
+    for number, name in enumerate(("a.csv", "b.csv")):
+        document = Document("7", (Section("", (f"text {number}",)),), Place(name, 2))
+        rows = rows_table([(document, Passage(0, "", f"text {number}"))])
+        table = vector_table(rows, random_vectors(1, seed=number), vars(RECORD))
+        pq.write_table(table, tmp_path / f"{name}.000000.parquet")
+    documents, _ = find_store(tmp_path).tables()
+    assert documents["id"].to_pylist() == ["7", "b.csv#7"]
+    assert "a.csv and b.csv share 1 id; each file's rows" in capsys.readouterr().err
 
 
 def test_parquet_files_that_do_not_fit_are_refused(tmp_path):

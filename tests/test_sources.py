@@ -143,6 +143,19 @@ def test_each_document_has_an_id_and_a_place(tmp_path):
     assert (ledger.files, ledger.texts) == (3, 5)
 
 
+def test_an_id_is_one_document_only_within_a_file(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n1,One.\n2,Two.\n2,Two more.\n")
+    (tmp_path / "b.csv").write_text("id,text\n2,Three.\n2,Four.\n3,Five.\n")
+    (tmp_path / "c.csv").write_text("id,text\n1,Six.\n")
+    found, ledger = searched(tmp_path)
+    two = f"{tmp_path}/b.csv#2"
+    assert [each.id for each in found] == ["1", "2", "2", two, two, "3", f"{tmp_path}/c.csv#1"]
+    (note,) = ledger.notes
+    assert note.startswith(f"{tmp_path}/a.csv and {tmp_path}/b.csv share 1 id, and 1 more pair of files share")
+    found, ledger = searched(tmp_path / "b.csv")
+    assert ([each.id for each in found], [*ledger.notes]) == (["2", "2", "3"], [])
+
+
 def test_tables_without_known_columns_are_read_with_all_text(tmp_path):
     rows = (
         'id,subject,body,customer\n1,Printer,"The printer prints empty pages.",blue\n2,Login,"I cannot log in.",red\n'

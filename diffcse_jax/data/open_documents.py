@@ -4,6 +4,7 @@
 encoded and searched.
 """
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from diffcse_jax.data import docstrings, formats, tables
 from diffcse_jax.data.corpus import usable
-from diffcse_jax.data.documents import Document, Documents, Section, id_of
+from diffcse_jax.data.documents import Document, Documents, IdsOfFiles, Section, id_of
 from diffcse_jax.data.find import LINES, STDIN, Skipped, Source, find_source, fingerprint
 from diffcse_jax.data.layout import (
     Layout,
@@ -109,6 +110,9 @@ def documents_of(source: Source, reading: Reading) -> Documents:
         for file in opened.lines:
             yield from _lines(str(file), read_lines(file, str(file), ledger), ledger)
         yield from _prose(opened.prose, reading.with_code, ledger)
+        if reading.is_search and len(opened.tables) > 1:
+            yield from _rows_of_files(opened.tables, ledger)
+            return
         for table, layout in opened.tables:
             yield from _rows(table, layout, ledger)
 
@@ -203,6 +207,16 @@ def _prose(files: Sequence[Path], with_code: bool, ledger: Ledger) -> Iterator[D
         ledger.keep()
         sections = tuple(Section(title, lines) for title, lines in parsed.sections)
         yield Document(name, sections, Place(name))
+
+
+def _rows_of_files(opened: Sequence[tuple[Table, Layout]], ledger: Ledger) -> Iterator[Document]:
+    """Yield the rows of several tables as documents, of which those of two tables differ in their ids."""
+    ids = IdsOfFiles()
+    for table, layout in opened:
+        for document in _rows(table, layout, ledger):
+            yield dataclasses.replace(document, id=ids.of(document.id, document.place.file))
+    if note := ids.note():
+        ledger.note(note)
 
 
 def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:

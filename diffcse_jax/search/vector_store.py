@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Bool, Float, Int
 
-from diffcse_jax.data.documents import Document
+from diffcse_jax.data.documents import Document, IdsOfFiles
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, read_json_object
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, columns_text, readable
@@ -139,7 +140,12 @@ def _documents(rows: pa.Table, is_first: Bool[np.ndarray, " rows"]) -> pa.Table:
             digests.append(hashlib.blake2b(digest_size=16))
         digests[-1].update(json.dumps([title, text]).encode())
     firsts = rows.filter(pa.array(is_first))
-    columns = {name: firsts[name].cast(pa.large_string()) for name in ("id", "file", "columns")}
+    columns = {name: firsts[name].cast(pa.large_string()) for name in ("file", "columns")}
+    ids = IdsOfFiles()
+    owned = map(ids.of, firsts["id"].to_pylist(), firsts["file"].to_pylist())
+    columns["id"] = pa.array(owned, pa.large_string())
+    if note := ids.note():
+        log_line(f"notice: {note}")
     columns["row"] = firsts["line"].fill_null(0)
     columns["source"] = pa.array(np.zeros(len(firsts), np.int32))
     columns["digest"] = pa.array([each.digest() for each in digests], pa.binary(16))
