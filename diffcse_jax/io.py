@@ -38,6 +38,8 @@ from diffcse_jax.errors import (
 
 IDLE_SECONDS = 24 * 3600  # partial folders idle for this long count as abandoned
 HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
+INDEX_MANIFEST = "index.json"  # in the folder of an index; see `search.folder`
+INDEX_FORMAT = "diffcse_jax index 1"
 
 _HOST = socket.gethostname().replace(".", "-")
 with contextlib.suppress(OSError):  # on Linux the container: containers can share a host name and count their processes
@@ -203,6 +205,17 @@ def _write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON document atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def has_index_manifest(folder: Path) -> bool:
+    """Return whether a folder holds the manifest of an index, by the format that its start names."""
+    path = folder / INDEX_MANIFEST
+    start = json.dumps({"format": INDEX_FORMAT}, indent=2).removesuffix("\n}").encode()
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(start)) == start
+    return False
 
 
 def append_line(path: Path, line: str) -> None:

@@ -128,3 +128,8 @@ def test_other_things_are_refused(given):
 def test_an_id_column_must_exist():
     with pytest.raises(DataError, match=r"the given dicts: no column 'key'\. It has: text, n"):
         documents_of([{"text": "a", "n": 1}], id_column="key")
+
+
+def test_a_key_without_letters_is_neither_id_nor_title():
+    rows = [{"": 7, "sentence": "One text."}, {"": 8, "sentence": "Two texts."}]
+    assert [(each.id, each.text()) for each in documents_of(rows)] == [("0", " One text."), ("1", " Two texts.")]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data.documents import text_document
-from diffcse_jax.data.ledger import Place
+from diffcse_jax.data.documents import Document, Section, text_document
+from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import write_json
 from diffcse_jax.models.pooling import normalize
@@ -164,6 +165,17 @@ def test_vectors_of_embed_are_searched(rows, tmp_path):
     assert ask(Index.load(tmp_path / "index"), queries) == ask(index, queries)
 
 
+def test_an_id_in_two_files_of_embeddings_is_two_documents(tmp_path, capsys):
+    for number, name in enumerate(("a.csv", "b.csv")):
+        document = Document("7", (Section("", (f"text {number}",)),), Place(name, 2))
+        rows = rows_table([(document, Passage(0, "", f"text {number}"))])
+        table = vector_table(rows, random_vectors(1, seed=number), vars(RECORD))
+        pq.write_table(table, tmp_path / f"{name}.000000.parquet")
+    documents, _ = find_store(tmp_path).tables()
+    assert documents["id"].to_pylist() == ["7", "b.csv#7"]
+    assert "a.csv and b.csv share 1 id; each file's rows" in capsys.readouterr().err
+
+
 def test_parquet_files_that_do_not_fit_are_refused(tmp_path):
     def refused(error: type, message: str) -> None:
         with pytest.raises(error, match=message):
@@ -314,3 +326,11 @@ def test_notes_say_when_nothing_fits():
     assert note(far, poor, "lexical") == "The best hit has only 1 of the 5 words of this query."
     (hits,) = index.rank(["x"], far, 3, 0.99, mode="dense")
     assert (hits, hits.note) == ([], "Nothing has a score of 0.99 or more.")
+
+
+def test_parquet_files_of_others_with_embeddings_are_text(tmp_path):
+    table = pa.table({"text": ["One text.", "Two texts."], "embedding": [[0.0, 1.0], [1.0, 0.0]]})
+    pq.write_table(table, tmp_path / "theirs.parquet")
+    assert find_store(tmp_path) is None
+    documents = open_documents_to_search(tmp_path).read(Ledger("theirs"))
+    assert [document.text() for document in documents] == [" One text.", " Two texts."]

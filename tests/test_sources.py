@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.search.index import Index
+from diffcse_jax.search.stored import IndexSettings
 
 
 def opened(path: Path | str, **options) -> Corpus:
@@ -140,6 +143,19 @@ def test_each_document_has_an_id_and_a_place(tmp_path):
     assert (ledger.files, ledger.texts) == (3, 5)
 
 
+def test_an_id_is_one_document_only_within_a_file(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n1,One.\n2,Two.\n2,Two more.\n")
+    (tmp_path / "b.csv").write_text("id,text\n2,Three.\n2,Four.\n3,Five.\n")
+    (tmp_path / "c.csv").write_text("id,text\n1,Six.\n")
+    found, ledger = searched(tmp_path)
+    two = f"{tmp_path}/b.csv#2"
+    assert [each.id for each in found] == ["1", "2", "2", two, two, "3", f"{tmp_path}/c.csv#1"]
+    (note,) = ledger.notes
+    assert note.startswith(f"{tmp_path}/a.csv and {tmp_path}/b.csv share 1 id, and 1 more pair of files share")
+    found, ledger = searched(tmp_path / "b.csv")
+    assert ([each.id for each in found], [*ledger.notes]) == (["2", "2", "3"], [])
+
+
 def test_tables_without_known_columns_are_read_with_all_text(tmp_path):
     rows = (
         'id,subject,body,customer\n1,Printer,"The printer prints empty pages.",blue\n2,Login,"I cannot log in.",red\n'
@@ -180,6 +196,24 @@ def test_standard_input_has_lines(monkeypatch):
     found, ledger = searched("-")
     assert [(text_of(each), each.place.row) for each in found] == [("one", 1), ("two", 3)]
     assert ledger.left_out["empty"].count == 1
+
+
+def test_the_ledger_says_what_the_documents_of_txt_files_are(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\nTwo.\n")
+    assert not searched(tmp_path)[1].notes
+    (tmp_path / "b.txt").write_text("Three.\nFour.\n")
+    found, ledger = searched(tmp_path)
+    assert (len(found), [*ledger.notes]) == (4, [f"{tmp_path}: each line of its txt files is a document"])
+    (tmp_path / "c.md").write_text("# Five\n\nSix.\n")
+    found, ledger = searched(tmp_path)
+    assert (len(found), [*ledger.notes]) == (3, [f"{tmp_path}: each of its txt files is a document"])
+
+
+@pytest.mark.parametrize("options", [{"columns": ["text"]}, {"id_column": "id"}])
+@pytest.mark.parametrize(("name", "reason"), [("-", "is read as lines"), ("docstrings", "have no columns")])
+def test_columns_of_what_has_none_are_refused(name, reason, options):
+    with pytest.raises(DataError, match=rf"--input {name}: .*{reason}, so --columns and --id_column do not apply"):
+        open_documents_to_search(name, **options)
 
 
 def test_of_a_search_collection_only_documents_are_read(tmp_path):
@@ -263,3 +297,24 @@ def test_a_file_that_is_gone_before_it_is_read_is_listed(tmp_path):
     assert [text_of(each) for each in source.read(ledger)] == ["One text."]
     is_loss = {reason: entry.is_loss for reason, entry in ledger.unread.items()}
     assert is_loss == {"no such file": True, "empty": False}
+
+
+@pytest.mark.parametrize("pattern", ["", "/**", "/**/*.arrow", "/**/*.json"])
+def test_an_index_below_a_folder_is_not_text(tmp_path, pattern):
+    index = tmp_path / "docs/index"
+    index.parent.mkdir()
+    (tmp_path / "docs/rules.json").write_text('{"text": "It opens at ten."}')
+    arrow = pa.table({"text": ["It is open."]})
+    with pa.ipc.new_file(tmp_path / "docs/rows.arrow", arrow.schema) as sink:
+        sink.write_table(arrow)
+    before = {text_of(each) for each in searched(f"{tmp_path}/docs{pattern}")[0]}
+    assert before
+    own = Index.of_settings(IndexSettings(mode="lexical"), None)
+    own.add(["A text of the index."])
+    own.save(index)
+    found, ledger = searched(f"{tmp_path}/docs{pattern}")
+    assert {text_of(each) for each in found} == before
+    assert ledger.unread["an index of this program"].count == 1
+    assert not ledger.has_losses
+    with pytest.raises(DataError, match="1 an index of this program"):
+        searched(index)

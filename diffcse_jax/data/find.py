@@ -3,8 +3,10 @@
 Files that are found and not read are listed with the reason.
 """
 
+import functools
 import glob
 import hashlib
+import itertools
 import mimetypes
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +19,7 @@ from diffcse_jax.data.docstrings import docstring_fingerprint
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.lines import extension
 from diffcse_jax.errors import DataError
-from diffcse_jax.io import expand_path, hub_file, sha256, why_unreadable
+from diffcse_jax.io import expand_path, has_index_manifest, hub_file, sha256, why_unreadable
 
 WIKI1M, WIKI1M_FILE = "wiki1m", "wiki1m_for_simcse.txt"
 DOCSTRINGS = "docstrings"
@@ -79,7 +81,7 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
         return Source(name, (file,), is_file=True)
     path = expand_path(name)
     if glob.has_magic(name) and not os.path.exists(path):
-        return _checked(option, name, _matches(os.path.expanduser(name)))
+        return _checked(option, name, *_matches(os.path.expanduser(name)))
     if os.path.isdir(path):
         found, skipped = _files_below(path)
         return _checked(option, name, found, skipped)
@@ -119,14 +121,30 @@ def _checked(
     return Source(name, tuple(usable), tuple(left), is_file, data_sets)
 
 
-def _matches(pattern: str) -> list[Path]:
-    return [path for path in map(Path, glob.glob(pattern, recursive=True)) if not path.is_dir()]
+def _matches(pattern: str) -> tuple[list[Path], list[Skipped]]:
+    """Return the files that a pattern matches, and the folders of indexes among theirs."""
+    plain = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts)
+    start = Path(*plain)  # the folder in which the pattern begins
+    is_index = functools.cache(has_index_manifest)
+    found = []
+    skipped: dict[Path, Skipped] = {}
+    for path in map(Path, glob.glob(pattern, recursive=True)):
+        folders = [folder for folder in path.parents if folder == start or start in folder.parents]
+        if index := next(filter(is_index, folders), None):
+            skipped[index] = _index(index)
+        elif not path.is_dir():
+            found.append(path)
+    return found, [*skipped.values()]
+
+
+def _index(folder: Path) -> Skipped:
+    return Skipped(str(folder), "an index of this program", is_loss=False)
 
 
 def _files_below(folder: Path) -> tuple[list[Path], list[Skipped]]:
     """Return the files in a folder and the folders below it, and what is skipped there.
 
-    Hidden files are skipped. Links to folders are not followed.
+    Hidden files and indexes are skipped. Links to folders are not followed.
     """
 
     def refuse(error: OSError) -> None:
@@ -136,6 +154,10 @@ def _files_below(folder: Path) -> tuple[list[Path], list[Skipped]]:
     skipped: list[Skipped] = []
     for root, folders, names in os.walk(folder, onerror=refuse):
         here = Path(root)
+        if has_index_manifest(here):
+            skipped.append(_index(here))
+            folders.clear()
+            continue
         skipped += [Skipped(str(here / each), "hidden", False) for each in _hidden(folders, names)]
         links = [each for each in folders if os.path.islink(here / each) and each[0] != "."]
         skipped += [Skipped(str(here / each), "a link to a folder") for each in links]

@@ -4,6 +4,7 @@
 encoded and searched.
 """
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from diffcse_jax.data import docstrings, formats, tables
 from diffcse_jax.data.corpus import usable
-from diffcse_jax.data.documents import Document, Documents, Section, id_of
+from diffcse_jax.data.documents import Document, Documents, IdsOfFiles, Section, id_of
 from diffcse_jax.data.find import LINES, STDIN, Skipped, Source, find_source, fingerprint
 from diffcse_jax.data.layout import (
     Layout,
@@ -40,15 +41,28 @@ def open_documents_to_search(
     known columns `title` and `text` are read, or else all columns of text.
 
     Args:
-        name: A file, folder, pattern or known name, or `-` for the lines of standard input.
+        name: A file, folder, pattern or known name, or `-` for the lines of standard input. The last two
+            have no columns: `columns` and `id_column` are refused.
         option: The option that named it, for errors.
         columns: The columns of a table that are read. Each is a text of its own.
         id_column: The column that identifies rows. By default it is `_id` or `id`, if there is one.
     """
     source = find_source(str(name), option)
+    if columns or id_column:
+        _require_columns_apply(source, option)
     if source.is_docstrings:
         return docstrings.docstring_documents()
     return documents_of(source, Reading(columns, id_column, with_code=True, is_search=True))
+
+
+def _require_columns_apply(source: Source, option: str) -> None:
+    """Raise `DataError` if the user named columns of a source that has none."""
+    do_not_apply = "so --columns and --id_column do not apply"
+    if source.is_stdin:
+        remedy = "Write the table to a file and name it"
+        raise DataError(f"{option} {source.name}: standard input is read as lines, {do_not_apply}. {remedy}")
+    if source.is_docstrings:
+        raise DataError(f"{option} {source.name}: docstrings have no columns, {do_not_apply}. Leave them out")
 
 
 class Reading(NamedTuple):
@@ -73,6 +87,14 @@ class _Opened(NamedTuple):
     tables: Sequence[tuple[Table, Layout]]
     skipped: Sequence[Skipped]
 
+    def note(self, name: str) -> str:
+        """Return which documents the txt files of a source hold; empty unless it has several."""
+        if len(self.lines) > 1:
+            return f"{name}: each line of its txt files is a document"
+        if sum(extension(file) in LINES for file in self.prose) > 1:
+            return f"{name}: each of its txt files is a document"
+        return ""
+
 
 def documents_of(source: Source, reading: Reading) -> Documents:
     """Return the documents of files and tables."""
@@ -81,11 +103,16 @@ def documents_of(source: Source, reading: Reading) -> Documents:
     def read(ledger: Ledger) -> Iterator[Document]:
         source.account(ledger)
         Source(source.name, skipped=tuple(opened.skipped)).account(ledger)
+        if reading.is_search and (note := opened.note(source.name)):
+            ledger.note(note)
         if source.is_stdin:
             yield from _lines(STDIN, lines_of(sys.stdin.buffer, STDIN, ledger), ledger)
         for file in opened.lines:
             yield from _lines(str(file), read_lines(file, str(file), ledger), ledger)
         yield from _prose(opened.prose, reading.with_code, ledger)
+        if reading.is_search and len(opened.tables) > 1:
+            yield from _rows_of_files(opened.tables, ledger)
+            return
         for table, layout in opened.tables:
             yield from _rows(table, layout, ledger)
 
@@ -97,7 +124,7 @@ def _open(source: Source, reading: Reading) -> _Opened:
     found, skipped = _open_tables(source, reading)
     prose = source.of_kinds(formats.KINDS)
     lines: list[Path] = []
-    if reading.needs_tables and not source.is_stdin:
+    if reading.needs_tables:
         skipped += [Skipped(str(file), "without columns") for file in prose]
         prose = []
     elif reading.is_search and len(prose) == len(source.files) and _are_lines(source):
@@ -180,6 +207,16 @@ def _prose(files: Sequence[Path], with_code: bool, ledger: Ledger) -> Iterator[D
         ledger.keep()
         sections = tuple(Section(title, lines) for title, lines in parsed.sections)
         yield Document(name, sections, Place(name))
+
+
+def _rows_of_files(opened: Sequence[tuple[Table, Layout]], ledger: Ledger) -> Iterator[Document]:
+    """Yield the rows of several tables as documents, of which those of two tables differ in their ids."""
+    ids = IdsOfFiles()
+    for table, layout in opened:
+        for document in _rows(table, layout, ledger):
+            yield dataclasses.replace(document, id=ids.of(document.id, document.place.file))
+    if note := ids.note():
+        ledger.note(note)
 
 
 def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:

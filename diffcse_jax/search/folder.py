@@ -24,7 +24,10 @@ from jaxtyping import Shaped
 
 from diffcse_jax.errors import CheckpointError, UserError
 from diffcse_jax.io import (
+    INDEX_FORMAT,
+    INDEX_MANIFEST,
     disk_errors,
+    has_index_manifest,
     json_digest,
     lock,
     read_json_object,
@@ -34,10 +37,9 @@ from diffcse_jax.io import (
     write_json,
 )
 
-MANIFEST = "index.json"
+MANIFEST = INDEX_MANIFEST
 REMEDY = "Build the index again"
 
-_FORMAT = "diffcse_jax index 1"
 _LOCK = ".lock"
 _KINDS = "documents|passages|vectors|scale|center|precise|words"
 _OWN = re.compile(rf"(?:{_KINDS})-([0-9a-f]{{32}})(?:\.arrow|\.npy)?")
@@ -53,11 +55,7 @@ def is_index(folder: Path) -> bool:
     """Return whether a folder holds an index of ours, complete or damaged."""
     if not (folder / MANIFEST).is_file():
         return False
-    if any(_OWN.fullmatch(path.name) for path in folder.iterdir()):
-        return True
-    with contextlib.suppress(CheckpointError):
-        return read_json_object(folder / MANIFEST).get("format") == _FORMAT
-    return False
+    return has_index_manifest(folder) or any(_OWN.fullmatch(path.name) for path in folder.iterdir())
 
 
 # Writing
@@ -134,7 +132,7 @@ class Writer:
         for path in (*files, *filter(Path.is_dir, own), self.folder):
             sync(path)
         digests = {path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)}
-        content = {"format": _FORMAT, "number": number, **settings, "files": digests}
+        content = {"format": INDEX_FORMAT, "number": number, **settings, "files": digests}
         write_json(self.folder / MANIFEST, content | {"sha256": json_digest(content)})
         sync(self.folder)
 
@@ -197,8 +195,8 @@ def _read_manifest(folder: Path) -> "Reader":
         raise _Damaged(str(error)) from error
     if content.pop("sha256", None) != json_digest(content):
         raise _Damaged(f"{path} differs from its checksum")
-    if content.get("format") != _FORMAT:
-        raise _Damaged(f"{path} has the format {content.get('format')!r}, not {_FORMAT!r}")
+    if content.get("format") != INDEX_FORMAT:
+        raise _Damaged(f"{path} has the format {content.get('format')!r}, not {INDEX_FORMAT!r}")
     number, files = content.get("number"), content.get("files")
     if not isinstance(number, str) or not isinstance(files, dict):
         raise _Damaged(f"{path} has no valid `number` and `files`")

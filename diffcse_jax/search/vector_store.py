@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Bool, Float, Int
 
-from diffcse_jax.data.documents import Document
+from diffcse_jax.data.documents import Document, IdsOfFiles
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, read_json_object
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, columns_text, readable
@@ -139,7 +140,12 @@ def _documents(rows: pa.Table, is_first: Bool[np.ndarray, " rows"]) -> pa.Table:
             digests.append(hashlib.blake2b(digest_size=16))
         digests[-1].update(json.dumps([title, text]).encode())
     firsts = rows.filter(pa.array(is_first))
-    columns = {name: firsts[name].cast(pa.large_string()) for name in ("id", "file", "columns")}
+    columns = {name: firsts[name].cast(pa.large_string()) for name in ("file", "columns")}
+    ids = IdsOfFiles()
+    owned = map(ids.of, firsts["id"].to_pylist(), firsts["file"].to_pylist())
+    columns["id"] = pa.array(owned, pa.large_string())
+    if note := ids.note():
+        log_line(f"notice: {note}")
     columns["row"] = firsts["line"].fill_null(0)
     columns["source"] = pa.array(np.zeros(len(firsts), np.int32))
     columns["digest"] = pa.array([each.digest() for each in digests], pa.binary(16))
@@ -199,10 +205,13 @@ def find_parts(folder: Path) -> list[Path]:
 
 
 def find_store(path: Path) -> VectorStore | None:
-    """Open a folder of embeddings; return None if there are none."""
+    """Open a folder of embeddings; return None if there are none.
+
+    Parquet files of others may have a column of the same name. They lack the metadata, and are text.
+    """
     parts = [part for part in find_parts(path) if VECTOR in _schema(part).names]
-    if not parts:
-        if path.suffix == ".parquet" and path.is_file() and _METADATA in (_schema(path).metadata or {}):
+    if not any(_is_own(part) for part in parts):
+        if path.suffix == ".parquet" and path.is_file() and _is_own(path):
             raise DataError(f"{path} is a part of the embeddings in {path.parent}. Give the folder")
         if path.is_dir() and state_of(path).is_dir():
             raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
@@ -258,6 +267,11 @@ def read_settings(part: Path) -> Mapping[str, Any]:
         if isinstance(settings, dict):
             return settings
     raise DataError(f"{part}: its metadata is damaged. {_REMEDY}")
+
+
+def _is_own(part: Path) -> bool:
+    """Return whether a Parquet file has the metadata of ours."""
+    return _METADATA in (_schema(part).metadata or {})
 
 
 def _vectors(part: Path) -> Float[np.ndarray, "rows dimension"]:
