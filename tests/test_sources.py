@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.documents import Document
-from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.data.ledger import EMPTY, Ledger
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.errors import DataError, UserError
@@ -318,3 +318,14 @@ def test_an_index_below_a_folder_is_not_text(tmp_path, pattern):
     assert not ledger.has_losses
     with pytest.raises(DataError, match="1 an index of this program"):
         searched(index)
+
+
+def test_what_the_configuration_wants_left_out_is_not_a_loss():
+    ledger = Ledger("a", strict=True, refuse_empty=True)
+    ledger.leave_out(EMPTY, is_loss=False)
+    assert not ledger.has_losses
+    with pytest.raises(DataError, match="a: empty"):
+        ledger.leave_out(EMPTY)
+    ledger = Ledger("a", strict=True)
+    ledger.leave_out(EMPTY)
+    assert not ledger.has_losses

@@ -52,7 +52,7 @@ def open_parquet(path: Path, name: str) -> FileRows:
         with pq.ParquetFile(path) as file:
             return file.schema_arrow.names
 
-    return _Stored(name, "Parquet", (path,), names, batches).rows()
+    return _Stored(name, "Parquet", names, batches).rows()
 
 
 def open_arrow(path: Path, name: str) -> FileRows:
@@ -73,7 +73,7 @@ def _arrow_files(paths: tuple[Path, ...], name: str) -> FileRows:
         with pa.memory_map(str(paths[0])) as source:
             return _arrow_reader(source).schema.names
 
-    return _Stored(name, "Arrow", paths, names, batches).rows()
+    return _Stored(name, "Arrow", names, batches).rows()
 
 
 def _arrow_reader(source: Any) -> Any:
@@ -104,7 +104,6 @@ class _Stored(NamedTuple):
 
     name: str
     kind: str
-    files: tuple[Path, ...]
     names: Callable[[], list[str]]
     batches: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]  # with the named columns
 
@@ -123,7 +122,7 @@ class _Stored(NamedTuple):
                 raise DataError(f"{self.name}: no column {missing[0]!r}. It has: {has}")
             return self._read(stored, {column: places[column] for column in wanted}, ledger)
 
-        return FileRows(columns, read, self.files, notes)
+        return FileRows(columns, read, notes)
 
     def _read(self, stored: list[str], places: dict[str, int], ledger: Ledger) -> Iterator[NumberedRow]:
         values = _Values()
@@ -251,7 +250,7 @@ def open_saved(folder: Path, name: str) -> FileRows:
     files = tuple(folder / each for each in _strings(names, path))
     for file in files:
         _check(file, name)
-    return _arrow_files(files, name) if files else FileRows((), lambda *_: iter(()), (path,))
+    return _arrow_files(files, name) if files else FileRows((), lambda *_: iter(()))
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
@@ -302,7 +301,7 @@ def open_prepared(folder: Path, name: str) -> FileRows:
             for number, example in enumerate(block, start + 1):
                 yield number, {column: _plain(example[column]) for column in wanted}
 
-    return FileRows(columns, read, tuple(sorted(found[0].glob("*.array_record*"))))
+    return FileRows(columns, read)
 
 
 def _plain(value: Any) -> Any:

@@ -111,7 +111,7 @@ def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> FileRow
             else:
                 yield first, {column: fields[places[column]] for column in columns}
 
-    return FileRows(head.columns, read, (path,), (*ledger.notes, *notes, *head.notes))
+    return FileRows(head.columns, read, (*ledger.notes, *notes, *head.notes))
 
 
 def _first(lines: Iterable[Line]) -> list[Line]:

@@ -45,7 +45,7 @@ def open_json(path: Path, name: str) -> FileRows:
     found: dict[str, None] = {}
     for row in sample_of(_rows(values(Ledger(name)), name, Ledger(name))):
         found.update(dict.fromkeys(row))
-    return FileRows(tuple(found), read, (path,), notes, is_open=True)
+    return FileRows(tuple(found), read, notes, is_open=True)
 
 
 def _reader(path: Path, name: str) -> tuple[Callable[[Ledger], Values], tuple[str, ...]]:

@@ -120,12 +120,14 @@ class Ledger:
         """Count texts that are used."""
         self.texts += number
 
-    def leave_out(self, reason: str, place: Place = NOWHERE, number: int = 1, *, is_loss: bool = True) -> None:
+    def leave_out(self, reason: str, place: Place = NOWHERE, number: int = 1, *, is_loss: bool | None = None) -> None:
         """Count texts that are not used, with the place of the first.
 
-        It is not a loss if the configuration wants it, such as for boilerplate.
+        It is not a loss if the configuration wants it, such as for boilerplate. By default it is one,
+        unless the text is empty, which `refuse_empty` decides.
         """
-        is_loss = self.refuse_empty if reason == EMPTY else is_loss
+        if is_loss is None:
+            is_loss = reason != EMPTY or self.refuse_empty
         self.left_out.setdefault(reason, Entry(is_loss=is_loss)).add(place, number)
         if self.strict and is_loss:
             at = str(place) or self.name

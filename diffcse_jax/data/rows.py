@@ -119,7 +119,7 @@ def _single_column(name: str, lines: Callable[[Ledger], Iterable[tuple[int, str]
         return ((number, {"sentence": text}) for number, text in lines(ledger))
 
     column = ("sentence",)
-    return Table(Path(name), name, column, column, (), (), FileRows(column, read, ()))
+    return Table(name, column, column, (), FileRows(column, read))
 
 
 def _columns(name: str, found: Sequence[Table], wanted: Sequence[str]) -> _Columns:

@@ -33,12 +33,10 @@ KINDS = tuple(_OPENERS)  # extensions of tables
 class Table:
     """A table that can be read several times. Each pass reads its files again."""
 
-    path: Path
     name: str  # as the user named it
     columns: tuple[str, ...]  # in order; of JSON, those of the first rows
     text_columns: tuple[str, ...]  # those with text for people; see `values.text_columns`
     notes: tuple[str, ...]  # what was assumed; `rows` also puts them into the ledger
-    files: tuple[Path, ...]  # on whose content the rows depend
     reader: FileRows
 
     def rows(self, columns: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
@@ -87,7 +85,7 @@ def open_table(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
     sample = sample_of(found.read(found.columns, Ledger(name)))
     texts = text_columns(found.columns, sample)
     notes = [*found.notes, *_nested(found.columns, sample, name)]
-    return Table(path, name, found.columns, texts, tuple(notes), found.files, found)
+    return Table(name, found.columns, texts, tuple(notes), found)
 
 
 def _nested(columns: Sequence[str], sample: Sequence[Mapping[str, Any]], name: str) -> Iterator[str]:

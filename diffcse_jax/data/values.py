@@ -4,7 +4,6 @@ import itertools
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.data.encodings import decode
@@ -25,7 +24,6 @@ class FileRows(NamedTuple):
 
     columns: tuple[str, ...]
     read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]  # starts a pass over some columns
-    files: tuple[Path, ...]  # that hold the rows
     notes: tuple[str, ...] = ()  # what was assumed
     is_open: bool = False  # later rows may have other columns
 

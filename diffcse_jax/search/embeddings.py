@@ -148,7 +148,7 @@ class StoredEmbeddings:
 
 
 def expected_arrays(storage: str, rows: int, dimension: int) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Return the type of numbers and the shape of each of `Embeddings.arrays`."""
+    """Return the type of numbers and the shape of each of `StoredEmbeddings.arrays`."""
     whole, line = (rows, dimension), (dimension,)
     if storage in ("float32", "float16"):
         return {"vectors": (storage, whole)}
