@@ -12,7 +12,7 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -320,20 +320,28 @@ def _hidden_messages() -> Iterator[None]:
     come after the block, so they stay hidden if it fails. Other messages and errors of the process are shown.
     """
     absl, usual = logging.getLogger("absl"), sys.unraisablehook
-    if _is_not_of_orbax in absl.filters:
-        yield
-        return
-
-    def without_late_errors(unraisable: Any) -> None:
-        if "Event loop is closed" not in str(unraisable.exc_value):
-            usual(unraisable)
-
-    absl.addFilter(_is_not_of_orbax)
-    sys.unraisablehook = without_late_errors
+    has_filter = _is_not_of_orbax in absl.filters
+    has_hook = isinstance(usual, _WithoutLateErrors)  # others may have put back theirs, so both are looked at
+    hook = usual if has_hook else _WithoutLateErrors(usual)
+    if not has_filter:
+        absl.addFilter(_is_not_of_orbax)
+    sys.unraisablehook = hook
     yield
-    absl.removeFilter(_is_not_of_orbax)
-    if sys.unraisablehook is without_late_errors:  # otherwise someone else's hook calls ours
+    if not has_filter:
+        absl.removeFilter(_is_not_of_orbax)
+    if not has_hook and sys.unraisablehook is hook:  # otherwise someone else's hook calls ours
         sys.unraisablehook = usual
+
+
+class _WithoutLateErrors:
+    """A hook for errors that nobody can catch, which hides those of a closed event loop."""
+
+    def __init__(self, usual: Callable[[Any], Any]):
+        self._usual = usual
+
+    def __call__(self, unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            self._usual(unraisable)
 
 
 def array_digests(tree: Any) -> dict[str, str]:
