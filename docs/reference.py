@@ -33,11 +33,11 @@ TITLES = {
 # Modules, and the names in them that other code may use. No names: the whole module.
 MODULES: dict[str, dict[str, Sequence[str]]] = {
     "Losses": {
-        "diffcse_jax.losses": ("Loss", "Network", "Checkpoints", "RunInfo"),
+        "diffcse_jax.losses": ("Loss", "Network", "PretrainedCheckpoints", "RunInfo"),
         **{f"diffcse_jax.losses.{name}": () for name in LOSSES},
     },
     "Evaluation": {
-        "diffcse_jax.evaluation": ("Settings",),
+        "diffcse_jax.evaluation": ("EvaluationSettings",),
         "diffcse_jax.evaluation.runner": ("evaluate_model",),
         "diffcse_jax.evaluation.retrieval": ("retrieval_scores",),
         "diffcse_jax.models.pooling": (),
