@@ -1,14 +1,15 @@
 """Compare the preset `adapt` with the recipes of sentence-transformers, on the same documents.
 
-    python -m benchmarks.adaptation_recipes --text docstrings --tasks pairs_retrieval:docstrings,STSBenchmark \
-        --output benchmarks/results/NAME.json
+    python -m benchmarks.adaptation_recipes --text docstrings \
+        --tasks pairs_retrieval:docstrings,STSBenchmark --output benchmarks/results/NAME.json
 
-All recipes start from the same model, with the same number of steps, batch size and sentence length. The library's
-recipes have the learning rates and schedules of its examples. They select no checkpoint, so the last one is scored.
-They keep the pooling of the starting checkpoint (the TSDAE example takes position 0), and words are deleted between
-blanks. The preset is `configs/adapt.py`, and the checkpoint that it selects is scored. Its settings were chosen on
-docstrings and manual pages, so compare on other text. Each recipe trains in its own process, on the CPU. Its time is
-that from the text to the trained model, without dev evaluations. Needs the extra `recipes`.
+All recipes start from the same model, with the same number of steps, batch size and sentence
+length. The library's recipes have the learning rates and schedules of its examples. They select no
+checkpoint, so the last one is scored. They keep the pooling of the starting checkpoint (the TSDAE
+example takes position 0), and words are deleted between blanks. The preset is `configs/adapt.py`,
+and the checkpoint that it selects is scored. Its settings were chosen on docstrings and manual
+pages, so compare on other text. Each recipe trains in its own process, on the CPU. Its time is that
+from the text to the trained model, without dev evaluations. Needs the extra `recipes`.
 """
 
 import argparse
@@ -38,7 +39,8 @@ class Recipe:
 
     Attributes:
         pairs: The kind of text that it reads, a value of `data.pairs`.
-        learning_rate: The learning rate of the library's example. The other attributes are from there, too.
+        learning_rate: The learning rate of the library's example. The other attributes are from
+            there, too.
         schedule: The learning-rate schedule, by its name in transformers.
         warmup: The share of steps with warm-up.
     """
@@ -71,7 +73,8 @@ class Stopwatch:
             before = self._now()
             result = function(*arguments)
             self._paused = [
-                sum(each) for each in zip(self._paused, self._now(), [-time for time in before], strict=True)
+                sum(each)
+                for each in zip(self._paused, self._now(), [-time for time in before], strict=True)
             ]
             return result
 
@@ -80,7 +83,8 @@ class Stopwatch:
     def read(self) -> dict[str, float]:
         """The time."""
         times = [
-            now - start - paused for now, start, paused in zip(self._now(), self._start, self._paused, strict=True)
+            now - start - paused
+            for now, start, paused in zip(self._now(), self._start, self._paused, strict=True)
         ]
         return dict(zip(("seconds", "processor_seconds"), times, strict=True))
 
@@ -97,8 +101,11 @@ def train_ours(config: Config, folder: Path) -> dict[str, Any]:
     watch = Stopwatch()
 
     def build_evaluation(*arguments: Any) -> Any:
-        evaluation = dataclasses.replace(watch.without(build_dev_evaluation)(*arguments), drift_check=None)
-        object.__setattr__(evaluation, "measure", watch.without(evaluation.measure))  # the dataclass is frozen
+        evaluation = dataclasses.replace(
+            watch.without(build_dev_evaluation)(*arguments), drift_check=None
+        )
+        # the dataclass is frozen
+        object.__setattr__(evaluation, "measure", watch.without(evaluation.measure))
         return evaluation
 
     train.build_dev_evaluation = build_evaluation
@@ -123,7 +130,9 @@ def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
     recipe, watch = RECIPES[name], Stopwatch()
     transformers.set_seed(config.train.seed)
     on_cpu = jax.default_backend() == "cpu"
-    model = library.SentenceTransformer(start, device="cpu" if on_cpu else "cuda", trust_remote_code=False)
+    model = library.SentenceTransformer(
+        start, device="cpu" if on_cpu else "cuda", trust_remote_code=False
+    )
     longest, model.max_seq_length = model.max_seq_length, config.data.max_length
     texts = open_corpus(dataclasses.replace(config.data, pairs=recipe.pairs))
     arguments = library.SentenceTransformerTrainingArguments(
@@ -160,17 +169,23 @@ def columns(name: str, rows: Iterable[Row], seed: int) -> dict[str, list[str]]:
     Args:
         name: The recipe.
         rows: Pairs or single sentences.
-        seed: Decides which words TSDAE deletes, and which are taken out of a passage without a title.
+        seed: Decides which words TSDAE deletes, and which are taken out of a passage without a
+            title.
     """
     generator = random.Random(seed)
     if name == "pairs":
-        pairs = [row.texts if row.kind == Kind.TEXTS else _cloze(row.texts[0], generator) for row in rows]
+        pairs = [
+            row.texts if row.kind == Kind.TEXTS else _cloze(row.texts[0], generator) for row in rows
+        ]
         leads, rests = zip(*pairs, strict=True)
         return {"anchor": list(leads), "positive": list(rests)}
     sentences = [row.texts[0] for row in rows]
     if name == "simcse":
         return {"anchor": sentences, "positive": sentences}
-    return {"damaged": [_damaged(sentence, generator) for sentence in sentences], "original": sentences}
+    return {
+        "damaged": [_damaged(sentence, generator) for sentence in sentences],
+        "original": sentences,
+    }
 
 
 def _cloze(passage: str, generator: random.Random) -> tuple[str, str]:
@@ -178,13 +193,17 @@ def _cloze(passage: str, generator: random.Random) -> tuple[str, str]:
     words = passage.split()
     size = generator.randint(5, max(5, min(25, len(words) - 5)))
     start = generator.randint(0, max(0, len(words) - size))
-    return " ".join(words[start : start + size]), " ".join(words[:start] + words[start + size :]) or passage
+    return " ".join(words[start : start + size]), " ".join(
+        words[:start] + words[start + size :]
+    ) or passage
 
 
 def _damaged(sentence: str, generator: random.Random) -> str:
     """Delete words of a sentence, and keep at least one."""
     words = sentence.split()
-    return " ".join([word for word in words if generator.random() < KEPT] or [generator.choice(words)])
+    return " ".join(
+        [word for word in words if generator.random() < KEPT] or [generator.choice(words)]
+    )
 
 
 def _loss(name: str, model: Any) -> Any:
@@ -208,12 +227,18 @@ def scores(model: str, tasks: list[str]) -> dict[str, float]:
     return scores_by_column({"tasks": found, "averages": {}})
 
 
-def compare(recipes: Iterable[str], config: Config, tasks: list[str], folder: Path) -> dict[str, Any]:
+def compare(
+    recipes: Iterable[str], config: Config, tasks: list[str], folder: Path
+) -> dict[str, Any]:
     """Score the starting checkpoint, then train and score each recipe."""
     sides = {"start": {"scores": _alone(scores, config.model.name_or_path, tasks)}}
     for name in recipes:
         place = folder / name
-        facts = _alone(train_ours, config, place) if name == OURS else _alone(train_theirs, name, config, place)
+        facts = (
+            _alone(train_ours, config, place)
+            if name == OURS
+            else _alone(train_theirs, name, config, place)
+        )
         sides[name] = facts | {"scores": _alone(scores, str(place), tasks)}
         print(f"{name}: {sides[name]}", file=sys.stderr)
     return sides
@@ -228,23 +253,48 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run the command line and return the record."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--text", default="docstrings", help="documents, a value of data.train_file (default: docstrings)")
-    add("--model", default="minilm", help="the starting checkpoint: a folder or `minilm` (default: minilm)")
-    add("--recipes", nargs="+", choices=(OURS, *RECIPES), default=[OURS, *RECIPES], help="default: all")
-    add("--tasks", default="pairs_retrieval:docstrings", help="tasks of `diffcse evaluate`, separated by commas")
+    add(
+        "--text",
+        default="docstrings",
+        help="documents, a value of data.train_file (default: docstrings)",
+    )
+    add(
+        "--model",
+        default="minilm",
+        help="the starting checkpoint: a folder or `minilm` (default: minilm)",
+    )
+    add(
+        "--recipes",
+        nargs="+",
+        choices=(OURS, *RECIPES),
+        default=[OURS, *RECIPES],
+        help="default: all",
+    )
+    add(
+        "--tasks",
+        default="pairs_retrieval:docstrings",
+        help="tasks of `diffcse evaluate`, separated by commas",
+    )
     add("--steps", type=int, help="default, as of the following: the preset's")
     add("--batch_size", type=int)
     add("--max_length", type=int, help="tokens of a text")
-    add("--held_out", type=float, help="share of the documents that is not trained on; the preset selects by them")
+    add(
+        "--held_out",
+        type=float,
+        help="share of the documents that is not trained on; the preset selects by them",
+    )
     add("--seed", type=int, default=1)
     add("--cores", type=int, default=0, help="number of documents (default: all)")
     add("--output", type=Path, help="file for the record (default: print it)")
     options = parser.parse_args(argv)
     with reported_to_user(), tempfile.TemporaryDirectory() as folder:
         measure.use_cores(options.cores)
-        os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that import JAX, which reads this only once
+        # for the processes that import JAX, which reads this only once
+        os.environ["JAX_PLATFORMS"] = "cpu"
         config = _config(options, Path(folder))
         values = config.to_dict()
         record = {
@@ -257,10 +307,19 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 def _config(options: argparse.Namespace, folder: Path) -> Config:
     """Return the preset with the changes of the command line."""
     values = shipped_config("adapt")
-    values.data.train_file, values.model.name_or_path, values.train.seed = options.text, options.model, options.seed
+    values.data.train_file, values.model.name_or_path, values.train.seed = (
+        options.text,
+        options.model,
+        options.seed,
+    )
     values.eval.guard = False
     values.data.cache_dir = str(folder / "tokens")  # both sides read the text
-    for group, key in (("train", "steps"), ("train", "batch_size"), ("data", "max_length"), ("data", "held_out")):
+    for group, key in (
+        ("train", "steps"),
+        ("train", "batch_size"),
+        ("data", "max_length"),
+        ("data", "held_out"),
+    ):
         given = getattr(options, key)
         if given is not None:
             values[group][key] = given

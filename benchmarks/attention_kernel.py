@@ -2,8 +2,9 @@
 
     python -m benchmarks.attention_kernel
 
-The encoder is a ModernBERT of three blocks with random weights. Its second block has a window, where the kernel is not
-used. Both sides compute in bfloat16. Without a GPU that has the kernel, both sides are attention in parts.
+The encoder is a ModernBERT of three blocks with random weights. Its second block has a window,
+where the kernel is not used. Both sides compute in bfloat16. Without a GPU that has the kernel,
+both sides are attention in parts.
 """
 
 import dataclasses
@@ -36,13 +37,18 @@ def main() -> None:
     config = hf.transformer_config(hf_config.to_dict(), source="benchmark")
     rng = np.random.default_rng(0)
     shapes = layers.shapes(partial(Transformer, config))
-    params = {name: jnp.asarray(rng.normal(0, 0.08, shape.shape), shape.dtype) for name, shape in shapes.items()}
+    params = {
+        name: jnp.asarray(rng.normal(0, 0.08, shape.shape), shape.dtype)
+        for name, shape in shapes.items()
+    }
     mask = (np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]).astype(np.int32)
     ids = np.where(mask == 1, rng.integers(5, WORDS, mask.shape), 0).astype(np.int32)
     rows = TokenRows(jnp.asarray(ids), jnp.asarray(mask))
 
     @partial(jax.jit, static_argnums=(0, 1))
-    def outputs(config: TransformerConfig, dtype: type, params: layers.Params) -> tuple[jax.Array, jax.Array]:
+    def outputs(
+        config: TransformerConfig, dtype: type, params: layers.Params
+    ) -> tuple[jax.Array, jax.Array]:
         def loss(params: layers.Params) -> tuple[jax.Array, jax.Array]:
             definition = layers.definition(partial(Transformer, config, dtype=dtype))
             states = layers.bind(definition, params)(rows)[-1].astype(jnp.float32)
@@ -50,15 +56,21 @@ def main() -> None:
             return (real * jnp.sin(jnp.arange(float(SIZE)))).sum() / mask.sum(), real
 
         gradients, states = jax.grad(loss, has_aux=True)(params)
-        return states.ravel(), jnp.concatenate([each.ravel() for each in jax.tree.leaves(gradients)])
+        return states.ravel(), jnp.concatenate(
+            [each.ravel() for each in jax.tree.leaves(gradients)]
+        )
 
     device = jax.devices()[0]
     print(f"{device.device_kind}, kernel: {has_fused_attention(device)}")
     with jax.default_matmul_precision("highest"):
         exact = outputs(config, jnp.float32, params)
         for name, fused in ("in parts", False), ("kernel", has_fused_attention(device)):
-            states, gradients = outputs(dataclasses.replace(config, fused=fused), jnp.bfloat16, params)
-            print(f"{name}: states {distance(states, exact[0]):.4f}, gradients {distance(gradients, exact[1]):.4f}")
+            states, gradients = outputs(
+                dataclasses.replace(config, fused=fused), jnp.bfloat16, params
+            )
+            print(
+                f"{name}: states {distance(states, exact[0]):.4f}, gradients {distance(gradients, exact[1]):.4f}"
+            )
 
 
 if __name__ == "__main__":

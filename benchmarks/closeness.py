@@ -2,9 +2,9 @@
 
     python -m benchmarks.closeness --data FOLDER --collections NAME NAME --output FILE.json
 
-FOLDER holds collections in BEIR's form. Each one is searched with its own queries and with those of the
-others. The record has the percentiles of the closeness of the best text (`Contents.closeness`), and the
-share of queries below `ranking.CLOSE`, for which a search says so.
+FOLDER holds collections in BEIR's form. Each one is searched with its own queries and with those of
+the others. The record has the percentiles of the closeness of the best text (`Contents.closeness`),
+and the share of queries below `ranking.CLOSE`, for which a search says so.
 """
 
 import argparse
@@ -32,10 +32,14 @@ def contents_of(texts: list[str], encoder: SentenceEncoder) -> Contents:
     documents = [text_document(text, Place("corpus", row)) for row, text in enumerate(texts, 1)]
     passages = [Passage(row, "", text) for row, text in enumerate(texts)]
     vectors = encoder.encode_document(texts, normalize=True)
-    return Contents(documents_table(documents, 0), passages_table(passages), StoredEmbeddings.of(vectors))
+    return Contents(
+        documents_table(documents, 0), passages_table(passages), StoredEmbeddings.of(vectors)
+    )
 
 
-def measured(contents: Contents, queries: Float32[np.ndarray, "queries dimension"]) -> dict[str, object]:
+def measured(
+    contents: Contents, queries: Float32[np.ndarray, "queries dimension"]
+) -> dict[str, object]:
     """Return what the closeness of queries is."""
     assert contents.embeddings
     best = contents.embeddings.nearest(queries, 1)[0][:, 0].tolist()
@@ -49,7 +53,9 @@ def measured(contents: Contents, queries: Float32[np.ndarray, "queries dimension
 
 def main() -> None:
     """Measure all pairs of collections and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--collections", nargs="+", required=True, help="names of folders")
     parser.add_argument("--queries", type=int, default=200, help="of each collection")

@@ -2,9 +2,10 @@
 
     python -m benchmarks.compile_all --output benchmarks/results/compiled_tpu.json
 
-Each program is compiled in a process of its own. Run again with the same file, the command continues where it stopped:
-the record contains the revision of each program and the version of the compiler. If a program fails, its error is
-recorded. `--again PATTERN` compiles the programs again that match. `--table` prints the record as Markdown.
+Each program is compiled in a process of its own. Run again with the same file, the command
+continues where it stopped: the record contains the revision of each program and the version of the
+compiler. If a program fails, its error is recorded. `--again PATTERN` compiles the programs again
+that match. `--table` prints the record as Markdown.
 """
 
 import argparse
@@ -32,7 +33,15 @@ def programs() -> Iterator[list[str]]:
     """Return the arguments of `benchmarks.compile_for` for every program."""
     yield ["v5e:2x2", "simcse_base", "--batch", "512"]
     for share in ("0.875", "0.75", "0.5"):
-        yield ["v5e:2x2", "simcse_base", "--batch", "512", "--config.train.packing=on", "--real_tokens", share]
+        yield [
+            "v5e:2x2",
+            "simcse_base",
+            "--batch",
+            "512",
+            "--config.train.packing=on",
+            "--real_tokens",
+            share,
+        ]
     for share in ("0.875", "0.75"):
         yield ["v5e:2x2", "simcse_base", "--config.train.packing=on", "--real_tokens", share]
     yield ["v5e:2x2", "diffcse_base", "--batch", "512"]
@@ -63,7 +72,8 @@ def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
     """Compile the programs that are not in the file yet, and write the file after each one."""
     records = json.loads(path.read_text())["programs"] if path.is_file() else []
     known = {record["arguments"]: record for record in records}
-    old = {arguments for arguments in known if again and re.search(again, arguments)}  # kept until the new one is there
+    # kept until the new one is there
+    old = {arguments for arguments in known if again and re.search(again, arguments)}
     wanted = list(programs())
     for number, (target, config, *others) in enumerate(wanted, start=1):
         arguments = " ".join(["--target", target, "--config", config, *others])
@@ -72,7 +82,9 @@ def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
         print(f"{number} of {len(wanted)}: {arguments}", flush=True)
         compiler = {"revision": REVISION, "libtpu": version("libtpu")}
         known[arguments] = {"arguments": arguments} | compiler | _compiled(arguments.split())
-        measure.write_record(path, "benchmarks.compile_all", ["--output", str(path)], {"programs": [*known.values()]})
+        measure.write_record(
+            path, "benchmarks.compile_all", ["--output", str(path)], {"programs": [*known.values()]}
+        )
     return [*known.values()]
 
 
@@ -80,26 +92,46 @@ def _compiled(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the record of one program, or its `error` if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "record.json"
-        command = [sys.executable, "-m", "benchmarks.compile_for", *arguments, "--output", str(output)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.compile_for",
+            *arguments,
+            "--output",
+            str(output),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+            return {
+                "error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            }
         record = json.loads(output.read_text())
-    return {key: value for key, value in record.items() if key not in ("command", "machine", "versions")}
+    return {
+        key: value for key, value in record.items() if key not in ("command", "machine", "versions")
+    }
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return a table in Markdown: the programs, their memory, and what they move between chips."""
-    lines = ["| program | for | memory per chip | fits | moved per step |", "|---|---|---:|---|---|"]
+    lines = [
+        "| program | for | memory per chip | fits | moved per step |",
+        "|---|---|---:|---|---|",
+    ]
     for record in records:
         if "error" in record:
             lines.append(f"| {record['arguments']} | | | | {record['error']} |")
             continue
-        words = re.sub(r"--target \S+ --config ", "", record["arguments"]).replace("--config.", "").replace("--", "")
+        words = (
+            re.sub(r"--target \S+ --config ", "", record["arguments"])
+            .replace("--config.", "")
+            .replace("--", "")
+        )
         memory = record["memory_per_chip"]
         size = f"{memory['total'] / 2**30:.2f} of {memory['available'] / 2**30:.2f} GiB"
         fits = "yes" if record["fits"] else "no"
-        lines.append(f"| {words} | {record['target']} | {size} | {fits} | {_moved(record.get('collectives', []))} |")
+        lines.append(
+            f"| {words} | {record['target']} | {size} | {fits} | {_moved(record.get('collectives', []))} |"
+        )
     return "\n".join(lines)
 
 
@@ -114,9 +146,15 @@ def _moved(collectives: Sequence[Mapping[str, Any]]) -> str:
 
 def main(argv: list[str]) -> None:
     """Compile all programs, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="JSON file, which is read and completed")
-    parser.add_argument("--again", metavar="PATTERN", help="compile the programs again whose arguments match")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="JSON file, which is read and completed"
+    )
+    parser.add_argument(
+        "--again", metavar="PATTERN", help="compile the programs again whose arguments match"
+    )
     parser.add_argument("--table", action="store_true", help="only print the record")
     options = parser.parse_args(argv)
     if options.table and not options.output.is_file():

@@ -2,9 +2,9 @@
 
     python -m benchmarks.compile_for --target v5e:4x4 --config configs/diffcse_base.py --output FILE
 
-Needs the TPU's compiler (`pip install -e '.[compile]'`), or JAX's CUDA plugin for `--target h100`. Memory and
-collectives are those of the compiled program. **Cycles are the compiler's estimate**: they rank variants of a program.
-They are not times.
+Needs the TPU's compiler (`pip install -e '.[compile]'`), or JAX's CUDA plugin for `--target h100`.
+Memory and collectives are those of the compiled program. **Cycles are the compiler's estimate**:
+they rank variants of a program. They are not times.
 """
 
 import argparse
@@ -82,7 +82,9 @@ class Request:
         """Return the same request with another batch size."""
         train = dataclasses.replace(self.config.train, batch_size=size)
         generator = dataclasses.replace(self.config.generator, head_batch_size=size)
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, train=train, generator=generator))
+        return dataclasses.replace(
+            self, config=dataclasses.replace(self.config, train=train, generator=generator)
+        )
 
     @property
     def batch_size(self) -> int:
@@ -105,10 +107,14 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     generator = None
     if config.needs("generator"):
         own = config.generator_is_start or config.trains_generator_head
-        generator = _checkpoint(config.model.name_or_path if own else config.generator.name_or_path, mesh)
+        generator = _checkpoint(
+            config.model.name_or_path if own else config.generator.name_or_path, mesh
+        )
     teachers = _teachers(config, mesh)
     built = networks.build(config, encoder, generator, _vocabulary(encoder), teachers=teachers)
-    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS, around=resting if "finetune" in config.losses else None)
+    optimizer = make_optimizer(
+        config.optim, SCHEDULE_STEPS, around=resting if "finetune" in config.losses else None
+    )
     state = abstract_state(built.params, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
     step = make_train_step(built.networks, config, optimizer, mesh)
@@ -118,7 +124,9 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         built.params,
         config.train.batch_size * request.views,
         config.data.max_length,
-        frozenset({encoder.config.hidden_size, *(_hidden_size(teacher) for teacher in teachers.values())}),
+        frozenset(
+            {encoder.config.hidden_size, *(_hidden_size(teacher) for teacher in teachers.values())}
+        ),
     )
 
 
@@ -156,7 +164,12 @@ def _encoding(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     shape = (config.train.batch_size, config.data.max_length)
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
-    return Lowered(lambda: forward.lower(params, batch, batch), params, *shape, frozenset({encoder.config.hidden_size}))
+    return Lowered(
+        lambda: forward.lower(params, batch, batch),
+        params,
+        *shape,
+        frozenset({encoder.config.hidden_size}),
+    )
 
 
 def _checkpoint(name: str, mesh: Mesh) -> Pretrained:
@@ -181,7 +194,9 @@ def _hidden_size(teacher: Network) -> int:
 
 def _vocabulary(encoder: Pretrained) -> Vocabulary:
     """Return a vocabulary of the right size. The ids of special tokens do not change a program."""
-    return Vocabulary(encoder.config.vocab_size, workload.MASK, (workload.PAD, workload.CLS, workload.SEP))
+    return Vocabulary(
+        encoder.config.vocab_size, workload.MASK, (workload.PAD, workload.CLS, workload.SEP)
+    )
 
 
 def _views(request: Request, mesh: Mesh, views: int) -> Batch:
@@ -196,7 +211,9 @@ def _views(request: Request, mesh: Mesh, views: int) -> Batch:
         chunks = 1 if request.what == "generator_head" else config.train.chunks
         blocks = mesh.shape["data"] * chunks
         positions = rows * length // blocks
-        return PackedLayout(placed(blocks, math.ceil(positions * request.real_tokens)), placed(blocks, positions))
+        return PackedLayout(
+            placed(blocks, math.ceil(positions * request.real_tokens)), placed(blocks, positions)
+        )
 
     size = request.batch_size
     ids = placed(size, views, length)
@@ -208,7 +225,9 @@ def _views(request: Request, mesh: Mesh, views: int) -> Batch:
 def _with_classes(config: Config) -> Config:
     """Give tasks without named classes two of them, because the last layer of the head depends on their number."""
     tasks = config.finetune.tasks
-    nameless = [name for name, task in tasks.items() if task.kind == "classification" and not task.labels]
+    nameless = [
+        name for name, task in tasks.items() if task.kind == "classification" and not task.labels
+    ]
     settings = config.to_dict()
     for name in nameless:
         settings["finetune"]["tasks"][name]["labels"] = ("0", "1")
@@ -223,7 +242,9 @@ def _labels(request: Request, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | N
     tasks = config.finetune.tasks
     name = next((name for name, task in tasks.items() if len(task.texts) == request.views), None)
     if name is None:
-        raise ConfigError(f"--views {request.views}: no task in finetune.tasks has examples of this many sentences")
+        raise ConfigError(
+            f"--views {request.views}: no task in finetune.tasks has examples of this many sentences"
+        )
     dtype = jnp.float32 if tasks[name].kind == "regression" else jnp.int32
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     return {name: jax.ShapeDtypeStruct((request.batch_size,), dtype, sharding=sharding)}
@@ -233,7 +254,9 @@ def _abstract(array: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
-def compiled(request: Request, target: topologies.Target, *, text: Path | None = None) -> dict[str, Any]:
+def compiled(
+    request: Request, target: topologies.Target, *, text: Path | None = None
+) -> dict[str, Any]:
     """Compile a program and return its record.
 
     Args:
@@ -250,9 +273,15 @@ def compiled(request: Request, target: topologies.Target, *, text: Path | None =
         used = re.search(OUT_OF_MEMORY, str(error))
         if used is None:
             raise
-        total, available = (float(used[at]) * 2.0 ** {"K": 10, "M": 20, "G": 30}[used[at + 1]] for at in (1, 3))
+        total, available = (
+            float(used[at]) * 2.0 ** {"K": 10, "M": 20, "G": 30}[used[at + 1]] for at in (1, 3)
+        )
         memory = {"total": int(total), "available": int(available)}
-        return {"compile_seconds": time.perf_counter() - start, "memory_per_chip": memory, "fits": False}
+        return {
+            "compile_seconds": time.perf_counter() - start,
+            "memory_per_chip": memory,
+            "fits": False,
+        }
     seconds = time.perf_counter() - start
     if text:
         text.write_text(executable.as_text())
@@ -305,7 +334,9 @@ def carries(array: Array, collective: Collective, program: Lowered, mesh: Mesh) 
     rows, hidden = program.rows, program.hidden
     if array.dtype.startswith(("s", "u", "pred")):
         return "tokens" if size >= rows * program.length / mesh.size else "counts"
-    if size in _sizes(program.params, mesh) and (len(array.sizes) > 1 or "transpose" in collective.op_name):
+    if size in _sizes(program.params, mesh) and (
+        len(array.sizes) > 1 or "transpose" in collective.op_name
+    ):
         return "parameters" if collective.kind == "all-gather" else "gradients"
     if array.sizes and array.sizes[-1] in hidden and size <= rows * array.sizes[-1]:
         return "sentence vectors"
@@ -321,13 +352,17 @@ def _sizes(params: Params, mesh: Mesh) -> set[int]:
     return {size // part for size in sizes for part in parts}
 
 
-def largest_batch(request: Request, target: topologies.Target, *, report: Callable[[str], None]) -> dict[str, Any]:
+def largest_batch(
+    request: Request, target: topologies.Target, *, report: Callable[[str], None]
+) -> dict[str, Any]:
     """Double the batch size until it does not fit, and return the largest that does."""
     size, fitting = request.batch_size, None
     while True:
         record = compiled(request.with_batch(size), target)
         total = record["memory_per_chip"]["total"]
-        report(f"batch {size:,}: {_gigabytes(total)} per chip, {'fits' if record['fits'] else 'does not fit'}")
+        report(
+            f"batch {size:,}: {_gigabytes(total)} per chip, {'fits' if record['fits'] else 'does not fit'}"
+        )
         if not record["fits"]:
             return {"fits": fitting, "does_not": size}
         fitting = size
@@ -348,13 +383,19 @@ def described(record: dict[str, Any]) -> str:
         largest = record["largest_batch"]
         lines.append(f"largest batch that fits: {largest['fits']}; {largest['does_not']} does not")
     if "collectives" in record:
-        lines += ["collectives, bytes of the whole arrays:"] if record["collectives"] else ["no collectives"]
+        lines += (
+            ["collectives, bytes of the whole arrays:"]
+            if record["collectives"]
+            else ["no collectives"]
+        )
         lines += [
             f"  {entry['kind']:<18} {entry['count']:>4} x {entry['carries']:<40} {entry['bytes']:>14,}"
             for entry in record["collectives"]
         ]
         if record["flops"]:
-            lines.append(f"FLOPs per chip: {record['flops']:.3g} (the compiler counts one branch of a conditional)")
+            lines.append(
+                f"FLOPs per chip: {record['flops']:.3g} (the compiler counts one branch of a conditional)"
+            )
         lines += _cycles(record)
     return "\n".join(lines)
 
@@ -365,7 +406,10 @@ def _cycles(record: dict[str, Any]) -> list[str]:
     if not total:
         return ["the compiler estimates no cycles for this machine"]
     lines = [f"cycles, estimated by the compiler: {total:,}"]
-    lines += [f"  {count:>12,} {count / total:6.1%}  {name}" for name, count in cycles["by_category"].items()]
+    lines += [
+        f"  {count:>12,} {count / total:6.1%}  {name}"
+        for name, count in cycles["by_category"].items()
+    ]
     lines.append("dearest operations:")
     lines += [
         f"  {entry['cycles']:>12,} {entry['times']:>4} x {entry['result']}  {entry['operation'][-80:]}"
@@ -380,13 +424,26 @@ def _gigabytes(count: float) -> str:
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Read the command line: options, and overrides of the configuration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True, help="v5e:2x2, v5e:4x4, v5p:2x2x1, v6e:1x1, ... or h100")
-    parser.add_argument("--config", required=True, help="a file such as those in configs/, or its name")
-    parser.add_argument("--what", choices=WHAT, default="step", help="the program (default: %(default)s)")
-    parser.add_argument("--batch", type=int, help="train.batch_size, in place of the configuration's")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--views", type=int, default=2, help="per example: 3 with hard negatives, 1 or 2 for fine-tuning (default: 2)"
+        "--target", required=True, help="v5e:2x2, v5e:4x4, v5p:2x2x1, v6e:1x1, ... or h100"
+    )
+    parser.add_argument(
+        "--config", required=True, help="a file such as those in configs/, or its name"
+    )
+    parser.add_argument(
+        "--what", choices=WHAT, default="step", help="the program (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=int, help="train.batch_size, in place of the configuration's"
+    )
+    parser.add_argument(
+        "--views",
+        type=int,
+        default=2,
+        help="per example: 3 with hard negatives, 1 or 2 for fine-tuning (default: 2)",
     )
     parser.add_argument(
         "--real_tokens",
@@ -394,9 +451,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         default=1.0,
         help="share of real positions, if train.packing is on (default: all, as in the fullest batches)",
     )
-    parser.add_argument("--largest", action="store_true", help="also find the largest batch that fits")
+    parser.add_argument(
+        "--largest", action="store_true", help="also find the largest batch that fits"
+    )
     parser.add_argument("--text", type=Path, help="a file for the compiled program")
-    parser.add_argument("--output", type=Path, help="JSON file for the record (default: only print a description)")
+    parser.add_argument(
+        "--output", type=Path, help="JSON file for the record (default: only print a description)"
+    )
     options, rest = parser.parse_known_args(argv)
     for argument in rest:
         if not argument.startswith("--config."):
@@ -404,7 +465,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.batch is not None and options.batch < 2:
         parser.error(f"--batch: at least 2, got {options.batch}")
     if not 0 < options.real_tokens <= 1:
-        parser.error(f"--real_tokens: expected a share above 0 and up to 1, got {options.real_tokens}")
+        parser.error(
+            f"--real_tokens: expected a share above 0 and up to 1, got {options.real_tokens}"
+        )
     return options, rest
 
 
@@ -426,7 +489,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Compile as the command line says, print and write the record, and return it."""
     options, overrides = parse(argv)
     target = topologies.find(options.target)
-    request = Request(read_config(options, overrides), options.what, options.views, options.real_tokens)
+    request = Request(
+        read_config(options, overrides), options.what, options.views, options.real_tokens
+    )
     precision = resolved(request.config, make_mesh(request.config, target.devices)).precision
     record: dict[str, Any] = {
         "target": target.name,
@@ -441,7 +506,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     }
     record |= compiled(request, target, text=options.text)
     if options.largest:
-        record["largest_batch"] = largest_batch(request, target, report=lambda line: print(line, flush=True))
+        record["largest_batch"] = largest_batch(
+            request, target, report=lambda line: print(line, flush=True)
+        )
     print(described(record))
     if options.output:
         measure.write_record(options.output, "benchmarks.compile_for", argv, record)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.components --output benchmarks/results/NAME.json
 
-All variants of a part compute the same result (dropout draws from the same distribution). They run in this process and
-take turns. A ratio above 1 means that the alternative takes longer than the part.
+All variants of a part compute the same result (dropout draws from the same distribution). They run
+in this process and take turns. A ratio above 1 means that the alternative takes longer than the
+part.
 """
 
 import argparse
@@ -29,16 +30,21 @@ from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import transformer_config
 
 AS_IS = "as it is"
-Variants = Mapping[str, Callable[[], Any]]  # each computes once, and may return before it has finished
+# each computes once, and may return before it has finished
+Variants = Mapping[str, Callable[[], Any]]
 
 
 class LibraryAttention(transformer.SelfAttention):
     """Attention by `jax.nn.dot_product_attention`, which has no dropout."""
 
-    def __call__(self, hidden_states: jax.Array, rows: TokenRows, bias: jax.Array, **_: Any) -> jax.Array:
+    def __call__(
+        self, hidden_states: jax.Array, rows: TokenRows, bias: jax.Array, **_: Any
+    ) -> jax.Array:
         del bias
         shape = (*rows.input_ids.shape, self.num_heads, -1)
-        query, key, value = (part(hidden_states).reshape(shape) for part in (self.query, self.key, self.value))
+        query, key, value = (
+            part(hidden_states).reshape(shape) for part in (self.query, self.key, self.value)
+        )
         mask = (rows.attention_mask > 0)[:, None, None, :]
         attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
         return self.output(attended.reshape(hidden_states.shape))
@@ -55,13 +61,21 @@ def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
         definition, params = nnx.split(layer)
 
         def apply(params: nnx.State, states: jax.Array) -> jax.Array:
-            apply, bias = nnx.merge(definition, params), transformer.logit_bias(sentences.attention_mask)
+            apply, bias = (
+                nnx.merge(definition, params),
+                transformer.logit_bias(sentences.attention_mask),
+            )
             attended = apply(states, sentences, bias, keys=None, positions=None)
             return jnp.where(real, attended, 0.0).sum()
 
-        return partial(jax.jit(jax.grad(apply, argnums=(0, 1)) if backward else apply), params, states)
+        return partial(
+            jax.jit(jax.grad(apply, argnums=(0, 1)) if backward else apply), params, states
+        )
 
-    return {AS_IS: of(transformer.SelfAttention), "jax.nn.dot_product_attention": of(LibraryAttention)}
+    return {
+        AS_IS: of(transformer.SelfAttention),
+        "jax.nn.dot_product_attention": of(LibraryAttention),
+    }
 
 
 def block(size: str, rows: int, length: int) -> Variants:
@@ -71,11 +85,15 @@ def block(size: str, rows: int, length: int) -> Variants:
 
     def of(recompute: bool) -> Callable[[], Any]:
         sizes = dataclasses.replace(config, recompute=recompute)
-        definition, params = nnx.split(transformer.Block(sizes, 0, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+        definition, params = nnx.split(
+            transformer.Block(sizes, 0, dtype=jnp.float32, rngs=nnx.Rngs(0))
+        )
 
         def apply(params: nnx.State, states: jax.Array) -> jax.Array:
             bias = transformer.logit_bias(sentences.attention_mask)
-            return jnp.square(nnx.merge(definition, params)(states, sentences, bias, keys=None)).sum()
+            return jnp.square(
+                nnx.merge(definition, params)(states, sentences, bias, keys=None)
+            ).sum()
 
         return partial(jax.jit(jax.grad(apply, argnums=(0, 1))), params, states)
 
@@ -87,14 +105,18 @@ def dropout(size: str, tokens: int) -> Variants:
     states = _normal(tokens, workload.ENCODERS[size]["hidden_size"])
 
     def keys(impl: str) -> jax.Array:
-        return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0, impl=impl), jnp.arange(tokens))
+        return jax.vmap(jax.random.fold_in, (None, 0))(
+            jax.random.key(0, impl=impl), jnp.arange(tokens)
+        )
 
     def full_words(states: jax.Array, keys: jax.Array) -> jax.Array:
         kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, states.shape[1:]))(keys)
         return jnp.where(kept, states / 0.9, 0.0)
 
     def bitcast(states: jax.Array, keys: jax.Array) -> jax.Array:
-        words = jax.vmap(lambda key: jax.random.bits(key, (states.shape[1] // 2,), jnp.uint32))(keys)
+        words = jax.vmap(lambda key: jax.random.bits(key, (states.shape[1] // 2,), jnp.uint32))(
+            keys
+        )
         draws = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(states.shape)
         return jnp.where(draws < round(0.9 * 2**16), states / 0.9, 0.0)
 
@@ -133,12 +155,19 @@ def vocabulary(size: str, tokens: int) -> Variants:
     """Compare ways to choose the generator's tokens."""
     config = transformer_config(workload.GENERATORS[size], source=size)
     head = MaskedLMHead(config, rngs=nnx.Rngs(0))
-    states, words = _normal(tokens, config.hidden_size), _normal(config.vocab_size, config.hidden_size)
+    states, words = (
+        _normal(tokens, config.hidden_size),
+        _normal(config.vocab_size, config.hidden_size),
+    )
 
     def at_once(count: int) -> Callable[[], Any]:
         choose = lambda state, words: jnp.argmax(head(state, words))  # noqa: E731
         return partial(
-            jax.jit(lambda states, words: jax.lax.map(partial(choose, words=words), states, batch_size=count)),
+            jax.jit(
+                lambda states, words: jax.lax.map(
+                    partial(choose, words=words), states, batch_size=count
+                )
+            ),
             states,
             words,
         )
@@ -174,10 +203,14 @@ def measured(variants: Variants, rounds: int) -> dict[str, Any]:
 
 def main(argv: list[str]) -> dict[str, Any]:
     """Measure all parts, write the record and return it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=workload.ENCODERS, default="minilm")
     parser.add_argument("--sentences", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each variant (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="turns of each variant (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=0, help="number of cores; 0: all")
     parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
     options = parser.parse_args(argv)

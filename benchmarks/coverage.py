@@ -54,7 +54,9 @@ def rates(documents: int, draws: int, *, skewed: bool) -> tuple[float, float]:
 
 def main() -> None:
     """Print a line for each number of documents."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=4000, help="draws of each number (4000)")
     parser.add_argument("--skewed", action="store_true", help="few documents gain much")
     options = parser.parse_args()

@@ -1,10 +1,11 @@
 r"""Compare SentEval's tasks with the same procedure in PyTorch: wall time and scores.
 
-    python -m benchmarks.evaluation --tasks STS12,STS14,STSBenchmark,TREC,MR --mode test --data_dir DIR \
-        --output benchmarks/results/NAME.json
+    python -m benchmarks.evaluation --tasks STS12,STS14,STSBenchmark,TREC,MR --mode test \
+        --data_dir DIR --output benchmarks/results/NAME.json
 
-The PyTorch side does what SentEval does: it encodes each split of a task, and each occurrence of a sentence, in batches
-of 128. It trains one classifier after the other (`benchmarks.torch_senteval`). Our side runs before and after it.
+The PyTorch side does what SentEval does: it encodes each split of a task, and each occurrence of a
+sentence, in batches of 128. It trains one classifier after the other (`benchmarks.torch_senteval`).
+Our side runs before and after it.
 """
 
 import argparse
@@ -48,7 +49,9 @@ class Stopwatch:
         return result
 
 
-def ours(task: Task, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
+def ours(
+    task: Task, folder: Path, encoder: SentenceEncoder, mode: str
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return scores and seconds of our evaluation."""
     watch = Stopwatch()
     if not isinstance(task.score, partial):  # one without a classifier
@@ -72,7 +75,10 @@ def theirs(
             return watch("classifiers", torch_accuracies, task, features, mode), watch.seconds
     sets = torch_pairs(task, folder)
     vectors = watch(
-        "encoding", lambda: {name: (encoder(pairs.first), encoder(pairs.second)) for name, pairs in sets.items()}
+        "encoding",
+        lambda: {
+            name: (encoder(pairs.first), encoder(pairs.second)) for name, pairs in sets.items()
+        },
     )
     scored = ["test"] if "test" in sets else list(sets)
     system = np.concatenate([sts.cosine(*vectors[name]) for name in scored])
@@ -92,9 +98,14 @@ def torch_features(task: Task, folder: Path, encoder: torch_senteval.Encoder) ->
     for split in task.splits:
         examples = task.load(folder, split)
         first, *second = (
-            encoder([example.sentences[side] for example in examples]) for side in range(len(examples[0].sentences))
+            encoder([example.sentences[side] for example in examples])
+            for side in range(len(examples[0].sentences))
         )
-        vectors = np.concatenate([np.abs(first - second[0]), first * second[0]], axis=1) if second else first
+        vectors = (
+            np.concatenate([np.abs(first - second[0]), first * second[0]], axis=1)
+            if second
+            else first
+        )
         features[split] = vectors, np.array([example.label for example in examples])
     return features
 
@@ -105,20 +116,30 @@ def torch_accuracies(task: Task, features: dict[str, tuple], mode: str) -> dict[
     dimension = features["train"][0].shape[1]
 
     def build(regularization: float) -> torch_senteval.Classifier:
-        return torch_senteval.Classifier(dimension, len({*features["train"][1]}), regularization, *recipe)
+        return torch_senteval.Classifier(
+            dimension, len({*features["train"][1]}), regularization, *recipe
+        )
 
     if "test" not in features:
         devacc, acc, *_ = torch_senteval.nested_cross_validation(*features["train"], folds, build)
         return {"acc": float(acc), "devacc": float(devacc)}
     if "dev" in features:
-        devacc, acc = torch_senteval.fixed_splits(*features["train"], features["dev"], features["test"], build)
+        devacc, acc = torch_senteval.fixed_splits(
+            *features["train"], features["dev"], features["test"], build
+        )
         return {"acc": float(acc), "devacc": float(devacc)}
-    devacc, acc, predicted = torch_senteval.cross_validation(*features["train"], *features["test"], folds, build)
+    devacc, acc, predicted = torch_senteval.cross_validation(
+        *features["train"], *features["test"], folds, build
+    )
     scores = {"acc": float(acc), "devacc": float(devacc)}
-    return scores | ({"f1": senteval.f1(predicted, features["test"][1])} if task.name == "MRPC" else {})
+    return scores | (
+        {"f1": senteval.f1(predicted, features["test"][1])} if task.name == "MRPC" else {}
+    )
 
 
-def compare(task: Task, folder: Path, mode: str, model: str, theirs_encoder: torch_senteval.Encoder) -> dict[str, Any]:
+def compare(
+    task: Task, folder: Path, mode: str, model: str, theirs_encoder: torch_senteval.Encoder
+) -> dict[str, Any]:
     """Return both sides' scores and seconds for one task. Ours compiles again each time, as a new command would."""
     runs = []
     import jax
@@ -145,8 +166,12 @@ def compare(task: Task, folder: Path, mode: str, model: str, theirs_encoder: tor
 
 def main(argv: list[str]) -> dict[str, Any]:
     """Run the command and return the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="minilm", help="a folder that records its pooler (default: minilm)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="minilm", help="a folder that records its pooler (default: minilm)"
+    )
     parser.add_argument("--tasks", default="STSBenchmark,TREC", help="separated by commas")
     parser.add_argument("--mode", choices=("test", "fasttest"), default="test")
     parser.add_argument("--data_dir", default="", help="as of eval.py")
@@ -157,7 +182,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     torch_encoder = torch_senteval.Encoder(files.find_folder(options.model))
     record: dict[str, Any] = {"model": options.model, "mode": options.mode, "tasks": {}}
     for name in options.tasks.split(","):
-        record["tasks"][name] = compare(find_task(name), folder, options.mode, options.model, torch_encoder)
+        record["tasks"][name] = compare(
+            find_task(name), folder, options.mode, options.model, torch_encoder
+        )
         print(name, record["tasks"][name], file=sys.stderr)
         written = measure.write_record(options.output, "benchmarks.evaluation", argv, record)
     return written

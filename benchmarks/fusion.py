@@ -51,11 +51,15 @@ FUSIONS: Mapping[str, Fusion] = {"z": by_z_scores, "rrf": by_ranks}
 def score(scores: Sequence[np.ndarray], grades: Sequence[Mapping[int, float]]) -> float:
     """Return the mean nDCG@10 x 100."""
     return 100 * float(
-        np.mean([ndcg(best_rows(each, 10), wanted) for each, wanted in zip(scores, grades, strict=True)])
+        np.mean(
+            [ndcg(best_rows(each, 10), wanted) for each, wanted in zip(scores, grades, strict=True)]
+        )
     )
 
 
-def encoded(encoder: SentenceEncoder, texts: Sequence[str], prompt: str | None, cache: Path | None) -> np.ndarray:
+def encoded(
+    encoder: SentenceEncoder, texts: Sequence[str], prompt: str | None, cache: Path | None
+) -> np.ndarray:
     """Return embeddings of length 1, from the folder `cache` if they are there already."""
     if cache is None:
         return encoder.encode([*texts], normalize=True, prompt=prompt)
@@ -67,7 +71,9 @@ def encoded(encoder: SentenceEncoder, texts: Sequence[str], prompt: str | None, 
     return np.load(path)
 
 
-def measure_collection(folder: Path, encoder: SentenceEncoder, cache: Path | None = None) -> dict[str, float]:
+def measure_collection(
+    folder: Path, encoder: SentenceEncoder, cache: Path | None = None
+) -> dict[str, float]:
     """Return nDCG@10 of each system."""
     collection = read_collection(folder)
     documents, queries = [*collection.documents.values()], [*collection.queries.values()]
@@ -101,16 +107,24 @@ def measure_collection(folder: Path, encoder: SentenceEncoder, cache: Path | Non
 
 def main() -> None:
     """Measure all collections and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--collections", nargs="+", help="names of folders (default: all)")
     parser.add_argument("--model", default="minilm")
-    parser.add_argument("--cache", type=Path, help="folder that keeps embeddings for later commands")
+    parser.add_argument(
+        "--cache", type=Path, help="folder that keeps embeddings for later commands"
+    )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     encoder = SentenceEncoder.from_pretrained(options.model)
-    names = options.collections or sorted(path.parent.name for path in options.data.glob("*/corpus.jsonl"))
-    table = {name: measure_collection(options.data / name, encoder, options.cache) for name in names}
+    names = options.collections or sorted(
+        path.parent.name for path in options.data.glob("*/corpus.jsonl")
+    )
+    table = {
+        name: measure_collection(options.data / name, encoder, options.cache) for name in names
+    }
     record = {
         "model": Path(options.model).name,
         "collections": table,

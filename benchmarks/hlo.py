@@ -11,10 +11,21 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
+BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "bf16": 2,
+    "f16": 2,
+    "s16": 2,
+    "u16": 2,
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+}
 
-# Categories of instructions that are not matrix products. The first pattern that is found in an instruction's name
-# counts. The words are those of the package's scopes and of JAX's primitives.
+# Categories of instructions that are not matrix products. The first pattern that is found in an
+# instruction's name counts. The words are those of the package's scopes and of JAX's primitives.
 CATEGORIES = (
     ("gradient norm", r"optimizer.*reduce_sum"),
     ("optimizer", r"optimizer"),
@@ -25,7 +36,12 @@ CATEGORIES = (
     ("embeddings", r"embedding|scatter|gather|_take"),
     ("attention", r"attention"),
 )
-RANDOM_BITS, MATRIX_PRODUCTS, COPIES, OTHER = "random bits", "matrix products", "copies and casts", "other"
+RANDOM_BITS, MATRIX_PRODUCTS, COPIES, OTHER = (
+    "random bits",
+    "matrix products",
+    "copies and casts",
+    "other",
+)
 
 
 class Array(NamedTuple):
@@ -48,7 +64,8 @@ class Instruction(NamedTuple):
     result: tuple[Array, ...]
     op_name: str  # from the source: the scopes and the primitive
     cycles: int  # estimated; 0 if the compiler gives none
-    called: tuple[str, ...]  # computations: of a fusion, a call, the branches of a conditional, the body of a loop
+    # computations: of a fusion, a call, the branches of a conditional, the body of a loop
+    called: tuple[str, ...]
     trips: int  # of a loop
     channel: str  # of a collective
     operand: str  # the first one's name
@@ -61,7 +78,8 @@ class Collective(NamedTuple):
     arrays: tuple[Array, ...]
     op_name: str
     times: int
-    source: tuple[Array, ...] = ()  # the arrays that they are rows of, if these are the result of another collective
+    # the arrays that they are rows of, if these are the result of another collective
+    source: tuple[Array, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -121,10 +139,13 @@ class Program:
                 collective = Collective(kind, instruction.result, instruction.op_name, times)
                 if scatters:  # it sums its input, to which it may first add rows of zeros
                     collective = collective._replace(arrays=self._given_to(computation))
-                elif kind == "collective-permute":  # its start also has flags, besides what it sends and receives
+                elif (
+                    kind == "collective-permute"
+                ):  # its start also has flags, besides what it sends and receives
                     source = self._summed_source(computation, instruction.operand)
                     collective = collective._replace(arrays=instruction.result[:1], source=source)
-                # The parts of an asynchronous one share a channel; combined ones have no channel of their own.
+                # The parts of an asynchronous one share a channel; combined ones have no channel of
+                # their own.
                 shared = "" if scatters or kind == "collective-permute" else instruction.channel
                 key = kind, shared or instruction.name
                 if key not in found or collective.bytes < found[key].bytes:
@@ -134,15 +155,24 @@ class Program:
     def _given_to(self, computation: str) -> tuple[Array, ...]:
         """Return the arrays that a computation takes."""
         instructions = self._computations[computation]
-        return tuple(array for each in instructions if each.opcode == "parameter" for array in each.result)
+        return tuple(
+            array for each in instructions if each.opcode == "parameter" for array in each.result
+        )
 
     def _summed_source(self, computation: str, name: str) -> tuple[Array, ...]:
         """Return the operands of the reduce-scatter that gives the array its rows, if there is one."""
         by_name = {instruction.name: instruction for instruction in self._computations[computation]}
-        while name in by_name and by_name[name].opcode in ("slice", "copy", "bitcast", "get-tuple-element"):
+        while name in by_name and by_name[name].opcode in (
+            "slice",
+            "copy",
+            "bitcast",
+            "get-tuple-element",
+        ):
             name = by_name[name].operand
         called = by_name[name].called if name in by_name else ()
-        return next((self._given_to(each) for each in called if each.startswith("all-reduce-scatter")), ())
+        return next(
+            (self._given_to(each) for each in called if each.startswith("all-reduce-scatter")), ()
+        )
 
     def category(self, instruction: Instruction) -> str:
         """Return the category of an instruction."""
@@ -154,7 +184,16 @@ class Program:
         for category, pattern in CATEGORIES:
             if re.search(pattern, instruction.op_name):
                 return category
-        moves = opcodes <= {"copy", "convert", "transpose", "reshape", "broadcast", "bitcast", "parameter", "fusion"}
+        moves = opcodes <= {
+            "copy",
+            "convert",
+            "transpose",
+            "reshape",
+            "broadcast",
+            "bitcast",
+            "parameter",
+            "fusion",
+        }
         return COPIES if moves or instruction.opcode == "copy" else OTHER
 
     def _opcodes(self, instruction: Instruction) -> set[str]:
@@ -179,7 +218,9 @@ class Program:
 
     @functools.cache  # noqa: B019  the program lives as long as what asks it
     def _cycles_of(self, computation: str) -> int:
-        return sum(times * instruction.cycles for instruction, times in self._scheduled(computation, 1))
+        return sum(
+            times * instruction.cycles for instruction, times in self._scheduled(computation, 1)
+        )
 
     def _times(self) -> Mapping[str, int]:
         """Return how often each computation runs in a step."""
@@ -197,7 +238,9 @@ class Program:
 
 
 def _instruction(line: str) -> Instruction | None:
-    match = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(", re.sub(r"/\*.*?\*/", "", line))
+    match = re.match(
+        r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(", re.sub(r"/\*.*?\*/", "", line)
+    )
     if not match:
         return None
     name, result, opcode = match.groups()

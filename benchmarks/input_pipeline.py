@@ -1,9 +1,10 @@
-"""Measure tokenising of text, and reading batches from the token store on one core.
+r"""Measure tokenising of text, and reading batches from the token store on one core.
 
-    python -m benchmarks.input_pipeline --sentences 100000 1000000 10000000 --output benchmarks/results/NAME.json
+    python -m benchmarks.input_pipeline --sentences 100000 1000000 10000000 \
+        --output benchmarks/results/NAME.json
 
-Needs grain. For batches, token stores are written directly, with random tokens and lengths from `benchmarks.workload`.
-For tokenising, files with random words of MiniLM's vocabulary are written.
+Needs grain. For batches, token stores are written directly, with random tokens and lengths from
+`benchmarks.workload`. For tokenising, files with random words of MiniLM's vocabulary are written.
 """
 
 import argparse
@@ -28,12 +29,16 @@ from diffcse_jax.models.tokenizer import load_tokenizer
 LENGTH = 32
 
 
-def measure_batches(folder: Path, sentences: int, batch_size: int, seconds: float) -> dict[str, Any]:
+def measure_batches(
+    folder: Path, sentences: int, batch_size: int, seconds: float
+) -> dict[str, Any]:
     """Draw batches from a store of `sentences` for about `seconds`, by the iterator that training uses."""
     start = time.perf_counter()
     store = workload.synthetic_store("minilm", folder, sentences, LENGTH)
     built = time.perf_counter()
-    source = BatchSource(store, batch_size=batch_size, steps=10**9, seed=0, pad_token_id=workload.PAD)
+    source = BatchSource(
+        store, batch_size=batch_size, steps=10**9, seed=0, pad_token_id=workload.PAD
+    )
     batches = make_batches(source)
     next(batches)  # draws the epoch's order
     shuffled = time.perf_counter()
@@ -56,7 +61,9 @@ def measure_batches(folder: Path, sentences: int, batch_size: int, seconds: floa
 def measure_tokenizing(folder: Path, sentences: int) -> dict[str, Any]:
     """Tokenise text into a store, including reading and writing, on all cores of this process."""
     tokenizer = load_tokenizer(files.find_folder("minilm"))
-    words = np.array(sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha()))
+    words = np.array(
+        sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
+    )
     rng = np.random.default_rng(0)
     text = folder / f"{sentences}.txt"
     with text.open("w") as lines:
@@ -83,11 +90,19 @@ def _anonymous_bytes() -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sentences", type=int, nargs="+", default=[100_000, 1_000_000], help="sizes of the stores")
-    parser.add_argument("--tokenize", type=int, nargs="*", default=[100_000], help="sizes of the texts to tokenise")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sentences", type=int, nargs="+", default=[100_000, 1_000_000], help="sizes of the stores"
+    )
+    parser.add_argument(
+        "--tokenize", type=int, nargs="*", default=[100_000], help="sizes of the texts to tokenise"
+    )
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=10.0, help="time to draw batches for, per store")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="time to draw batches for, per store"
+    )
     parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
     return parser.parse_args(argv)
 

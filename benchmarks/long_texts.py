@@ -2,10 +2,11 @@
 
     python -m benchmarks.long_texts --output benchmarks/results/long_texts_cpu.json
 
-The encoder has ModernBERT-base's sizes, with fewer blocks and random weights. Attention is computed at once, as for
-short texts, in parts, or by the GPU's kernel. The train step is SimCSE with two texts, which makes four rows. Memory is
-what XLA plans for temporary arrays. On a CPU, encoding one text is timed by processor time, because other work on the
-machine changes it little, and the train step is compiled and not run. On a GPU, both are timed by the clock.
+The encoder has ModernBERT-base's sizes, with fewer blocks and random weights. Attention is computed
+at once, as for short texts, in parts, or by the GPU's kernel. The train step is SimCSE with two
+texts, which makes four rows. Memory is what XLA plans for temporary arrays. On a CPU, encoding one
+text is timed by processor time, because other work on the machine changes it little, and the train
+step is compiled and not run. On a GPU, both are timed by the clock.
 """
 
 import argparse
@@ -43,7 +44,12 @@ def config_of(length: int, precision: str) -> Config:
     """Return the configuration of the step: SimCSE on one device."""
     return Config.from_dict(
         {
-            "model": {"name_or_path": MODEL, "pooler": POOLER, "projector": "none", "attention_dropout": (0.0,)},
+            "model": {
+                "name_or_path": MODEL,
+                "pooler": POOLER,
+                "projector": "none",
+                "attention_dropout": (0.0,),
+            },
             "difference": {"weight": 0.0},
             "data": {"max_length": length},
             "train": {"batch_size": TEXTS, "packing": "off"},
@@ -60,24 +66,36 @@ def measured(options: argparse.Namespace, length: int, attention: str) -> dict[s
     hf_config = workload.sizes_of(MODEL) | {"num_hidden_layers": options.blocks}
     runs_step = jax.default_backend() != "cpu"
     checkpoint = (
-        workload.random_checkpoint(hf_config, 0) if runs_step else workload.abstract_checkpoint(hf_config, MODEL)
+        workload.random_checkpoint(hf_config, 0)
+        if runs_step
+        else workload.abstract_checkpoint(hf_config, MODEL)
     )
     sizes = checkpoint.config
     if attention == AT_ONCE:
         sizes = dataclasses.replace(sizes, most_queries=length)
-    transformer.has_fused_attention = lambda device: attention == KERNEL  # otherwise the device decides
+    # otherwise the device decides
+    transformer.has_fused_attention = lambda device: attention == KERNEL
     compiled_forward.cache_clear()
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
     network = partial(SentenceNetwork, sizes, POOLER)
     forward = compiled_forward(sizes, POOLER, jnp.dtype(options.precision), mesh)
     encode = forward.lower(layers.shapes(network), ids, ids).compile()
-    row: dict[str, Any] = {"length": length, "attention": attention, "encode_bytes": planned_bytes(encode)}
+    row: dict[str, Any] = {
+        "length": length,
+        "attention": attention,
+        "encode_bytes": planned_bytes(encode),
+    }
     if row["encode_bytes"] < options.most_bytes:
         params = jax.device_put(layers.initial(network, jax.random.key(0)))
         text = jnp.full((1, length), 7, jnp.int32), jnp.ones((1, length), jnp.int32)
         row["encode_seconds"] = seconds(lambda: encode(params, *text), options.repeats)
 
-    built = build(config, dataclasses.replace(checkpoint, config=sizes), None, Vocabulary(sizes.vocab_size, None, ()))
+    built = build(
+        config,
+        dataclasses.replace(checkpoint, config=sizes),
+        None,
+        Vocabulary(sizes.vocab_size, None, ()),
+    )
     optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
     rows = jax.ShapeDtypeStruct((TEXTS, 2, length), jnp.int32)
     step = make_train_step(built.networks, config, optimizer, mesh)
@@ -116,24 +134,37 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 
 def main(argv: list[str]) -> dict[str, Any]:
     """Measure as the command line says, print and write the record, and return it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--blocks", type=int, default=6, help="of ModernBERT-base's 22 (default: %(default)s)")
     add("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
     add("--attention", nargs="+", choices=(PARTS, AT_ONCE, KERNEL), default=[PARTS, AT_ONCE])
     add("--precision", choices=("float32", "bfloat16"), default="float32")
-    add("--repeats", type=int, default=3, help="of a call, after a first time (default: %(default)s)")
+    add(
+        "--repeats",
+        type=int,
+        default=3,
+        help="of a call, after a first time (default: %(default)s)",
+    )
     add("--most_bytes", type=float, default=4 << 30, help="more is not run (default: 4 GiB)")
     add("--output", type=Path, help="JSON file for the record")
     options = parser.parse_args(argv)
-    if KERNEL in options.attention and (jax.default_backend() != "gpu" or options.precision != "bfloat16"):
+    if KERNEL in options.attention and (
+        jax.default_backend() != "gpu" or options.precision != "bfloat16"
+    ):
         parser.error("--attention kernel needs an NVIDIA GPU and --precision bfloat16")
     rows = []
     for length in options.lengths:
         for attention in options.attention:
             rows.append(measured(options, length, attention))
             print(rows[-1], flush=True)
-    record = {"device": jax.devices()[0].device_kind, "blocks": options.blocks, "precision": options.precision}
+    record = {
+        "device": jax.devices()[0].device_kind,
+        "blocks": options.blocks,
+        "precision": options.precision,
+    }
     record |= {"texts_of_a_step": TEXTS, "rows": rows}
     return measure.write_record(options.output, "benchmarks.long_texts", argv, record)
 

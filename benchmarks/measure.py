@@ -1,8 +1,8 @@
 """Time implementations side by side: workers that take turns, the machine, and the record.
 
-Implementations take turns: a block of steps of one, a block of the other, and so on. Other work on the machine then
-slows all of them. Each has a process of its own, with its own threads and memory. While one works, the others wait on a
-pipe and use no processor.
+Implementations take turns: a block of steps of one, a block of the other, and so on. Other work on
+the machine then slows all of them. Each has a process of its own, with its own threads and memory.
+While one works, the others wait on a pipe and use no processor.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ from diffcse_jax.io import write_text
 ENVIRONMENT = ("GLIBC_TUNABLES", "XLA_FLAGS", "OMP_NUM_THREADS")
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "sentence-transformers", "numpy")
 
-# Dense matrix products per second that vendors state. Float32 is without TF32, which neither side uses here.
+# Dense matrix products per second that vendors state. Float32 is without TF32, which neither side
+# uses here.
 PEAK_FLOPS = {
     "H100 80GB HBM3": {"bfloat16": 989e12, "float32": 67e12},
     "H200": {"bfloat16": 989e12, "float32": 67e12},
@@ -70,7 +71,9 @@ def worker(build: Callable[..., Implementation], *arguments: object) -> Iterator
         try:
             return here.recv()
         except EOFError:
-            raise RuntimeError(f"the worker of {build.__name__} ended; its error is above") from None
+            raise RuntimeError(
+                f"the worker of {build.__name__} ended; its error is above"
+            ) from None
 
     def run(steps: int) -> float:
         here.send(steps)
@@ -126,7 +129,8 @@ def alternate(workers: Mapping[str, Worker], *, steps: int, block: int) -> dict[
 
     Args:
         steps: Steps of each implementation, rounded up to whole blocks.
-        block: Steps per turn. The step before each turn, which may find cold caches, is not counted.
+        block: Steps per turn. The step before each turn, which may find cold caches, is not
+            counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(-(-steps // block)):
@@ -195,7 +199,9 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def write_record(path: Path | None, module: str, argv: list[str], record: Mapping[str, Any]) -> dict[str, Any]:
+def write_record(
+    path: Path | None, module: str, argv: list[str], record: Mapping[str, Any]
+) -> dict[str, Any]:
     """Add command, machine and versions to a record, and write it as JSON. If the path is None, print it.
 
     Raises:

@@ -1,16 +1,17 @@
-"""Make documents and labelled pairs from public repositories, to test on text other than docstrings and manual pages.
+r"""Make documents and labelled pairs from public repositories, to test on text other than docstrings and manual pages.
 
     git clone https://github.com/MicrosoftDocs/cpp-docs && git -C cpp-docs checkout a2e592a
     python -m benchmarks.other_texts --text cpp --checkout cpp-docs --output cpp
-    python -m benchmarks.adaptation_recipes --text cpp/pages --tasks pairs_retrieval:cpp/test.tsv,STSBenchmark
+    python -m benchmarks.adaptation_recipes --text cpp/pages \
+        --tasks pairs_retrieval:cpp/test.tsv,STSBenchmark
 
-A tenth of the pages is left out of the documents (a third for PowerShell and EIPs, which are small). A hash of the path
-chooses them. `test.tsv` has the labelled pairs of these pages. `all.tsv` has those of all pages, for differences that
-need more pairs: its texts are trained on, but not as pairs. Texts to be found are cut to 64 words. If several pairs
-share a text, the first is taken.
+A tenth of the pages is left out of the documents (a third for PowerShell and EIPs, which are
+small). A hash of the path chooses them. `test.tsv` has the labelled pairs of these pages. `all.tsv`
+has those of all pages, for differences that need more pairs: its texts are trained on, but not as
+pairs. Texts to be found are cut to 64 words. If several pairs share a text, the first is taken.
 
---text      repository, commit                      query, and text to be found
-cpp         MicrosoftDocs/cpp-docs, a2e592a         a compiler's message, and the remarks that explain it
+--text      repository, commit                  query, and text to be found
+cpp         MicrosoftDocs/cpp-docs, a2e592a     a compiler's message, and the remarks on it
 powershell  MicrosoftDocs/PowerShell-Docs, 27138b2  a command's synopsis, and its description
 medquad     abachaa/MedQuAD, 577bd37                a question on a disease, and its answer (NIH)
 eips        ethereum/EIPs, f767a1e                  a proposal in a line, and its abstract
@@ -82,11 +83,19 @@ def medquad(checkout: Path) -> Iterator[Page]:
     """Return the answers about each disease, below its name. Questions are only in the labelled pairs."""
     for file in sorted(checkout.glob("*/*.xml")):
         page = ElementTree.parse(file).getroot()
-        asked = [(_line([_of(pair, "Question")]), _of(pair, "Answer")) for pair in page.iter("QAPair")]
-        answers = ["\n".join(map(str.strip, answer.splitlines())) for _, answer in asked if answer.strip()]
+        asked = [
+            (_line([_of(pair, "Question")]), _of(pair, "Answer")) for pair in page.iter("QAPair")
+        ]
+        answers = [
+            "\n".join(map(str.strip, answer.splitlines())) for _, answer in asked if answer.strip()
+        ]
         if answers:
             text = "\n\n".join([f"# {_line([_of(page, 'Focus')])}", *answers])
-            yield Page(file.relative_to(checkout).as_posix(), text, [(query, _line([found])) for query, found in asked])
+            yield Page(
+                file.relative_to(checkout).as_posix(),
+                text,
+                [(query, _line([found])) for query, found in asked],
+            )
 
 
 def eips(checkout: Path) -> Iterator[Page]:
@@ -149,10 +158,14 @@ def _write(path: Path, rows: Iterable[Pair]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", choices=TEXTS, required=True)
     parser.add_argument("--checkout", type=Path, required=True, help="folder of the repository")
-    parser.add_argument("--output", type=Path, required=True, help="folder for `pages`, `test.tsv` and `all.tsv`")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder for `pages`, `test.tsv` and `all.tsv`"
+    )
     options = parser.parse_args(argv)
     with reported_to_user():
         text = TEXTS[options.text]
@@ -171,7 +184,9 @@ def main(argv: list[str] | None = None) -> None:
         tests = labelled(left_out)
         _write(options.output / "test.tsv", tests)
         _write(options.output / "all.tsv", labelled(pages))
-        print(f"{len(pages) - len(left_out):,} pages, {len(tests):,} labelled pairs", file=sys.stderr)
+        print(
+            f"{len(pages) - len(left_out):,} pages, {len(tests):,} labelled pairs", file=sys.stderr
+        )
 
 
 if __name__ == "__main__":

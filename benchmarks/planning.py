@@ -2,9 +2,9 @@
 
     python -m benchmarks.planning --size base --share 0.4 --prices 2.5 1.2
 
-Times are calculated, not measured: FLOPs divided by `--share` of the vendor's dense bfloat16 peak. To find the share,
-run `benchmarks.train_step` on your device. It counts FLOPs in the same way: all positions of padded sentences in
-training.
+Times are calculated, not measured: FLOPs divided by `--share` of the vendor's dense bfloat16 peak.
+To find the share, run `benchmarks.train_step` on your device. It counts FLOPs in the same way: all
+positions of padded sentences in training.
 """
 
 import argparse
@@ -35,7 +35,8 @@ MACHINES = {"1 H100": ("H100", 1), "8 H100": ("H100", 8), "TPU v5e-16": ("TPU v5
 def training_flops(size: str, objective: str) -> float:
     """Return model FLOPs per sentence and epoch."""
     encoder, generator = (
-        transformer_config(sizes[size], source=size) for sizes in (workload.ENCODERS, workload.GENERATORS)
+        transformer_config(sizes[size], source=size)
+        for sizes in (workload.ENCODERS, workload.GENERATORS)
     )
     batch = BatchSize(encoder, generator, examples=64, views=2, length=32, mean_tokens=TOKENS)
     # The number of examples matters only to the similarity matrix.
@@ -44,7 +45,9 @@ def training_flops(size: str, objective: str) -> float:
 
 def encoding_flops(size: str) -> float:
     """Return model FLOPs of the embedding of a sentence, at its own length."""
-    return transformer_flops(transformer_config(workload.ENCODERS[size], source=size), 1, round(TOKENS))
+    return transformer_flops(
+        transformer_config(workload.ENCODERS[size], source=size), 1, round(TOKENS)
+    )
 
 
 def state_bytes(size: str, objective: str) -> int:
@@ -70,24 +73,46 @@ def table(size: str, share: float, prices: Sequence[float]) -> str:
     Args:
         size: One of `workload.ENCODERS`.
         share: The share of the peak that is reached.
-        prices: Dollars for an hour of each of `DEVICES`. More devices take less time for the same money.
+        prices: Dollars for an hour of each of `DEVICES`. More devices take less time for the same
+            money.
     """
     work = {f"train, {objective}": training_flops(size, objective) for objective in OBJECTIVES}
     work["embed"] = encoding_flops(size)
     hidden = transformer_config(workload.ENCODERS[size], source=size).hidden_size
-    seconds_per_flop = {name: 1 / (PEAK_FLOPS[device]["bfloat16"] * share) for name, device in DEVICES.items()}
-    headings = ["work", "sentences", "model FLOPs", "data", *MACHINES, *(f"{name}, cost" for name in DEVICES)]
+    seconds_per_flop = {
+        name: 1 / (PEAK_FLOPS[device]["bfloat16"] * share) for name, device in DEVICES.items()
+    }
+    headings = [
+        "work",
+        "sentences",
+        "model FLOPs",
+        "data",
+        *MACHINES,
+        *(f"{name}, cost" for name in DEVICES),
+    ]
     lines = [_row(headings), "|---|" + "---:|" * (len(headings) - 1)]
     for name, flops in work.items():
         for sentences in SENTENCES:
             # Token ids of 16 bits and the end of each sentence; or float32 embeddings.
             data = sentences * (4 * hidden if name == "embed" else 2 * TOKENS + 8)
             total = sentences * flops
-            times = (_duration(total * seconds_per_flop[device] / count) for device, count in MACHINES.values())
+            times = (
+                _duration(total * seconds_per_flop[device] / count)
+                for device, count in MACHINES.values()
+            )
             hours = (total * seconds / 3600 for seconds in seconds_per_flop.values())
             costs = (f"${price * hour:,.2f}" for price, hour in zip(prices, hours, strict=True))
             lines.append(
-                _row([name, f"10^{round(math.log10(sentences))}", f"{total:.1e}", _bytes(data), *times, *costs])
+                _row(
+                    [
+                        name,
+                        f"10^{round(math.log10(sentences))}",
+                        f"{total:.1e}",
+                        _bytes(data),
+                        *times,
+                        *costs,
+                    ]
+                )
             )
     return "\n".join(lines)
 
@@ -112,9 +137,13 @@ def _bytes(count: float) -> str:
 
 def main(argv: list[str]) -> None:
     """Print the table and the size of the train state."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=workload.ENCODERS, default="base")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the peak that is reached (default: 1)")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="share of the peak that is reached (default: 1)"
+    )
     parser.add_argument(
         "--prices",
         type=float,
@@ -127,7 +156,9 @@ def main(argv: list[str]) -> None:
     if not 0 < options.share <= 1:
         parser.error(f"--share: expected a number above 0 and up to 1, got {options.share}")
     print(table(options.size, options.share, options.prices))
-    states = (f"{objective} {_bytes(state_bytes(options.size, objective))}" for objective in OBJECTIVES)
+    states = (
+        f"{objective} {_bytes(state_bytes(options.size, objective))}" for objective in OBJECTIVES
+    )
     print(f"\nTrain state (parameters and moments, float32): {', '.join(states)}.")
 
 

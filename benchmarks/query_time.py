@@ -2,8 +2,8 @@
 
     python -m benchmarks.query_time --text SENTENCES.txt --output FILE.json
 
-The index has the first `--rows` lines, with their words and with random embeddings, because search takes as long with
-those. Queries are ten words of the last lines. Times are in milliseconds.
+The index has the first `--rows` lines, with their words and with random embeddings, because search
+takes as long with those. Queries are ten words of the last lines. Times are in milliseconds.
 """
 
 import argparse
@@ -31,7 +31,9 @@ QUERIES, WARM_UP = 200, 40
 
 def main() -> None:
     """Time each mode with each storage, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--model", default="minilm")
@@ -63,7 +65,9 @@ def main() -> None:
         taken = taken[WARM_UP:]
         times[f"{storage} {mode}"] = {"median": float(np.median(taken)), "minimum": min(taken)}
         print(storage, mode, times[f"{storage} {mode}"], file=sys.stderr, flush=True)
-    measure.write_record(options.output, "benchmarks.query_time", sys.argv[1:], {"milliseconds": times})
+    measure.write_record(
+        options.output, "benchmarks.query_time", sys.argv[1:], {"milliseconds": times}
+    )
 
 
 if __name__ == "__main__":

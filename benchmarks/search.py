@@ -2,10 +2,10 @@
 
     python -m benchmarks.search --rows 1000000 --dimension 384 --queries 100 --output FILE
 
-Random embeddings of length 1 are written to a temporary file. Each side reads them in a process of its own, one after
-the other, with one thread. Processor time is measured, because other work on the machine changes it little.
-`memory_bytes` is the peak of resident memory without the pages of the file, which the system can take back (Linux).
-`max_rss_bytes` is the peak of `getrusage`, with them.
+Random embeddings of length 1 are written to a temporary file. Each side reads them in a process of
+its own, one after the other, with one thread. Processor time is measured, because other work on the
+machine changes it little. `memory_bytes` is the peak of resident memory without the pages of the
+file, which the system can take back (Linux). `max_rss_bytes` is the peak of `getrusage`, with them.
 """
 
 import argparse
@@ -56,7 +56,9 @@ def numpy_loop(path: Path) -> Search:
             rows.append(best + number * BLOCK_ROWS)
         all_scores, all_rows = np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
         order = np.argsort(-all_scores, axis=1, kind="stable")[:, :top_k]
-        return np.take_along_axis(all_scores, order, axis=1), np.take_along_axis(all_rows, order, axis=1)
+        return np.take_along_axis(all_scores, order, axis=1), np.take_along_axis(
+            all_rows, order, axis=1
+        )
 
     return search
 
@@ -87,15 +89,26 @@ def run_side(name: str, path: Path, top_k: int, results: Any) -> None:
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     done.set()
     watcher.join()
-    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    facts = {"cpu_seconds": cpu, "wall_seconds": wall, "memory_bytes": peak[0], "max_rss_bytes": max_rss}
+    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
+    facts = {
+        "cpu_seconds": cpu,
+        "wall_seconds": wall,
+        "memory_bytes": peak[0],
+        "max_rss_bytes": max_rss,
+    }
     results.put((facts, np.asarray(scores), np.asarray(rows)))
 
 
 def anonymous_memory() -> int:
     """Return the bytes of resident memory that are not pages of files, or 0 if unknown."""
     status = Path("/proc/self/status")
-    found = [line for line in status.read_text().splitlines() if line.startswith("RssAnon")] if status.is_file() else []
+    found = (
+        [line for line in status.read_text().splitlines() if line.startswith("RssAnon")]
+        if status.is_file()
+        else []
+    )
     return int(found[0].split()[1]) * 1024 if found else 0
 
 
@@ -104,17 +117,24 @@ def write_vectors(path: Path, rows: int, dimension: int, queries: int) -> None:
     from diffcse_jax.models.pooling import normalize
 
     rng = np.random.default_rng(0)
-    np.save(path.with_name("queries.npy"), normalize(rng.random((queries, dimension), np.float32) - np.float32(0.5)))
+    np.save(
+        path.with_name("queries.npy"),
+        normalize(rng.random((queries, dimension), np.float32) - np.float32(0.5)),
+    )
     vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, dimension))
     for start in range(0, rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, rows - start)
-        vectors[start : start + count] = normalize(rng.random((count, dimension), np.float32) - np.float32(0.5))
+        vectors[start : start + count] = normalize(
+            rng.random((count, dimension), np.float32) - np.float32(0.5)
+        )
     vectors.flush()
 
 
 def main() -> None:
     """Measure every side and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--queries", type=int, default=100)
@@ -141,10 +161,15 @@ def main() -> None:
     record = {
         "corpus_bytes": 4 * options.rows * options.dimension,
         "sides": sides,
-        "cpu_ratios": {name: side["cpu_seconds"] / sides[first]["cpu_seconds"] for name, side in sides.items()},
-        "same_rows": {name: float((rows == found[first][1]).mean()) for name, (_, rows) in found.items()},
+        "cpu_ratios": {
+            name: side["cpu_seconds"] / sides[first]["cpu_seconds"] for name, side in sides.items()
+        },
+        "same_rows": {
+            name: float((rows == found[first][1]).mean()) for name, (_, rows) in found.items()
+        },
         "largest_difference": {
-            name: float(np.abs(scores - found[first][0]).max()) for name, (scores, _) in found.items()
+            name: float(np.abs(scores - found[first][0]).max())
+            for name, (scores, _) in found.items()
         },
     }
     measure.write_record(options.output, "benchmarks.search", sys.argv[1:], record)

@@ -1,13 +1,15 @@
-"""Measure adaptation on search collections: people's own questions and judgements, which no run trains on.
+r"""Measure adaptation on search collections: people's own questions and judgements, which no run trains on.
 
-    python -m benchmarks.search_collections --data COLLECTIONS --work FOLDER --output benchmarks/results/NAME.json
+    python -m benchmarks.search_collections --data COLLECTIONS --work FOLDER \
+        --output benchmarks/results/NAME.json
 
-COLLECTIONS contains a folder for each collection in BEIR's form. Each run trains on a collection's documents, with the
-preset `adapt` (`ours`) or with sentence-transformers' recipe for pairs on the same texts (`pairs`), from the same
-starting checkpoint, with the same number of steps, batch size and sentence length. Five systems then answer the
-questions: BM25, the starting checkpoint, the trained model (the best checkpoint, even if the run exports the start),
-and both with BM25, whose weight is the default. `recommended` is what the run recommends, with the weight that it
-chose. Paired randomisation tests compare scores of the same questions, which are means over the seeds.
+COLLECTIONS contains a folder for each collection in BEIR's form. Each run trains on a collection's
+documents, with the preset `adapt` (`ours`) or with sentence-transformers' recipe for pairs on the
+same texts (`pairs`), from the same starting checkpoint, with the same number of steps, batch size
+and sentence length. Five systems then answer the questions: BM25, the starting checkpoint, the
+trained model (the best checkpoint, even if the run exports the start), and both with BM25, whose
+weight is the default. `recommended` is what the run recommends, with the weight that it chose.
+Paired randomisation tests compare scores of the same questions, which are means over the seeds.
 
 WORK keeps each result, so the same command resumes after an interruption.
 """
@@ -57,13 +59,19 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
     collection = read_collection(folder)
     encoder = SentenceEncoder.from_pretrained(str(model))
     documents, queries = [*collection.documents.values()], [*collection.queries.values()]
-    similarities = encoder.encode_query(queries, normalize=True) @ encoder.encode_document(documents, normalize=True).T
+    similarities = (
+        encoder.encode_query(queries, normalize=True)
+        @ encoder.encode_document(documents, normalize=True).T
+    )
     index, ids = LexicalIndex.build(documents), [*collection.documents]
     rankings: dict[str, dict[str, dict[str, float]]] = {}
     for key, text, dense in zip(collection.queries, queries, similarities, strict=True):
         lexical = index.scores(text)
         found = {"BM25": lexical, name: dense}
-        found |= {other: combine(dense, lexical, weight, dense, lexical) for other, weight in weights.items()}
+        found |= {
+            other: combine(dense, lexical, weight, dense, lexical)
+            for other, weight in weights.items()
+        }
         for system, scores in found.items():
             best_of = found_by_words if system == "BM25" else best_rows
             rows = best_of(scores, 101)  # one more than counts: a query does not find itself
@@ -80,7 +88,9 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
     from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 
     scores = answer(folder, model, START, {START + WITH_BM25: DEFAULT_WEIGHT})
-    compared = compare_systems({START: SentenceEncoder.from_pretrained(model)}, queries_of_documents(str(folder)))
+    compared = compare_systems(
+        {START: SentenceEncoder.from_pretrained(model)}, queries_of_documents(str(folder))
+    )
     return {"scores": scores, "made": [system.summary() for system in compared]}
 
 
@@ -95,16 +105,25 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     selection = read_selection(place)
     assert selection is not None  # the run has finished
     advice = verdict.partition("Recommended for search: ")[2]
-    system = next((each for each in selection.systems if advice.startswith(f"{each['name']}.")), None)
+    system = next(
+        (each for each in selection.systems if advice.startswith(f"{each['name']}.")), None
+    )
     if selection.interpolation == 0:
         values = config.to_dict()
-        train_in_folder(Config.from_dict(values | {"eval": values["eval"] | {"keep_start": False}}), place)
+        train_in_folder(
+            Config.from_dict(values | {"eval": values["eval"] | {"keep_start": False}}), place
+        )
     weights = {TRAINED + WITH_BM25: DEFAULT_WEIGHT}
     scores = answer(folder, place, TRAINED, weights)
     if system:
         model = place if system["encoder"] == THIS_MODEL else config.model.name_or_path
         scores |= {"recommended": answer(folder, model, "", {"it": system["weight"]})["it"]}
-    return {"scores": scores, "verdict": verdict, "made": selection.systems, "exported": selection.interpolation}
+    return {
+        "scores": scores,
+        "verdict": verdict,
+        "made": selection.systems,
+        "exported": selection.interpolation,
+    }
 
 
 def measure_theirs(folder: Path, config: Config, place: Path) -> dict[str, Any]:
@@ -118,7 +137,11 @@ def measure_theirs(folder: Path, config: Config, place: Path) -> dict[str, Any]:
 def configured(folder: Path, options: argparse.Namespace, seed: int) -> Config:
     """Return the preset for the documents of a collection."""
     values = shipped_config("adapt")
-    values.data.train_file, values.model.name_or_path, values.train.seed = str(folder), options.model, seed
+    values.data.train_file, values.model.name_or_path, values.train.seed = (
+        str(folder),
+        options.model,
+        seed,
+    )
     values.data.cache_dir = str(options.work / "tokens")
     values.eval.guard = False
     if options.learning_rate:
@@ -140,7 +163,10 @@ def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:
             result = pool.submit(timed, function, *arguments).result()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result), encoding="utf-8")
-        means = {name: round(np.mean([*each["ndcg@10"].values()]), 2) for name, each in result["scores"].items()}
+        means = {
+            name: round(np.mean([*each["ndcg@10"].values()]), 2)
+            for name, each in result["scores"].items()
+        }
         print(path.stem, means, file=sys.stderr, flush=True)
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -155,13 +181,22 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
     systems = [("", name, [start]) for name in start["scores"]]
     for recipe, each in runs.items():
         prefix = "" if recipe == OURS else f"{recipe}: "
-        systems += [(prefix, name, each) for name in each[0]["scores"] if name != "BM25"] if each else []
+        systems += (
+            [(prefix, name, each) for name in each[0]["scores"] if name != "BM25"] if each else []
+        )
     for prefix, name, each in systems:
         found = [run["scores"][name] for run in each]
-        values = [{measure: float(np.mean([*scores[measure].values()])) for measure in MEASURES} for scores in found]
-        table[prefix + name] = {measure: float(np.mean([value[measure] for value in values])) for measure in MEASURES}
+        values = [
+            {measure: float(np.mean([*scores[measure].values()])) for measure in MEASURES}
+            for scores in found
+        ]
+        table[prefix + name] = {
+            measure: float(np.mean([value[measure] for value in values])) for measure in MEASURES
+        }
         table[prefix + name]["seeds"] = [value[CHOOSES] for value in values]
-        by_query[prefix + name] = np.mean([[scores[CHOOSES][query] for query in queries] for scores in found], axis=0)
+        by_query[prefix + name] = np.mean(
+            [[scores[CHOOSES][query] for query in queries] for scores in found], axis=0
+        )
     pairs = [*COMPARED, *((START, f"{PAIRS}: {TRAINED}"), (f"{PAIRS}: {TRAINED}", TRAINED))]
     pairs += [(name, "recommended") for name in by_query if name != "recommended"]
     tests = {
@@ -175,7 +210,10 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
         "tests": tests,
         "made queries": {each["name"]: each["score"] for each in start["made"]},
         "runs": {
-            recipe: [{key: run[key] for key in ("seconds", "verdict", "made") if key in run} for run in each]
+            recipe: [
+                {key: run[key] for key in ("seconds", "verdict", "made") if key in run}
+                for run in each
+            ]
             for recipe, each in runs.items()
         },
         "agreement": [agreement(run) for run in runs.get(OURS, ()) if run["made"]],
@@ -189,8 +227,13 @@ def agreement(run: Mapping[str, Any]) -> dict[str, float]:
     """
     made = {name_of(each): each["score"] for each in run["made"]}
     asked = {name: float(np.mean([*run["all"][name].values()])) for name in made}
-    tau = scipy.stats.kendalltau([made[name] for name in made], [asked[name] for name in made]).statistic
-    return {"tau": float(tau), "lost": max(asked.values()) - asked[max(made, key=lambda name: made[name])]}
+    tau = scipy.stats.kendalltau(
+        [made[name] for name in made], [asked[name] for name in made]
+    ).statistic
+    return {
+        "tau": float(tau),
+        "lost": max(asked.values()) - asked[max(made, key=lambda name: made[name])],
+    }
 
 
 def name_of(system: Mapping[str, Any]) -> str:
@@ -205,26 +248,37 @@ def name_of(system: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Train, score, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder of collections")
     add("--work", type=Path, required=True, help="folder for runs and results of parts")
     add("--model", default="minilm", help="the starting checkpoint (default: minilm)")
-    add("--learning_rate", type=float, help="default: the preset's; 2e-5 for other encoders than MiniLM")
+    add(
+        "--learning_rate",
+        type=float,
+        help="default: the preset's; 2e-5 for other encoders than MiniLM",
+    )
     add("--collections", nargs="+", help="names of folders (default: all)")
     add("--train", nargs="*", help="collections to train on (default: all)")
     add("--recipes", nargs="+", choices=(OURS, PAIRS), default=[OURS, PAIRS])
     add("--seeds", type=int, nargs="+", default=[1, 2, 3])
     add("--output", type=Path, help="file for the record (default: print it)")
     options = parser.parse_args()
-    names = options.collections or sorted(path.parent.name for path in options.data.glob("*/corpus.jsonl"))
+    names = options.collections or sorted(
+        path.parent.name for path in options.data.glob("*/corpus.jsonl")
+    )
     trained = [name for name in names if options.train is None or name in options.train]
     short = Path(options.model).name
     functions = {OURS: measure_ours, PAIRS: measure_theirs}
     with reported_to_user():
         starts = {
             name: remembered(
-                options.work / f"{name}.{short}.start.json", measure_start, options.data / name, options.model
+                options.work / f"{name}.{short}.start.json",
+                measure_start,
+                options.data / name,
+                options.model,
             )
             for name in names
         }
@@ -241,8 +295,15 @@ def main() -> None:
                     runs[name].setdefault(recipe, []).append(run)
         table = {name: summarise(starts[name], runs[name]) for name in names}
     devices = {start["device"] for start in starts.values()}
-    devices |= {run["device"] for recipes in runs.values() for each in recipes.values() for run in each}
-    record = {"device": ", ".join(sorted(devices)), "model": short, "seeds": options.seeds, "collections": table}
+    devices |= {
+        run["device"] for recipes in runs.values() for each in recipes.values() for run in each
+    }
+    record = {
+        "device": ", ".join(sorted(devices)),
+        "model": short,
+        "seeds": options.seeds,
+        "collections": table,
+    }
     measure.write_record(options.output, "benchmarks.search_collections", sys.argv[1:], record)
 
 

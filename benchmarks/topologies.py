@@ -1,7 +1,8 @@
 """Devices for which programs can be compiled without having them: TPU slices, and one GPU.
 
-The TPU's compiler comes with the package `libtpu` (the extra `compile`; Google Cloud Platform Terms of Service), and
-runs on any Linux machine. A GPU needs JAX's CUDA plugin (`jax[cuda13]`) and a description of the device.
+The TPU's compiler comes with the package `libtpu` (the extra `compile`; Google Cloud Platform Terms
+of Service), and runs on any Linux machine. A GPU needs JAX's CUDA plugin (`jax[cuda13]`) and a
+description of the device.
 """
 
 import os
@@ -44,9 +45,11 @@ class Target(NamedTuple):
 def prepare_environment() -> None:
     """Make JAX compile for TPUs and GPUs on a machine without any. Call this before JAX is used."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # for arrays, which the devices of a topology cannot hold
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask for the machine's TPUs
+    # there is no metadata server to ask for the machine's TPUs
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # which would need a driver
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # nobody owns a TPU, so several processes may compile
+    # nobody owns a TPU, so several processes may compile
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
@@ -66,7 +69,9 @@ def find(name: str) -> Target:
     kind, _, shape = name.partition(":")
     chip = TPUS.get(kind)
     if chip is None or not re.fullmatch(r"\d+" + r"x\d+" * (chip.dimensions - 1), shape):
-        raise ConfigError(f"--target {name}: unknown. Use v5e:AxB, v6e:AxB or v5p:AxBxC (chips), or h100")
+        raise ConfigError(
+            f"--target {name}: unknown. Use v5e:AxB, v6e:AxB or v5p:AxBxC (chips), or h100"
+        )
     sizes = [int(size) for size in shape.split("x")] + [1] * (3 - chip.dimensions)
     host = [min(size, most) for size, most in zip(sizes, CHIPS_OF_A_HOST, strict=True)]
     return Target(name, chip, _tpus(name, host))
@@ -83,10 +88,15 @@ def _tpus(name: str, chips_of_a_host: list[int]) -> Sequence[jax.Device]:
         ) from error
     try:
         topology = topologies.get_topology_desc(
-            platform="tpu", topology_name=name, chips_per_host_bounds=tuple(chips_of_a_host), num_slices=1
+            platform="tpu",
+            topology_name=name,
+            chips_per_host_bounds=tuple(chips_of_a_host),
+            num_slices=1,
         )
     except Exception as error:
-        raise ConfigError(f"--target {name}: libtpu does not know this slice ({str(error).splitlines()[0]})") from error
+        raise ConfigError(
+            f"--target {name}: libtpu does not know this slice ({str(error).splitlines()[0]})"
+        ) from error
     return topology.devices
 
 

@@ -31,7 +31,11 @@ class Encoder:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        self.model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False).to(self.device).eval()
+        self.model = (
+            transformers.AutoModel.from_pretrained(folder, trust_remote_code=False)
+            .to(self.device)
+            .eval()
+        )
 
     @torch.inference_mode()
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
@@ -39,7 +43,9 @@ class Encoder:
         vectors = []
         for start in range(0, len(sentences), ENCODING_BATCH_SIZE):
             chunk = list(sentences[start : start + ENCODING_BATCH_SIZE])
-            batch = self.tokenizer(chunk, padding=True, truncation=False, return_tensors="pt").to(self.device)
+            batch = self.tokenizer(chunk, padding=True, truncation=False, return_tensors="pt").to(
+                self.device
+            )
             states = self.model(**batch).last_hidden_state
             mask = batch["attention_mask"].unsqueeze(-1)
             vectors.append(((states * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
@@ -53,7 +59,10 @@ class Classifier:
         np.random.seed(1111)
         torch.manual_seed(1111)
         self.model = torch.nn.Sequential(torch.nn.Linear(dimension, classes))
-        update_rule, rate = {"adam": (torch.optim.Adam, 1e-3), "rmsprop": (torch.optim.RMSprop, 1e-2)}[optimizer]
+        update_rule, rate = {
+            "adam": (torch.optim.Adam, 1e-3),
+            "rmsprop": (torch.optim.RMSprop, 1e-2),
+        }[optimizer]
         self.optimizer = update_rule(self.model.parameters(), lr=rate, weight_decay=regularization)
         self.batch_size, self.tenacity, self.passes = batch_size, tenacity, passes
 

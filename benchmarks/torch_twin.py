@@ -1,8 +1,8 @@
 """The same train step in PyTorch, with the modules of transformers, to compare the JAX step with.
 
-It computes the same as the authors' code, but faster: attention and AdamW are PyTorch's fused versions, and
-similarities are one matrix product. It reads the same `Config` as the JAX step, for single sentences and the defaults
-of the published code.
+It computes the same as the authors' code, but faster: attention and AdamW are PyTorch's fused
+versions, and similarities are one matrix product. It reads the same `Config` as the JAX step, for
+single sentences and the defaults of the published code.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,11 @@ class Twin(nn.Module):
     """Encoder, projector, discriminator and frozen generator, and the sum of their losses."""
 
     def __init__(
-        self, config: Config, encoder: Mapping[str, Any], generator: Mapping[str, Any], vocabulary: Vocabulary
+        self,
+        config: Config,
+        encoder: Mapping[str, Any],
+        generator: Mapping[str, Any],
+        vocabulary: Vocabulary,
     ):
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
@@ -41,7 +45,9 @@ class Twin(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Compute the loss of a batch of sentences, (batch, length). Each is its own second view."""
-        input_ids, attention_mask = (rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask))
+        input_ids, attention_mask = (
+            rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask)
+        )
         projected = self.embed(input_ids, attention_mask)
         loss = self.contrast(projected, input_ids, attention_mask)
         if "difference" in self.config.losses:
@@ -69,7 +75,9 @@ class Twin(nn.Module):
                 logits = F.normalize(z1) @ F.normalize(z2).T / options.temperature
                 loss = F.cross_entropy(logits, torch.arange(len(z1), device=z1.device))
             else:
-                loss = off_dropout_info_nce(z1, z2, off_dropout, options.temperature, options.negative_ratio)
+                loss = off_dropout_info_nce(
+                    z1, z2, off_dropout, options.temperature, options.negative_ratio
+                )
             if dcl.weight:
                 loss = loss + dcl.weight * dimension_contrast(z1, z2, dcl.temperature)
         return loss
@@ -84,7 +92,9 @@ class Twin(nn.Module):
     def mask_tokens(self, input_ids: Tensor) -> Tensor:
         """Mask the selected tokens: 80 % become [MASK], 10 % become random tokens, 10 % stay."""
         ordinary = ~torch.isin(input_ids, self.special_ids)
-        selected = ordinary & (torch.rand(input_ids.shape, device=input_ids.device) < self.config.difference.mask_ratio)
+        selected = ordinary & (
+            torch.rand(input_ids.shape, device=input_ids.device) < self.config.difference.mask_ratio
+        )
         draw = torch.rand(input_ids.shape, device=input_ids.device)
         masked = torch.where(selected & (draw < 0.8), self.vocabulary.mask_id, input_ids)
         random_ids = torch.randint_like(input_ids, self.vocabulary.size)
@@ -110,7 +120,9 @@ def restore(filled: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[
     return filled, (filled != input_ids) & (attention_mask > 0)
 
 
-def off_dropout_info_nce(z1: Tensor, z2: Tensor, z: Tensor, temperature: float, ratio: float) -> Tensor:
+def off_dropout_info_nce(
+    z1: Tensor, z2: Tensor, z: Tensor, temperature: float, ratio: float
+) -> Tensor:
     """Compute off-dropout contrast. The ratio multiplies the positive logit (SimCSE++'s code)."""
     positive = ratio * F.cosine_similarity(z1, z2) / temperature
     unit = F.normalize(z)
@@ -133,9 +145,14 @@ def make_step(twin: Twin, config: Config, total_steps: int, *, compiled: bool) -
     """
     trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     options = config.optim
-    optimizer = torch.optim.AdamW(trained, options.learning_rate, weight_decay=options.weight_decay, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / total_steps, 0.0))
-    forward = torch.compile(twin, dynamic=False) if compiled else twin  # one program for each length, like ours
+    optimizer = torch.optim.AdamW(
+        trained, options.learning_rate, weight_decay=options.weight_decay, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: max(1 - step / total_steps, 0.0)
+    )
+    # one program for each length, like ours
+    forward = torch.compile(twin, dynamic=False) if compiled else twin
     device_type = trained[0].device.type
     twin.train()
 

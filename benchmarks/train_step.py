@@ -1,9 +1,10 @@
-"""Compare the train step with the same step in PyTorch.
+r"""Compare the train step with the same step in PyTorch.
 
-    python -m benchmarks.train_step --objective simcse --torch eager compile --output benchmarks/results/NAME.json
+    python -m benchmarks.train_step --objective simcse --torch eager compile \
+        --output benchmarks/results/NAME.json
 
-Weights are random and sentences synthetic, so no other files are needed. `--text FILE` takes real sentences, with
-MiniLM's tokenizer.
+Weights are random and sentences synthetic, so no other files are needed. `--text FILE` takes real
+sentences, with MiniLM's tokenizer.
 """
 
 import argparse
@@ -63,9 +64,17 @@ class Settings:
 
     def config(self) -> Config:
         """Return the configuration that both sides read."""
-        train = {name: getattr(self, name) for name in ("batch_size", "chunk_size", "packing", "recompute")}
+        train = {
+            name: getattr(self, name)
+            for name in ("batch_size", "chunk_size", "packing", "recompute")
+        }
         return Config.from_dict(
-            {**OBJECTIVES[self.objective], "train": train, "mesh": {"data": 1}, "precision": self.precision}
+            {
+                **OBJECTIVES[self.objective],
+                "train": train,
+                "mesh": {"data": 1},
+                "precision": self.precision,
+            }
         )
 
     def batches(self, packing: Packing | None = None) -> list[Batch]:
@@ -163,7 +172,11 @@ def ours(settings: Settings) -> Implementation:
 def planned(settings: Settings) -> dict[str, Any]:
     """Return the record of a step that is compiled but not run."""
     plan = OurStep(settings).plan()
-    return {"device": plan.pop("device"), "settings": _recorded(settings), "implementations": {"ours": plan}}
+    return {
+        "device": plan.pop("device"),
+        "settings": _recorded(settings),
+        "implementations": {"ours": plan},
+    }
 
 
 def twin(settings: Settings, compiled: bool) -> Implementation:
@@ -188,10 +201,13 @@ def twin(settings: Settings, compiled: bool) -> Implementation:
     def step() -> None:
         nonlocal loss
         anchors = next(batches).anchors
-        # Eager batches are padded to the longest sentence, as the authors' are; compiled ones are padded like ours.
+        # Eager batches are padded to the longest sentence, as the authors' are; compiled ones are
+        # padded like ours.
         longest = None if compiled else anchors.attention_mask.sum(axis=-1).max()
         rows = (values[:, :longest] for values in (anchors.input_ids, anchors.attention_mask))
-        loss = train_step(*(torch.tensor(values, dtype=torch.long, device=device) for values in rows))
+        loss = train_step(
+            *(torch.tensor(values, dtype=torch.long, device=device) for values in rows)
+        )
 
     on_gpu = device.type == "cuda"
     return Implementation(
@@ -219,16 +235,21 @@ def measured(settings: Settings, against: list[str], *, steps: int, block: int) 
     with contextlib.ExitStack() as stack:
         workers = {"ours": stack.enter_context(measure.worker(ours, settings))}
         for variant in against:
-            workers[f"torch_{variant}"] = stack.enter_context(measure.worker(twin, settings, variant == "compile"))
+            workers[f"torch_{variant}"] = stack.enter_context(
+                measure.worker(twin, settings, variant == "compile")
+            )
         seconds = measure.alternate(workers, steps=steps, block=block)
         sides = {
-            name: measure.summary(seconds[name], side.first_call, settings.batch_size) | side.finish()
+            name: measure.summary(seconds[name], side.first_call, settings.batch_size)
+            | side.finish()
             for name, side in workers.items()
         }
     device = sides["ours"].pop("device")
     for side in sides.values():
         side["flops_per_second"] = flops / side["step_seconds"]["median"]
-        side["share_of_peak"] = measure.share_of_peak(side["flops_per_second"], device, settings.precision)
+        side["share_of_peak"] = measure.share_of_peak(
+            side["flops_per_second"], device, settings.precision
+        )
     return {
         "device": device,
         "settings": _recorded(settings),
@@ -258,24 +279,44 @@ def _recorded(settings: Settings) -> dict[str, Any]:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=workload.ENCODERS, default="minilm")
     parser.add_argument("--objective", choices=OBJECTIVES, default="simcse")
-    parser.add_argument("--length", type=int, default=32, help="positions per sentence (default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=64, help="sentences per step (default: %(default)s)")
+    parser.add_argument(
+        "--length", type=int, default=32, help="positions per sentence (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch_size", type=int, default=64, help="sentences per step (default: %(default)s)"
+    )
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--chunk_size", type=int, default=0, help="train.chunk_size of our side; 0: the plain step")
+    parser.add_argument(
+        "--chunk_size", type=int, default=0, help="train.chunk_size of our side; 0: the plain step"
+    )
     for name in ("packing", "recompute"):
         parser.add_argument(
-            f"--{name}", choices=("auto", "on", "off"), default="auto", help=f"train.{name} of our side"
+            f"--{name}",
+            choices=("auto", "on", "off"),
+            default="auto",
+            help=f"train.{name} of our side",
         )
     parser.add_argument("--text", type=Path, help="a file of real sentences, one per line")
     parser.add_argument(
-        "--steps", type=int, default=20, help="timed steps of each side; 0: only compile ours (default: %(default)s)"
+        "--steps",
+        type=int,
+        default=20,
+        help="timed steps of each side; 0: only compile ours (default: %(default)s)",
     )
-    parser.add_argument("--block", type=int, default=2, help="steps per turn (default: %(default)s)")
     parser.add_argument(
-        "--torch", nargs="+", choices=("eager", "compile", "none"), default=["eager"], help="what to compare with"
+        "--block", type=int, default=2, help="steps per turn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--torch",
+        nargs="+",
+        choices=("eager", "compile", "none"),
+        default=["eager"],
+        help="what to compare with",
     )
     parser.add_argument("--threads", type=int, default=0, help="number of cores; 0: all")
     parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
@@ -307,7 +348,11 @@ def main(argv: list[str]) -> dict[str, Any]:
         text=args.text,
     )
     against = [variant for variant in args.torch if variant != "none"]
-    record = measured(settings, against, steps=args.steps, block=args.block) if args.steps else planned(settings)
+    record = (
+        measured(settings, against, steps=args.steps, block=args.block)
+        if args.steps
+        else planned(settings)
+    )
     return measure.write_record(args.output, "benchmarks.train_step", argv, record)
 
 

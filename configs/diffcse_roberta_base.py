@@ -4,8 +4,8 @@ Command:  python train.py --config configs/diffcse_roberta_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs.
 Expected: STS average 78.21, STS-B test 82.38 (published), with `cls_before_pooler`.
 
-The generator must have RoBERTa's vocabulary, so it is distilroberta-base. (With its default, distilbert-base-uncased,
-the original code fails with an index out of range.)
+The generator must have RoBERTa's vocabulary, so it is distilroberta-base. (With its default,
+distilbert-base-uncased, the original code fails with an index out of range.)
 """
 
 from ml_collections import ConfigDict

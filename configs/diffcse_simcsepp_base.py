@@ -4,7 +4,8 @@ Command:  python train.py --config configs/diffcse_simcsepp_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 Expected: STS average 78.69, STS-B test 80.94 (published), with `cls_before_pooler`.
 
-The authors published no code of this combination. Here it is the sum of both losses, each with the weight of its paper.
+The authors published no code of this combination. Here it is the sum of both losses, each with the
+weight of its paper.
 """
 
 from ml_collections import ConfigDict

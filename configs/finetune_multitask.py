@@ -1,13 +1,15 @@
 """Multi-task fine-tuning of the report on adjusting dropout: sentiment, paraphrase and similarity with one encoder.
 
 Command:  diffcse finetune --config finetune_multitask --config.init=RUN_OR_MODEL_FOLDER
-Data:     the CS 224N sets (SST with 5 classes, Quora, STS) in $DIFFCSE_DATA_DIR/cs224n, or --config.finetune.data_dir.
-          They do not include Quora's training file. Its dev file is split by a hash of the pairs: a tenth is used for
-          dev scores, the rest for training.
-Settings: those of the report. Each task has a head with dropout 0.2 on the sentence embedding. A batch holds 32 rows of
-          one set, in the ratio 17 Quora : 4 STS : 2 SST. First the heads train (10 epochs, 3e-5, weight decay 1e-3),
-          then everything (10 epochs, 1e-5). The best average dev score selects the checkpoint. The report's other
-          setting is --config.finetune.stages=together. It mentions neither clipping nor a schedule, so there is none.
+Data:     the CS 224N sets (SST with 5 classes, Quora, STS) in $DIFFCSE_DATA_DIR/cs224n, or
+          --config.finetune.data_dir. They do not include Quora's training file. Its dev file is
+          split by a hash of the pairs: a tenth is used for dev scores, the rest for training.
+Settings: those of the report. Each task has a head with dropout 0.2 on the sentence embedding. A
+          batch holds 32 rows of one set, in the ratio 17 Quora : 4 STS : 2 SST. First the heads
+          train (10 epochs, 3e-5, weight decay 1e-3), then everything (10 epochs, 1e-5). The best
+          average dev score selects the checkpoint. The report's other setting is
+          --config.finetune.stages=together. It mentions neither clipping nor a schedule, so there
+          is none.
 """
 
 import os

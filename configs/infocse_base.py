@@ -2,10 +2,12 @@
 
 Command:  python train.py --config configs/infocse_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
-Expected: STS average 78.85 (published; 79.39 for the model that the authors call `rtd`), from another starting point.
+Expected: STS average 78.85 (published; 79.39 for the model that the authors call `rtd`), from
+          another starting point.
 
-Two trained blocks read the states of BERT's frozen sixth block, with the sentence embedding at position 0. The authors
-start from Condenser (`Luyu/condenser`), which has such a pretrained head. Here the blocks start as BERT's last two.
+Two trained blocks read the states of BERT's frozen sixth block, with the sentence embedding at
+position 0. The authors start from Condenser (`Luyu/condenser`), which has such a pretrained head.
+Here the blocks start as BERT's last two.
 """
 
 from ml_collections import ConfigDict

@@ -4,9 +4,9 @@ Command:  python train.py --config configs/rankcse_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), one epoch of 7,812 steps of 128.
 Expected: STS average 80.36 (published).
 
-The formulas are those of the paper. The settings (teachers and their weights, temperatures, batch size, learning rate)
-are those of the only public implementation, which is not by the authors. The teachers are pooled at position 0, without
-a head.
+The formulas are those of the paper. The settings (teachers and their weights, temperatures, batch
+size, learning rate) are those of the only public implementation, which is not by the authors. The
+teachers are pooled at position 0, without a head.
 """
 
 from ml_collections import ConfigDict

@@ -2,7 +2,8 @@
 
 Command:  python train.py --config configs/simcse_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
-Expected: STS average 76.25, STS-B test 76.85 (published), with `cls_before_pooler`; transfer average 85.81 (published).
+Expected: STS average 76.25, STS-B test 76.85 (published), with `cls_before_pooler`; transfer
+          average 85.81 (published).
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,8 @@ Command:  python train.py --config configs/simcse_roberta_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 1,953 steps of 512.
 Expected: STS average 76.57, STS-B test 80.22 (published), with `cls_before_pooler`.
 
-If 512 sentences do not fit into memory, `--config.train.chunk_size=64` computes the same step in chunks.
+If 512 sentences do not fit into memory, `--config.train.chunk_size=64` computes the same step in
+chunks.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,8 @@
 """SimCSE++ on a BERT of 6 blocks that needs no hub: minutes on two CPU cores, on any text.
 
 Command:  python train.py --config configs/simcsepp_minilm.py --config.data.train_file=sentences.txt
-Settings: as in configs/simcse_minilm.py, with off-dropout negatives and dimension-wise contrast as in
-          configs/simcsepp_base.py.
+Settings: as in configs/simcse_minilm.py, with off-dropout negatives and dimension-wise contrast as
+          in configs/simcsepp_base.py.
 """
 
 from ml_collections import ConfigDict

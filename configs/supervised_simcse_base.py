@@ -1,7 +1,9 @@
-"""Supervised SimCSE, BERT-base: entailments are positives, contradictions hard negatives (Gao et al. 2021, Table 5).
+r"""Supervised SimCSE, BERT-base: entailments are positives, contradictions hard negatives (Gao et al. 2021, Table 5).
 
-Command:  python train.py --config configs/supervised_simcse_base.py --config.data.train_file=nli_for_simcse.csv
-Data:     SNLI and MNLI as triples, a csv with columns sent0, sent1, hard_neg (SimCSE's `nli_for_simcse.csv`), 3 epochs.
+Command:  python train.py --config configs/supervised_simcse_base.py \
+          --config.data.train_file=nli_for_simcse.csv
+Data:     SNLI and MNLI as triples, a csv with columns sent0, sent1, hard_neg (SimCSE's
+          `nli_for_simcse.csv`), 3 epochs.
 Expected: STS average 81.57, STS-B test 84.25 (published), with `cls`.
 
 The projector is kept for encoding and exported as Hugging Face's pooler.

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # PyTorch is not needed here
 
-__all__ = ["Callback", "Config", "Interrupted", "SentenceEncoder", "Trained", "UserError", "WandB", "train"]
+__all__ = [
+    "Callback",
+    "Config",
+    "Interrupted",
+    "SentenceEncoder",
+    "Trained",
+    "UserError",
+    "WandB",
+    "train",
+]
 
 _MODULES = {
     "Callback": "diffcse_jax.training.callbacks",

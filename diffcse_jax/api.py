@@ -18,7 +18,14 @@ from types import MappingProxyType
 from typing import Any
 
 from diffcse_jax import hosts
-from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, settings_of, unknown_key_message
+from diffcse_jax.config import (
+    Config,
+    ConvertsToDict,
+    configuration,
+    flat,
+    settings_of,
+    unknown_key_message,
+)
 from diffcse_jax.config.groups import OF_DOCUMENTS
 from diffcse_jax.data.memory import Text, as_texts, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
@@ -41,12 +48,14 @@ class Trained:
 
     Attributes:
         encoder: The exported model: the best checkpoint, unless the verdict says otherwise.
-        history: The rows of `metrics.jsonl`, each with its `step`: losses and other metrics of logged steps, and dev
-            scores as `dev/NAME`. The row of step 0 has the scores of the starting checkpoint as `start/NAME`.
+        history: The rows of `metrics.jsonl`, each with its `step`: losses and other metrics of
+            logged steps, and dev scores as `dev/NAME`. The row of step 0 has the scores of the
+            starting checkpoint as `start/NAME`.
         scores: Dev scores of the encoder.
         start_scores: Dev scores of the starting checkpoint.
         verdict: How the two compare and what was exported, as text.
-        workdir: The run folder. `workdir / "export"` loads in transformers and sentence-transformers.
+        workdir: The run folder. `workdir / "export"` loads in transformers and
+            sentence-transformers.
     """
 
     encoder: SentenceEncoder
@@ -73,22 +82,28 @@ def train(
     """Train a sentence encoder and export it. If training was stopped, the same call resumes it.
 
     Args:
-        sentences_or_path: What to train on: sentences or documents; tuples of sentence, positive and hard negatives;
-            dicts of columns; or a value of `data.train_file`, such as a file, a folder, `docstrings` or `wiki1m`. None:
-            the configuration's text. If the configuration makes pairs of documents and you give tuples, the fraction
-            `data.held_out` of the rows is kept out of training, and `eval.metric` becomes `pairs_retrieval` of these.
-            To select by pairs of your own, set `eval.metric="pairs_retrieval"` and `eval.pairs_file`: all rows train.
-        config: The name of a file in configs/, the path of such a file, a dict of values that differ from the defaults
-            (`{"train": {"steps": 60}}` or `{"train.steps": 60}`), a `Config`, or a ConfigDict.
-        workdir: The run folder. `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for the run's values.
-            None: `runs/NAME` of the configuration file, `runs/custom` for a dict or a `Config`.
+        sentences_or_path: What to train on: sentences or documents; tuples of sentence, positive
+            and hard negatives; dicts of columns; or a value of `data.train_file`, such as a file, a
+            folder, `docstrings` or `wiki1m`. None: the configuration's text. If the configuration
+            makes pairs of documents and you give tuples, the fraction `data.held_out` of the rows
+            is kept out of training, and `eval.metric` becomes `pairs_retrieval` of these. To select
+            by pairs of your own, set `eval.metric="pairs_retrieval"` and `eval.pairs_file`: all
+            rows train.
+        config: The name of a file in configs/, the path of such a file, a dict of values that
+            differ from the defaults (`{"train": {"steps": 60}}` or `{"train.steps": 60}`), a
+            `Config`, or a ConfigDict.
+        workdir: The run folder. `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand
+            for the run's values. None: `runs/NAME` of the configuration file, `runs/custom` for a
+            dict or a `Config`.
         overrides: Values that change `config`, by key or in groups.
         callbacks: Called at steps, evaluations and saves (`diffcse_jax.Callback`).
-        losses: Losses of your own beside those of the configuration, such as `{"mine": MyLoss(weight=0.1)}`. The run
-            records where their classes are defined. To resume, it must still find them there.
+        losses: Losses of your own beside those of the configuration, such as `{"mine":
+            MyLoss(weight=0.1)}`. The run records where their classes are defined. To resume, it
+            must still find them there.
 
     Raises:
-        UserError: A configuration, text, checkpoint or run folder cannot be used. The message says what to do.
+        UserError: A configuration, text, checkpoint or run folder cannot be used. The message says
+            what to do.
         Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. This is a
             `KeyboardInterrupt`.
     """
@@ -96,18 +111,31 @@ def train(
     if checked.distributed:
         hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:
-        checked = Config.from_dict(flat(checked.to_dict()) | _text_settings(sentences_or_path, checked))
+        checked = Config.from_dict(
+            flat(checked.to_dict()) | _text_settings(sentences_or_path, checked)
+        )
     folder = named_workdir(workdir, name, checked)
     verdict = run(checked, folder, callbacks)
     saved = read_encoder(folder)
     start_scores = saved.baseline.dev if saved.baseline else {}
-    return Trained(SentenceEncoder.from_saved(saved), read_metrics(folder), saved.dev, start_scores, verdict, folder)
+    return Trained(
+        SentenceEncoder.from_saved(saved),
+        read_metrics(folder),
+        saved.dev,
+        start_scores,
+        verdict,
+        folder,
+    )
 
 
-def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Config) -> dict[str, Any]:
+def _text_settings(
+    given: str | os.PathLike[str] | Iterable[Text], config: Config
+) -> dict[str, Any]:
     """Return the configuration keys with which a run trains on this text."""
     if isinstance(given, str) and re.search(r"\w\s+\w", given) and not expand_path(given).exists():
-        raise ConfigError(f"{given[:60]!r} is not a file. To train on sentences, give a list of them.")
+        raise ConfigError(
+            f"{given[:60]!r} is not a file. To train on sentences, give a list of them."
+        )
     if isinstance(given, str | os.PathLike):
         return {"data.train_file": os.fspath(given)}
     texts = iter(as_texts(given))
@@ -118,7 +146,9 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
     changed: dict[str, Any] = {"data.pairs": "columns", "data.held_out": 0.0}
     files: dict[str, Any] = {}
     if config.eval.metric in OF_DOCUMENTS:
-        files["data.train_file"], files["eval.pairs_file"] = write_held_out(texts, config.data.held_out)
+        files["data.train_file"], files["eval.pairs_file"] = write_held_out(
+            texts, config.data.held_out
+        )
         changed["eval.metric"] = "pairs_retrieval"
     else:
         files["data.train_file"] = write_sentences(texts)
@@ -141,7 +171,8 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
             export_with_curves(workdir)
             print(verdict)
 
-        hosts.decided_by_first(finish)  # the other processes wait, because their exit would end the first one
+        # the other processes wait, because their exit would end the first one
+        hosts.decided_by_first(finish)
         return verdict
 
 
@@ -159,7 +190,9 @@ def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt:
-        raise Interrupted(f"Stopped. {workdir} is intact; run the same command again to resume.") from None
+        raise Interrupted(
+            f"Stopped. {workdir} is intact; run the same command again to resume."
+        ) from None
 
 
 def export_with_curves(workdir: Path) -> None:
@@ -175,8 +208,8 @@ def export_with_curves(workdir: Path) -> None:
 def named_workdir(pattern: str | os.PathLike[str] | None, name: str, config: Config) -> Path:
     """Return the folder of a run, by default `runs/NAME`.
 
-    In the pattern that the user gives, `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for the run's
-    values, and `~` for the home folder.
+    In the pattern that the user gives, `{seed}`, `{name}` and keys such as `{optim.learning_rate}`
+    stand for the run's values, and `~` for the home folder.
     """
     values = flat(config.to_dict()) | {"name": name, "seed": config.train.seed}
 
@@ -186,4 +219,8 @@ def named_workdir(pattern: str | os.PathLike[str] | None, name: str, config: Con
             raise ConfigError(f"workdir {pattern}: {unknown_key_message(braces[1])} {known}")
         return re.sub(r"[^\w.,=+-]+", "-", str(values[braces[1]])).strip("-")
 
-    return Path("runs") / name if pattern is None else expand_path(re.sub(r"\{([\w.]*)\}", value, os.fspath(pattern)))
+    return (
+        Path("runs") / name
+        if pattern is None
+        else expand_path(re.sub(r"\{([\w.]*)\}", value, os.fspath(pattern)))
+    )

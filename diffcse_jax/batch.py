@@ -1,9 +1,10 @@
 """What data hands to networks: tokens, their mask and, if padding is left out, their packed layout.
 
-Most of a transformer treats each token by itself: dense layers, norms, dropout. On packed tokens, (tokens, ...), the
-cost of these depends only on the number of real tokens. `pack` and `unpack` convert between rows, (rows, length, ...),
-and packed tokens. Without a layout, the packed tokens are all positions, so that networks are written once for both.
-Values at real tokens are the same in both cases, and nothing reads values at padding.
+Most of a transformer treats each token by itself: dense layers, norms, dropout. On packed tokens,
+(tokens, ...), the cost of these depends only on the number of real tokens. `pack` and `unpack`
+convert between rows, (rows, length, ...), and packed tokens. Without a layout, the packed tokens
+are all positions, so that networks are written once for both. Values at real tokens are the same in
+both cases, and nothing reads values at padding.
 """
 
 import dataclasses
@@ -21,10 +22,12 @@ Tokens = Float[Array, "tokens hidden"]  # packed
 class PackedLayout(NamedTuple):
     """The places of real tokens in a packed array of shape (blocks * capacity, ...).
 
-    A block holds the tokens of the rows that one device computes, so gathering moves nothing between devices.
+    A block holds the tokens of the rows that one device computes, so gathering moves nothing
+    between devices.
     """
 
-    positions: Any  # (blocks, capacity) int32: each slot's position in the flattened rows; their size if unused
+    # (blocks, capacity) int32: each slot's position in the flattened rows; their size if unused
+    positions: Any
     slots: Any  # (blocks, size) int32: each position's slot; the capacity for padding
 
 
@@ -47,7 +50,8 @@ class Batch(NamedTuple):
     attention_mask: Any  # (examples, views, length) int32
     layout: PackedLayout | None = None  # layout of the rows of all views
     anchor_layout: PackedLayout | None = None  # layout of the anchors alone
-    next: "Batch | None" = None  # the sentence that follows each example in its document, once per view
+    # the sentence that follows each example in its document, once per view
+    next: "Batch | None" = None
     labels: Any = None  # labels by the name of their task: (examples,) int32 or float32
 
     @property
@@ -58,7 +62,9 @@ class Batch(NamedTuple):
     @property
     def rows(self) -> TokenRows:
         """All views as rows; row = example * count + view, so the rows of an example are on one device."""
-        ids, mask = (values.reshape(-1, values.shape[-1]) for values in (self.input_ids, self.attention_mask))
+        ids, mask = (
+            values.reshape(-1, values.shape[-1]) for values in (self.input_ids, self.attention_mask)
+        )
         return TokenRows(ids, mask, self.layout)
 
     def by_view(self, values: Any) -> tuple[Any, ...]:
@@ -81,7 +87,9 @@ class Vocabulary:
     special_ids: tuple[int, ...]  # never masked: [CLS], [SEP], [PAD], [UNK], [MASK]
 
 
-def in_blocks(values: Shaped[np.ndarray, " rows"], devices: int, chunks: int) -> Shaped[np.ndarray, "blocks rest"]:
+def in_blocks(
+    values: Shaped[np.ndarray, " rows"], devices: int, chunks: int
+) -> Shaped[np.ndarray, "blocks rest"]:
     """Group values of rows into blocks that are computed together; block = device * chunks + chunk.
 
     A device has consecutive rows. Chunk c of a batch is its rows c, c + chunks, ...
@@ -96,7 +104,9 @@ def lay_out(lengths: Int[np.ndarray, "blocks rows"], length: int, capacity: int)
     """
     fullest = int(lengths.sum(axis=1).max())
     if fullest > capacity:
-        raise ValueError(f"a block of rows has {fullest} tokens and its layout only {capacity} slots")
+        raise ValueError(
+            f"a block of rows has {fullest} tokens and its layout only {capacity} slots"
+        )
     size = lengths.shape[1] * length
     real = (np.arange(length) < lengths[..., None]).reshape(len(lengths), size)
     slots = np.where(real, np.cumsum(real, axis=1) - 1, capacity).astype(np.int32)
@@ -111,7 +121,9 @@ def pack_ids(ids: Int[Array, "rows length"], rows: TokenRows, fill: int) -> Int[
     if rows.layout is None:
         return ids.reshape(-1)
     ids = ids.reshape(rows.layout.slots.shape)
-    packed = jax.vmap(lambda ids, where: ids.at[where].get(mode="fill", fill_value=fill))(ids, rows.layout.positions)
+    packed = jax.vmap(lambda ids, where: ids.at[where].get(mode="fill", fill_value=fill))(
+        ids, rows.layout.positions
+    )
     return packed.reshape(-1)
 
 
@@ -120,7 +132,9 @@ def pack(states: Float[Array, "rows length hidden"], rows: TokenRows) -> Tokens:
     if rows.layout is None:
         return states.reshape(-1, states.shape[-1])
     states = states.reshape(*rows.layout.slots.shape, states.shape[-1])
-    return jax.vmap(_gather)(states, rows.layout.positions, rows.layout.slots).reshape(-1, states.shape[-1])
+    return jax.vmap(_gather)(states, rows.layout.positions, rows.layout.slots).reshape(
+        -1, states.shape[-1]
+    )
 
 
 def unpack(states: Tokens, rows: TokenRows) -> Float[Array, "rows length hidden"]:
@@ -131,7 +145,9 @@ def unpack(states: Tokens, rows: TokenRows) -> Float[Array, "rows length hidden"
     return states.reshape(*rows.input_ids.shape, states.shape[-1])
 
 
-def token_keys(keys: Key[Array, " rows"], rows: TokenRows, positions: int | None = None) -> Key[Array, "*tokens"]:
+def token_keys(
+    keys: Key[Array, " rows"], rows: TokenRows, positions: int | None = None
+) -> Key[Array, "*tokens"]:
     """Return a key for each token. It depends on the row's key and the position, so it is the same in every layout.
 
     With `positions`, return the keys of the first positions, as rows.
@@ -151,8 +167,8 @@ def _gather(
 ) -> Shaped[Array, "to hidden"]:
     """Return `values[indices]`, with zeros where an index is out of bounds.
 
-    Each index occurs once, so the gradient is a gather by the inverse. Automatic differentiation would make it a
-    scatter-add, which is slow.
+    Each index occurs once, so the gradient is a gather by the inverse. Automatic differentiation
+    would make it a scatter-add, which is slow.
     """
     del inverse
     return values.at[indices].get(mode="fill", fill_value=0)

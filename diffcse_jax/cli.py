@@ -1,7 +1,8 @@
 """The command `diffcse`: the options of each command, and the call of the package that they lead to.
 
-Each command is two functions. `add_NAME` adds the options, and its docstring is the help. `_prepare_NAME` imports the
-function of the package that does the work, so that `--help` is quick, and binds the options to its parameters.
+Each command is two functions. `add_NAME` adds the options, and its docstring is the help.
+`_prepare_NAME` imports the function of the package that does the work, so that `--help` is quick,
+and binds the options to its parameters.
 """
 
 import argparse
@@ -26,7 +27,9 @@ with ctrl_c_ends_process():
     from diffcse_jax.models.pooling import check_pooler
 
 MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
-RUN_FOLDER = "the folder of the run; {name}, {seed} and {KEY} stand for its values (default: runs/NAME)"
+RUN_FOLDER = (
+    "the folder of the run; {name}, {seed} and {KEY} stand for its values (default: runs/NAME)"
+)
 INPUT = "text: a file, a folder, a pattern in quotes such as 'pages/*.md', or `docstrings`"
 POOLER = "apply this pooler alone, such as cls or avg, without the modules after the recorded one"
 KEYS = """
@@ -44,7 +47,8 @@ class Command(NamedTuple):
     """A command."""
 
     add: Callable[[Add], None]  # adds the options; its docstring is the help
-    # Returns what does the work. A path that this returns is printed, and a number is the exit code.
+    # Returns what does the work. A path that this returns is printed, and a number is the exit
+    # code.
     prepare: Callable[[Options], Callable[[], Any]]
 
 
@@ -57,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rest and options.name not in WITH_KEYS:
             has_hyphen = any(re.match("--(?!no-)[a-z]+-", argument) for argument in rest)
             spelling = "Options have underscores, such as --top_k. " if has_hyphen else ""
-            parser.error(f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {options.name} --help")
+            parser.error(
+                f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {options.name} --help"
+            )
         for name in ("batch_size", "rows_per_file", "top_k"):
             if (count := getattr(options, name, None)) is not None and count < 1:
                 raise ConfigError(f"--{name}: expected at least 1, got {count}")
@@ -70,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             keep_compiled()
             set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
-            if not options.verbose:  # Orbax logs each step of each save, and its errors several times
+            # Orbax logs each step of each save, and its errors several times
+            if not options.verbose:
                 logging.getLogger("absl").setLevel(logging.CRITICAL)
             call = COMMANDS[options.name].prepare(options)
         try:
@@ -79,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(result)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+            # Python flushes once more at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             result = 141
         return result if isinstance(result, int) else 0
     raise AssertionError("`reported_to_user` exits on errors")
@@ -87,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. It gives the name of the command as `name`."""
-    about = "Train, evaluate and use sentence embeddings. To begin: diffcse train --config quickstart"
+    about = (
+        "Train, evaluate and use sentence embeddings. To begin: diffcse train --config quickstart"
+    )
     parser = argparse.ArgumentParser(prog="diffcse", description=about)
     parser.add_argument("--version", action="version", version=f"diffcse_jax {__version__}")
     parsers = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
@@ -103,7 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
         )
         command.add(sub.add_argument)
         sub.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-        sub.add_argument("--verbose", action="store_true", help="also print the log messages of libraries")
+        sub.add_argument(
+            "--verbose", action="store_true", help="also print the log messages of libraries"
+        )
     return parser
 
 
@@ -113,9 +125,10 @@ def build_parser() -> argparse.ArgumentParser:
 def add_train(add: Add) -> None:
     """Train an encoder and export it.
 
-    If a run was stopped, the same command resumes it. When training ends, the selected model is exported to
-    WORKDIR/export, a folder that transformers and sentence-transformers load. If the environment variable
-    WANDB_PROJECT is set, metrics are also logged to that project of Weights & Biases.
+    If a run was stopped, the same command resumes it. When training ends, the selected model is
+    exported to WORKDIR/export, a folder that transformers and sentence-transformers load. If the
+    environment variable WANDB_PROJECT is set, metrics are also logged to that project of Weights &
+    Biases.
 
       diffcse train --config diffcse_base
       diffcse train --config adapt --workdir runs/mine --config.data.train_file=documents.txt
@@ -138,20 +151,43 @@ def _prepare_train(options: Options) -> Callable[[], str]:
 def add_init(add: Add) -> None:
     """Write a checkpoint to pre-train with the configuration `masked_lm`.
 
-    With --input it is a BERT of random weights with a lower-cased WordPiece vocabulary, which is learnt from the text.
-    With --model it is the beginning of a checkpoint: its embeddings, its first blocks, and its masked-LM head, if it
-    has one. The same text, sizes and seed give the same files.
+    With --input it is a BERT of random weights with a lower-cased WordPiece vocabulary, which is
+    learnt from the text. With --model it is the beginning of a checkpoint: its embeddings, its
+    first blocks, and its masked-LM head, if it has one. The same text, sizes and seed give the same
+    files.
 
-      diffcse init --input text.txt --vocabulary_size 8192 --blocks 4 --hidden_size 256 --heads 4 --output start
+      diffcse init --input text.txt --vocabulary_size 8192 --blocks 4 --output start
       diffcse init --model minilm --blocks 3 --output start
-      diffcse train --config masked_lm --config.model.name_or_path=start --config.data.train_file=text.txt
+      diffcse train --config masked_lm --config.model.name_or_path=start
     """
-    add("--input", dest="inputs", metavar="TEXT", help=f"{INPUT}, of which the vocabulary is learnt", **SEVERAL)
-    add("--model", default="", help="Hugging Face folder, hub id (NAME@REVISION), or `minilm`, whose blocks are kept")
+    add(
+        "--input",
+        dest="inputs",
+        metavar="TEXT",
+        help=f"{INPUT}, of which the vocabulary is learnt",
+        **SEVERAL,
+    )
+    add(
+        "--model",
+        default="",
+        help="Hugging Face folder, hub id (NAME@REVISION), or `minilm`, whose blocks are kept",
+    )
     add("--blocks", type=int, required=True, metavar="N", help="transformer blocks")
-    add("--hidden_size", type=int, default=0, metavar="N", help="size of hidden states (default: 256)")
+    add(
+        "--hidden_size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="size of hidden states (default: 256)",
+    )
     add("--heads", type=int, default=0, metavar="N", help="attention heads (default: 4)")
-    add("--vocabulary_size", type=int, default=0, metavar="N", help="tokens of the new vocabulary (default: 8192)")
+    add(
+        "--vocabulary_size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of the new vocabulary (default: 8192)",
+    )
     add("--seed", type=int, default=42, help="seed of the random weights (default: %(default)s)")
     add("--output", type=expand_path, required=True, metavar="DIR", help="the folder to write")
 
@@ -175,8 +211,9 @@ def _prepare_init(options: Options) -> Callable[[], Path]:
 def add_finetune(add: Add) -> None:
     """Fine-tune an encoder on labelled tasks.
 
-    At the end, WORKDIR contains `export` (the encoder), `tasks` (the heads), `predictions` and `report`. If a run was
-    stopped, the same command resumes it. --config.init=MODEL is short for --config.model.name_or_path=MODEL.
+    At the end, WORKDIR contains `export` (the encoder), `tasks` (the heads), `predictions` and
+    `report`. If a run was stopped, the same command resumes it. --config.init=MODEL is short for
+    --config.model.name_or_path=MODEL.
 
       diffcse finetune --config finetune_multitask --config.init=runs/mine
     """
@@ -193,8 +230,9 @@ def _prepare_finetune(options: Options) -> Callable[[], str]:
 def add_study(add: Add) -> None:
     """Train variants with several seeds and compare them in a table.
 
-    If a study was stopped, the same command continues it. Several processes may run it at the same time, each with its
-    own devices. --config.KEY=VALUE changes a key for all variants, and --finetune.KEY=VALUE a key for all fine-tunings.
+    If a study was stopped, the same command continues it. Several processes may run it at the same
+    time, each with its own devices. --config.KEY=VALUE changes a key for all variants, and
+    --finetune.KEY=VALUE a key for all fine-tunings.
 
       diffcse study --config minilm --workdir runs/minilm --config.data.train_file=sentences.txt
       diffcse study --config minilm --workdir runs/minilm --report
@@ -203,12 +241,19 @@ def add_study(add: Add) -> None:
     _add_run_options(add, "configs/studies", (SHIPPED / "studies").glob("*.py"), workdir)
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
     add(
-        "--seeds", type=int, metavar="COUNT", help="train each variant with the seeds 1 to COUNT (default: the study's)"
+        "--seeds",
+        type=int,
+        metavar="COUNT",
+        help="train each variant with the seeds 1 to COUNT (default: the study's)",
     )
     record = "add the scores of each run to this file, and skip runs that it has (JSON lines)"
     add("--record", type=expand_path, metavar="FILE", help=record)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
-    add("--report", action="store_true", help="train nothing; write and print the table of the finished runs")
+    add(
+        "--report",
+        action="store_true",
+        help="train nothing; write and print the table of the finished runs",
+    )
 
 
 def _prepare_study(options: Options) -> Callable[[], int]:
@@ -241,25 +286,77 @@ def add_evaluate(add: Add) -> None:
     add("--model", dest="models", required=True, metavar="MODEL", help=MODEL, **SEVERAL)
     tasks = "such as sts,transfer,geometry,MR, or pairs_retrieval:FILE, documents:FILE, retrieval:FOLDER (default: sts)"
     add("--tasks", default="sts", help=tasks)
-    add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
-    mode = "test or dev splits; fasttest: test splits with simpler classifiers (default: %(default)s)"
+    add(
+        "--data_dir",
+        default="",
+        help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)",
+    )
+    mode = (
+        "test or dev splits; fasttest: test splits with simpler classifiers (default: %(default)s)"
+    )
     add("--mode", choices=("test", "fasttest", "dev"), default="test", help=mode)
     aggregation = "how a task's subsets become one score (default: %(default)s)"
     add("--aggregation", choices=("all", "mean", "wmean"), default="all", help=aggregation)
     add("--pooler", type=check_pooler, help=POOLER)
-    add("--truncate_dim", type=int, metavar="SIZE", help="cut embeddings to this size (default: the recorded size)")
-    add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
-    add("--queries", type=expand_path, metavar="FILE", help="task `retrieval`: list the sentences nearest to each line")
-    add("--top_k", type=int, default=3, help="sentences to list for each query (default: %(default)s)")
-    add("--runs", type=expand_path, metavar="DIR", help="write the rankings of retrieval:FOLDER there, in TREC's form")
-    add("--against", type=expand_path, metavar="FILE", help="compare nDCG@10 with that of a run in TREC's form")
+    add(
+        "--truncate_dim",
+        type=int,
+        metavar="SIZE",
+        help="cut embeddings to this size (default: the recorded size)",
+    )
+    add(
+        "--post",
+        metavar="METHOD:FILE",
+        help="transform embeddings by `whitening` or `dcl`, fitted on the file's text",
+    )
+    add(
+        "--queries",
+        type=expand_path,
+        metavar="FILE",
+        help="task `retrieval`: list the sentences nearest to each line",
+    )
+    add(
+        "--top_k",
+        type=int,
+        default=3,
+        help="sentences to list for each query (default: %(default)s)",
+    )
+    add(
+        "--runs",
+        type=expand_path,
+        metavar="DIR",
+        help="write the rankings of retrieval:FOLDER there, in TREC's form",
+    )
+    add(
+        "--against",
+        type=expand_path,
+        metavar="FILE",
+        help="compare nDCG@10 with that of a run in TREC's form",
+    )
     backend = "torch: compute embeddings with sentence-transformers (default: %(default)s)"
     add("--backend", choices=("jax", "torch"), default="jax", help=backend)
-    add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
+    add(
+        "--published",
+        dest="with_published",
+        action="store_true",
+        help="print published scores above the models' own",
+    )
     formats = ("text", "markdown", "latex")
-    add("--format", dest="style", choices=formats, default="text", help="format of the tables (default: %(default)s)")
-    add("--strict", action="store_true", help="stop at the first text of your own files that is left out")
-    add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
+    add(
+        "--format",
+        dest="style",
+        choices=formats,
+        default="text",
+        help="format of the tables (default: %(default)s)",
+    )
+    add(
+        "--strict",
+        action="store_true",
+        help="stop at the first text of your own files that is left out",
+    )
+    add(
+        "--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing"
+    )
     output = "results file; pictures go to report/ next to it (default: %(default)s)"
     add("--output", type=expand_path, default=Path("results.json"), metavar="FILE", help=output)
 
@@ -297,17 +394,40 @@ def _prepare_evaluate(options: Options) -> Callable[[], int]:
 def add_export(add: Add) -> None:
     """Write a trained model as a Hugging Face and sentence-transformers folder.
 
-    `diffcse train` has already written RUN/export. This command writes another folder, with other settings.
+    `diffcse train` has already written RUN/export. This command writes another folder, with other
+    settings.
 
       diffcse export --model runs/mine --output mine_128 --truncate_dim 128
     """
-    add("--model", type=expand_path, required=True, metavar="RUN", help="the folder of a run, or one checkpoint in it")
+    add(
+        "--model",
+        type=expand_path,
+        required=True,
+        metavar="RUN",
+        help="the folder of a run, or one checkpoint in it",
+    )
     add("--output", type=expand_path, required=True, metavar="DIR", help="the folder to write")
-    add("--truncate_dim", type=int, metavar="SIZE", help="record that embeddings are cut to this size")
-    add("--onnx", dest="with_onnx", action="store_true", help="add onnx/model.onnx, checked against the model")
+    add(
+        "--truncate_dim",
+        type=int,
+        metavar="SIZE",
+        help="record that embeddings are cut to this size",
+    )
+    add(
+        "--onnx",
+        dest="with_onnx",
+        action="store_true",
+        help="add onnx/model.onnx, checked against the model",
+    )
     add("--hub_id", metavar="USER/NAME", help="the model's id on the hub, for the card")
     add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
-    add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: data.language)")
+    add(
+        "--language",
+        nargs="+",
+        default=[],
+        metavar="CODE",
+        help="languages for the card (default: data.language)",
+    )
 
 
 def _prepare_export(options: Options) -> Callable[[], object]:
@@ -331,9 +451,9 @@ def _prepare_export(options: Options) -> Callable[[], object]:
 def add_encode(add: Add) -> None:
     """Encode texts into one file.
 
-    The suffix of --output chooses the format. `.jsonl` contains each text with its line and its embedding. `.npy`
-    contains only the embeddings, one row for each line, so an empty line is an error. If a text takes hours, use
-    `diffcse embed`, which can resume.
+    The suffix of --output chooses the format. `.jsonl` contains each text with its line and its
+    embedding. `.npy` contains only the embeddings, one row for each line, so an empty line is an
+    error. If a text takes hours, use `diffcse embed`, which can resume.
 
       echo 'A man plays the guitar.' | diffcse encode --model minilm
       diffcse encode --model runs/mine --input text.txt.gz --output embeddings.npy
@@ -341,8 +461,17 @@ def add_encode(add: Add) -> None:
     _add_encoder_options(add)
     _add_text_options(add, "inputs", f"{INPUT} (default: standard input)", nargs="+", default=["-"])
     add("--normalize", action="store_true", help="scale embeddings to length 1")
-    add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: its default prompt, if any)")
-    add("--output", default="-", metavar="FILE", help="`.npy` or `.jsonl`; `-`: JSONL to standard output")
+    add(
+        "--prompt_name",
+        metavar="NAME",
+        help="the model's prompt of the texts (default: its default prompt, if any)",
+    )
+    add(
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="`.npy` or `.jsonl`; `-`: JSONL to standard output",
+    )
 
 
 def _prepare_encode(options: Options) -> Callable[[], None]:
@@ -365,8 +494,9 @@ def _prepare_encode(options: Options) -> Callable[[], None]:
 def add_embed(add: Add) -> None:
     """Embed any amount of text into a folder of Parquet files, and resume after a crash.
 
-    pyarrow, polars, datasets and `diffcse search` read the folder. OUTPUT.state records what is done. Several processes
-    can divide the inputs: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
+    pyarrow, polars, datasets and `diffcse search` read the folder. OUTPUT.state records what is
+    done. Several processes can divide the inputs: process i of n (JAX_PROCESS_ID and
+    JAX_NUM_PROCESSES) takes every n-th one.
 
       diffcse embed --model runs/mine --input 'shards/*.txt.gz' --output embeddings
     """
@@ -374,11 +504,29 @@ def add_embed(add: Add) -> None:
     _add_text_options(add, "inputs", INPUT, required=True, **SEVERAL)
     add("--output", required=True, type=expand_path, metavar="DIR", help="folder of Parquet files")
     add("--normalize", action="store_true", help="scale embeddings to length 1")
-    add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: that of documents, if any)")
-    add("--dtype", choices=("float32", "float16"), default="float32", help="stored numbers (default: %(default)s)")
+    add(
+        "--prompt_name",
+        metavar="NAME",
+        help="the model's prompt of the texts (default: that of documents, if any)",
+    )
+    add(
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="stored numbers (default: %(default)s)",
+    )
     _add_passages(add, default=False)
-    add("--rows_per_file", type=int, default=5000, help="texts in a Parquet file (default: %(default)s)")
-    add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
+    add(
+        "--rows_per_file",
+        type=int,
+        default=5000,
+        help="texts in a Parquet file (default: %(default)s)",
+    )
+    add(
+        "--distributed",
+        action="store_true",
+        help="let JAX find the processes (TPU pods, GKE, Slurm)",
+    )
 
 
 def _prepare_embed(options: Options) -> Callable[[], None]:
@@ -406,32 +554,60 @@ def _prepare_embed(options: Options) -> Callable[[], None]:
 def add_search(add: Add) -> None:
     """Find the texts that are most similar to queries, or that share words with them.
 
-    --input is text, the output of `diffcse embed`, or an index. The last two record their encoder, so that --model can
-    be left out. Scores are cosine similarities, BM25 scores (--mode lexical), or the weighted mean of both, each
-    standardised over the texts (--mode hybrid).
+    --input is text, the output of `diffcse embed`, or an index. The last two record their encoder,
+    so that --model can be left out. Scores are cosine similarities, BM25 scores (--mode lexical),
+    or the weighted mean of both, each standardised over the texts (--mode hybrid).
 
-    --output saves an index. The same --input and --output again bring it up to date: only new and changed documents are
-    encoded.
+    --output saves an index. The same --input and --output again bring it up to date: only new and
+    changed documents are encoded.
 
       diffcse search --model runs/mine --input documents/ 'how do I stop a thread?'
       diffcse search --model runs/mine --input documents/ --mode hybrid --output index 'first query'
       diffcse search --input index --queries questions.txt --top_k 10 --json > hits.jsonl
     """
     add("queries", nargs="*", metavar="QUERY", help="queries; without them, those of --queries")
-    add("--queries", dest="queries_file", default="-", metavar="FILE", help="one per line (default: standard input)")
-    add("--top_k", type=int, default=5, help="the largest number of hits for a query (default: %(default)s)")
+    add(
+        "--queries",
+        dest="queries_file",
+        default="-",
+        metavar="FILE",
+        help="one per line (default: standard input)",
+    )
+    add(
+        "--top_k",
+        type=int,
+        default=5,
+        help="the largest number of hits for a query (default: %(default)s)",
+    )
     add("--threshold", type=float, help="the lowest score of a hit (default: any)")
-    add("--prompt_name", metavar="NAME", help="the model's prompt of the queries (default: that of queries, if any)")
-    add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
+    add(
+        "--prompt_name",
+        metavar="NAME",
+        help="the model's prompt of the queries (default: that of queries, if any)",
+    )
+    add(
+        "--json",
+        dest="as_json",
+        action="store_true",
+        help="print a JSON object for each query, one per line",
+    )
     _add_encoder_options(add, recorded="that of the embeddings")
-    _add_text_options(add, "source", f"{INPUT}; or the output of `embed`, or an index", required=True)
+    _add_text_options(
+        add, "source", f"{INPUT}; or the output of `embed`, or an index", required=True
+    )
     output = "save the index there, or bring the index there up to date"
     add("--output", type=expand_path, metavar="DIR", help=output)
     add("--add", action="store_true", help="put another --input into the index in --output")
-    add("--replace", action="store_true", help="build the index in --output again, whatever it holds")
+    add(
+        "--replace",
+        action="store_true",
+        help="build the index in --output again, whatever it holds",
+    )
     _add_mode_options(add, "that of the index, or what the run recommends")
     _add_passages(add, default=None)
-    storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
+    storage = (
+        "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
+    )
     add("--storage", choices=("float32", "float16", "int8", "bits"), default="", help=storage)
 
 
@@ -469,13 +645,18 @@ def _prepare_search(options: Options) -> Callable[[], None]:
 def add_report(add: Add) -> None:
     """Write an HTML page about a run.
 
-    The page shows the result, the training curves, searches before and after training, and the configuration. It works
-    offline. A run in progress has a report, too.
+    The page shows the result, the training curves, searches before and after training, and the
+    configuration. It works offline. A run in progress has a report, too.
 
       diffcse report --model runs/quickstart
     """
     add("--model", required=True, metavar="RUN", help="the folder of a run")
-    add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html)")
+    add(
+        "--output",
+        default="",
+        metavar="FILE.html",
+        help="the page (default: RUN/report/index.html)",
+    )
 
 
 def _prepare_report(options: Options) -> Callable[[], Path]:
@@ -544,7 +725,12 @@ WITH_KEYS = ("train", "finetune", "study")  # commands that also accept keys of 
 
 def _add_run_options(add: Add, folder: str, files: Iterable[Path], workdir: str) -> None:
     names = ", ".join(sorted(file.stem for file in files))
-    add("--config", metavar="NAME_OR_FILE", required=True, help=f"a file, or the name of one in {folder}: {names}")
+    add(
+        "--config",
+        metavar="NAME_OR_FILE",
+        required=True,
+        help=f"a file, or the name of one in {folder}: {names}",
+    )
     add("--workdir", metavar="DIR", help=workdir)
     strict = "a file or text that cannot be used is an error (--config.data.on_bad_line=error)"
     add("--strict", action="store_true", help=strict)
@@ -552,7 +738,10 @@ def _add_run_options(add: Add, folder: str, files: Iterable[Path], workdir: str)
 
 def _read_run_options(options: Options) -> tuple[Config, Path]:
     """Return the chosen configuration with its overrides, and the run folder."""
-    rest = [re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each) for each in options.overrides]
+    rest = [
+        re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each)
+        for each in options.overrides
+    ]
     overrides = read_overrides(rest, others=("config", "workdir", "strict", "quiet", "verbose"))
     name, config = configuration(options.config, overrides)
     from diffcse_jax.api import named_workdir
@@ -563,20 +752,42 @@ def _read_run_options(options: Options) -> tuple[Config, Path]:
 def _add_encoder_options(add: Add, recorded: str = "") -> None:
     """Add the options of an encoder; `recorded` says where defaults come from if --model is optional."""
     default = recorded or "the model's"
-    add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
+    add(
+        "--model",
+        required=not recorded,
+        help=MODEL + (f" (default: {recorded})" if recorded else ""),
+    )
     add("--pooler", type=check_pooler, help=f"{POOLER} (default: {default})")
-    add("--truncate_dim", type=int, metavar="SIZE", help=f"cut embeddings to this size (default: {default})")
+    add(
+        "--truncate_dim",
+        type=int,
+        metavar="SIZE",
+        help=f"cut embeddings to this size (default: {default})",
+    )
     precision = f"precision of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), help=precision)
-    add("--batch_size", type=int, default=64, metavar="N", help="texts encoded at a time (default: %(default)s)")
+    add(
+        "--batch_size",
+        type=int,
+        default=64,
+        metavar="N",
+        help="texts encoded at a time (default: %(default)s)",
+    )
 
 
 def _add_text_options(add: Add, dest: str, about: str, **settings: Any) -> None:
     """Add `--input`, whose value gets the name `dest`, and how it is read."""
     add("--input", dest=dest, metavar="TEXT", help=about, **settings)
-    columns = "columns of text, each a text of its own (default: those with known names, or all of text)"
+    columns = (
+        "columns of text, each a text of its own (default: those with known names, or all of text)"
+    )
     add("--columns", nargs="+", default=[], help=columns)
-    add("--id_column", default="", metavar="NAME", help="the column that identifies rows (default: `_id` or `id`)")
+    add(
+        "--id_column",
+        default="",
+        metavar="NAME",
+        help="the column that identifies rows (default: `_id` or `id`)",
+    )
     strict = "stop at the first file that is not read and at the first text that is left out"
     add("--strict", action="store_true", help=strict)
 
@@ -584,15 +795,28 @@ def _add_text_options(add: Add, dest: str, about: str, **settings: Any) -> None:
 def _add_mode_options(add: Add, default: str) -> None:
     mode = f"dense: compare embeddings; lexical: words, by BM25; hybrid: both (default: {default})"
     add("--mode", choices=("dense", "lexical", "hybrid"), default="", help=mode)
-    add("--language", default="", help="language of BM25's stop words and stemmer, such as german (default: detected)")
-    add("--weight", type=float, help="weight of BM25 in hybrid scores, from 0 to 1 (default: a measured one)")
+    add(
+        "--language",
+        default="",
+        help="language of BM25's stop words and stemmer, such as german (default: detected)",
+    )
+    add(
+        "--weight",
+        type=float,
+        help="weight of BM25 in hybrid scores, from 0 to 1 (default: a measured one)",
+    )
 
 
 def _add_passages(add: Add, default: bool | None) -> None:
     """Add `--passages`; without a default, texts are split unless an index says otherwise."""
     split = "split texts that are longer than the model reads into overlapping passages, instead of truncating them"
     shown = "True" if default is None else "%(default)s"
-    add("--passages", action=argparse.BooleanOptionalAction, default=default, help=f"{split} (default: {shown})")
+    add(
+        "--passages",
+        action=argparse.BooleanOptionalAction,
+        default=default,
+        help=f"{split} (default: {shown})",
+    )
 
 
 def _load_encoder(options: Options, record: Any = None) -> Any:

@@ -1,6 +1,7 @@
 """SentenceEncoder: from sentences to embeddings, similarities and search.
 
-The path of a sentence: `encode`, `_tokenize`, `_batches` (padded rows of similar lengths), `compiled_forward`.
+The path of a sentence: `encode`, `_tokenize`, `_batches` (padded rows of similar lengths),
+`compiled_forward`.
 """
 
 import collections
@@ -32,7 +33,13 @@ from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
-from diffcse_jax.models.tokenizer import check_token_ids, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
+from diffcse_jax.models.tokenizer import (
+    check_token_ids,
+    load_tokenizer,
+    tokenise,
+    unlimited_tokenizer,
+    warn_of_cut,
+)
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.finding import find_run, finished_export
 from diffcse_jax.search.hits import Hits
@@ -44,27 +51,32 @@ from diffcse_jax.search.vector_store import EncoderRecord
 if TYPE_CHECKING:
     from diffcse_jax.run_folder.checkpoints import SavedEncoder
 
-IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]  # token ids, attention mask
+# token ids, attention mask
+IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]
 
-# Programs for several devices wait for one another: if two threads start them at once, they may deadlock.
+# Programs for several devices wait for one another: if two threads start them at once, they may
+# deadlock.
 _devices_lock = threading.RLock()
 
 
 class SentenceEncoder:
     """A transformer with a pooler and a tokenizer. Load one with `SentenceEncoder.from_pretrained(name)`.
 
-    Methods that take one string return one result; with an iterable of strings they return one row for each. Several
-    threads may use one encoder, and encoders can be pickled and copied. A process that was forked after JAX has started
-    hangs: start processes with the method "spawn".
+    Methods that take one string return one result; with an iterable of strings they return one row
+    for each. Several threads may use one encoder, and encoders can be pickled and copied. A process
+    that was forked after JAX has started hangs: start processes with the method "spawn".
 
     Args:
         config: The sizes of the transformer.
-        transformer: The parameters of the transformer. Batches are spread over the device mesh of these arrays; other
-            arrays are copied to all devices of this host.
-        tokenizer: A fast tokenizer. Its settings for truncation and padding are neither used nor changed.
+        transformer: The parameters of the transformer. Batches are spread over the device mesh of
+            these arrays; other arrays are copied to all devices of this host.
+        tokenizer: A fast tokenizer. Its settings for truncation and padding are neither used nor
+            changed.
         record: The pooler, what follows it, and the prompts that the encoder was trained with.
-        dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
-        max_length: The number of tokens that texts are cut to. By default it is that of the model's positions.
+        dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always
+            float32.
+        max_length: The number of tokens that texts are cut to. By default it is that of the model's
+            positions.
         name: The name of the model, for records and errors.
         mlm_head: The parameters of a masked-LM head on the transformer, for `fill_masks`.
     """
@@ -84,14 +96,18 @@ class SentenceEncoder:
         pooler = pooling.check_pooler(record.pooler)
         sentence_head = record.sentence_head.of(pooler)
         head = (record.head or {}) if pooler == "cls" else sentence_head.params
-        if pooler == "cls" and (not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)):
+        if pooler == "cls" and (
+            not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)
+        ):
             raise CheckpointError(
                 f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this model has no weights "
                 "for it. Use 'cls_before_pooler' for the first position without a head"
             )
         check_token_ids(tokenizer, config.vocab_size, config.type_vocab_size, name)
         if max_length is not None and max_length > config.max_length:
-            raise ConfigError(f"max_length={max_length}: {name} reads at most {config.max_length} tokens")
+            raise ConfigError(
+                f"max_length={max_length}: {name} reads at most {config.max_length} tokens"
+            )
         self.config = config
         self.tokenizer = tokenizer
         self.pooler = sentence_head.applied(pooler)  # with the modules after it
@@ -107,14 +123,18 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        self._in_thread = threading.local()  # `truncated`: numbers of `cut` and all `texts` in `warning_once`
+        # `truncated`: numbers of `cut` and all `texts` in `warning_once`
+        self._in_thread = threading.local()
         self._backend = unlimited_tokenizer(tokenizer)
-        self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
+        # because the backend holds the length that it truncates to
+        self._tokenizing = threading.Lock()
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
         sharding = getattr(next(iter(params.values())), "sharding", None)
         if not isinstance(sharding, NamedSharding):
             devices = jax.local_devices()
-            mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+            mesh = jax.make_mesh(
+                (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
+            )
             sharding = NamedSharding(mesh, PartitionSpec())
             params = jax.device_put(params, sharding)
         self.params: Params = params  # of the transformer and of its head
@@ -135,19 +155,24 @@ class SentenceEncoder:
         $JAX_COMPILATION_CACHE_DIR or JAX's own setting names another folder or is empty.
 
         Args:
-            path_or_id: A run folder (its export or, before the run has finished, its best checkpoint is used), one of
-                its checkpoints, a Hugging Face or
-                sentence-transformers folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`.
+            path_or_id: A run folder (its export or, before the run has finished, its best
+                checkpoint is used), one of its checkpoints, a Hugging Face or sentence-transformers
+                folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`.
             pooler: This pooler alone, without the modules that the folder has after its own, as in
                 SimCSE's evaluation. By default the whole folder is applied, which needs a pooler.
             dtype: The precision of the computation, `float32` or `bfloat16`.
-            truncate_dim: Keep only the first dimensions of each embedding. By default as many as the folder records.
+            truncate_dim: Keep only the first dimensions of each embedding. By default as many as
+                the folder records.
 
         Raises:
             UserError: The model cannot be read, its pooler is unknown, or an option is invalid.
         """
         keep_compiled()
-        options: dict[str, Any] = {"pooler": pooler, "truncate_dim": truncate_dim, "dtype": _checked_dtype(dtype)}
+        options: dict[str, Any] = {
+            "pooler": pooler,
+            "truncate_dim": truncate_dim,
+            "dtype": _checked_dtype(dtype),
+        }
         name, path = str(path_or_id), expand_path(path_or_id)
         export = finished_export(path)
         if export is None and find_run(path):  # a checkpoint, or a run that has not finished
@@ -158,9 +183,16 @@ class SentenceEncoder:
         return cls._of(model, sentence_folder.recorded(model), name, **options)
 
     @classmethod
-    def from_saved(cls, saved: "SavedEncoder", *, name: str = "", **options: Any) -> "SentenceEncoder":
+    def from_saved(
+        cls, saved: "SavedEncoder", *, name: str = "", **options: Any
+    ) -> "SentenceEncoder":
         """Return the encoder of a checkpoint that `read_encoder` has read; options as for `from_pretrained`."""
-        return cls._of(saved.checkpoint, saved.recorded, name or f"the checkpoint of step {saved.step}", **options)
+        return cls._of(
+            saved.checkpoint,
+            saved.recorded,
+            name or f"the checkpoint of step {saved.step}",
+            **options,
+        )
 
     @classmethod
     def _of(
@@ -180,7 +212,12 @@ class SentenceEncoder:
         )
         tokenizer = load_tokenizer(model.folder)
         longest = sentence_folder.max_length_of(model.folder, model.config.max_length)
-        options: dict[str, Any] = {"dtype": dtype, "max_length": longest, "name": name, "mlm_head": model.mlm_head}
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "max_length": longest,
+            "name": name,
+            "mlm_head": model.mlm_head,
+        }
         return cls(model.config, model.transformer, tokenizer, record, **options)
 
     def __repr__(self) -> str:
@@ -191,9 +228,15 @@ class SentenceEncoder:
         """Let pickle and copy make an equal encoder from NumPy arrays, without locks and devices."""
         params = {name: np.asarray(array) for name, array in self.params.items()}
         transformer, head = (layers.subset(params, part) for part in ("transformer", "pooler_head"))
-        recorded = self.recorded._replace(head=head, sentence_head=self.sentence_head._replace(params=head))
-        options = {name: getattr(self, name) for name in ("dtype", "max_length", "name", "mlm_head")}
-        make = functools.partial(type(self), self.config, transformer, self.tokenizer, recorded, **options)
+        recorded = self.recorded._replace(
+            head=head, sentence_head=self.sentence_head._replace(params=head)
+        )
+        options = {
+            name: getattr(self, name) for name in ("dtype", "max_length", "name", "mlm_head")
+        }
+        make = functools.partial(
+            type(self), self.config, transformer, self.tokenizer, recorded, **options
+        )
         return make, (), {"_index": self._index}
 
     def encode(
@@ -214,24 +257,35 @@ class SentenceEncoder:
         shapes for a model that reads 512 tokens (`models.shapes`).
 
         Args:
-            sentences: A string, or any iterable of strings. Each distinct sentence is computed once.
-            batch_size: Sentences in a call of the compiled function; on a CPU fewer if they are long.
+            sentences: A string, or any iterable of strings. Each distinct sentence is computed
+                once.
+            batch_size: Sentences in a call of the compiled function; on a CPU fewer if they are
+                long.
             normalize: Scale embeddings to length 1.
             show_progress: Report progress on stderr.
-            max_length: Truncate sentences to this many tokens, special tokens included. By default sentences are
-                truncated to the length that the folder records or else to the model's positions, with a warning.
+            max_length: Truncate sentences to this many tokens, special tokens included. By default
+                sentences are truncated to the length that the folder records or else to the model's
+                positions, with a warning.
             prompt: A text to put in front of each sentence, such as "query: ".
-            prompt_name: The name of one of the model's prompts. By default its default prompt is used, if it has one.
-            **others: Names of sentence-transformers: `normalize_embeddings` and `show_progress_bar` are accepted, and
-                so is any value that changes nothing, such as `convert_to_numpy=True`.
+            prompt_name: The name of one of the model's prompts. By default its default prompt is
+                used, if it has one.
+            **others: Names of sentence-transformers: `normalize_embeddings` and `show_progress_bar`
+                are accepted, and so is any value that changes nothing, such as
+                `convert_to_numpy=True`.
 
         Raises:
-            UserError: A sentence is not text, an option or prompt is wrong, or an embedding is NaN or infinite.
+            UserError: A sentence is not text, an option or prompt is wrong, or an embedding is NaN
+                or infinite.
         """
         normalize |= bool(others.pop("normalize_embeddings", False))
         show_progress |= bool(others.pop("show_progress_bar", False))
         _check_names(others)
-        if prompt is None and prompt_name is None and not self._has_warned_of_prompts and not self.prompts.default:
+        if (
+            prompt is None
+            and prompt_name is None
+            and not self._has_warned_of_prompts
+            and not self.prompts.default
+        ):
             self._has_warned_of_prompts = True
             if warning := self.prompts.warning(self.name):
                 warn_user(warning)
@@ -249,28 +303,53 @@ class SentenceEncoder:
                 counts.update(cut=number_cut, texts=len(texts))
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
-        with alone, Progress("encoding", "sentences", len(distinct), quiet=not show_progress) as progress:
+        with (
+            alone,
+            Progress("encoding", "sentences", len(distinct), quiet=not show_progress) as progress,
+        ):
             for rows, computed in self._encode_distinct(token_ids, batch_size):
                 vectors[rows] = computed
                 progress.update(len(rows))
         require_finite(vectors)
         if normalize:
             vectors = pooling.normalize(vectors)
-        return vectors[0] if isinstance(sentences, str) else vectors[[distinct[text] for text in texts]]
+        return (
+            vectors[0]
+            if isinstance(sentences, str)
+            else vectors[[distinct[text] for text in texts]]
+        )
 
     def encode_query(
-        self, queries: Sentences, *, prompt: str | None = None, prompt_name: str | None = None, **options: Any
+        self,
+        queries: Sentences,
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        **options: Any,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of queries, unless `prompt` or `prompt_name` is given; as `encode`."""
-        return self.encode(queries, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.query), **options)
+        return self.encode(
+            queries, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.query), **options
+        )
 
     def encode_document(
-        self, documents: Sentences, *, prompt: str | None = None, prompt_name: str | None = None, **options: Any
+        self,
+        documents: Sentences,
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        **options: Any,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of documents, unless `prompt` or `prompt_name` is given; as `encode`."""
-        return self.encode(documents, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.document), **options)
+        return self.encode(
+            documents,
+            prompt=self.prompts.choose(prompt, prompt_name, self.prompts.document),
+            **options,
+        )
 
-    def fill_masks(self, token_ids: Sequence[list[int]], batch_size: int = 64) -> list[Int32[np.ndarray, " tokens"]]:
+    def fill_masks(
+        self, token_ids: Sequence[list[int]], batch_size: int = 64
+    ) -> list[Int32[np.ndarray, " tokens"]]:
         """Return the likeliest token at each [MASK] of tokenised texts, and 0 at their other tokens.
 
         Args:
@@ -282,7 +361,9 @@ class SentenceEncoder:
         """
         mask_id = self.tokenizer.mask_token_id
         if self.mlm_head is None or mask_id is None:
-            raise CheckpointError(f"{self.name} is not a masked LM: it has no masked-LM head or no mask token")
+            raise CheckpointError(
+                f"{self.name} is not a masked LM: it has no masked-LM head or no mask token"
+            )
         vocabulary = Vocabulary(len(self.tokenizer), mask_id, ())
         forward = compiled_masked_lm(self.config, vocabulary, self.dtype, self._mesh)
         params = layers.prefixed(layers.subset(self.params, "transformer"), "transformer")
@@ -311,10 +392,12 @@ class SentenceEncoder:
     ) -> Float32[np.ndarray, "*rows_and_columns"]:
         """Return the similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it.
 
-        Texts are encoded first; embeddings of this model are taken as they are. Similarities are those of the cosine,
-        unless the model records another function (`similarity_fn_name`).
+        Texts are encoded first; embeddings of this model are taken as they are. Similarities are
+        those of the cosine, unless the model records another function (`similarity_fn_name`).
         """
-        return pooling.similarities(self._embedded(a), self._embedded(b), self.sentence_head.similarity)
+        return pooling.similarities(
+            self._embedded(a), self._embedded(b), self.sentence_head.similarity
+        )
 
     def _embedded(
         self, given: Sentences | Float32[np.ndarray, "*texts dimension"]
@@ -346,8 +429,8 @@ class SentenceEncoder:
     ) -> None:
         """Index the texts that `search` looks through. An earlier index is replaced.
 
-        `texts` are strings, dicts, rows of a table, or the path of a file or folder. Arguments are those of
-        `diffcse_jax.search.index.Index`.
+        `texts` are strings, dicts, rows of a table, or the path of a file or folder. Arguments are
+        those of `diffcse_jax.search.index.Index`.
         """
         self._index = Index(
             self,
@@ -368,7 +451,9 @@ class SentenceEncoder:
     def index(self) -> Index:
         """The index that is searched; it can be changed. Raises `ConfigError` if there is none."""
         if self._index is None:
-            raise ConfigError("there is no index to search. Call build_index(texts) or load_index(folder) first")
+            raise ConfigError(
+                "there is no index to search. Call build_index(texts) or load_index(folder) first"
+            )
         return self._index
 
     def save_index(self, folder: str | Path) -> None:
@@ -414,7 +499,9 @@ class SentenceEncoder:
         with self._tokenizing:
             self._backend.no_truncation()
             for passage, is_cut in zip(passages, cut, strict=True):
-                found += self._parts(passage, prompt, self.max_length - special) if is_cut else [passage]
+                found += (
+                    self._parts(passage, prompt, self.max_length - special) if is_cut else [passage]
+                )
         return found
 
     def _parts(self, passage: Passage, prompt: str, room: int) -> list[Passage]:
@@ -425,7 +512,11 @@ class SentenceEncoder:
 
         def tokens(skipped: int) -> list[tuple[int, int]]:
             """Return the places of the tokens after so many characters, counted from there."""
-            return [(start - skipped, end - skipped) for start, end in offsets if max(start, skipped) < end]
+            return [
+                (start - skipped, end - skipped)
+                for start, end in offsets
+                if max(start, skipped) < end
+            ]
 
         own = tokens(len(prompt) + title)
         limit = room - (len(offsets) - len(own))
@@ -435,27 +526,38 @@ class SentenceEncoder:
         else:
             title = 0
         return [
-            passage._replace(text=passage.text[start:end], start=passage.start + max(0, start - title))
+            passage._replace(
+                text=passage.text[start:end], start=passage.start + max(0, start - title)
+            )
             for start, end in split_text(passage.text, own, max(limit, 1))
         ]
 
     def record(self, prompt: str = "") -> EncoderRecord:
         """Return what distinguishes its embeddings of texts with a prompt, and warn if they do not rank by cosine."""
         if not self.sentence_head.ranks_by_cosine:
-            warn_user(f"{self.name} is made for similarity by {self.sentence_head.similarity}; search ranks by cosine")
-        return EncoderRecord(self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt)
+            warn_user(
+                f"{self.name} is made for similarity by {self.sentence_head.similarity}; search ranks by cosine"
+            )
+        return EncoderRecord(
+            self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of all that determines an embedding: sizes, weights, pooler, precision and tokenizer.
 
-        It contains values only, no names of classes or modules, so it stays the same when code moves. Values that equal
-        their default are left out, so that new options do not change it.
+        It contains values only, no names of classes or modules, so it stays the same when code
+        moves. Values that equal their default are left out, so that new options do not change it.
         """
         sizes = {}
         for field in dataclasses.fields(self.config):
             value = getattr(self.config, field.name)
-            changes_embeddings = field.repr and "dropout" not in field.name  # without repr: how to compute them
-            if changes_embeddings and value != field.default and isinstance(value, str | int | float | tuple):
+            # without repr: how to compute them
+            changes_embeddings = field.repr and "dropout" not in field.name
+            if (
+                changes_embeddings
+                and value != field.default
+                and isinstance(value, str | int | float | tuple)
+            ):
                 sizes[field.name] = value
         settings: dict[str, Any] = {"transformer": sizes, "pooler": self.recorded.pooler}
         settings |= {"precision": self.dtype.name, "dimension": self.dimension}
@@ -481,14 +583,17 @@ class SentenceEncoder:
         batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         while True:
-            for rows, batch in itertools.islice(batches, 3 - len(running)):  # two wait while the device computes one
+            # two wait while the device computes one
+            for rows, batch in itertools.islice(batches, 3 - len(running)):
                 running.append((rows, forward(self.params, *batch)))
             if not running:
                 return
             rows, computed = running.popleft()
             yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
-    def _batches(self, token_ids: list[list[int]], batch_size: int) -> Iterator[tuple[list[int], IdsAndMask]]:
+    def _batches(
+        self, token_ids: list[list[int]], batch_size: int
+    ) -> Iterator[tuple[list[int], IdsAndMask]]:
         """Yield numbers of sentences, their token ids and mask, longest first, in few shapes."""
         by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
         on_cpu = self._mesh.devices.flat[0].platform == "cpu"
@@ -515,18 +620,32 @@ class SentenceEncoder:
         for row, ids in enumerate(token_ids):
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
-        sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))  # rows are spread over the mesh
+        # rows are spread over the mesh
+        sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         spread = functools.partial(jax.make_array_from_callback, (rows, length), sharding)
         return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)
 
 
-# Arguments of `encode` in sentence-transformers: the value that changes nothing here, and what to do instead of others.
+# Arguments of `encode` in sentence-transformers: the value that changes nothing here, and what to
+# do instead of others.
 _THEIR_NAMES: Mapping[str, tuple[Any, str]] = {
-    "convert_to_numpy": (True, "embeddings are NumPy arrays. For a list of them, call list() on the result"),
-    "convert_to_tensor": (False, "embeddings are NumPy arrays. Call torch.from_numpy() on the result"),
+    "convert_to_numpy": (
+        True,
+        "embeddings are NumPy arrays. For a list of them, call list() on the result",
+    ),
+    "convert_to_tensor": (
+        False,
+        "embeddings are NumPy arrays. Call torch.from_numpy() on the result",
+    ),
     "output_value": ("sentence_embedding", "only embeddings of sentences are returned"),
-    "precision": ("float32", "embeddings are float32. For int8 or bits, give build_index a `storage`"),
-    "device": (None, "JAX chooses the devices. Set JAX_PLATFORMS, such as cpu, before the program starts"),
+    "precision": (
+        "float32",
+        "embeddings are float32. For int8 or bits, give build_index a `storage`",
+    ),
+    "device": (
+        None,
+        "JAX chooses the devices. Set JAX_PLATFORMS, such as cpu, before the program starts",
+    ),
     "truncate_dim": (None, "name it in from_pretrained"),
     "chunk_size": (None, "processes are not needed: one call uses all devices"),
     "pool": (None, "processes are not needed: one call uses all devices"),
@@ -537,7 +656,8 @@ def _check_names(arguments: Mapping[str, Any]) -> None:
     """Raise an error for arguments that `encode` does not have, unless sentence-transformers has them with no effect.
 
     Raises:
-        ConfigError: The argument is one of sentence-transformers, and its value has no meaning here.
+        ConfigError: The argument is one of sentence-transformers, and its value has no meaning
+            here.
         TypeError: It is unknown.
     """
     for name, value in arguments.items():
@@ -552,10 +672,14 @@ def _checked_dtype(dtype: Any) -> np.dtype:
     with contextlib.suppress(TypeError):
         if jnp.dtype(dtype).name in ("float32", "bfloat16"):
             return jnp.dtype(dtype)
-    raise ConfigError(f"dtype={str(getattr(dtype, '__name__', dtype))!r}: use 'float32' or 'bfloat16'")
+    raise ConfigError(
+        f"dtype={str(getattr(dtype, '__name__', dtype))!r}: use 'float32' or 'bfloat16'"
+    )
 
 
-def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
+def require_finite(
+    vectors: Float32[np.ndarray, "*n dimension"],
+) -> Float32[np.ndarray, "*n dimension"]:
     """Return the embeddings; raise `CheckpointError` if one is NaN or infinite: comparisons would give it a score."""
     if not np.isfinite(vectors).all():
         raise CheckpointError(

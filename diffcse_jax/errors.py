@@ -1,6 +1,7 @@
 """Errors that tell users what happened and what to do.
 
-Any function that reads a file, a configuration or a model may raise a `UserError`. Docstrings name special cases only.
+Any function that reads a file, a configuration or a model may raise a `UserError`. Docstrings name
+special cases only.
 """
 
 import contextlib
@@ -86,7 +87,8 @@ def reported_to_user() -> Iterator[None]:
 def no_interruption_lost() -> Iterator[None]:
     """If Python drops an interruption inside the block, send it again.
 
-    Python prints and drops exceptions that are raised during garbage collection, where JAX has a callback.
+    Python prints and drops exceptions that are raised during garbage collection, where JAX has a
+    callback.
     """
     main, usual = threading.main_thread(), sys.unraisablehook
     if threading.current_thread() is not main:
@@ -98,7 +100,8 @@ def no_interruption_lost() -> Iterator[None]:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             usual(unraisable)
             return
-        is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a shell's background processes
+        # as in a shell's background processes
+        is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         number = signal.SIGTERM if is_ignored else signal.SIGINT
         timers.append(threading.Timer(0.1, signal.pthread_kill, (main.ident, number)))
         timers[-1].start()
@@ -126,7 +129,8 @@ def handled(signals: Iterable[int], handler: Any) -> Iterator[None]:
         yield
     finally:
         for number, before in previous.items():
-            signal.signal(number, signal.SIG_DFL if before is None else before)  # None: set outside Python
+            # None: set outside Python
+            signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
 def ctrl_c_ends_process() -> contextlib.AbstractContextManager[None]:
@@ -161,7 +165,10 @@ def require_extra(module: str, extra: str) -> Any:
 def warn_user(message: str) -> None:
     """Warn at the line of the caller outside this package, whatever the depth of the call."""
     level, frame = 2, sys._getframe(1)
-    passed = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")  # the last two only check types in tests
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed:
+    # the last two only check types in tests
+    passed = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)

@@ -24,7 +24,8 @@ from diffcse_jax.io import cache_folder
 
 INITIALIZATION_SECONDS = 100  # all processes must have started within this time
 HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
-SHUTDOWN_SECONDS = 30  # a finished process waits this long for the others, because its exit would end them
+# a finished process waits this long for the others, because its exit would end them
+SHUTDOWN_SECONDS = 30
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
 # Where there is no terminal, progress is a line after some seconds, and then from time to time.
 SECONDS_BEFORE_FIRST_LINE = 5.0
@@ -41,7 +42,10 @@ def set_verbosity(verbosity: Verbosity) -> None:
     """Choose what is printed besides warnings and errors: notices and progress; with "verbose" also libraries' logs."""
     global _verbosity
     _verbosity = verbosity
-    logging.basicConfig(level=logging.INFO if verbosity == "verbose" else logging.WARNING, force=verbosity == "verbose")
+    logging.basicConfig(
+        level=logging.INFO if verbosity == "verbose" else logging.WARNING,
+        force=verbosity == "verbose",
+    )
 
 
 def is_quiet() -> bool:
@@ -54,7 +58,9 @@ def log_line(message: str, *, on_all: bool = False) -> None:
 
     In quiet mode only lines that start with `warning:` are printed.
     """
-    if (on_all or jax.process_index() == 0) and (_verbosity != "quiet" or message.startswith("warning:")):
+    if (on_all or jax.process_index() == 0) and (
+        _verbosity != "quiet" or message.startswith("warning:")
+    ):
         tqdm.tqdm.write(message, file=sys.stderr)
 
 
@@ -75,7 +81,15 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
     `unit` is a plural in `s`.
     """
 
-    def __init__(self, what: str, unit: str, total: int | None = None, *, done_before: int = 0, quiet: bool = False):
+    def __init__(
+        self,
+        what: str,
+        unit: str,
+        total: int | None = None,
+        *,
+        done_before: int = 0,
+        quiet: bool = False,
+    ):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
         self._done = done_before
         is_hidden = quiet or _verbosity == "quiet" or jax.process_index() > 0
@@ -126,7 +140,9 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             return f"{self._what}: {self._done} {self._unit} [{time_taken}{speed}]"
         left = tqdm.tqdm.format_interval((self._total - self._done) / rate) if rate else "?"
         share = 100 * self._done / max(self._total, 1)
-        return f"{self._what}: {share:3.0f}% {self._done}/{self._total} [{time_taken}<{left}{speed}]"
+        return (
+            f"{self._what}: {share:3.0f}% {self._done}/{self._total} [{time_taken}<{left}{speed}]"
+        )
 
 
 def _speed(rate: float, unit: str) -> str:
@@ -141,7 +157,10 @@ def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and reports of missing weights in the block."""
     from transformers.utils import logging as transformers_logging
 
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    verbosity, bars = (
+        transformers_logging.get_verbosity(),
+        transformers_logging.is_progress_bar_enabled(),
+    )
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -181,8 +200,8 @@ def keep_compiled() -> None:
 def join() -> None:
     """Join the other processes of this job, if that has not been done; raise `ConfigError` if they cannot be reached.
 
-    JAX finds the processes on TPU pods, GKE, Slurm and Open MPI. Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
-    and JAX_PROCESS_ID name them.
+    JAX finds the processes on TPU pods, GKE, Slurm and Open MPI. Elsewhere JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID name them.
     """
     if jax.distributed.is_initialized():
         return
@@ -225,9 +244,9 @@ def join() -> None:
 def _distributed_state() -> Any:
     """Return JAX's state of the joined processes, whose `client` is a key-value store with barriers.
 
-    It is not public, and it is read here only. `multihost_utils.broadcast_one_to_all` cannot replace it: it is a
-    collective, which fails on CPUs if one process comes 30 seconds later than the others. Decisions of the first
-    process (reading data, scoring a model) often take longer.
+    It is not public, and it is read here only. `multihost_utils.broadcast_one_to_all` cannot
+    replace it: it is a collective, which fails on CPUs if one process comes 30 seconds later than
+    the others. Decisions of the first process (reading data, scoring a model) often take longer.
     """
     from jax._src.distributed import global_state
 
@@ -262,8 +281,9 @@ _decision_numbers = itertools.count()  # all processes make the same decisions i
 def decided_by_first(decide: Callable[[], Any]) -> Any:
     """Run a function on the first process only, and return its result, made of JSON values, on every process.
 
-    All processes must call this. The others wait as long as the first process lives, however long the work takes. A
-    `UserError` of the function is raised on every process, so that none waits for another one.
+    All processes must call this. The others wait as long as the first process lives, however long
+    the work takes. A `UserError` of the function is raised on every process, so that none waits for
+    another one.
     """
     if jax.process_count() == 1:
         return decide()
@@ -279,7 +299,8 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     client.wait_at_barrier(key, 1000 * DECISION_SECONDS)
     outcome = json.loads(client.blocking_key_value_get(key, 1000 * HEARTBEAT_SECONDS))
     if jax.process_index() == 0 and number:
-        client.key_value_delete(f"diffcse_jax/decisions/{number - 1}")  # all processes have read that one
+        # all processes have read that one
+        client.key_value_delete(f"diffcse_jax/decisions/{number - 1}")
     if "error" in outcome:
         raise getattr(errors, outcome["error"], UserError)(outcome["message"])
     return outcome["value"]
@@ -296,13 +317,15 @@ class _Watch:
     def __init__(self) -> None:
         state = _distributed_state()
         self._client, self._own, self._count = state.client, state.process_id, state.num_processes
-        # JAX ends the others between half of HEARTBEAT_SECONDS and all of it after the last sign, because its own signs
-        # are half as far apart. The warning must come before that.
+        # JAX ends the others between half of HEARTBEAT_SECONDS and all of it after the last sign,
+        # because its own signs are half as far apart. The warning must come before that.
         self._patience = HEARTBEAT_SECONDS / 3
         # The last sign of life of each process (its host and a number), and when it came.
         self._heard = dict.fromkeys(range(self._count), ("unknown", time.monotonic()))
         self._stopped = threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)
+        ]
         for thread in self._threads:
             thread.start()
         atexit.register(self.stop)  # runs before JAX closes the store, which registered earlier
@@ -315,7 +338,8 @@ class _Watch:
 
     def _speak(self) -> None:
         for number in itertools.count():
-            with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
+            # the first process has ended, or does not answer in time
+            with contextlib.suppress(RuntimeError):
                 sign = f"{socket.gethostname()} {number}"
                 self._client.key_value_set(f"{self.FOLDER}/{self._own}", sign, allow_overwrite=True)
                 for key, sign in self._client.key_value_dir_get(self.FOLDER):
@@ -336,7 +360,11 @@ class _Watch:
     def _silent(self) -> set[int]:
         """Return the processes that have been silent for too long."""
         now = time.monotonic()
-        since = {process: now - when for process, (_, when) in self._heard.items() if process != self._own}
+        since = {
+            process: now - when
+            for process, (_, when) in self._heard.items()
+            if process != self._own
+        }
         silent = {process for process, seconds in since.items() if seconds > self._patience}
         return {0} if 0 in silent else silent  # without the first process, no other can be heard
 
@@ -347,7 +375,8 @@ class _Watch:
             f"{time.monotonic() - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
             "processes end. Everything saved is intact; run the same command again to resume."
         )
-        print(message, file=sys.stderr, flush=True)  # from every process: the first one may be silent
+        # from every process: the first one may be silent
+        print(message, file=sys.stderr, flush=True)
 
 
 # Stop signals
@@ -356,7 +385,8 @@ class _Watch:
 class StopRequest:
     """Whether work was asked to save and stop. Any thread may ask."""
 
-    made = False  # not a threading.Event: a signal handler that interrupts `set` would wait for its lock forever
+    # not a threading.Event: a signal handler that interrupts `set` would wait for its lock forever
+    made = False
 
     def make(self) -> None:
         self.made = True

@@ -42,7 +42,8 @@ INDEX_MANIFEST = "index.json"  # in the folder of an index; see `search.folder`
 INDEX_FORMAT = "diffcse_jax index 1"
 
 _HOST = socket.gethostname().replace(".", "-")
-with contextlib.suppress(OSError):  # on Linux the container: containers can share a host name and count their processes
+# on Linux the container: containers can share a host name and count their processes
+with contextlib.suppress(OSError):
     _HOST += f"-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
@@ -52,8 +53,9 @@ with contextlib.suppress(OSError):  # on Linux the container: containers can sha
 def expand_path(path: str | Path) -> Path:
     """Replace a leading `~` or `~user`.
 
-    Raises `ConfigError` for addresses such as `gs://bucket/run`, and for paths that the system cannot look
-    up: a name that is too long, a loop of links, a folder above it that may not be read.
+    Raises `ConfigError` for addresses such as `gs://bucket/run`, and for paths that the system
+    cannot look up: a name that is too long, a loop of links, a folder above it that may not be
+    read.
     """
     if address := re.match(r"([a-z][a-z0-9+-]+):/", str(path)):  # a Path has lost the second slash
         raise ConfigError(
@@ -70,7 +72,9 @@ def expand_path(path: str | Path) -> Path:
         raise ConfigError(f"{str(path)[:200]!r} is not UTF-8. Rename the file or folder") from error
     except (OSError, ValueError) as error:  # ValueError: the path contains NUL
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{str(path)[:200]!r} cannot be used as a path: {reason}. Give another path") from error
+        raise ConfigError(
+            f"{str(path)[:200]!r} cannot be used as a path: {reason}. Give another path"
+        ) from error
     return expanded
 
 
@@ -99,13 +103,18 @@ def hub_file(name: str, advice: str) -> Path:
 
     Raises `NotDownloadedError`, which ends with `advice`.
     """
-    download = functools.partial(huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset")
+    download = functools.partial(
+        huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset"
+    )
     with contextlib.suppress(OSError):
         return Path(download(local_files_only=True))
     print(f"downloading {name} from the hub", file=sys.stderr)
     try:
-        # Without a network, this fails at once. The download would try five times, with two messages each time.
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(HUB_REPOSITORY, name, repo_type="dataset"))
+        # Without a network, this fails at once. The download would try five times, with two
+        # messages each time.
+        huggingface_hub.get_hf_file_metadata(
+            huggingface_hub.hf_hub_url(HUB_REPOSITORY, name, repo_type="dataset")
+        )
         return Path(download())
     except Exception as error:  # the hub client passes on whatever its transport raises
         raise NotDownloadedError(
@@ -133,31 +142,45 @@ def json_digest(content: Any) -> str:
 
 def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
     """Return the SHA-256 of those paths that are files, by their path relative to the folder."""
-    return {path.relative_to(folder).as_posix(): sha256([path]) for path in sorted(paths) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): sha256([path])
+        for path in sorted(paths)
+        if path.is_file()
+    }
 
 
 def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the first recorded file that is missing or has changed, or an empty string."""
     paths = {name: folder / name for name in digests}
-    return next((name for name, path in paths.items() if not path.is_file() or sha256([path]) != digests[name]), "")
+    return next(
+        (
+            name
+            for name, path in paths.items()
+            if not path.is_file() or sha256([path]) != digests[name]
+        ),
+        "",
+    )
 
 
 # Errors of the disk
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path, *, safe: str, instead: str = "", any_error: bool = False) -> Iterator[None]:
+def disk_errors(
+    path: Path, *, safe: str, instead: str = "", any_error: bool = False
+) -> Iterator[None]:
     """Turn an operating system error inside the block, which writes `path`, into a `DiskError`.
 
-    `safe` is a sentence that says what is not lost, and `instead` an alternative to making room on the disk. Set
-    `any_error` if libraries in the block may hide what the operating system reported.
+    `safe` is a sentence that says what is not lost, and `instead` an alternative to making room on
+    the disk. Set `any_error` if libraries in the block may hide what the operating system reported.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))  # Rust's, tensorstore's
+        # Rust's, tensorstore's
+        quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))
         if isinstance(error, OSError):
             cause = error
         elif quoted:
@@ -168,7 +191,9 @@ def disk_errors(path: Path, *, safe: str, instead: str = "", any_error: bool = F
         else:
             raise
         is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = ("make room on that disk" if is_full else "fix the problem") + (f", or {instead}" if instead else "")
+        remedy = ("make room on that disk" if is_full else "fix the problem") + (
+            f", or {instead}" if instead else ""
+        )
         at = f" ({cause.filename})" if cause.filename and str(cause.filename) != str(path) else ""
         raise DiskError(
             f"cannot write {path}: {cause.strerror or cause}{at}. {safe} Please {remedy}; then run the same command "
@@ -290,8 +315,9 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
 def lock(path: Path, *, wait: bool = False) -> TextIO:
     """Open and lock a file. Closing it frees the lock, and so does the end of the processes that have it open.
 
-    The file is created with its folder, and it stays. Without `wait`, a lock that is taken raises `InUseError`, which
-    names the folder and the process. On a file system without locks, nothing is locked.
+    The file is created with its folder, and it stays. Without `wait`, a lock that is taken raises
+    `InUseError`, which names the folder and the process. On a file system without locks, nothing is
+    locked.
     """
     safe, instead = "Complete files there are unchanged.", "give another folder"
     with disk_errors(path.parent, safe=safe, instead=instead), contextlib.ExitStack() as stack:
@@ -305,7 +331,9 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
             is_locked = True
         if not is_locked:
             file.seek(0)
-            raise InUseError(f"{path.parent} is in use by {file.read().strip() or 'another process'}")
+            raise InUseError(
+                f"{path.parent} is in use by {file.read().strip() or 'another process'}"
+            )
         now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         file.truncate(0)
         file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
@@ -321,9 +349,10 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
 def replace_dir(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that gets the name `path` if the block succeeds. It replaces an earlier folder.
 
-    The old folder gives up its name once the new one is on disk, and gets it back if the new one cannot take it. A
-    process killed between the two renames leaves the old folder as `NAME.*.old` until the next replacement. The name of
-    the temporary folder contains the host and process that write to it. Those of dead processes are removed first.
+    The old folder gives up its name once the new one is on disk, and gets it back if the new one
+    cannot take it. A process killed between the two renames leaves the old folder as `NAME.*.old`
+    until the next replacement. The name of the temporary folder contains the host and process that
+    write to it. Those of dead processes are removed first.
     """
     path = path.resolve()  # a symbolic link stays a link
     for other in path.parent.glob("*.tmp"):

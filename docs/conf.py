@@ -1,7 +1,7 @@
 """The configuration of Sphinx, which builds these pages as HTML (`make docs`).
 
-The source folder is the repository's root, so that links work both here and on a Git host. Pages need no network,
-neither to be built nor to be read.
+The source folder is the repository's root, so that links work both here and on a Git host. Pages
+need no network, neither to be built nor to be read.
 """
 
 import dataclasses
@@ -22,7 +22,13 @@ author = "the authors of diffcse_jax"
 project_copyright = "MIT licence"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
+include_patterns = [
+    "docs/**.md",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+]
 exclude_patterns = [".*", "build", "dist", "docs/_build", "runs"]  # not searched for pages
 
 highlight_language = "none"  # for blocks without a language
@@ -44,8 +50,17 @@ toc_object_entries_show_parents = "hide"
 # The types of other packages, and the shapes of arrays, which look like names to Sphinx.
 nitpick_ignore_regex = [("py:.*", ".*")]
 # Folders of the repository, which a Git host shows, but which are not pages here.
-FOLDERS = [path.relative_to(HERE.parent) for pattern in ("[a-z]*/", "[a-z]*/*/") for path in HERE.parent.glob(pattern)]
-nitpick_ignore = [("myst", f"{start}{folder}{end}") for start in ("", "../") for folder in FOLDERS for end in ("", "/")]
+FOLDERS = [
+    path.relative_to(HERE.parent)
+    for pattern in ("[a-z]*/", "[a-z]*/*/")
+    for path in HERE.parent.glob(pattern)
+]
+nitpick_ignore = [
+    ("myst", f"{start}{folder}{end}")
+    for start in ("", "../")
+    for folder in FOLDERS
+    for end in ("", "/")
+]
 
 # Names on the page of Python, made from docstrings when pages are built.
 PAGE, MARKER = "docs/python", "<!-- names -->"
@@ -54,7 +69,8 @@ PAGE, MARKER = "docs/python", "<!-- names -->"
 def setup(app: Sphinx) -> None:
     """Connect the functions below."""
     app.connect("source-read", fill)
-    app.connect("env-get-outdated", lambda *_: [PAGE])  # it depends on the package, not only on its file
+    # it depends on the package, not only on its file
+    app.connect("env-get-outdated", lambda *_: [PAGE])
     app.connect("autodoc-process-signature", short_signature)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
 
@@ -66,7 +82,13 @@ def fill(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def short_signature(
-    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: object,
+    options: object,
+    signature: str | None,
+    returns: str | None,
 ) -> tuple[str | None, str | None]:
     """Shorten the signature of a dataclass with many fields, which are listed below it anyway."""
     long = dataclasses.is_dataclass(obj) and len(signature or "") > 300

@@ -39,7 +39,9 @@ def main() -> None:
     with plt.rc_context(SETTINGS):
         for draw in FIGURES:
             figure = draw()
-            figure.savefig(FOLDER / f"{draw.__name__}.svg", metadata={"Date": None}, bbox_inches="tight")
+            figure.savefig(
+                FOLDER / f"{draw.__name__}.svg", metadata={"Date": None}, bbox_inches="tight"
+            )
             plt.close(figure)
 
 
@@ -53,7 +55,13 @@ def contrast() -> Figure:
         arrow(axes, (2.9, y + 0.3), (3.2, y + 0.3))
         axes.text(3.25, y + 0.3, f"$z^{view}_i$", va="center", fontsize=12)
     size, cell = 4, 0.33
-    pairs(axes, 3.95, 0.85, cell, [[("+", GREEN) if i == j else ("", RED) for j in range(size)] for i in range(size)])
+    pairs(
+        axes,
+        3.95,
+        0.85,
+        cell,
+        [[("+", GREEN) if i == j else ("", RED) for j in range(size)] for i in range(size)],
+    )
     axes.text(3.95 + size * cell / 2, 2.55, "SimCSE", ha="center", weight="bold")
     axes.text(3.95 + size * cell / 2, 2.27, "$z^1_i \\cdot z^2_j$", ha="center")
     off = [[("+", GREEN) if i == j else ("", ORANGE) for j in range(size)] for i in range(size)]
@@ -67,8 +75,16 @@ def contrast() -> Figure:
     ]
     pairs(axes, 7.25, 0.85, cell * 0.88, hard)
     axes.text(7.25 + size * cell * 0.88, 2.55, "supervised SimCSE", ha="center", weight="bold")
-    axes.text(7.25 + size * cell * 0.88, 2.27, "positives | hard negatives", ha="center", fontsize=9)
-    axes.text(6.9, 0.35, "each row is a softmax: the positive (+) against the rest of the row", ha="center", fontsize=9)
+    axes.text(
+        7.25 + size * cell * 0.88, 2.27, "positives | hard negatives", ha="center", fontsize=9
+    )
+    axes.text(
+        6.9,
+        0.35,
+        "each row is a softmax: the positive (+) against the rest of the row",
+        ha="center",
+        fontsize=9,
+    )
     return figure
 
 
@@ -80,22 +96,38 @@ def difference() -> Figure:
     edited = [*original[:2], "road", *original[3:]]
     labels = [str(int(a != b)) for a, b in zip(original, edited, strict=True)]
     left, width = 3.1, 0.78
-    rows = ((3.35, original, "sentence"), (2.5, masked, "some tokens masked"), (1.65, edited, "filled by a generator"))
+    rows = (
+        (3.35, original, "sentence"),
+        (2.5, masked, "some tokens masked"),
+        (1.65, edited, "filled by a generator"),
+    )
     for y, tokens, name in rows:
         axes.text(left - 0.15, y + 0.2, name, ha="right", va="center")
         for column, token in enumerate(tokens):
             changed = {"[MASK]": ORANGE, "road": RED}.get(token, GREY)
             box(axes, left + column * width, y, width - 0.08, 0.4, token, changed)
     box(axes, left, 0.8, width - 0.08, 0.4, "h", GREEN)
-    box(axes, left + width, 0.8, 8 * width - 0.08, 0.4, "discriminator: was this token replaced?", BLUE)
+    box(
+        axes,
+        left + width,
+        0.8,
+        8 * width - 0.08,
+        0.4,
+        "discriminator: was this token replaced?",
+        BLUE,
+    )
     axes.text(left - 0.15, 1.0, "embedding at position 0", ha="right", va="center")
     axes.text(left - 0.15, 0.4, "label", ha="right", va="center")
     for column, label in enumerate(labels):
-        axes.text(left + (column + 0.45) * width, 0.4, label, ha="center", va="center", weight="bold")
+        axes.text(
+            left + (column + 0.45) * width, 0.4, label, ha="center", va="center", weight="bold"
+        )
         arrow(axes, (left + (column + 0.45) * width, 1.65), (left + (column + 0.45) * width, 1.22))
     arrow(axes, (left + 4.5 * width, 3.35), (left + 4.5 * width, 2.93))
     arrow(axes, (left + 4.5 * width, 2.5), (left + 4.5 * width, 2.08))
-    axes.text(left + 4.7 * width, 2.27, "masked LM, frozen", va="center", fontsize=10, color="#57606a")
+    axes.text(
+        left + 4.7 * width, 2.27, "masked LM, frozen", va="center", fontsize=10, color="#57606a"
+    )
     box(axes, 0.0, 2.3, 0.85, 0.6, "encoder", BLUE)
     bent(axes, [(left + 0.35, 3.77), (left + 0.35, 3.92), (0.42, 3.92), (0.42, 2.93)])
     bent(axes, [(0.42, 2.3), (0.42, 0.62), (left + 0.35, 0.62), (left + 0.35, 0.78)])
@@ -107,9 +139,24 @@ def edits() -> Figure:
     figure, axes = canvas(9.4, 2.9)
     left, width = 1.1, 0.9
     rows = (
-        ("replace", ["the", "road", "flows", "past", "the", "old", "town"], (1,), "a token of the generator: label 1"),
-        ("insert", ["the", "wide", "river", "flows", "past", "the", "old", "town"], (1,), "a new token: label 1"),
-        ("delete", ["the", "river", "past", "the", "old", "town"], (2,), "the token after the dropped one: label 1"),
+        (
+            "replace",
+            ["the", "road", "flows", "past", "the", "old", "town"],
+            (1,),
+            "a token of the generator: label 1",
+        ),
+        (
+            "insert",
+            ["the", "wide", "river", "flows", "past", "the", "old", "town"],
+            (1,),
+            "a new token: label 1",
+        ),
+        (
+            "delete",
+            ["the", "river", "past", "the", "old", "town"],
+            (2,),
+            "the token after the dropped one: label 1",
+        ),
     )
     for number, (name, tokens, changed, text) in enumerate(rows):
         y = 2.2 - 0.95 * number
@@ -117,8 +164,16 @@ def edits() -> Figure:
         for column, token in enumerate(tokens):
             one = column in changed
             box(axes, left + column * width, y, width - 0.08, 0.4, token, RED if one else GREY)
-            axes.text(left + (column + 0.45) * width, y - 0.17, "1" if one else "0", ha="center", va="center")
-        axes.text(left + 8 * width + 0.02, y + 0.2, text.replace(": ", ":\n"), va="center", fontsize=10)
+            axes.text(
+                left + (column + 0.45) * width,
+                y - 0.17,
+                "1" if one else "0",
+                ha="center",
+                va="center",
+            )
+        axes.text(
+            left + 8 * width + 0.02, y + 0.2, text.replace(": ", ":\n"), va="center", fontsize=10
+        )
     return figure
 
 
@@ -126,15 +181,26 @@ def dimensions() -> Figure:
     """Draw the contrast of rows and of columns, and the correlations of columns."""
     generator = np.random.default_rng(0)
     rows, size = 200, 10
-    mixed = generator.normal(size=(rows, size)) @ (np.eye(size) + 0.32 * generator.normal(size=(size, size)))
+    mixed = generator.normal(size=(rows, size)) @ (
+        np.eye(size) + 0.32 * generator.normal(size=(size, size))
+    )
     views = [mixed + 0.5 * generator.normal(size=mixed.shape) for _ in range(2)]
     z1, z2 = ((view - view.mean(0)) / view.std(0) for view in views)
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(9.6, 2.8), width_ratios=(0.9, 1, 1))
     left.imshow(z1[:14], cmap="Greys", aspect="auto", alpha=0.6)
-    for corner, width, height, color in (((-0.5, 3.5), size, 1, "#b35900"), ((5.5, -0.5), 1, 14, "#0969da")):
-        left.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2.5, clip_on=False))
+    for corner, width, height, color in (
+        ((-0.5, 3.5), size, 1, "#b35900"),
+        ((5.5, -0.5), 1, 14, "#0969da"),
+    ):
+        left.add_patch(
+            Rectangle(
+                corner, width, height, fill=False, edgecolor=color, linewidth=2.5, clip_on=False
+            )
+        )
     left.text(-0.9, 4.0, "contrast", color="#b35900", ha="right", va="center", weight="bold")
-    left.text(6.0, 14.3, "dcl, barlow_twins", color="#0969da", ha="center", va="center", weight="bold")
+    left.text(
+        6.0, 14.3, "dcl, barlow_twins", color="#0969da", ha="center", va="center", weight="bold"
+    )
     left.set(title="the embeddings of a batch,\none sentence per row", xticks=[], yticks=[])
     for axes, matrix, title in (
         (middle, z1.T @ z2 / rows, "correlations of columns:\nview 1 with view 2"),
@@ -178,9 +244,21 @@ def reconstruction() -> Figure:
     figure, axes = canvas(9.4, 3.0)
     axes.text(0.0, 2.75, "mlm (SimCSE): the encoder also predicts masked words", weight="bold")
     chain(
-        axes, 2.0, [("masked\nsentence", GREY), ("encoder", BLUE), ("masked-LM\nhead", BLUE), ("masked\ntokens", RED)]
+        axes,
+        2.0,
+        [
+            ("masked\nsentence", GREY),
+            ("encoder", BLUE),
+            ("masked-LM\nhead", BLUE),
+            ("masked\ntokens", RED),
+        ],
     )
-    axes.text(0.0, 1.45, "reconstruction (InfoCSE): the sentence embedding helps to predict them", weight="bold")
+    axes.text(
+        0.0,
+        1.45,
+        "reconstruction (InfoCSE): the sentence embedding helps to predict them",
+        weight="bold",
+    )
     chain(
         axes,
         0.1,
@@ -215,10 +293,22 @@ def temperature() -> Figure:
     """Draw how much more a near negative counts than a far one."""
     figure, axes = plt.subplots(figsize=(6.6, 3.0))
     cosines = np.linspace(0.0, 0.8, 100)
-    ends = ((0.02, 0.21, "#cf222e"), (0.05, 0.53, "#0969da"), (0.1, 0.8, "#1a7f37"), (1.0, 0.8, "#57606a"))
+    ends = (
+        (0.02, 0.21, "#cf222e"),
+        (0.05, 0.53, "#0969da"),
+        (0.1, 0.8, "#1a7f37"),
+        (1.0, 0.8, "#57606a"),
+    )
     for value, end, color in ends:
         axes.semilogy(cosines[cosines <= end], np.exp(cosines[cosines <= end] / value), color=color)
-        axes.text(end + 0.01, np.exp(end / value), rf"$\tau$ = {value}", color=color, va="center", fontsize=9)
+        axes.text(
+            end + 0.01,
+            np.exp(end / value),
+            rf"$\tau$ = {value}",
+            color=color,
+            va="center",
+            fontsize=9,
+        )
     axes.set(
         xlabel="cosine of a negative and the anchor",
         ylabel="weight (1 at cosine 0)",
@@ -241,7 +331,12 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, color: str) -> None:
     """Draw a box with rounded corners and a text."""
     shape = FancyBboxPatch(
-        (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.07", facecolor=color, edgecolor=FAINT
+        (x, y),
+        width,
+        height,
+        boxstyle="round,pad=0,rounding_size=0.07",
+        facecolor=color,
+        edgecolor=FAINT,
     )
     axes.add_patch(shape)
     axes.text(x + width / 2, y + height / 2 - 0.01, text, ha="center", va="center", fontsize=10.5)
@@ -249,7 +344,12 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     """Draw a straight arrow."""
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#57606a", "shrinkA": 0, "shrinkB": 0})
+    axes.annotate(
+        "",
+        end,
+        start,
+        arrowprops={"arrowstyle": "->", "color": "#57606a", "shrinkA": 0, "shrinkB": 0},
+    )
 
 
 def bent(axes: Axes, points: list[tuple[float, float]]) -> None:
@@ -264,8 +364,17 @@ def pairs(axes: Axes, x: float, y: float, cell: float, rows: list[list[tuple[str
     for number, row in enumerate(rows):
         for column, (sign, color) in enumerate(row):
             corner = (x + column * cell, y + (len(rows) - 1 - number) * cell)
-            axes.add_patch(Rectangle(corner, cell, cell, facecolor=color, edgecolor=PAPER, linewidth=1.5))
-            axes.text(corner[0] + cell / 2, corner[1] + cell / 2, sign, ha="center", va="center", fontsize=11)
+            axes.add_patch(
+                Rectangle(corner, cell, cell, facecolor=color, edgecolor=PAPER, linewidth=1.5)
+            )
+            axes.text(
+                corner[0] + cell / 2,
+                corner[1] + cell / 2,
+                sign,
+                ha="center",
+                va="center",
+                fontsize=11,
+            )
 
 
 def chain(axes: Axes, y: float, boxes: list[tuple[str, str]]) -> None:

@@ -19,7 +19,15 @@ from diffcse_jax.losses.finetune import LabelledTask
 
 PAGE = Path(__file__).with_name("keys.md")
 BEGIN, END = "<!-- keys: written by docs/reference.py -->", "<!-- end of keys -->"
-LOSSES = ("contrastive", "diffcse", "diffcse_variants", "decorrelation", "ranking", "masked_lm", "finetune")
+LOSSES = (
+    "contrastive",
+    "diffcse",
+    "diffcse_variants",
+    "decorrelation",
+    "ranking",
+    "masked_lm",
+    "finetune",
+)
 TITLES = {
     "model": "The encoder, its sentence embedding and its dropout.",
     "generator": "The frozen masked LM that replaces masked tokens.",
@@ -61,8 +69,18 @@ def keys_table() -> str:
             group = found
             lines += ["", *_heading(group)]
         lines.append(_row(key, field))
-    lines += ["", "## `finetune.tasks.NAME`", "", "A labelled task. See [fine-tuning](finetuning.md).", "", *_HEADER]
-    lines += [_row(f"finetune.tasks.NAME.{field.name}", field) for field in dataclasses.fields(LabelledTask)]
+    lines += [
+        "",
+        "## `finetune.tasks.NAME`",
+        "",
+        "A labelled task. See [fine-tuning](finetuning.md).",
+        "",
+        *_HEADER,
+    ]
+    lines += [
+        _row(f"finetune.tasks.NAME.{field.name}", field)
+        for field in dataclasses.fields(LabelledTask)
+    ]
     return "\n".join([*lines[1:], ""])
 
 
@@ -97,7 +115,9 @@ def accepted(field: dataclasses.Field) -> str:
     if choices:
         names = ", ".join(f"`{choice}`" for choice in choices if choice)
         return f"tuple of {names}" if item else names
-    bounds = [f"{word} {bound:g}" for word, bound in (("from", low), ("to", high)) if bound is not None]
+    bounds = [
+        f"{word} {bound:g}" for word, bound in (("from", low), ("to", high)) if bound is not None
+    ]
     return " ".join([kind, *bounds])
 
 
@@ -117,9 +137,13 @@ def _escaped(text: str) -> str:
 
 def python_directives() -> str:
     """Return Sphinx directives for all public names and modules."""
-    whole = {module for modules in MODULES.values() for module, names in modules.items() if not names}
+    whole = {
+        module for modules in MODULES.values() for module, names in modules.items() if not names
+    }
     lines = ["## The package", ""]
-    own = [name for name in diffcse_jax.__all__ if getattr(diffcse_jax, name).__module__ not in whole]
+    own = [
+        name for name in diffcse_jax.__all__ if getattr(diffcse_jax, name).__module__ not in whole
+    ]
     lines += _directives("diffcse_jax", own)
     for title, modules in MODULES.items():
         lines += [f"## {title}", ""]
@@ -151,7 +175,9 @@ def rewritten(text: str) -> str:
 
 def main() -> None:
     """Print or rewrite the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="rewrite docs/keys.md")
     if parser.parse_args().write:
         PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

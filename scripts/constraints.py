@@ -2,9 +2,10 @@
 
 python scripts/constraints.py      (or: make constraints; python3.11 and python3.12 must be on the PATH)
 
-The requirements files pin the packages that the project uses, and `constraints.txt` pins all others. Nothing is
-installed: pip only resolves for an empty environment. For at least one Python, pip must find torch's default build,
-because the CPU build does not need the CUDA packages that are also pinned.
+The requirements files pin the packages that the project uses, and `constraints.txt` pins all
+others. Nothing is installed: pip only resolves for an empty environment. For at least one Python,
+pip must find torch's default build, because the CPU build does not need the CUDA packages that are
+also pinned.
 """
 
 import json
@@ -29,11 +30,15 @@ def main() -> None:
     direct = directly_required()
     lines = []
     for name in sorted(set().union(*stacks.values()) - direct):
-        versions = {python: packages[name] for python, packages in stacks.items() if name in packages}
+        versions = {
+            python: packages[name] for python, packages in stacks.items() if name in packages
+        }
         if len(set(versions.values())) == 1:
             lines.append(f"{name}=={next(iter(versions.values()))}")
         else:
-            lines += [f"{name}=={version}; {MARKERS[python]}" for python, version in versions.items()]
+            lines += [
+                f"{name}=={version}; {MARKERS[python]}" for python, version in versions.items()
+            ]
     (ROOT / "constraints.txt").write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -42,16 +47,31 @@ def resolved(python: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         report = Path(folder) / "report.json"
-        pip = [f"{folder}/bin/python", "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+        pip = [
+            f"{folder}/bin/python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--ignore-installed",
+        ]
         requirements = ["--report", str(report), "-r", str(ROOT / "requirements-dev.txt")]
         subprocess.run([*pip, *requirements], check=True)
         installed = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return {normalised(package["metadata"]["name"]): package["metadata"]["version"] for package in installed}
+    return {
+        normalised(package["metadata"]["name"]): package["metadata"]["version"]
+        for package in installed
+    }
 
 
 def directly_required() -> set[str]:
     """Return the packages that the requirements files name."""
-    lines = [line for file in ROOT.glob("requirements*.txt") for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line
+        for file in ROOT.glob("requirements*.txt")
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
     return {normalised(line.partition("==")[0]) for line in lines if re.match(r"\w", line)}
 
 

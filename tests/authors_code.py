@@ -2,13 +2,15 @@
 
     python tests/authors_code.py --diffcse DiffCSE --simcse SimCSE --simcsepp SimCSE-plus-plus
 
-The options name checkouts of voidism/DiffCSE, princeton-nlp/SimCSE and Jiahao004/SimCSE-plus-plus at `COMMITS`. What
-runs is their own: the models and trainers, unedited, and the transformers 4.2.1 inside DiffCSE's repository. Three
-modules that it imports, and that nothing here uses, are replaced by empty ones. It does not import this package.
+The options name checkouts of voidism/DiffCSE, princeton-nlp/SimCSE and Jiahao004/SimCSE-plus-plus
+at `COMMITS`. What runs is their own: the models and trainers, unedited, and the transformers 4.2.1
+inside DiffCSE's repository. Three modules that it imports, and that nothing here uses, are replaced
+by empty ones. It does not import this package.
 
-`--inputs` is a folder with inputs.npz (tests/reference if not given). If it has no weights_extra.safetensors, the heads
-come from `reference_weights.py`; if it has no losses.npz, its vectors are drawn here. Every value stored in the folder is
-compared with the computed one. `--output` stores what was computed, with the first `--columns` columns of each array.
+`--inputs` is a folder with inputs.npz (tests/reference if not given). If it has no
+weights_extra.safetensors, the heads come from `reference_weights.py`; if it has no losses.npz, its
+vectors are drawn here. Every value stored in the folder is compared with the computed one.
+`--output` stores what was computed, with the first `--columns` columns of each array.
 """
 
 import argparse
@@ -41,7 +43,9 @@ COMMITS = {
 TOLERANCE = 1e-4
 FIRST_WORDS = slice(1000, 1016)  # of MiniLM's vocabulary, after special and unused tokens
 NOT_USED = ("transformers.dependency_versions_check", "sacremoses", "senteval")
-SMALLEST = 5e-3  # differences are relative to the stored value, or to this: float32 rounds a cosine over 0.05 by 1e-6
+# differences are relative to the stored value, or to this: float32 rounds a cosine over 0.05 by
+# 1e-6
+SMALLEST = 5e-3
 GRADIENTS = (  # those that are stored whole
     "bert.embeddings.LayerNorm.weight",
     "bert.encoder.layer.0.attention.self.query.bias",
@@ -89,19 +93,27 @@ CASES = {
 }
 for batch in ("unsup", "pair"):
     CASES |= {
-        f"diffcse.{batch}.bn.lam{weight}": Case("diffcse", batch, BATCHNORM | {"lambda_weight": weight})
+        f"diffcse.{batch}.bn.lam{weight}": Case(
+            "diffcse", batch, BATCHNORM | {"lambda_weight": weight}
+        )
         for weight in (0.005, 1.0, 0.0)
     }
-    CASES |= {f"offdropout.{batch}.m{ratio}": Case("off", batch, off_dropout(ratio)) for ratio in (1.0, 0.9)}
+    CASES |= {
+        f"offdropout.{batch}.m{ratio}": Case("off", batch, off_dropout(ratio))
+        for ratio in (1.0, 0.9)
+    }
     CASES |= {
         f"both_mean.{batch}.m1.0": Case("mean", batch, off_dropout(1.0)),
         f"simcse+dcl_tau10_w0.1.{batch}": Case("dcl", batch, {}),
     }
     CASES |= {
-        f"simcsepp.{batch}.m0.9_tau5_w{weight}": Case("simcsepp", batch, simcsepp(weight)) for weight in (0.1, 1.0)
+        f"simcsepp.{batch}.m0.9_tau5_w{weight}": Case("simcsepp", batch, simcsepp(weight))
+        for weight in (0.1, 1.0)
     }
 # DCL's own value is what it adds: its case, the case without it, its weight and its temperature.
-ADDED = {f"simcse+dcl_tau10_w0.1.{batch}": (f"simcse.{batch}", 0.1, 10) for batch in ("unsup", "pair")}
+ADDED = {
+    f"simcse+dcl_tau10_w0.1.{batch}": (f"simcse.{batch}", 0.1, 10) for batch in ("unsup", "pair")
+}
 ADDED |= {
     f"simcsepp.{batch}.m0.9_tau5_w{weight}": (f"offdropout.{batch}.m0.9", weight, 5)
     for batch in ("unsup", "pair")
@@ -116,7 +128,9 @@ LOSSES = {  # whose code, the vectors that it reads, and options
     "infonce_temp0.1": ("simcse", "z1 z2", {"temp": 0.1}),
     "hardneg0.0": ("simcse", "z1 z2 z3", {"hard_negative_weight": 0.0}),
     "hardneg1.0": ("simcse", "z1 z2 z3", {"hard_negative_weight": 1.0}),
-    **{f"offdropout_m{ratio}": ("off", "z1 z2 z0", off_dropout(ratio)) for ratio in (0.5, 0.9, 1.0)},
+    **{
+        f"offdropout_m{ratio}": ("off", "z1 z2 z0", off_dropout(ratio)) for ratio in (0.5, 0.9, 1.0)
+    },
     "both_mean_m1.0": ("mean", "z1 z2", off_dropout(1.0)),
     "simcse_dcl_tau10_w0.1": ("dcl", "z1 z2", {}),
     "simcsepp_m0.9_tau5_w0.1": ("simcsepp", "z1 z2 z0", simcsepp(0.1)),
@@ -161,17 +175,39 @@ def import_authors(checkouts: dict[str, Path]) -> tuple[dict, dict]:
 
 def warn_of_other_commits(checkouts: dict[str, Path]) -> None:
     for name, folder in checkouts.items():
-        git = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        git = subprocess.run(
+            ["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
         if git.stdout.strip() != COMMITS[name]:
             found = git.stdout.strip() or "not a git checkout"
-            print(f"warning: --{name} {folder} is not at commit {COMMITS[name]} ({found})", file=sys.stderr)
+            print(
+                f"warning: --{name} {folder} is not at commit {COMMITS[name]} ({found})",
+                file=sys.stderr,
+            )
 
 
 def options_of(**options) -> SimpleNamespace:
     """The authors' command-line options: their defaults, except that BatchNorm is an option in DiffCSE alone."""
-    defaults = {"temp": 0.05, "pooler_type": "cls", "hard_negative_weight": 0, "do_mlm": False, "mlm_weight": 0.1}
-    defaults |= {"mlp_only_train": False, "batchnorm": False, "before_mlp": False, "lambda_weight": 0.005}
-    defaults |= {"masking_ratio": 0.3, "pos_ratio": 0.9, "sw_temp": 5, "sw_weight": 0.1, "generator_name": None}
+    defaults = {
+        "temp": 0.05,
+        "pooler_type": "cls",
+        "hard_negative_weight": 0,
+        "do_mlm": False,
+        "mlm_weight": 0.1,
+    }
+    defaults |= {
+        "mlp_only_train": False,
+        "batchnorm": False,
+        "before_mlp": False,
+        "lambda_weight": 0.005,
+    }
+    defaults |= {
+        "masking_ratio": 0.3,
+        "pos_ratio": 0.9,
+        "sw_temp": 5,
+        "sw_weight": 0.1,
+        "generator_name": None,
+    }
     return SimpleNamespace(**defaults | options)
 
 
@@ -188,15 +224,26 @@ class Reference:
         self.config.hidden_dropout_prob = self.config.attention_probs_dropout_prob = 0.0
         self.minilm = load_file(minilm / "model.safetensors")
         stored = inputs / "weights_extra.safetensors"
-        self.extra = load_file(stored) if stored.exists() else {k: torch.tensor(v) for k, v in extra_weights().items()}
+        self.extra = (
+            load_file(stored)
+            if stored.exists()
+            else {k: torch.tensor(v) for k, v in extra_weights().items()}
+        )
         self.inputs = np.load(inputs / "inputs.npz")
 
     def batch(self, name: str, *, masked: bool) -> dict[str, torch.Tensor]:
-        names = ("input_ids", "attention_mask", "token_type_ids") + masked * ("mlm_input_ids", "mlm_labels")
+        names = ("input_ids", "attention_mask", "token_type_ids") + masked * (
+            "mlm_input_ids",
+            "mlm_labels",
+        )
         return {key: torch.tensor(self.inputs[f"{name}.{key}"].astype(np.int64)) for key in names}
 
     def head(self, prefix: str) -> dict[str, torch.Tensor]:
-        return {key.removeprefix(prefix): value for key, value in self.extra.items() if key.startswith(prefix)}
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.extra.items()
+            if key.startswith(prefix)
+        }
 
     def encode_with(self, network: nn.Module) -> None:
         """Load MiniLM; the authors' encoders have no pooler."""
@@ -225,7 +272,9 @@ class Reference:
             options.generator_name = self.generator(case.head)
         model = self.models[case.code].BertForCL(self.config, model_args=options)
         self.encode_with(model.bert)
-        model.mlp.load_state_dict(self.head("projection_mlp." if options.batchnorm else "mlp."), strict=False)
+        model.mlp.load_state_dict(
+            self.head("projection_mlp." if options.batchnorm else "mlp."), strict=False
+        )
         if case.code == "diffcse":
             model.electra_head = nn.Linear(self.config.hidden_size, 2)
             model.electra_head.load_state_dict(self.head("electra_head."))
@@ -245,7 +294,9 @@ def numbers_and_arrays(reference: Reference, name: str) -> tuple[dict, dict[str,
     seen = collections.defaultdict(list)  # what each part of the model read and gave, call by call
     cross_entropies = []  # the authors make this module anew in each pass
     hook = nn.modules.module.register_module_forward_hook(
-        lambda module, _, output: cross_entropies.append(output.item()) if type(module) is nn.CrossEntropyLoss else None
+        lambda module, _, output: (
+            cross_entropies.append(output.item()) if type(module) is nn.CrossEntropyLoss else None
+        )
     )
     for part in model.children():
         part.register_forward_hook(lambda *call: seen[call[0]].append(call[1:]), with_kwargs=True)
@@ -255,9 +306,16 @@ def numbers_and_arrays(reference: Reference, name: str) -> tuple[dict, dict[str,
 
     grads = {key: value.grad for key, value in model.named_parameters() if value.grad is not None}
     norms = {key: grad.norm().item() for key, grad in grads.items()}
-    numbers = {"total": outputs.loss.item(), "grad_norm_total": math.hypot(*norms.values()), "grad_norms": norms}
+    numbers = {
+        "total": outputs.loss.item(),
+        "grad_norm_total": math.hypot(*norms.values()),
+        "grad_norms": norms,
+    }
     numbers["n_encoder_passes"] = len(seen[model.bert])
-    arrays = {"encoder_cls": seen[model.bert][0][2].last_hidden_state[:, 0], "z": seen[model.mlp][0][2].flatten(0, -2)}
+    arrays = {
+        "encoder_cls": seen[model.bert][0][2].last_hidden_state[:, 0],
+        "z": seen[model.mlp][0][2].flatten(0, -2),
+    }
     if len(seen[model.mlp]) > 1:
         arrays["z0"] = seen[model.mlp][1][2]
     if cross_entropies:
@@ -266,7 +324,10 @@ def numbers_and_arrays(reference: Reference, name: str) -> tuple[dict, dict[str,
         numbers["mlm"] = cross_entropies[1]
     if case.code == "diffcse":
         more, arrays_of_difference = difference(model, batch, seen)
-        numbers |= more | {"rtd": cross_entropies[1], "lambda_weight": model.model_args.lambda_weight}
+        numbers |= more | {
+            "rtd": cross_entropies[1],
+            "lambda_weight": model.model_args.lambda_weight,
+        }
         arrays |= arrays_of_difference
     arrays |= {f"grad.{key}": grads[key] for key in GRADIENTS if key in grads}
     arrays["logits" if case.code == "simcse" else "cos_sim_over_temp"] = outputs.logits
@@ -281,13 +342,19 @@ def difference(model: nn.Module, batch: dict, seen: dict) -> tuple[dict, dict]:
     states, logits = states.last_hidden_state, seen[model.electra_head][0][2]
     tokens, mask = batch["input_ids"].flatten(0, 1), batch["attention_mask"].flatten(0, 1)
     replaced = (edited != tokens) * mask
-    each = nn.functional.cross_entropy(logits.flatten(0, 1), replaced.flatten(), reduction="none") * mask.flatten()
+    each = (
+        nn.functional.cross_entropy(logits.flatten(0, 1), replaced.flatten(), reduction="none")
+        * mask.flatten()
+    )
     selected = (batch["mlm_labels"].flatten(0, 1) != -100) * mask
     predicted = seen[model.generator][0][2][0]
     numbers = {
         "pos_avg": model.sim.pos_avg.item(),
         "neg_avg": model.sim.neg_avg.item(),
-        **{key: getattr(model, key) for key in ("electra_acc", "electra_rep_acc", "electra_fix_acc")},
+        **{
+            key: getattr(model, key)
+            for key in ("electra_acc", "electra_rep_acc", "electra_fix_acc")
+        },
         "rtd_sum_over_valid_tokens": each.sum().item(),
         "rtd_mean_over_valid_tokens": (each.sum() / mask.sum()).item(),
         "n_positions": mask.numel(),
@@ -297,7 +364,12 @@ def difference(model: nn.Module, batch: dict, seen: dict) -> tuple[dict, dict]:
         "n_replaced_at_masked": (replaced * selected).sum().item(),
         "n_replaced_at_sep": (replaced * (tokens == 102)).sum().item(),
     }
-    arrays = {"e_inputs": edited, "replaced": replaced, "disc_hidden": states, "electra_logits": logits}
+    arrays = {
+        "e_inputs": edited,
+        "replaced": replaced,
+        "disc_hidden": states,
+        "electra_logits": logits,
+    }
     arrays |= {
         "generator_argmax_raw": predicted.argmax(dim=-1),
         "generator_logits_first16": predicted[..., FIRST_WORDS],
@@ -309,7 +381,9 @@ def difference(model: nn.Module, batch: dict, seen: dict) -> tuple[dict, dict]:
 def sentence_embeddings(reference: Reference) -> dict[str, np.ndarray]:
     """Each pooler of the authors on the batch `pair`, without a projector."""
     arrays = {}
-    batch = {key: array.flatten(0, 1) for key, array in reference.batch("pair", masked=False).items()}
+    batch = {
+        key: array.flatten(0, 1) for key, array in reference.batch("pair", masked=False).items()
+    }
     for pooler in ("cls_before_pooler", "avg", "avg_top2", "avg_first_last"):
         for code in ("simcse", "diffcse"):
             generator = reference.generator("random") if code == "diffcse" else None
@@ -335,10 +409,14 @@ class Vectors(nn.Module):
 
     def forward(self, *_, **__):
         states = next(self.passes)[:, None]
-        return SimpleNamespace(last_hidden_state=states, pooler_output=None, hidden_states=None, attentions=None)
+        return SimpleNamespace(
+            last_hidden_state=states, pooler_output=None, hidden_states=None, attentions=None
+        )
 
 
-def loss_of_vectors(reference: Reference, name: str, vectors: dict, **other) -> tuple[float, dict[str, np.ndarray]]:
+def loss_of_vectors(
+    reference: Reference, name: str, vectors: dict, **other
+) -> tuple[float, dict[str, np.ndarray]]:
     """Compute a loss and its gradients; `other` options replace those of `LOSSES`."""
     code, reads, options = LOSSES[name]
     options = options_of(pooler_type="cls_before_pooler", **options | other)
@@ -362,7 +440,9 @@ def losses_alone(reference: Reference, stored: dict) -> Values:
     """Compute every loss on the stored vectors, or on new ones if none are stored."""
     size = next((key.split(".")[0] for key in stored), "n8d16")
     draw = np.random.RandomState(0).normal
-    vectors = {key: stored.get(f"{size}.{key}", draw(size=(8, 16)).astype(np.float32)) for key in VECTORS}
+    vectors = {
+        key: stored.get(f"{size}.{key}", draw(size=(8, 16)).astype(np.float32)) for key in VECTORS
+    }
     numbers, arrays = {}, dict(vectors)
     for name in LOSSES:
         numbers[name], grads = loss_of_vectors(reference, name, vectors)
@@ -383,7 +463,9 @@ def papers_forms(vectors: dict) -> dict[str, float]:
     """Equations 3 and 5 of SimCSE++ where they differ from the authors' code: computed here, not there."""
     z1, z2, z0 = (torch.tensor(vectors[key], dtype=torch.float64) for key in ("z1", "z2", "z0"))
     between = nn.functional.cosine_similarity(z0[:, None], z0[None], dim=-1) / 0.05
-    others = between.masked_fill(torch.eye(len(z0), dtype=torch.bool), -torch.inf).logsumexp(dim=-1) + math.log(0.9)
+    others = between.masked_fill(torch.eye(len(z0), dtype=torch.bool), -torch.inf).logsumexp(
+        dim=-1
+    ) + math.log(0.9)
     positive = nn.functional.cosine_similarity(z1, z2) / 0.05
     off = (torch.logaddexp(positive, others) - positive).mean()
     z1, z2 = ((z - z.mean(0)) / z.std(0) for z in (z1, z2))
@@ -405,7 +487,11 @@ def twenty_steps(reference: Reference, name: str) -> tuple[dict, dict]:
         def training_step(self, *arguments):
             losses.append(super().training_step(*arguments).item())
             rates.append(self.lr_scheduler.get_last_lr()[0])
-            norms.append(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item())
+            norms.append(
+                torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None])
+                .norm()
+                .item()
+            )
             return torch.tensor(losses[-1])
 
     options = reference.transformers.TrainingArguments(
@@ -420,7 +506,9 @@ def twenty_steps(reference: Reference, name: str) -> tuple[dict, dict]:
     trainer.train()
     model.eval()
     with torch.no_grad():
-        ids, mask, types_ = (batch[key].flatten(0, 1) for key in ("input_ids", "attention_mask", "token_type_ids"))
+        ids, mask, types_ = (
+            batch[key].flatten(0, 1) for key in ("input_ids", "attention_mask", "token_type_ids")
+        )
         after = model.bert(ids, attention_mask=mask, token_type_ids=types_).last_hidden_state[:, 0]
     numbers = {"losses": losses, "grad_norms_before_clip": norms, "lrs": rates}
     return numbers, {f"{name}.sent_emb_after": after.numpy()}
@@ -434,14 +522,19 @@ def read(folder: Path, name: str) -> Values:
     content = json.loads(numbers.read_text()) if numbers.exists() else {}
     if name == "outputs":  # its cases are in groups
         content = {
-            case: values for group in content.values() if isinstance(group, dict) for case, values in group.items()
+            case: values
+            for group in content.values()
+            if isinstance(group, dict)
+            for case, values in group.items()
         }
     return Values(content, dict(np.load(arrays)) if arrays.exists() else {})
 
 
 def compute(reference: Reference, inputs: Path) -> dict[str, Values]:
     """Compute the cases that the folder of inputs stores, or all if it stores none."""
-    stored = [name for name in read(inputs, "outputs").numbers if name.removesuffix(DOUBLE) in CASES]
+    stored = [
+        name for name in read(inputs, "outputs").numbers if name.removesuffix(DOUBLE) in CASES
+    ]
     outputs = Values({}, sentence_embeddings(reference))
     for name in stored or CASES:
         print(f"computing {name}", flush=True)
@@ -458,7 +551,11 @@ def compute(reference: Reference, inputs: Path) -> dict[str, Values]:
         print(f"computing {name}", flush=True)
         training.numbers[name], arrays = twenty_steps(reference, name)
         training.arrays.update(arrays)
-    return {"outputs": outputs, "losses": losses_alone(reference, read(inputs, "losses").arrays), "train": training}
+    return {
+        "outputs": outputs,
+        "losses": losses_alone(reference, read(inputs, "losses").arrays),
+        "train": training,
+    }
 
 
 def difference_of(ours, stored) -> float:
@@ -479,7 +576,8 @@ def differences(ours: Values, stored: Values) -> tuple[dict[str, dict[str, float
                 left.append(f"{case}: {key}")
             elif key == "grad_norms":
                 found[case] |= {
-                    parameter: difference_of(computed[parameter], norm) for parameter, norm in value.items()
+                    parameter: difference_of(computed[parameter], norm)
+                    for parameter, norm in value.items()
                 }
             else:
                 found[case][key] = difference_of(computed, value)
@@ -500,7 +598,9 @@ def report(computed: dict[str, Values], inputs: Path) -> bool:
         found, left = differences(values, read(inputs, name))
         for case, of_keys in found.items():
             key = max(of_keys, key=of_keys.__getitem__)
-            print(f"{name}  {case}: {len(of_keys)} values, largest difference {of_keys[key]:.1e} ({key})")
+            print(
+                f"{name}  {case}: {len(of_keys)} values, largest difference {of_keys[key]:.1e} ({key})"
+            )
             worst = max(worst, of_keys[key])
         print(f"{name}: {len(left)} stored values are not computed here", *left, sep="\n  ")
     print(f"largest difference: {worst:.1e}, tolerance {TOLERANCE:.0e}")
@@ -530,16 +630,25 @@ def store(computed: dict[str, Values], output: Path, columns: int | None) -> Non
         width = None if name == "losses" else columns  # the vectors are small
         arrays = {key: narrowed(array, width) for key, array in values.arrays.items()}
         np.savez_compressed(output / f"{name}.npz", **arrays)
-        lines = [f"{json.dumps(case)}: {json.dumps(rounded(numbers))}" for case, numbers in values.numbers.items()]
+        lines = [
+            f"{json.dumps(case)}: {json.dumps(rounded(numbers))}"
+            for case, numbers in values.numbers.items()
+        ]
         text = "{\n" + ",\n".join(lines) + "\n}"
-        (output / f"{name}.json").write_text(f'{{"cases": {text}}}\n' if name == "outputs" else f"{text}\n")
+        (output / f"{name}.json").write_text(
+            f'{{"cases": {text}}}\n' if name == "outputs" else f"{text}\n"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in COMMITS:
         parser.add_argument(f"--{name}", type=Path, required=True, metavar="CHECKOUT")
-    parser.add_argument("--inputs", type=Path, default=Path(__file__).parent / "reference", metavar="FOLDER")
+    parser.add_argument(
+        "--inputs", type=Path, default=Path(__file__).parent / "reference", metavar="FOLDER"
+    )
     parser.add_argument("--output", type=Path, metavar="FOLDER")
     parser.add_argument("--columns", type=int)
     options = parser.parse_args()

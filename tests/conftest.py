@@ -12,12 +12,16 @@ if "JAX_PLATFORMS" not in os.environ:  # `cuda,cpu` runs tests on a GPU
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 if os.environ["JAX_PLATFORMS"] == "cpu":
     # Compiling takes longer than computing: optimising less saves half of the time.
-    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-if version("jaxlib").startswith("0.10."):  # a third less to compile; later ones do not know the flag
+    os.environ["XLA_FLAGS"] += (
+        " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    )
+# a third less to compile; later ones do not know the flag
+if version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # tests and their commands compile for themselves
-# A core for each process of pytest-xdist: threads of two processes on the same cores would wait for one another.
+# A core for each process of pytest-xdist: threads of two processes on the same cores would wait for
+# one another.
 if hasattr(os, "sched_setaffinity") and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
@@ -31,20 +35,23 @@ import optax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-# Tracing makes millions of objects: with Python's defaults, looking for cycles among them takes a tenth of the time.
+# Tracing makes millions of objects: with Python's defaults, looking for cycles among them takes a
+# tenth of the time.
 gc.set_threshold(50_000, 20, 20)
 
 # Set here and not in the environment: commands that a test starts run as users run them.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_nans", True)
-jax.config.update("jax_default_matmul_precision", "highest")  # the default of accelerators is below float32
+# the default of accelerators is below float32
+jax.config.update("jax_default_matmul_precision", "highest")
 
-# Inside, Adam's bias correction raises a float to an integer step count, which strict promotion refuses.
+# Inside, Adam's bias correction raises a float to an integer step count, which strict promotion
+# refuses.
 optax.tree.bias_correction = jax.numpy_dtype_promotion("standard")(optax.tree.bias_correction)
 
-# Before the first import of diffcse_jax: arguments and results of its functions are checked against their annotations,
-# where `float` also accepts an int (PEP 484).
+# Before the first import of diffcse_jax: arguments and results of its functions are checked against
+# their annotations, where `float` also accepts an int (PEP 484).
 typechecked = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 jaxtyping.install_import_hook("diffcse_jax", f"{__name__}.typechecked")
 
@@ -71,7 +78,10 @@ def memory_of_compiled_programs():
     """Given back once there is much of it: over all files, a worker's programs would take 10 GB."""
     yield
     resident = Path("/proc/self/statm")
-    if resident.is_file() and int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9:
+    if (
+        resident.is_file()
+        and int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9
+    ):
         jax.clear_caches()
 
 

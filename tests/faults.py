@@ -1,12 +1,13 @@
 """Injects faults into small runs, and counts how they end: `python tests/faults.py --count 200 --workdir runs/faults`.
 
-A trial begins with a folder as a run leaves it. A fault happens to a command or to a file, and the same command runs
-again. It must end as it does without a fault, bit for bit, or report in one paragraph what is wrong and, with that put
-right, end so. Signals come at a file operation or at a moment of computing. A disk is full or read-only from a file
-operation on. Files get a flipped bit or a cut-off end. A library that is loaded before libc (faulty_files.c) does it.
+A trial begins with a folder as a run leaves it. A fault happens to a command or to a file, and the
+same command runs again. It must end as it does without a fault, bit for bit, or report in one
+paragraph what is wrong and, with that put right, end so. Signals come at a file operation or at a
+moment of computing. A disk is full or read-only from a file operation on. Files get a flipped bit
+or a cut-off end. A library that is loaded before libc (faulty_files.c) does it.
 
-Each command runs in a process that is forked from this one, which has imported everything and never computes. Compiled
-programs are kept on disk.
+Each command runs in a process that is forked from this one, which has imported everything and never
+computes. Compiled programs are kept on disk.
 """
 
 import argparse
@@ -45,7 +46,12 @@ COMMANDS = {  # in braces: folders of the world
     "evaluate": "--model {export} --tasks STSBenchmark --data_dir {inputs}/senteval --output {trial}/results.json",
     "embed": "--model {export} --input {inputs}/shards/*.txt --rows_per_file 20 --output {trial}/embedded",
 }
-OUTPUTS = {"train": "workdir/export", "export": "out", "evaluate": "results.json", "embed": "embedded"}
+OUTPUTS = {
+    "train": "workdir/export",
+    "export": "out",
+    "evaluate": "results.json",
+    "embed": "embedded",
+}
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
 ERRORS = {"disk full": errno.ENOSPC, "read-only": errno.EROFS}
 SHARES = {
@@ -73,7 +79,8 @@ class Ended(NamedTuple):
 
     code: int | None
     output: str
-    operations: list[tuple[int, str, str]]  # number, name and path below the folder of those that were recorded
+    # number, name and path below the folder of those that were recorded
+    operations: list[tuple[int, str, str]]
     seconds: float  # of computing
 
 
@@ -96,11 +103,14 @@ def serve(world: "World", command: str, fault: Fault, record_all: bool) -> None:
     """Be the process of a command. Its exit code is that of the command; `multiprocessing` prints tracebacks."""
     from diffcse_jax import cli, errors
 
-    sys.modules["diffcse_jax.export"]._installed = lambda module: False  # PyTorch's readers take long
+    # PyTorch's readers take long
+    sys.modules["diffcse_jax.export"]._installed = lambda module: False
     sys.modules["diffcse_jax.api"].draw_curves = lambda workdir: workdir
     library = ctypes.CDLL(os.environ["DIFFCSE_FAULTY_FILES"])
     library.fault_after.argtypes = [ctypes.c_double, ctypes.c_int]
-    records, output = (os.open(path, os.O_WRONLY | os.O_APPEND) for path in (world.record, world.log))
+    records, output = (
+        os.open(path, os.O_WRONLY | os.O_APPEND) for path in (world.record, world.log)
+    )
     for number in (1, 2):  # as C and threads use them, too
         os.dup2(output, number)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -108,10 +118,16 @@ def serve(world: "World", command: str, fault: Fault, record_all: bool) -> None:
     if fault.seconds:
         library.fault_after(fault.seconds, fault.signal)
     operation = ctypes.c_long(fault.operation)
-    library.fault_arm(str(world.trial).encode(), operation, fault.signal, fault.error, records, int(record_all))
+    library.fault_arm(
+        str(world.trial).encode(), operation, fault.signal, fault.error, records, int(record_all)
+    )
     try:
         with errors.reported_to_user():
-            sys.exit(cli.main([command, *(word.format_map(vars(world)) for word in COMMANDS[command].split())]))
+            sys.exit(
+                cli.main(
+                    [command, *(word.format_map(vars(world)) for word in COMMANDS[command].split())]
+                )
+            )
     finally:
         library.fault_disarm()
 
@@ -160,16 +176,27 @@ class World:
         process.kill()
         process.join()
         lines = [line.split("\t") for line in self.record.read_text(errors="replace").splitlines()]
-        paths = [(int(number), name, str(Path(path).relative_to(self.trial))) for number, name, path in lines]
-        return Ended(code, self.log.read_text(errors="replace"), paths, sum(os.times()[2:4]) - before)
+        paths = [
+            (int(number), name, str(Path(path).relative_to(self.trial)))
+            for number, name, path in lines
+        ]
+        return Ended(
+            code, self.log.read_text(errors="replace"), paths, sum(os.times()[2:4]) - before
+        )
 
     def outcome(self, command: str) -> dict[str, str]:
         """Return what a command has made, by part: a digest of all that must not depend on faults."""
         made = self.trial / OUTPUTS[command]
-        paths = [made] if made.is_file() else [path for path in made.rglob("[!.]*") if path.is_file()]
+        paths = (
+            [made] if made.is_file() else [path for path in made.rglob("[!.]*") if path.is_file()]
+        )
         found = {str(path.relative_to(made)): sha256(path.read_bytes()) for path in paths}
         if command == "train":
-            rows = re.sub(r', "sentences_per_second": [^,}]*', "", (self.workdir / "metrics.jsonl").read_text())
+            rows = re.sub(
+                r', "sentences_per_second": [^,}]*',
+                "",
+                (self.workdir / "metrics.jsonl").read_text(),
+            )
             found["metrics.jsonl"] = sha256(rows.encode())
             found["selection.json"] = sha256((self.workdir / "selection.json").read_bytes())
             for record in (self.workdir / "checkpoints").glob("[0-9]*/record/metadata"):
@@ -196,35 +223,61 @@ def observe(world: World) -> tuple[dict[tuple[str, str], Ended], dict[str, dict[
 
     def clean(state: str, command: str, fault: Fault | None = None, code: int = 0) -> None:
         found[state, command] = ended = world.run(command, fault, record_all=True)
-        assert ended.code == code, f"{command} ends with {ended.code} instead of {code}:\n{ended.output}"
+        assert ended.code == code, (
+            f"{command} ends with {ended.code} instead of {code}:\n{ended.output}"
+        )
 
     world.trial.mkdir()
     world.keep("fresh")
-    for state, command in (("fresh", "train"), ("finished", "export"), ("finished", "evaluate"), ("finished", "embed")):
+    for state, command in (
+        ("fresh", "train"),
+        ("finished", "export"),
+        ("finished", "evaluate"),
+        ("finished", "embed"),
+    ):
         clean(state, command)
         expected[command] = world.outcome(command)
     world.keep("finished")
-    first_save = min(number for number, _, path in found["fresh", "train"].operations if "checkpoints/" in path)
+    first_save = min(
+        number for number, _, path in found["fresh", "train"].operations if "checkpoints/" in path
+    )
     world.restore("fresh")
-    clean("begun", "train", Fault(signal.SIGTERM, operation=first_save), code=130)  # stops with everything saved
+    # stops with everything saved
+    clean("begun", "train", Fault(signal.SIGTERM, operation=first_save), code=130)
     world.keep("begun")
     clean("begun", "train")
-    assert world.outcome("train") == expected["train"], "a run that was stopped does not end as one that was not"
+    assert world.outcome("train") == expected["train"], (
+        "a run that was stopped does not end as one that was not"
+    )
     return found, expected
 
 
-def make_trial(world: World, kind: str, observed: Mapping[tuple[str, str], Ended], chance: random.Random) -> Trial:
+def make_trial(
+    world: World, kind: str, observed: Mapping[tuple[str, str], Ended], chance: random.Random
+) -> Trial:
     """Return a random trial of a kind, with equal chances for each command and for each kind of file."""
     files = {}
     for state in ("begun", "finished"):
         kept = world.base / "kept" / state
-        files[state] = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
+        files[state] = sorted(
+            str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()
+        )
     if kind == "two at once":
-        saving = [number for number, _, path in observed["begun", "train"].operations if "checkpoints/" in path]
+        saving = [
+            number
+            for number, _, path in observed["begun", "train"].operations
+            if "checkpoints/" in path
+        ]
         kill = Fault(signal.SIGKILL, operation=chance.choice(saving))
         full = Fault(error=errno.ENOSPC, operation=chance.choice(saving))
-        checkpoint = chance.choice([path for path in files["begun"] if "workdir/checkpoints/" in path])
-        of_training = [path for path in files["finished"] if re.match(r"workdir/(checkpoints|encoder|metrics)", path)]
+        checkpoint = chance.choice(
+            [path for path in files["begun"] if "workdir/checkpoints/" in path]
+        )
+        of_training = [
+            path
+            for path in files["finished"]
+            if re.match(r"workdir/(checkpoints|encoder|metrics)", path)
+        ]
         return chance.choice([
             Trial(kind, "begun", "train", [kill], [checkpoint]),
             Trial(kind, "begun", "train", [full, Fault(signal.SIGTERM, operation=full.operation)]),
@@ -245,7 +298,9 @@ def make_trial(world: World, kind: str, observed: Mapping[tuple[str, str], Ended
             readers = [("begun", "train"), *readers, ("finished", "export")]
         return Trial(kind, *chance.choice(readers), damaged=[path])
     # Only training listens to SIGTERM; to other commands it is what SIGKILL is.
-    state, command = chance.choice([place for place in observed if kind != "SIGTERM" or place[1] == "train"])
+    state, command = chance.choice(
+        [place for place in observed if kind != "SIGTERM" or place[1] == "train"]
+    )
     ended, what = observed[state, command], (SIGNALS.get(kind, 0), ERRORS.get(kind, 0))
     for number, name, path in ended.operations:
         if kind != "disk full" or re.match("p?write|mkdir|f?data?sync|sendfile|copy|link", name):
@@ -260,16 +315,21 @@ def judge(world: World, trial: Trial, expected: Mapping[str, str], chance: rando
 
     def begin() -> None:
         world.restore(trial.state)
-        if trial.faults and trial.command != "train" and has_no_output:  # otherwise there is an earlier one
+        # otherwise there is an earlier one
+        if trial.faults and trial.command != "train" and has_no_output:
             output = world.trial / OUTPUTS[trial.command]
             output.unlink() if output.is_file() else shutil.rmtree(output)
 
     def check_message(ended: Ended) -> None:
         """Look for tracebacks, and for an error of more or less than one paragraph."""
-        if re.search(r"Traceback|Exception ignored|Fatal Python error|terminate called", ended.output):
+        if re.search(
+            r"Traceback|Exception ignored|Fatal Python error|terminate called", ended.output
+        ):
             trial.problems["traceback"] = ended.output[-2500:]
         errors = re.findall(r"^error: .*", ended.output, re.MULTILINE)
-        if ended.code == 2 and (len(errors) != 1 or len(ended.output[ended.output.index(errors[0]) :]) > 2000):
+        if ended.code == 2 and (
+            len(errors) != 1 or len(ended.output[ended.output.index(errors[0]) :]) > 2000
+        ):
             trial.problems["unclear"] = ended.output[-1500:]
 
     has_no_output, printed = chance.random() < 0.7, ""
@@ -277,7 +337,8 @@ def judge(world: World, trial: Trial, expected: Mapping[str, str], chance: rando
     begin()
     for fault in trial.faults:
         ended = world.run(trial.command, fault)
-        while fault.seconds > 0.001 and ended.code == 0:  # done before: a process that has compiled is faster
+        # done before: a process that has compiled is faster
+        while fault.seconds > 0.001 and ended.code == 0:
             fault = fault._replace(seconds=fault.seconds / 3)
             begin()
             ended = world.run(trial.command, fault)
@@ -294,7 +355,11 @@ def judge(world: World, trial: Trial, expected: Mapping[str, str], chance: rando
             trial.problems.setdefault("unclear", f"{ended.code}: {ended.output[-900:]}")
         elif ended.code == 2:
             trial.ending = "told"
-    checkpoints = [int(path.name) for path in (world.workdir / "checkpoints").glob("*") if path.name.isdecimal()]
+    checkpoints = [
+        int(path.name)
+        for path in (world.workdir / "checkpoints").glob("*")
+        if path.name.isdecimal()
+    ]
     intact = {path: damage(world.trial / path, trial.kind, chance) for path in trial.damaged}
     ended = world.run(trial.command)
     check_message(ended)
@@ -307,10 +372,17 @@ def judge(world: World, trial: Trial, expected: Mapping[str, str], chance: rando
         ended = world.run(trial.command)
         printed += ended.output
     if ended.code != 0:
-        trial.problems["hung" if ended.code is None else "lost"] = f"{ended.code}: {ended.output[-900:]}"
+        trial.problems["hung" if ended.code is None else "lost"] = (
+            f"{ended.code}: {ended.output[-900:]}"
+        )
         return
     resumed = re.findall(r"resumed at step (\d+)", ended.output)
-    if trial.command == "train" and checkpoints and not trial.damaged and resumed != [str(max(checkpoints))]:
+    if (
+        trial.command == "train"
+        and checkpoints
+        and not trial.damaged
+        and resumed != [str(max(checkpoints))]
+    ):
         trial.problems["lost"] = f"resumed at {resumed} with checkpoints {checkpoints}"
     try:
         found = world.outcome(trial.command)
@@ -320,7 +392,11 @@ def judge(world: World, trial: Trial, expected: Mapping[str, str], chance: rando
     except (OSError, ValueError, KeyError) as error:
         differing = {repr(error)}
     damaged = {Path(path).name for path in trial.damaged}
-    if differing and differing <= damaged and all(name in printed for name in [*differing, "warning: "]):
+    if (
+        differing
+        and differing <= damaged
+        and all(name in printed for name in [*differing, "warning: "])
+    ):
         trial.ending = "told"  # a damaged file that nothing depends on is named, and stays damaged
     elif differing:
         trial.problems["silent" if trial.damaged else "lost"] = f"differ: {sorted(differing)[:5]}"
@@ -336,7 +412,9 @@ def damage(file: Path, kind: str, chance: random.Random) -> bytes:
     if content:
         at = chance.randrange(len(content))
         flipped = bytes([content[at] ^ 1 << chance.randrange(8)])
-        file.write_bytes(content[:at] if kind == "cut off" else content[:at] + flipped + content[at + 1 :])
+        file.write_bytes(
+            content[:at] if kind == "cut off" else content[:at] + flipped + content[at + 1 :]
+        )
     return content
 
 
@@ -345,17 +423,31 @@ def load_library(folder: Path) -> None:
     if "DIFFCSE_FAULTY_FILES" in os.environ:
         return
     source, library = Path(__file__).with_name("faulty_files.c"), folder / "faulty_files.so"
-    command = [shutil.which("cc") or "gcc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lrt"]
+    command = [
+        shutil.which("cc") or "gcc",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-o",
+        library,
+        source,
+        "-ldl",
+        "-lrt",
+    ]
     subprocess.run(command, check=True)
     os.environ |= {"DIFFCSE_FAULTY_FILES": str(library), "LD_PRELOAD": str(library)}
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=200, help="faults (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="of their choice (default: 0)")
-    parser.add_argument("--workdir", type=Path, required=True, help="a folder for the runs; it is emptied")
+    parser.add_argument(
+        "--workdir", type=Path, required=True, help="a folder for the runs; it is emptied"
+    )
     parser.add_argument("--output", type=Path, help="a JSON file for all trials")
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
@@ -380,7 +472,9 @@ def main() -> int:
         where = f"{trial.kind} ({trial.state} {trial.command}: {trial.where})"
         print(f"{number}/{options.count} {where}: {ending}{problems}", flush=True)
         if options.output:
-            options.output.write_text(json.dumps([dataclasses.asdict(each) for each in trials], indent=1) + "\n")
+            options.output.write_text(
+                json.dumps([dataclasses.asdict(each) for each in trials], indent=1) + "\n"
+            )
     happened = [trial for trial in trials if trial.happened]
     endings = collections.Counter(trial.ending for trial in happened)
     problems = collections.Counter(name for trial in happened for name in trial.problems)

@@ -34,18 +34,31 @@ class Page(HTMLParser):
             self.text += data
 
     def values(self, attribute: str) -> list[str]:
-        return [attributes[attribute] or "" for _, attributes in self.tags if attribute in attributes]
+        return [
+            attributes[attribute] or "" for _, attributes in self.tags if attribute in attributes
+        ]
 
 
 def checked(text: str) -> Page:
     """Return the page after checking that it is well formed, runs no script and loads nothing."""
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>")
-    assert not {tag for tag, _ in page.tags} & {"script", "img", "iframe", "object", "embed", "base", "video", "audio"}
+    assert not {tag for tag, _ in page.tags} & {
+        "script",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "video",
+        "audio",
+    }
     assert not any(name.startswith("on") or name == "src" for _, each in page.tags for name in each)
     assert all(value.startswith(("#", "/?", "data:,")) for value in page.values("href"))
     assert not re.search(r"url\((?!#)|@import|https?:", page.style)
-    (policy,) = (each["content"] for tag, each in page.tags if tag == "meta" and "http-equiv" in each)
+    (policy,) = (
+        each["content"] for tag, each in page.tags if tag == "meta" and "http-equiv" in each
+    )
     assert policy.startswith("default-src 'none'")
     assert len(ids := page.values("id")) == len(set(ids))
     return page

@@ -20,7 +20,8 @@ from diffcse_jax.models import hf, layers
 from diffcse_jax.models.layers import Params
 from diffcse_jax.training import networks
 
-# Folders of reference values, the largest last. The repository carries one, which authors_code.py has recorded.
+# Folders of reference values, the largest last. The repository carries one, which authors_code.py
+# has recorded.
 REFERENCES = [Path(__file__).parent / "reference"]
 if "DIFFCSE_REFERENCE_DIR" in os.environ:
     REFERENCES.append(Path(os.environ["DIFFCSE_REFERENCE_DIR"]))
@@ -48,21 +49,25 @@ def reference_config(**groups: Mapping) -> Config:
     """A configuration with every dropout off, as in the reference; `groups` are laid over it."""
     model = NO_DROPOUT | groups.pop("model", {})
     generator = {"dropout": False} | groups.pop("generator", {})
-    return Config.from_dict({"precision": "float32", "model": model, "generator": generator, **groups})
+    return Config.from_dict(
+        {"precision": "float32", "model": model, "generator": generator, **groups}
+    )
 
 
 def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tuple:
     """What `networks.build` gives for MiniLM, with the reference's projectors and heads.
 
     Args:
-        head: which of the reference's masked-LM heads the generator (and the auxiliary masked LM) has.
+        head: which of the reference's masked-LM heads the generator (and the auxiliary masked LM)
+            has.
     """
     stored = folder / "weights_extra.safetensors"
     extra = load_file(stored) if stored.exists() else extra_weights()
     mlm_head = {
         ours.removeprefix("mlm_head."): array.T if ours.endswith("kernel") else array
         for name, ours in HEADS.items()
-        if "mlm_head" in ours and (array := extra.get(name.replace("lm_head", f"generator_{head}"))) is not None
+        if "mlm_head" in ours
+        and (array := extra.get(name.replace("lm_head", f"generator_{head}"))) is not None
     }
     encoder = dataclasses.replace(minilm(), mlm_head=mlm_head)
     definitions, params, frozen = networks.build(config, encoder, encoder, VOCABULARY)
@@ -87,14 +92,18 @@ def by_reference_name(params: Params) -> dict[str, np.ndarray]:
             named |= {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
     for name, ours in HEADS.items():
         if ours in params:
-            named[name] = np.asarray(params[ours]).T if ours.endswith("kernel") else np.asarray(params[ours])
+            named[name] = (
+                np.asarray(params[ours]).T if ours.endswith("kernel") else np.asarray(params[ours])
+            )
     return named
 
 
 def reference_views(folder: Path, name: str) -> Batch:
     """The batch `unsup`, `pair` or `sup`, laid out as in training: without most of the padding."""
     inputs = np.load(folder / "inputs.npz")
-    batch = {key: inputs[f"{name}.{key}"].astype(np.int32) for key in ("input_ids", "attention_mask")}
+    batch = {
+        key: inputs[f"{name}.{key}"].astype(np.int32) for key in ("input_ids", "attention_mask")
+    }
     return jax.tree.map(jnp.asarray, views_of(batch, packed=True))
 
 

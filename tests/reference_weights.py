@@ -6,8 +6,8 @@ import numpy as np
 def extra_weights() -> dict[str, np.ndarray]:
     """Draw what MiniLM lacks: projectors and heads, under the authors' names and in PyTorch's layout.
 
-    `RandomState` draws the same numbers in every version of NumPy. All heads are random, including the generator's
-    called `fitted`.
+    `RandomState` draws the same numbers in every version of NumPy. All heads are random, including
+    the generator's called `fitted`.
     """
     draw = np.random.RandomState(0).normal
     weights = {

@@ -47,9 +47,12 @@ class Recorder(Callback):
 
 
 @pytest.mark.slow
-def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(minilm_dir, tmp_path, monkeypatch, capsys):
+def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(
+    minilm_dir, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of the export
+    # PyTorch's check of the export
+    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)
     monkeypatch.chdir(tmp_path)
     settings = run_settings(
         tmp_path, minilm_dir, train={"steps": 6, "log_every": 2, "packing": "off"}, eval={"every": 3},
@@ -57,9 +60,14 @@ def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(minilm_dir, 
     )  # fmt: skip
     stopping, resuming = Recorder(stop_at=3), Recorder()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        interrupted = thread.submit(train, SENTENCES, settings, workdir="mine_{seed}", callbacks=[stopping]).exception()
+        interrupted = thread.submit(
+            train, SENTENCES, settings, workdir="mine_{seed}", callbacks=[stopping]
+        ).exception()
     assert isinstance(interrupted, Interrupted)
-    assert str(interrupted) == "Stopped at step 4. Everything is saved; run the same command again to resume."
+    assert (
+        str(interrupted)
+        == "Stopped at step 4. Everything is saved; run the same command again to resume."
+    )
     first = "; ".join(event for event in stopping.events if not event.startswith("save"))
     expected = "start 0 of 6; evaluation 0; step 1, loss; step 2, loss; step 3, loss; evaluation 3; step 4, loss; end"
     assert first == expected
@@ -73,7 +81,9 @@ def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(minilm_dir, 
     assert encoder.encode(SENTENCES[:2]).shape == (2, 16)
     assert [row["step"] for row in history if "loss" in row] == [1, 2, 3, 4, 5, 6]
     assert trained.start_scores["halves_retrieval"] == history[0]["start/halves_retrieval"]
-    scores = {row["step"]: row["dev/halves_retrieval"] for row in history if "dev/halves_retrieval" in row}
+    scores = {
+        row["step"]: row["dev/halves_retrieval"] for row in history if "dev/halves_retrieval" in row
+    }
     assert [*scores] == [0, 3, 6]
     assert trained.scores["halves_retrieval"] == max(scores[3], scores[6])
     assert "Exported " in trained.verdict
@@ -98,9 +108,22 @@ def test_every_form_of_a_configuration_is_the_same(tmp_path):
     assert name == "adapt"
     assert expected == Config.from_dict(runpy.run_path(str(file))["get_config"]().to_dict())
     assert configuration(file, {}) == configuration(str(file), {}) == ("mine", expected)
-    assert configuration(shipped_config("adapt"), {}) == configuration(expected, {}) == ("custom", expected)
-    dotted = {"train.steps": 3, "optim": {"learning_rate": 1}, "data.train_file": tmp_path, "distributed": True}
-    nested = {"train": {"steps": 3}, "optim.learning_rate": 1.0, "data": {"train_file": f"{tmp_path}"}}
+    assert (
+        configuration(shipped_config("adapt"), {})
+        == configuration(expected, {})
+        == ("custom", expected)
+    )
+    dotted = {
+        "train.steps": 3,
+        "optim": {"learning_rate": 1},
+        "data.train_file": tmp_path,
+        "distributed": True,
+    }
+    nested = {
+        "train": {"steps": 3},
+        "optim.learning_rate": 1.0,
+        "data": {"train_file": f"{tmp_path}"},
+    }
     assert configuration(dotted, {}) == configuration({}, nested | {"distributed": True})
     _, changed = configuration(expected, {"train.steps": 3})
     assert (changed.train.steps, changed.data) == (3, expected.data)
@@ -112,13 +135,25 @@ def test_pairs_in_memory_are_pairs_whatever_the_configuration(tmp_path, monkeypa
     _, adapt = configuration("adapt", {})
     settings = _text_settings(iter(pairs), adapt)
     _, config = configuration(adapt, settings)
-    assert (config.data.pairs, config.data.held_out, config.eval.metric) == ("columns", 0.0, "pairs_retrieval")
+    assert (config.data.pairs, config.data.held_out, config.eval.metric) == (
+        "columns",
+        0.0,
+        "pairs_retrieval",
+    )
     held_out = read_retrieval_pairs(config.eval.pairs_file)
-    trained_on = [tuple(json.loads(line).values()) for line in Path(config.data.train_file).read_text().splitlines()]
+    trained_on = [
+        tuple(json.loads(line).values())
+        for line in Path(config.data.train_file).read_text().splitlines()
+    ]
     assert len(held_out) == 25  # a tenth of 100 would be too few for a verdict
     assert len({*held_out, *trained_on}) == len(held_out) + len(trained_on) == 100
-    assert "used as pairs, some of them to select a checkpoint (data.pairs='columns'" in capsys.readouterr().err
-    with pytest.raises(DataError, match=r"data.held_out=0\.1 leaves . of 2 rows for training and . for evaluation"):
+    assert (
+        "used as pairs, some of them to select a checkpoint (data.pairs='columns'"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(
+        DataError, match=r"data.held_out=0\.1 leaves . of 2 rows for training and . for evaluation"
+    ):
         _text_settings(pairs[:2], adapt)
     _, own = configuration(adapt, {"eval.metric": "pairs_retrieval", "eval.pairs_file": "mine.tsv"})
     assert _text_settings(pairs, own).keys() == {"data.train_file", "data.pairs", "data.held_out"}
@@ -132,7 +167,10 @@ def test_pairs_in_memory_are_pairs_whatever_the_configuration(tmp_path, monkeypa
     ("pattern", "expected"),
     [
         (None, "runs/adapt"),
-        (Path("a/{name}_{seed}_{optim.learning_rate}-{model.name_or_path}"), "a/adapt_42_0.0003-minilm"),
+        (
+            Path("a/{name}_{seed}_{optim.learning_rate}-{model.name_or_path}"),
+            "a/adapt_42_0.0003-minilm",
+        ),
         ("~/{data.train_file}", "/home/me/documents.txt"),
     ],
 )

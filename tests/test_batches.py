@@ -17,8 +17,22 @@ from hypothesis import strategies as st
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.batches import BatchShape, BatchSource, Packing, Shards, choose_lengths, choose_shapes
-from diffcse_jax.data.sampling import Augmentation, Crops, Neighbours, begins_word, examples_of, open_augmentation
+from diffcse_jax.data.batches import (
+    BatchShape,
+    BatchSource,
+    Packing,
+    Shards,
+    choose_lengths,
+    choose_shapes,
+)
+from diffcse_jax.data.sampling import (
+    Augmentation,
+    Crops,
+    Neighbours,
+    begins_word,
+    examples_of,
+    open_augmentation,
+)
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import ROW, Examples, TokenStore, build_or_open
 from diffcse_jax.errors import DataError
@@ -29,10 +43,14 @@ EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32
 def store_of(folder: Path, lengths: np.ndarray, documents: list[int] | None = None) -> TokenStore:
     """Write examples with these lengths by column. Each token of example `i` is `i`."""
     folder.mkdir(exist_ok=True)
-    np.arange(len(lengths)).repeat(lengths.sum(axis=1)).astype(np.uint16).tofile(folder / "token_ids")
+    np.arange(len(lengths)).repeat(lengths.sum(axis=1)).astype(np.uint16).tofile(
+        folder / "token_ids"
+    )
     np.save(folder / "offsets.npy", np.concatenate([[0], lengths.ravel().cumsum()]))
     rows = np.zeros(len(lengths), ROW)
-    rows["document"] = np.arange(len(documents)).repeat(documents) if documents else np.arange(len(rows))
+    rows["document"] = (
+        np.arange(len(documents)).repeat(documents) if documents else np.arange(len(rows))
+    )
     rows["follows"] = np.diff(rows["document"], prepend=-1) == 0
     np.save(folder / "rows.npy", rows)
     columns = ["sentence", "positive"][: lengths.shape[1]]
@@ -56,11 +74,15 @@ def store(tmp_path_factory) -> TokenStore:
 
 
 def source_of(examples: Examples, **options) -> BatchSource:
-    return BatchSource(examples, **{"batch_size": BATCH, "steps": 40, "seed": 3, "pad_token_id": PAD, **options})
+    return BatchSource(
+        examples, **{"batch_size": BATCH, "steps": 40, "seed": 3, "pad_token_id": PAD, **options}
+    )
 
 
 def without_layouts(batch: Batch) -> Batch:
-    return batch._replace(layout=None, anchor_layout=None, next=batch.next and without_layouts(batch.next))
+    return batch._replace(
+        layout=None, anchor_layout=None, next=batch.next and without_layouts(batch.next)
+    )
 
 
 def assert_same(left: Batch, right: Batch) -> None:
@@ -71,7 +93,9 @@ def check_layouts(views: Batch) -> set[int]:
     """Check that a layout has a slot for each token, and return the numbers of slots."""
     laid_out = [rows for rows in (views.rows, views.anchors) if rows.layout is not None]
     for rows in laid_out:
-        assert (rows.layout.positions < rows.layout.slots.shape[1]).sum() == rows.attention_mask.sum()
+        assert (
+            rows.layout.positions < rows.layout.slots.shape[1]
+        ).sum() == rows.attention_mask.sum()
     return {rows.layout.positions.shape[1] for rows in laid_out}
 
 
@@ -81,9 +105,13 @@ def check_layouts(views: Batch) -> set[int]:
 def test_order_depends_only_on_seed_and_epoch(store):
     sources = [source_of(store, seed=seed) for seed in (3, 4)]
     epochs = itertools.product(sources, (range(PER_EPOCH), range(PER_EPOCH, 2 * PER_EPOCH)))
-    orders = {tuple(np.concatenate([source[i].input_ids[:, 0, 0] for i in steps])) for source, steps in epochs}
+    orders = {
+        tuple(np.concatenate([source[i].input_ids[:, 0, 0] for i in steps]))
+        for source, steps in epochs
+    }
     assert len(orders) == 4
-    assert all(len(set(order)) == len(order) == PER_EPOCH * BATCH for order in orders)  # each at most once
+    # each at most once
+    assert all(len(set(order)) == len(order) == PER_EPOCH * BATCH for order in orders)
     assert_same(source_of(store)[17], source_of(store, steps=100)[17])
 
 
@@ -98,7 +126,9 @@ def test_batches_have_few_lengths_and_hold_their_sentences(store):
     for step in range(len(source)):
         views = source[step]
         rows, length = views.input_ids[:, 0, 0], views.input_ids.shape[-1]
-        assert length == min(candidate for candidate in lengths if candidate >= store.lengths(rows).max())
+        assert length == min(
+            candidate for candidate in lengths if candidate >= store.lengths(rows).max()
+        )
         np.testing.assert_array_equal(views.attention_mask.sum(-1), store.lengths(rows))
         expected = np.where(views.attention_mask == 1, rows[:, None, None], PAD)
         np.testing.assert_array_equal(views.input_ids, expected)
@@ -118,17 +148,31 @@ def test_layouts_hold_every_token_in_few_shapes(store):
 
 def test_processes_hold_slices_of_the_global_batch(store):
     whole = source_of(store, shards=Shards(range(4), 4), packing=Packing())
-    parts = [source_of(store, shards=Shards(range(i, i + 1), 4), packing=Packing()) for i in range(4)]
+    parts = [
+        source_of(store, shards=Shards(range(i, i + 1), 4), packing=Packing()) for i in range(4)
+    ]
     for step in range(12):
-        assert_same(jax.tree.map(lambda *slices: np.concatenate(slices), *(part[step] for part in parts)), whole[step])
+        assert_same(
+            jax.tree.map(lambda *slices: np.concatenate(slices), *(part[step] for part in parts)),
+            whole[step],
+        )
 
 
 def test_shapes_compute_the_fewest_positions(store):
-    assert choose_lengths([30] * 9 + [100], 128) == (32, 128)  # a length is added if batches would be padding
+    # a length is added if batches would be padding
+    assert choose_lengths([30] * 9 + [100], 128) == (32, 128)
     assert choose_lengths([100] * 10, 128) == choose_lengths([128] * 10, 128) == (128,)
-    needed = [BatchShape(32, 12)] * 50 + [BatchShape(32, 13)] * 49 + [BatchShape(32, 14)] * 20 + [BatchShape(32, 5)]
-    assert choose_shapes(needed, (32,), 12_000) == tuple(BatchShape(32, share) for share in (12, 13, 14, 16))
-    # In a short run, a second program costs more than it saves. The shape without packing is not used.
+    needed = (
+        [BatchShape(32, 12)] * 50
+        + [BatchShape(32, 13)] * 49
+        + [BatchShape(32, 14)] * 20
+        + [BatchShape(32, 5)]
+    )
+    assert choose_shapes(needed, (32,), 12_000) == tuple(
+        BatchShape(32, share) for share in (12, 13, 14, 16)
+    )
+    # In a short run, a second program costs more than it saves. The shape without packing is not
+    # used.
     assert choose_shapes(needed, (32,), 120) == tuple(BatchShape(32, share) for share in (14, 16))
     assert BatchShape.of(10, 0.7).capacity(80) == 60  # 12 sixteenths
     with pytest.raises(ValueError, match="a batch of 4 does not split evenly over 3 shards"):
@@ -166,10 +210,19 @@ def test_a_next_sentence_is_drawn_from_the_following_ones(tmp_path):
         pairs = neighbours.gather(neighbours.order(rng), LONGEST, PAD)[0][:, :, 0].tolist()
         assert sorted(sentence for sentence, _ in pairs) == [1, 2, 3, 4, 5, 7]  # every example once
         drawn += pairs
-    for sentence, choices in {1: [2, 3, 4], 2: [3, 4, 5], 3: [4, 5, 6], 4: [5, 6], 5: [6], 7: [8]}.items():
+    for sentence, choices in {
+        1: [2, 3, 4],
+        2: [3, 4, 5],
+        3: [4, 5, 6],
+        4: [5, 6],
+        5: [6],
+        7: [8],
+    }.items():
         counts = [drawn.count([sentence, choice]) for choice in choices]
         assert sum(counts) == 600
-        assert all(abs(count - 600 / len(choices)) < 5 * np.sqrt(600 / len(choices)) for count in counts)
+        assert all(
+            abs(count - 600 / len(choices)) < 5 * np.sqrt(600 / len(choices)) for count in counts
+        )
 
 
 def test_next_sentences_are_positives_or_come_with_the_views(tmp_path):
@@ -181,12 +234,17 @@ def test_next_sentences_are_positives_or_come_with_the_views(tmp_path):
     source, slots = source_of(neighbours, next_sentence=True, **options), set()
     for step in range(30):
         assert as_positives[step].next is None
-        assert all(pairs[anchor] == positive for anchor, positive in as_positives[step].input_ids[:, :, 0].tolist())
+        assert all(
+            pairs[anchor] == positive
+            for anchor, positive in as_positives[step].input_ids[:, :, 0].tolist()
+        )
         views = source[step]
         jax.tree.map(np.testing.assert_array_equal, without_layouts(views), padded[step])
         np.testing.assert_array_equal(views.input_ids[:, 0], views.input_ids[:, 1])
         following = views.next.rows
-        assert [pairs[i] for i in views.rows.input_ids[:, 0].tolist()] == following.input_ids[:, 0].tolist()
+        assert [pairs[i] for i in views.rows.input_ids[:, 0].tolist()] == following.input_ids[
+            :, 0
+        ].tolist()
         assert following.input_ids.shape == views.rows.input_ids.shape
         np.testing.assert_array_equal(following.attention_mask > 0, following.input_ids != PAD)
         slots |= check_layouts(views) | check_layouts(views.next)
@@ -201,7 +259,9 @@ PASSAGES = (17, 18, 40, 400, 1000)  # tokens, [CLS] and [SEP] included; the firs
 def test_crops_are_two_spans_of_a_passage(tmp_path):
     """Passage `i` has the tokens `1000 * (i + 1)`, its [CLS], and the following numbers."""
     store = store_of(tmp_path, np.array(PASSAGES)[:, None])
-    store.token_ids = np.concatenate([1000 * (i + 1) + np.arange(n) for i, n in enumerate(PASSAGES)])
+    store.token_ids = np.concatenate(
+        [1000 * (i + 1) + np.arange(n) for i, n in enumerate(PASSAGES)]
+    )
     crops, generator, shares = Crops(store, max_length=64), np.random.default_rng(0), []
     for _ in range(300):
         order = crops.order(generator)
@@ -209,26 +269,34 @@ def test_crops_are_two_spans_of_a_passage(tmp_path):
         np.testing.assert_array_equal(crops.lengths(order), lengths)
         rows = crops.text_rows(order).tolist()
         assert sorted(rows) == [1, 2, 3, 4]
-        for row, ids, length in zip(np.repeat(rows, 2), input_ids.reshape(8, 64), lengths.ravel(), strict=True):
+        for row, ids, length in zip(
+            np.repeat(rows, 2), input_ids.reshape(8, 64), lengths.ravel(), strict=True
+        ):
             first, last, start = 1000 * (row + 1), 1000 * (row + 1) + PASSAGES[row] - 1, ids[1]
             span = range(start, start + length - 2)
             assert first < start <= start + length - 3 < last
             assert ids.tolist() == [first, *span, last] + [PAD] * (64 - length)
         assert lengths.min() == 10  # of the passage of 16 tokens, eight are half
         shares.append((lengths[rows.index(3)] - 2) / 398)
-    np.testing.assert_allclose(np.quantile(shares, [0, 0.125, 1]), [0.1, 0.15, 62 / 398], atol=0.01)  # then cut
+    # then cut
+    np.testing.assert_allclose(np.quantile(shares, [0, 0.125, 1]), [0.1, 0.15, 62 / 398], atol=0.01)
     assert abs(np.corrcoef(np.transpose(shares))[0, 1]) < 0.15  # two draws, not one
 
 
 # Cloze pairs
 
 TITLED = {"title": "A clock", "text": "this is a clock that tells the time of the day"}
-UNTITLED = {"text": "without a title or second sentence there is no lead so unbelievably many windows are taken out"}
-JAPANESE = "\u3042\u3044\u3046\u3048\u304a\u304b" * 6  # each character is a token, and only the first begins a word
+UNTITLED = {
+    "text": "without a title or second sentence there is no lead so unbelievably many windows are taken out"
+}
+# each character is a token, and only the first begins a word
+JAPANESE = "\u3042\u3044\u3046\u3048\u304a\u304b" * 6
 PROMPTS = ("ask: ", "the passage is: ")
 
 
-def cloze_of(folder: Path, model: Path, documents: list[dict], share: float = 1.0) -> tuple[Examples, Any]:
+def cloze_of(
+    folder: Path, model: Path, documents: list[dict], share: float = 1.0
+) -> tuple[Examples, Any]:
     folder.mkdir()
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, documents)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
@@ -249,7 +317,10 @@ def test_a_window_is_taken_out_of_text_without_a_lead(tmp_path, minilm_dir):
         assert np.all((input_ids == tokenizer.sep_token_id).sum(axis=-1) == 1)
         pairs = {row: tokenizer.batch_decode(ids, skip_special_tokens=True)
                  for row, ids in zip(cloze.text_rows(order).tolist(), input_ids, strict=True)}  # fmt: skip
-        assert pairs[0] == [f"ask : {TITLED['title'].lower()}", f"the passage is : {TITLED['text']}"]
+        assert pairs[0] == [
+            f"ask : {TITLED['title'].lower()}",
+            f"the passage is : {TITLED['text']}",
+        ]
         for row, words, space in ((1, UNTITLED["text"].split(), " "), (2, [*JAPANESE], "")):
             query, rest = (text.partition(":")[2].strip() for text in pairs[row])
             size = len(query.split() if space else query)
@@ -257,7 +328,8 @@ def test_a_window_is_taken_out_of_text_without_a_lead(tmp_path, minilm_dir):
             assert rest in [space.join(words[:i] + words[i + size :]) for i in at]
             sizes.add((row, size))
             queries.add(query)
-    assert sizes == {*((1, size) for size in range(5, 13)), *((2, size) for size in range(5, 26))}  # of 17 and 36
+    # of 17 and 36
+    assert sizes == {*((1, size) for size in range(5, 13)), *((2, size) for size in range(5, 26))}
     assert len(queries) > 100  # new ones in each epoch
 
 
@@ -283,7 +355,9 @@ def test_texts_that_cannot_give_examples_are_refused(tmp_path, minilm_dir):
     assert isinstance(examples_of(store, data, tokenizer, next_sentence=True), Neighbours)
     for pairs, next_sentence in ("dropout", True), ("neighbours", False), ("passages", False):
         with pytest.raises(DataError, match="wiki1m has shuffled sentences"):
-            examples_of(store, DataConfig("wiki1m", pairs=pairs), tokenizer, next_sentence=next_sentence)
+            examples_of(
+                store, DataConfig("wiki1m", pairs=pairs), tokenizer, next_sentence=next_sentence
+            )
     store.offsets = np.array([0, 17])  # with [CLS] and [SEP]
     with pytest.raises(DataError, match="no document has the 16 tokens that two crops need"):
         Crops(store, 32)
@@ -292,11 +366,28 @@ def test_texts_that_cannot_give_examples_are_refused(tmp_path, minilm_dir):
 # Augmented views (SimCSE Table 1)
 
 CLS, SEP, UNK = 1, 2, 3
-NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "run", "##ning", "##s", "fast", "quick", "##ly", "very", "dog", "[MASK]"]
+NAMES = [
+    "[PAD]",
+    "[CLS]",
+    "[SEP]",
+    "[UNK]",
+    "run",
+    "##ning",
+    "##s",
+    "fast",
+    "quick",
+    "##ly",
+    "very",
+    "dog",
+    "[MASK]",
+]
 WORD_PIECE = transformers.BertTokenizer(vocab={name: index for index, name in enumerate(NAMES)})
 BEGINS = np.array([not name.startswith("##") for name in NAMES])
-SYNONYMS = {(7,): ((8,), (10, 8, 9)), (4, 5): ((7, 9),)}  # fast: quick, very quickly; running: fastly
-sentences = st.lists(st.integers(UNK + 1, len(NAMES) - 1), max_size=LONGEST - 2).map(lambda ids: [CLS, *ids, SEP])
+# fast: quick, very quickly; running: fastly
+SYNONYMS = {(7,): ((8,), (10, 8, 9)), (4, 5): ((7, 9),)}
+sentences = st.lists(st.integers(UNK + 1, len(NAMES) - 1), max_size=LONGEST - 2).map(
+    lambda ids: [CLS, *ids, SEP]
+)
 texts = st.lists(sentences, min_size=1, max_size=5)
 seeds = st.integers(0, 1000)
 
@@ -307,7 +398,9 @@ def words_of(ids: list[int]) -> list[tuple[int, ...]]:
     return [tuple(ids[start:end]) for start, end in itertools.pairwise([*starts, len(ids) - 1])]
 
 
-def augmented(texts: list[list[int]], seed: int, kind: str, ratio: float = 0.3, synonyms=None) -> list[list[int]]:
+def augmented(
+    texts: list[list[int]], seed: int, kind: str, ratio: float = 0.3, synonyms=None
+) -> list[list[int]]:
     lengths = np.array([len(ids) for ids in texts])
     input_ids = np.array([ids + [0] * (LONGEST - len(ids)) for ids in texts], np.int32)
     augmentation = Augmentation(kind, ratio, BEGINS, synonyms or {})
@@ -317,7 +410,12 @@ def augmented(texts: list[list[int]], seed: int, kind: str, ratio: float = 0.3, 
     return found
 
 
-@given(texts, seeds, st.sampled_from(["crop", "word_deletion", "delete_one_word"]), st.sampled_from([0, 0.1, 0.5, 1]))
+@given(
+    texts,
+    seeds,
+    st.sampled_from(["crop", "word_deletion", "delete_one_word"]),
+    st.sampled_from([0, 0.1, 0.5, 1]),
+)
 def test_whole_words_are_removed_and_at_least_one_is_kept(texts, seed, kind, ratio):
     for before, after in zip(texts, augmented(texts, seed, kind, ratio), strict=True):
         words, kept = words_of(before), words_of(after)
@@ -336,10 +434,14 @@ def test_whole_words_are_removed_and_at_least_one_is_kept(texts, seed, kind, rat
 
 @given(texts, seeds)
 def test_one_word_of_the_table_is_replaced(texts, seed):
-    for before, after in zip(texts, augmented(texts, seed, "synonyms", synonyms=SYNONYMS), strict=True):
+    for before, after in zip(
+        texts, augmented(texts, seed, "synonyms", synonyms=SYNONYMS), strict=True
+    ):
         words = words_of(before)
         possible = [
-            [token for word in [*words[:i], synonym, *words[i + 1 :]] for token in word][: LONGEST - 2]
+            [token for word in [*words[:i], synonym, *words[i + 1 :]] for token in word][
+                : LONGEST - 2
+            ]
             for i, word in enumerate(words)
             for synonym in SYNONYMS.get(word, ())
         ]
@@ -348,7 +450,8 @@ def test_one_word_of_the_table_is_replaced(texts, seed):
 
 def test_where_words_begin():
     np.testing.assert_array_equal(begins_word(WORD_PIECE.backend_tokenizer), BEGINS)
-    byte_level = {"<s>": 0, "Ġthe": 1, "##": 2, "re": 3}  # of two-character tokens that no WordPiece made
+    # of two-character tokens that no WordPiece made
+    byte_level = {"<s>": 0, "Ġthe": 1, "##": 2, "re": 3}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_level, []))
     assert begins_word(backend).tolist() == [False, True, False, False]
     word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "##re": 1}, "the"))
@@ -358,7 +461,10 @@ def test_where_words_begin():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fast\tquick\nrun\n", r"synonyms\.tsv, line 2: expected a word and its synonyms, separated by tabs"),
+        (
+            "fast\tquick\nrun\n",
+            r"synonyms\.tsv, line 2: expected a word and its synonyms, separated by tabs",
+        ),
         ("fast\tqu\0ick\n", r"synonyms\.tsv, line 1: with NUL bytes"),
         ("quick\tswift\n", "does not contain a word and a synonym of the vocabulary"),
         (None, r"cannot read .*synonyms\.tsv"),

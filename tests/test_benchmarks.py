@@ -17,7 +17,12 @@ from diffcse_jax.training.networks import build
 from diffcse_jax.training.step import loss_of_batch
 
 SETTINGS = train_step.Settings(
-    size="tiny", objective="diffcse", length=12, batch_size=8, precision="float32", distinct_batches=1
+    size="tiny",
+    objective="diffcse",
+    length=12,
+    batch_size=8,
+    precision="float32",
+    distinct_batches=1,
 )
 SIZES = hf.transformer_config(workload.ENCODERS["tiny"], source="test")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -27,33 +32,51 @@ def test_the_twin_has_our_loss(monkeypatch):
     """With the same weights and no dropout; far from where training starts, because all sentences look alike there."""
     groups = train_step.OBJECTIVES["diffcse"]
     model = groups.get("model", {}) | {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}
-    changes = {"model": model, "generator": {"dropout": False}, "difference": {"weight": 1.0}, "precision": "float32"}
+    changes = {
+        "model": model,
+        "generator": {"dropout": False},
+        "difference": {"weight": 1.0},
+        "precision": "float32",
+    }
     config, vocabulary = Config.from_dict({**groups, **changes}), workload.vocabulary("tiny")
     encoder, generator = (
         workload.random_checkpoint(sizes["tiny"], seed=seed)
         for seed, sizes in enumerate((workload.ENCODERS, workload.GENERATORS))
     )
     networks, params, _ = build(config, encoder, generator, vocabulary)
-    params = {name: 5.0 * value if name.endswith("kernel") else value for name, value in params.items()}
+    params = {
+        name: 5.0 * value if name.endswith("kernel") else value for name, value in params.items()
+    }
     hf_config = workload.ENCODERS["tiny"] | NO_DROPOUT
     twin = torch_twin.Twin(config, hf_config, hf_config, vocabulary)
     for name in ("encoder", "discriminator"):
         tensors = hf.to_hf(layers.subset(params, name), "transformer", SIZES)
-        getattr(twin, name).load_state_dict({key: torch.tensor(value) for key, value in tensors.items()})
+        getattr(twin, name).load_state_dict(
+            {key: torch.tensor(value) for key, value in tensors.items()}
+        )
     heads = {"projector.expand": twin.projector[0], "projector.contract": twin.projector[3]}
     for name, layer in (heads | {"token_classifier": twin.token_classifier}).items():
-        head = {key: torch.from_numpy(np.array(value)) for key, value in layers.subset(params, name).items()}
-        layer.load_state_dict({"weight": head["kernel"].T} | ({"bias": head["bias"]} if "bias" in head else {}))
+        head = {
+            key: torch.from_numpy(np.array(value))
+            for key, value in layers.subset(params, name).items()
+        }
+        layer.load_state_dict(
+            {"weight": head["kernel"].T} | ({"bias": head["bias"]} if "bias" in head else {})
+        )
 
     (batch,) = SETTINGS.batches()
     sentences = [torch.tensor(values, dtype=torch.long) for values in batch.anchors[:2]]
     input_ids, attention_mask = (rows.repeat_interleave(2, dim=0) for rows in sentences)
-    filled = torch.from_numpy(np.where(np.random.default_rng(0).random(input_ids.shape) < 0.3, 150, input_ids))
+    filled = torch.from_numpy(
+        np.where(np.random.default_rng(0).random(input_ids.shape) < 0.3, 150, input_ids)
+    )
     edited, replaced = torch_twin.restore(filled, input_ids, attention_mask)
     monkeypatch.setattr(twin, "edit", lambda *rows: (edited, replaced))
     batch = jax.tree.map(jnp.asarray, batch)
     rows = batch.rows._replace(input_ids=jnp.asarray(edited.int().numpy()))
-    inputs = dict.fromkeys(config.losses) | {"difference": Edited(rows, jnp.asarray(replaced.numpy()))}
+    inputs = dict.fromkeys(config.losses) | {
+        "difference": Edited(rows, jnp.asarray(replaced.numpy()))
+    }
 
     @jax.jit
     def loss(params: layers.Params) -> jax.Array:
@@ -71,7 +94,14 @@ def test_train_step_command(tmp_path):
     train_step.main([*options, "--output", str(output)])
     record = json.loads(output.read_text())
     assert record["command"].startswith("python -m benchmarks.train_step --size tiny")
-    assert {"machine", "versions", "device", "settings", "mean_tokens", "step_flops"} <= record.keys()
+    assert {
+        "machine",
+        "versions",
+        "device",
+        "settings",
+        "mean_tokens",
+        "step_flops",
+    } <= record.keys()
     sides = record["implementations"]
     assert sides.keys() == {"ours", "torch_eager"}
     assert all(np.isfinite(side["loss"]) and side["share_of_peak"] != 0 for side in sides.values())

@@ -20,7 +20,13 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import layers
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests, read_arrays, read_encoder
+from diffcse_jax.run_folder.checkpoints import (
+    Checkpoints,
+    TrainState,
+    array_digests,
+    read_arrays,
+    read_encoder,
+)
 from diffcse_jax.run_folder.records import Measured, Record
 from diffcse_jax.run_folder.start import open_run
 
@@ -29,7 +35,9 @@ HF_CONFIG = hf_config_of("bert", 1) | {"vocab_size": 60, "max_position_embedding
 
 
 def opened(workdir: Path, **others: str) -> Checkpoints:
-    return Checkpoints(workdir, dataclasses.replace(Record(0, "avg", {}, "stsb", "text", dev_text="dev"), **others))
+    return Checkpoints(
+        workdir, dataclasses.replace(Record(0, "avg", {}, "stsb", "text", dev_text="dev"), **others)
+    )
 
 
 def state_of(step: int) -> TrainState:
@@ -44,7 +52,11 @@ def saved(workdir: Path, scores: dict[int, float | None]) -> Path:
     open_run(workdir, CONFIG, encoder, mock.Mock(spec=PreTrainedTokenizerFast), None)
     for step, score in scores.items():
         with opened(workdir) as checkpoints:
-            checkpoints.save(state_of(step), {"next": step}, Measured({} if score is None else {"stsb": score}, []))
+            checkpoints.save(
+                state_of(step),
+                {"next": step},
+                Measured({} if score is None else {"stsb": score}, []),
+            )
     return workdir
 
 
@@ -67,7 +79,9 @@ def test_of_equal_scores_the_earliest_checkpoint_is_the_best(tmp_path):
 def test_within_one_process_an_ineligible_checkpoint_is_not_the_best(tmp_path):
     with opened(tmp_path) as checkpoints:
         for step in (1, 2, 3, 4, 5):
-            checkpoints.save(state_of(step), {}, Measured({"stsb": 80.0 + (step > 1)}, []), eligible=step < 4)
+            checkpoints.save(
+                state_of(step), {}, Measured({"stsb": 80.0 + (step > 1)}, []), eligible=step < 4
+            )
     assert kept(tmp_path) == {2, 4, 5}
 
 
@@ -75,12 +89,21 @@ def test_within_one_process_an_ineligible_checkpoint_is_not_the_best(tmp_path):
     ("changed", "what"),
     [
         ({"text": "other"}, r"the text of data\.train_file or finetune\.tasks, or its tokenizer,"),
-        ({"dev_text": "shorter"}, r"the data that stsb is measured on \(eval\.pairs_file, eval\.data_dir\)"),
-        ({"dev_metric": "mrr"}, r"the metric that chooses the best checkpoint \(now mrr, was stsb\)"),
+        (
+            {"dev_text": "shorter"},
+            r"the data that stsb is measured on \(eval\.pairs_file, eval\.data_dir\)",
+        ),
+        (
+            {"dev_metric": "mrr"},
+            r"the metric that chooses the best checkpoint \(now mrr, was stsb\)",
+        ),
     ],
 )
 def test_scores_on_other_data_are_not_compared(changed, what, two_checkpoints):
-    with pytest.raises(ConfigError, match=f"{what} has changed since"), opened(two_checkpoints, **changed) as opened_:
+    with (
+        pytest.raises(ConfigError, match=f"{what} has changed since"),
+        opened(two_checkpoints, **changed) as opened_,
+    ):
         opened_.restore(state_of(0))
 
 
@@ -107,12 +130,15 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_training_resumes_from_the_newest_intact_checkpoint(damage, two_checkpoints, tmp_path, capsys):
+def test_training_resumes_from_the_newest_intact_checkpoint(
+    damage, two_checkpoints, tmp_path, capsys
+):
     workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
     DAMAGE[damage](workdir / "checkpoints/2")
     with opened(workdir) as checkpoints:
         state, data_state = checkpoints.restore(state_of(0))
-        checkpoints.save(state_of(2), {"next": 2}, Measured({"stsb": 79.0}, []))  # training comes there again
+        # training comes there again
+        checkpoints.save(state_of(2), {"next": 2}, Measured({"stsb": 79.0}, []))
     assert data_state == {"next": 1}
     jax.tree.map(np.testing.assert_array_equal, state, state_of(1))
     warning = capsys.readouterr().err
@@ -171,7 +197,11 @@ def test_a_checkpoint_loses_its_name_before_it_is_removed(tmp_path, monkeypatch)
     with monkeypatch.context() as killed:
         killed.setattr(shutil, "rmtree", lambda *_, **__: None)
         saved(tmp_path, {1: 79.0, 2: 80.0, 3: 80.0})
-    assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {"2", "3", "discarded"}
+    assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {
+        "2",
+        "3",
+        "discarded",
+    }
     assert [folder.name for folder in (tmp_path / "checkpoints/discarded").iterdir()] == ["1"]
     with opened(tmp_path):
         pass
@@ -197,7 +227,9 @@ def test_no_encoder_is_read_from_a_damaged_checkpoint(damage, two_checkpoints, t
         with pytest.raises(CheckpointError, match=r"cannot read the checkpoint .*/checkpoints/1"):
             read_encoder(path)
     assert read_encoder(workdir / "checkpoints/2").step == 2
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint .*/checkpoints/7\. There are: 1, 2"):
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint .*/checkpoints/7\. There are: 1, 2"
+    ):
         read_encoder(workdir / "checkpoints/7")
     with opened(workdir) as checkpoints:
         for step in (3, 4):
@@ -207,9 +239,12 @@ def test_no_encoder_is_read_from_a_damaged_checkpoint(damage, two_checkpoints, t
 
 def test_a_full_disk_costs_no_checkpoint(two_checkpoints, tmp_path, capfd):
     workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
-    noise = state_of(3)._replace(opt_state={"mu": {"encoder.bias": jax.random.normal(jax.random.key(0), (30_000,))}})
+    noise = state_of(3)._replace(
+        opt_state={"mu": {"encoder.bias": jax.random.normal(jax.random.key(0), (30_000,))}}
+    )
     with full_disk(50_000), pytest.raises(DiskError) as full, opened(workdir) as checkpoints:
-        checkpoints.save(noise, {}, Measured({"stsb": 81.0}, []))  # fails in the background, seen at the end
+        # fails in the background, seen at the end
+        checkpoints.save(noise, {}, Measured({"stsb": 81.0}, []))
     assert str(full.value) == (
         f"cannot write {workdir}/checkpoints: File too large. Its checkpoints of steps 1, 2 are complete. Please make "
         "room on that disk; then run the same command again to resume"
@@ -227,7 +262,9 @@ def test_a_full_disk_costs_no_checkpoint(two_checkpoints, tmp_path, capfd):
 def test_digests_do_not_depend_on_sharding(dtype):
     array = jnp.asarray(np.random.default_rng(0).integers(0, 2, (16, 24)), dtype)
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    spread = jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("b", "a")))
+    spread = jax.device_put(
+        array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("b", "a"))
+    )
     expected = array_digests({"x": array})
     assert expected == array_digests({"x": np.asarray(array)}) == array_digests({"x": spread})
     assert array_digests({"x": array.at[3, 5].set(jnp.asarray(not array[3, 5], dtype))}) != expected

@@ -5,7 +5,17 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, GENERATOR, MODERN, SIMCSE, VOCABULARY, config_of, deeper, random_batch, views_of
+from tiny_networks import (
+    ENCODER,
+    GENERATOR,
+    MODERN,
+    SIMCSE,
+    VOCABULARY,
+    config_of,
+    deeper,
+    random_batch,
+    views_of,
+)
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
@@ -20,17 +30,34 @@ OFF_DROPOUT = {"contrast": {"negatives": "off_dropout", "negative_ratio": 0.9}}
 MLM = {"mlm": {"weight": 0.1}}
 DCL = {"dcl": {"weight": 0.1}}
 NOISE_AND_MEANS = {
-    "contrast": {"positives": "mean", "samples": 3, "negatives": "noise", "similarity": "dot", "temperature": 1.0}
+    "contrast": {
+        "positives": "mean",
+        "samples": 3,
+        "negatives": "noise",
+        "similarity": "dot",
+        "temperature": 1.0,
+    }
 }
 NEAR_DUPLICATES = {"contrast": {"mask_duplicates": "similarity", "duplicate_similarity": 0.8}}
 TWO_ENCODERS = {"contrast": {"second_encoder": True, "symmetric": True}}
 BARLOW_TWINS = {"barlow_twins": {"weight": 0.1, "artificial_rows": 8}}
 RANKING = {"consistency": {"weight": 1.0}, "distillation": {"weight": 0.1, "teachers": ("start",)}}
-LABELLED = {"finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}}}
-RECONSTRUCTION = {"reconstruction": {"weight": 0.01, "blocks": 1}, "generator": {"name_or_path": "start"}}
+LABELLED = {
+    "finetune": {
+        "weight": 0.5,
+        "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}},
+    }
+}
+RECONSTRUCTION = {
+    "reconstruction": {"weight": 0.01, "blocks": 1},
+    "generator": {"name_or_path": "start"},
+}
 PREFIXES = {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}}
 MASKED = {"generator": {"positions": "masked", "decode": "sample"}}
-BOTH = {"data": {"pairs": "dropout", "max_length": 16}, "difference": {"weight": 0.5, "sentence": "both"}}
+BOTH = {
+    "data": {"pairs": "dropout", "max_length": 16},
+    "difference": {"weight": 0.5, "sentence": "both"},
+}
 MIXED = {"difference": {"edit": "mixed", "condition": "pooled"}}
 CORRECTIVE = {"difference": {"objective": "corrective_lm"}}
 INSERTIONS = {"edited_contrast": {"weight": 0.5, "role": "negative", "edit": "insert"}}
@@ -39,7 +66,13 @@ CASES = {
     "noise and means": (2, SIMCSE, NOISE_AND_MEANS),
     "ranking, labelled pairs": (2, SIMCSE, OFF_DROPOUT, RANKING, LABELLED, PREFIXES),
     "reconstruction": (3, SIMCSE, {"mlm": {"weight": 0.1, "tied": True}}, RECONSTRUCTION),
-    "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
+    "supervised difference": (
+        4,
+        NEAR_DUPLICATES,
+        TWO_ENCODERS,
+        BARLOW_TWINS,
+        {"difference": {"weight": 0.5}},
+    ),
     "difference, mixed edits of both sentences": (1, TANH, MASKED, BOTH, MIXED),
     "corrective LM of both sentences, edited negatives": (1, TANH, BOTH, CORRECTIVE, INSERTIONS),
     "masked LM": (1, SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 1.0, "tied": True}}),
@@ -50,15 +83,22 @@ MODERNBERT = {"reconstruction"}
 
 
 @functools.cache
-def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False) -> tuple[dict, dict]:
+def evaluate(
+    name: str, chunk_size: int, devices: int = 1, packed: bool = False
+) -> tuple[dict, dict]:
     """Return metrics and gradients, with dropout."""
     columns, *parts = CASES[name]
-    sizes = {"train": {"batch_size": BATCH_SIZE, "chunk_size": chunk_size}, "mesh": {"data": devices}}
+    sizes = {
+        "train": {"batch_size": BATCH_SIZE, "chunk_size": chunk_size},
+        "mesh": {"data": devices},
+    }
     config = config_of(*parts, sizes)
     encoder = deeper(ENCODER) if name in SEVERAL_BLOCKS else ENCODER
     networks_of = (MODERN, MODERN) if name in MODERNBERT else (encoder, GENERATOR)
     built = networks.build(config, *networks_of, VOCABULARY)
-    computation = functools.partial(Computation, built.networks, chunks=config.train.chunks, devices=devices)
+    computation = functools.partial(
+        Computation, built.networks, chunks=config.train.chunks, devices=devices
+    )
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def grad_of_objective(params, frozen, views, key):
@@ -103,7 +143,9 @@ def test_neither_chunks_nor_packing_change_loss_and_gradients(name):
     _, *parts = CASES[name]
     config = config_of(*parts)
     if not config.matryoshka.sizes:  # which adds losses of prefixes
-        expected = sum(each.weight * metrics[f"loss_{term}"] for term, each in config.losses.items())
+        expected = sum(
+            each.weight * metrics[f"loss_{term}"] for term, each in config.losses.items()
+        )
         np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-6)
 
 
@@ -127,9 +169,17 @@ def test_chunks_are_equal_and_as_few_as_can_be(batch_size, chunk_size, chunks):
 
 
 def test_chunks_that_cannot_be():
-    with pytest.raises(ConfigError, match=r"batch_size=62 can only be cut into equal chunks of 2 .*chunk_size=30"):
+    with pytest.raises(
+        ConfigError, match=r"batch_size=62 can only be cut into equal chunks of 2 .*chunk_size=30"
+    ):
         config_of({"train": {"batch_size": 62, "chunk_size": 30}})
-    with pytest.raises(ConfigError, match=r"the chunk of 4 .*\.chunk_size=4.* is not divisible by the 8 devices"):
+    with pytest.raises(
+        ConfigError, match=r"the chunk of 4 .*\.chunk_size=4.* is not divisible by the 8 devices"
+    ):
         make_mesh(config_of({"train": {"batch_size": 64, "chunk_size": 4}}))
-    with pytest.raises(ConfigError, match=r"the chunk of 16 .*\.chunk_size=20.* is not divisible by the 32 "):
-        make_mesh(config_of({"train": {"batch_size": 64, "chunk_size": 20}}), [jax.devices()[0]] * 32)
+    with pytest.raises(
+        ConfigError, match=r"the chunk of 16 .*\.chunk_size=20.* is not divisible by the 32 "
+    ):
+        make_mesh(
+            config_of({"train": {"batch_size": 64, "chunk_size": 20}}), [jax.devices()[0]] * 32
+        )

@@ -20,7 +20,9 @@ FLAX = "from_flax.md"
 def rows_of(page: str, heading: str) -> list[list[str]]:
     """Return the cells of the table below a heading, with code as it is run."""
     section = (DOCS / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
-    _, _, *rows = (line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|"))
+    _, _, *rows = (
+        line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")
+    )
     return [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in rows]
 
 
@@ -44,16 +46,26 @@ def run(code: str, names: dict[str, Any]) -> Any:
 def test_both_sides_of_the_ten_tasks_of_sentence_transformers_agree(minilm_dir):
     rows = rows_of(SENTENCE_TRANSFORMERS, "Ten tasks")
     assert len(rows) == 10
-    theirs, ours = names_of(SENTENCE_TRANSFORMERS, minilm_dir), names_of(SENTENCE_TRANSFORMERS, minilm_dir)
+    theirs, ours = (
+        names_of(SENTENCE_TRANSFORMERS, minilm_dir),
+        names_of(SENTENCE_TRANSFORMERS, minilm_dir),
+    )
     for task, their_code, our_code in rows:
         their_result, our_result = run(their_code, theirs), run(our_code, ours)
         if task != "load":
-            np.testing.assert_allclose(np.asarray(our_result), np.asarray(their_result), atol=1e-5, err_msg=task)
-    assert ours["model"].get_sentence_embedding_dimension() == theirs["model"].get_embedding_dimension()
+            np.testing.assert_allclose(
+                np.asarray(our_result), np.asarray(their_result), atol=1e-5, err_msg=task
+            )
+    assert (
+        ours["model"].get_sentence_embedding_dimension()
+        == theirs["model"].get_embedding_dimension()
+    )
 
 
 def test_the_page_names_the_arguments_of_sentence_transformers():
-    cells = [cell for row in rows_of(SENTENCE_TRANSFORMERS, "Arguments of `encode`") for cell in row[:1]]
+    cells = [
+        cell for row in rows_of(SENTENCE_TRANSFORMERS, "Arguments of `encode`") for cell in row[:1]
+    ]
     named = set(re.findall(r"\w+", " ".join(cells)))
     others = {"batch_size", "prompt", "prompt_name", "normalize_embeddings", "show_progress_bar"}
     assert named == _THEIR_NAMES.keys() | others
@@ -73,7 +85,9 @@ def test_our_side_of_the_ten_tasks_of_flax_runs_and_agrees_with_pytorch(minilm_d
     names = names_of(FLAX, minilm_dir)
     results = {task: run(our_code, names) for task, _, our_code in rows}
     reference = transformers.BertModel.from_pretrained(minilm_dir)
-    inputs = {name: torch.from_numpy(np.asarray(values)) for name, values in names["inputs"].items()}
+    inputs = {
+        name: torch.from_numpy(np.asarray(values)) for name, values in names["inputs"].items()
+    }
     with torch.no_grad():
         computed = reference(**inputs, output_hidden_states=True)
     real = np.asarray(names["inputs"]["attention_mask"], bool)
@@ -85,6 +99,7 @@ def test_our_side_of_the_ten_tasks_of_flax_runs_and_agrees_with_pytorch(minilm_d
     assert not np.allclose(results["apply dropout"], results["last hidden states"], atol=0.1)
     weights = results["name arrays for PyTorch"]
     np.testing.assert_array_equal(
-        weights["embeddings.word_embeddings.weight"], reference.embeddings.word_embeddings.weight.detach().numpy()
+        weights["embeddings.word_embeddings.weight"],
+        reference.embeddings.word_embeddings.weight.detach().numpy(),
     )
     assert "blocks.0.attention.query.kernel" in results["get parameters"]

@@ -46,7 +46,11 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 
 
 def test_cycles_and_collectives_are_read_from_the_program():
-    assert Program(TEXT).cycles() == {"matrix products": 100, "random bits": 30, "copies and casts": 7}
+    assert Program(TEXT).cycles() == {
+        "matrix products": 100,
+        "random bits": 30,
+        "copies and casts": 7,
+    }
     (dearest,) = Program(TEXT).dearest(1)
     assert (dearest["cycles"], dearest["times"], dearest["result"]) == (100, 1, "bf16[8,4]")
     found = [(one.kind, one.bytes, one.arrays) for one in Program(TEXT).collectives()]
@@ -54,16 +58,42 @@ def test_cycles_and_collectives_are_read_from_the_program():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="the TPU's compiler, libtpu (the extra `compile`), is missing")
+@pytest.mark.skipif(
+    find_spec("libtpu") is None,
+    reason="the TPU's compiler, libtpu (the extra `compile`), is missing",
+)
 @pytest.mark.parametrize("fully_sharded", [False, True])
-def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vectors(fully_sharded, tmp_path):
+def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vectors(
+    fully_sharded, tmp_path
+):
     """Many objectives for four chips, as small as MiniLM's blocks allow: no token or activation leaves its chip."""
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 1000, "max_position_embeddings": 64}
+    sizes = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "vocab_size": 1000,
+        "max_position_embeddings": 64,
+    }
     write_json(tmp_path / "config.json", hf_config_of("bert", blocks=1) | sizes)
     output = tmp_path / "record.json"
-    options = {"model.name_or_path": tmp_path, "generator.name_or_path": tmp_path, "consistency.weight": 1.0}
-    options |= {"distillation.weight": 1.0, "distillation.teachers": ("start",), "mesh.fully_sharded": fully_sharded}
-    command = [sys.executable, "-m", "benchmarks.compile_for", "--target", "v5e:2x2", "--output", str(output)]
+    options = {
+        "model.name_or_path": tmp_path,
+        "generator.name_or_path": tmp_path,
+        "consistency.weight": 1.0,
+    }
+    options |= {
+        "distillation.weight": 1.0,
+        "distillation.teachers": ("start",),
+        "mesh.fully_sharded": fully_sharded,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.compile_for",
+        "--target",
+        "v5e:2x2",
+        "--output",
+        str(output),
+    ]
     command += ["--config", "diffcse_simcsepp_base", *overrides(options)]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     subprocess.run(command, check=True, env=environment, cwd=Path(__file__).parents[1])

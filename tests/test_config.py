@@ -14,7 +14,15 @@ KEYS = known_keys()
 def test_every_key_is_documented_and_has_a_legal_default():
     for key, field in KEYS.items():
         assert field.metadata["doc"], key
-        assert field.type in (str, int, float, bool, tuple[str, ...], tuple[float, ...], tuple[int, ...]), key
+        assert field.type in (
+            str,
+            int,
+            float,
+            bool,
+            tuple[str, ...],
+            tuple[float, ...],
+            tuple[int, ...],
+        ), key
     defaults = {key: field.default for key, field in KEYS.items()}
     for values in (defaults, {}, default_config().to_dict()):
         assert Config.from_dict(values) == Config()
@@ -50,16 +58,31 @@ def test_overrides_are_read_in_the_type_of_the_key(argument, key, value):
     ("argument", "message"),
     [
         ("--train.steps=3", "'--train.steps=3' is not an option. Write --config.train.steps=3."),
-        ("--learning_rate", "'--learning_rate' is not an option. Write --config.optim.learning_rate=VALUE."),
-        ("--config.train.steps", "--config.train.steps: the value is missing. Write --config.train.steps=VALUE."),
+        (
+            "--learning_rate",
+            "'--learning_rate' is not an option. Write --config.optim.learning_rate=VALUE.",
+        ),
+        (
+            "--config.train.steps",
+            "--config.train.steps: the value is missing. Write --config.train.steps=VALUE.",
+        ),
         ("--config.train.steps=abc", "train.steps: expected int, got 'abc'"),
         ("--config.distributed=perhaps", "distributed: expected bool, got 'perhaps'"),
-        ("--config.model.pooler=last", "model.pooler: 'last' is not one of cls, cls_before_pooler, avg, avg_top2"),
-        ("--config.difference.lambda=1", "unknown key difference.lambda; did you mean difference.weight?"),
+        (
+            "--config.model.pooler=last",
+            "model.pooler: 'last' is not one of cls, cls_before_pooler, avg, avg_top2",
+        ),
+        (
+            "--config.difference.lambda=1",
+            "unknown key difference.lambda; did you mean difference.weight?",
+        ),
         ("--config.optim.lr=1", "unknown key optim.lr; did you mean optim.learning_rate?"),
         ("--config.batch_size=1", "unknown key batch_size; did you mean train.batch_size?"),
         ("--config.model=minilm", "unknown key model; did you mean model.name_or_path?"),
-        ("--config.finetune.tasks.mine.fil=1", "unknown key finetune.tasks.mine.fil; did you mean finetune.tasks.min"),
+        (
+            "--config.finetune.tasks.mine.fil=1",
+            "unknown key finetune.tasks.mine.fil; did you mean finetune.tasks.min",
+        ),
     ],
 )
 def test_overrides_that_cannot_be_read(argument, message):
@@ -72,10 +95,19 @@ def test_overrides_that_cannot_be_read(argument, message):
     [
         ({"optim": 3}, "optim=3: expected a group of keys"),
         ({"foo": {}}, "unknown key foo"),
-        ({"finetune": {"tasks": {"mine": {"depth": 0}}}}, "finetune.tasks.mine.depth: 0 is below 1"),
+        (
+            {"finetune": {"tasks": {"mine": {"depth": 0}}}},
+            "finetune.tasks.mine.depth: 0 is below 1",
+        ),
         ({"distributed": 1}, "distributed: expected bool, got 1"),
-        ({"finetune.tasks.My task.depth": 2}, "finetune.tasks.My task: 'My task' is not a valid name. Use lower-case"),
-        ({"model.hidden_dropout": 0.1}, "model.hidden_dropout: expected a tuple of float such as (0.1,), got 0.1"),
+        (
+            {"finetune.tasks.My task.depth": 2},
+            "finetune.tasks.My task: 'My task' is not a valid name. Use lower-case",
+        ),
+        (
+            {"model.hidden_dropout": 0.1},
+            "model.hidden_dropout: expected a tuple of float such as (0.1,), got 0.1",
+        ),
         ({"optim.learning_rate": 10**400}, "optim.learning_rate: expected float, got 1000"),
         ({"optim.learning_rate": float("nan")}, "optim.learning_rate: nan is below"),
     ],
@@ -87,18 +119,26 @@ def test_wrong_keys_and_types_are_refused(values, message):
 
 def test_groups_that_users_name():
     values = {"file": "rows.csv", "texts": ("a", "b"), "ratio": 3}
-    config = Config.from_dict({"finetune": {"weight": 1.0, "tasks": {"mine": values}}, "difference": {"weight": 0.0}})
-    assert {**values, "depth": 1}.items() <= flat(config.to_dict()["finetune"]["tasks"]["mine"]).items()
+    config = Config.from_dict(
+        {"finetune": {"weight": 1.0, "tasks": {"mine": values}}, "difference": {"weight": 0.0}}
+    )
+    assert {**values, "depth": 1}.items() <= flat(
+        config.to_dict()["finetune"]["tasks"]["mine"]
+    ).items()
     assert flat(config.to_dict())["finetune.tasks.mine.ratio"] == 3
     again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert (again, hash(again)) == (config, hash(config))
     assert list(config.losses) == ["contrast", "finetune"]
-    assert list(Config.from_dict({"finetune": {"tasks": {"empty": {}}}}).finetune.tasks) == ["empty"]
+    assert list(Config.from_dict({"finetune": {"tasks": {"empty": {}}}}).finetune.tasks) == [
+        "empty"
+    ]
 
 
 def test_values_outside_the_choices_or_the_bounds_are_refused():
     for key, field in KEYS.items():
-        of_type = (lambda value: (value,)) if isinstance(field.default, tuple) else type(field.default)
+        of_type = (
+            (lambda value: (value,)) if isinstance(field.default, tuple) else type(field.default)
+        )
         if choices := field.metadata["choices"]:
             message = f"^{key}: 'other' is not one of {', '.join(choices)}$"
             with pytest.raises(ConfigError, match=message):
@@ -120,30 +160,57 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model.projector_train_only": False}, "needs model.projector='mlp' and model.pooler='cls'"),
+        (
+            {"model.projector_train_only": False},
+            "needs model.projector='mlp' and model.pooler='cls'",
+        ),
         (NO_GENERATOR, "difference.weight > 0 needs a generator"),
         ({"contrast.weight": 0.0, "difference.weight": 0.0}, "nothing to train"),
         ({"eval.metric": "pairs_retrieval"}, "eval.metric='pairs_retrieval' needs eval.pairs_file"),
-        ({"eval.beside": ("lead_retrieval",)}, "eval.beside='lead_retrieval' needs held-out documents"),
+        (
+            {"eval.beside": ("lead_retrieval",)},
+            "eval.beside='lead_retrieval' needs held-out documents",
+        ),
         (
             {"contrast.second_encoder": True, "contrast.negatives": "mean"},
             "contrast.negatives='mean' compares embeddings of one encoder",
         ),
         ({"eval.tasks": ()}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         ({"matryoshka.sizes": (8,)}, "model.projector='batchnorm' is dropped when encoding"),
-        ({"difference.sentence": "next"}, "difference.weight > 0 needs documents. Set data.pairs='dropout'"),
-        ({"data.pairs": "crops", "difference.sentence": "both"}, "data.pairs='crops' makes another span the positive"),
+        (
+            {"difference.sentence": "next"},
+            "difference.weight > 0 needs documents. Set data.pairs='dropout'",
+        ),
+        (
+            {"data.pairs": "crops", "difference.sentence": "both"},
+            "data.pairs='crops' makes another span the positive",
+        ),
         (
             {"data.pairs": "neighbours", "data.augmentation": "crop"},
             "data.augmentation='crop' changes the second view of single sentences, but with data.pairs='neighbours' it",
         ),
-        ({"data.augmentation": "synonyms"}, "data.augmentation='synonyms' needs data.synonyms_file"),
-        (TEACHERS | {"distillation.poolers": ("avg",)}, "distillation.poolers has 1 value for 2 teachers"),
+        (
+            {"data.augmentation": "synonyms"},
+            "data.augmentation='synonyms' needs data.synonyms_file",
+        ),
+        (
+            TEACHERS | {"distillation.poolers": ("avg",)},
+            "distillation.poolers has 1 value for 2 teachers",
+        ),
         (TEACHERS | {"distillation.shares": (0.0, 0.0)}, "distillation.shares are all 0"),
         (TEACHERS | {"distillation.poolers": ("avg", "")}, "model.pooler is the pooler of `start`"),
-        ({"difference.objective": "conditional_mlm", "difference.edit": "insert"}, "='rtd': 'conditional_mlm'"),
-        ({"difference.objective": "corrective_lm", "difference.edit": "insert"}, "='rtd': 'corrective_lm' recovers"),
-        ({"difference.objective": "corrective_lm", "difference.discriminator": "a"}, "='rtd', the task of ELECTRA"),
+        (
+            {"difference.objective": "conditional_mlm", "difference.edit": "insert"},
+            "='rtd': 'conditional_mlm'",
+        ),
+        (
+            {"difference.objective": "corrective_lm", "difference.edit": "insert"},
+            "='rtd': 'corrective_lm' recovers",
+        ),
+        (
+            {"difference.objective": "corrective_lm", "difference.discriminator": "a"},
+            "='rtd', the task of ELECTRA",
+        ),
     ],
 )
 def test_impossible_combination_is_refused(values, message):

@@ -108,7 +108,8 @@ def test_without_a_query_there_are_examples_that_can_be_followed():
         assert [attributes["dir"] for tag, attributes in page.tags if tag == "li"] == ["auto"] * 3
         followed = checked(ask(port, links[0])[2])
         assert SENTENCES[0] in [attributes.get("value") for _, attributes in followed.tags]
-        assert checked(ask(port, "/%2e%2e/%2e%2e/etc/passwd")[2]).text == page.text  # no file is read
+        # no file is read
+        assert checked(ask(port, "/%2e%2e/%2e%2e/etc/passwd")[2]).text == page.text
         assert ask(port, "/", method="POST")[0] == 501
         assert ask(port, "/?q=" + "x" * 70_000)[0] == 414
 
@@ -158,5 +159,7 @@ def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
 
 
 def test_examples_are_texts_of_documents():
-    documents = [text_document(f"Text number {number}.", Place("a.txt", number)) for number in range(10)]
+    documents = [
+        text_document(f"Text number {number}.", Place("a.txt", number)) for number in range(10)
+    ]
     assert examples_of(documents) == ["Text number 0.", "Text number 3.", "Text number 6."]

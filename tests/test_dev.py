@@ -16,7 +16,11 @@ from diffcse_jax.evaluation.metrics import RetrievalMetric, general_sentences, p
 from diffcse_jax.evaluation.runner import find_task
 from diffcse_jax.evaluation.systems import HYBRID, System
 
-TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
+TRAINING = [
+    "one two three four five six",
+    "too short",
+    "seven eight nine ten eleven twelve thirteen",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -42,20 +46,30 @@ def test_spearman_of_stsb_or_of_all_tasks(tmp_path):
     stsb = build(data_dir=str(tmp_path))
     assert (stsb.metric, stsb.chosen.units) == ("stsb_spearman", "3 pairs")
     assert stsb.measure(encoder).scores == pytest.approx({"stsb_spearman": 100})
-    average = build(data_dir=str(tmp_path), metric="average_spearman", tasks=("STSBenchmark", "SICKRelatedness"))
+    average = build(
+        data_dir=str(tmp_path), metric="average_spearman", tasks=("STSBenchmark", "SICKRelatedness")
+    )
     assert (average.metric, average.chosen.units) == ("average_spearman", "6 pairs")
     expected = {"stsb_spearman": 100, "sickr_spearman": -100, "average_spearman": 0}
     assert average.measure(encoder).scores == pytest.approx(expected)
 
 
 def test_without_sts_data_halves_of_sentences_replace_it(tmp_path, capsys):
-    for data_dir, missing in (("", "DIFFCSE_DATA_DIR"), (str(tmp_path), "STS/STSBenchmark/sts-dev.csv")):
+    for data_dir, missing in (
+        ("", "DIFFCSE_DATA_DIR"),
+        (str(tmp_path), "STS/STSBenchmark/sts-dev.csv"),
+    ):
         evaluation = build(data_dir=data_dir)
         notice = capsys.readouterr().err
         assert "warning: eval.metric=stsb_spearman is replaced by halves_retrieval" in notice
         assert missing in notice
     assert evaluation.metric == "halves_retrieval"
-    halves = {"one two three": 0.0, "four five six": 0.1, "seven eight nine": 1.0, "ten eleven twelve thirteen": 1.2}
+    halves = {
+        "one two three": 0.0,
+        "four five six": 0.1,
+        "seven eight nine": 1.0,
+        "ten eleven twelve thirteen": 1.2,
+    }
     assert evaluation.measure(angles(**halves)).scores["halves_retrieval"] == pytest.approx(100)
 
 
@@ -65,7 +79,8 @@ def test_a_file_of_pairs_chooses_and_others_are_reported(tmp_path, capsys):
     others.write_text("a\tb\nc\td\n")
     beside = (f"pairs_retrieval:{others}", "pairs_spearman", "stsb_spearman")
     evaluation = build(metric="pairs_spearman", pairs_file=str(chosen_by), beside=beside)
-    assert "eval.beside: stsb_spearman is left out: " in capsys.readouterr().err  # there is no such data here
+    # there is no such data here
+    assert "eval.beside: stsb_spearman is left out: " in capsys.readouterr().err
     measured = evaluation.measure(angles(a=0.0, b=0.1, c=0.5, d=1.0))
     assert evaluation.metric == "pairs_spearman"
     assert measured.scores == pytest.approx({"pairs_spearman": -100, beside[0]: 75})
@@ -74,25 +89,45 @@ def test_a_file_of_pairs_chooses_and_others_are_reported(tmp_path, capsys):
 
 def test_regressions_beyond_chance(monkeypatch, capsys):
     monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
-    options = {"metric": "pairs_retrieval", "pairs_file": "docstrings", "hold": ("halves_retrieval",)}
+    options = {
+        "metric": "pairs_retrieval",
+        "pairs_file": "docstrings",
+        "hold": ("halves_retrieval",),
+    }
     halves = [(f"{n} is the one half", f"and {n} the other one") for n in range(20)]
     sentences = [f"{first} {second}" for first, second in halves]
     rng = np.random.default_rng(0)
-    found = {text: vector for pair, vector in zip(halves, rng.normal(size=(20, 8)), strict=True) for text in pair}
+    found = {
+        text: vector
+        for pair, vector in zip(halves, rng.normal(size=(20, 8)), strict=True)
+        for text in pair
+    }
     lost = {text: rng.normal(size=8) for text in found}
 
     evaluation = build(sentences, **options)
-    assert evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=1.1)).scores["pairs_retrieval"] == pytest.approx(100)
+    assert evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=1.1)).scores[
+        "pairs_retrieval"
+    ] == pytest.approx(100)
     good, bad = (evaluation.held(TableEncoder(vectors)) for vectors in (found, lost))
     assert evaluation.regressions(good, good) == evaluation.regressions(bad, good) == []
     (regression,) = evaluation.regressions(good, bad)
-    expected = r"halves_retrieval \d\d\.\d\d, was 100\.00 \(95% interval -\S+ to -\S+ over 20 queries\)"
+    expected = (
+        r"halves_retrieval \d\d\.\d\d, was 100\.00 \(95% interval -\S+ to -\S+ over 20 queries\)"
+    )
     assert re.fullmatch(expected, regression)
     assert not capsys.readouterr().err
 
 
-ONE = ["The first subject comes up here.", "The first one has a second sentence.", "And its third one is here."]
-TWO = ["Another subject is what this is.", "Of the other there is more to say.", "It is said in this very place."]
+ONE = [
+    "The first subject comes up here.",
+    "The first one has a second sentence.",
+    "And its third one is here.",
+]
+TWO = [
+    "Another subject is what this is.",
+    "Of the other there is more to say.",
+    "It is said in this very place.",
+]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +141,11 @@ TWO = ["Another subject is what this is.", "Of the other there is more to say.",
 def test_pairs_of_held_out_documents(tmp_path, metric, pairs):
     (tmp_path / "a.txt").write_text("\n\n".join("\n".join(text) for text in (ONE, TWO, ONE)))
     data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="dropout", held_out=1.0)
-    encoder = TableEncoder({text: np.eye(len(pairs))[row] for row, pair in enumerate(pairs) for text in pair})
-    scores = build(data=data, metric=metric).measure(encoder).scores  # the encoder knows no other text
+    encoder = TableEncoder(
+        {text: np.eye(len(pairs))[row] for row, pair in enumerate(pairs) for text in pair}
+    )
+    # the encoder knows no other text
+    scores = build(data=data, metric=metric).measure(encoder).scores
     assert scores.keys() == {metric, *(f"{metric}_recall@{k}" for k in (1, 5, 10)), "uniformity"}
     n = 2 * len(pairs)  # distances are 0 within a pair and the root of 2 between others
     uniformity = np.log((n + n * (n - 2) * np.exp(-4)) / (n * (n - 1)))
@@ -118,7 +156,9 @@ def test_pairs_of_held_out_documents(tmp_path, metric, pairs):
 def test_the_interval_of_a_mean_is_that_of_normal_theory(queries):
     """Equal queries of a document are one observation."""
     rng = np.random.default_rng(1)
-    first, gain = (each.repeat(queries) for each in (rng.normal(0, 5, 400), rng.normal(1.0, 2.0, 400)))
+    first, gain = (
+        each.repeat(queries) for each in (rng.normal(0, 5, 400), rng.normal(1.0, 2.0, 400))
+    )
     documents = np.arange(400).repeat(queries)
     low, high = paired_interval([first.tolist()], [(first + gain).tolist()], groups=documents)
     error = 1.96 * gain.std() / np.sqrt(400)  # unpaired, it would be three times as wide
@@ -126,12 +166,24 @@ def test_the_interval_of_a_mean_is_that_of_normal_theory(queries):
 
 
 def test_held_out_queries_have_several_forms_and_give_nothing_away(tmp_path):
-    words = [f"{first}{second}" for first in "bcdfglmnrst" for second in ("alo", "emi", "iru", "oka", "une")]
+    words = [
+        f"{first}{second}"
+        for first in "bcdfglmnrst"
+        for second in ("alo", "emi", "iru", "oka", "une")
+    ]
     rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(words, 30)) for _ in range(30)]  # without titles, sentences and capitals
-    titled = [{"title": f"Title {i}", "text": f"{text.capitalize()}."} for i, text in enumerate(texts[:15])]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*titled, *({"text": text} for text in texts[15:])])))
-    data = DataConfig(str(tmp_path / "a.jsonl"), pairs="lead", cloze=1.0, held_out=1.0, max_length=64)
+    # without titles, sentences and capitals
+    texts = [" ".join(rng.choice(words, 30)) for _ in range(30)]
+    titled = [
+        {"title": f"Title {i}", "text": f"{text.capitalize()}."}
+        for i, text in enumerate(texts[:15])
+    ]
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(map(json.dumps, [*titled, *({"text": text} for text in texts[15:])]))
+    )
+    data = DataConfig(
+        str(tmp_path / "a.jsonl"), pairs="lead", cloze=1.0, held_out=1.0, max_length=64
+    )
     found = dev.held_out_queries(open_split(data), 64, "mixed_retrieval", 1000)
     lengths = [(len(query.split()), len(target.split())) for query, target, *_ in found]
     assert sum(query.startswith("Title ") for query, *_ in found) == 15
@@ -139,21 +191,31 @@ def test_held_out_queries_have_several_forms_and_give_nothing_away(tmp_path):
     windows = [each for each in lengths if each[1] < 30]
     assert len(windows) == 60
     assert all(5 <= query <= 25 and query + target == 30 for query, target in windows)
-    assert build(data=data, metric="mixed_retrieval").chosen.units == f"{len(found):,} queries of 30 documents"
+    assert (
+        build(data=data, metric="mixed_retrieval").chosen.units
+        == f"{len(found):,} queries of 30 documents"
+    )
 
 
 def test_correlations_are_resampled_with_their_ratings(monkeypatch):
     monkeypatch.setattr(metrics, "RESAMPLES", 40)
     rng = np.random.default_rng(2)
     golds = [rng.integers(0, 6, count).astype(float) for count in (30, 20)]
-    first, second = ([(gold + rng.normal(0, noise, len(gold))).tolist() for gold in golds] for noise in (3.0, 1.0))
+    first, second = (
+        [(gold + rng.normal(0, noise, len(gold))).tolist() for gold in golds]
+        for noise in (3.0, 1.0)
+    )
     draws, differences = np.random.default_rng(0), np.zeros(40)
     for a, b, gold in zip(map(np.array, first), map(np.array, second), golds, strict=True):
         rows = draws.integers(len(gold), size=(40, len(gold)))
         for i in range(40):
-            after, before = (scipy.stats.spearmanr(x[rows[i]], gold[rows[i]]).statistic for x in (b, a))
+            after, before = (
+                scipy.stats.spearmanr(x[rows[i]], gold[rows[i]]).statistic for x in (b, a)
+            )
             differences[i] += 100 * (after - before) / 2
-    assert paired_interval(first, second, golds) == pytest.approx(np.percentile(differences, (2.5, 97.5)))
+    assert paired_interval(first, second, golds) == pytest.approx(
+        np.percentile(differences, (2.5, 97.5))
+    )
 
 
 def test_a_cached_encoder_computes_each_sentence_once():
@@ -166,7 +228,9 @@ def test_a_cached_encoder_computes_each_sentence_once():
 
 
 def test_the_drift_check_compares_similarities_or_uses_stsb(monkeypatch, tmp_path):
-    monkeypatch.setattr(senteval_data, "_hub_folder", lambda: pytest.fail("a drift check downloads nothing"))
+    monkeypatch.setattr(
+        senteval_data, "_hub_folder", lambda: pytest.fail("a drift check downloads nothing")
+    )
 
     def encoder_of(vectors) -> TableEncoder:
         return TableEncoder(dict(zip(general_sentences(), vectors, strict=True)))
@@ -181,24 +245,38 @@ def test_the_drift_check_compares_similarities_or_uses_stsb(monkeypatch, tmp_pat
     assert check.name == dev.DRIFT_AGREEMENT
     assert score(encoder_of(vectors @ rotation * 3)) == pytest.approx(100, abs=0.01)
     assert score(encoder_of(np.ones_like(vectors))) == 0  # not NaN
-    near, far = (score(encoder_of(vectors + rng.normal(0, noise, vectors.shape))) for noise in (0.1, 1.0))
+    near, far = (
+        score(encoder_of(vectors + rng.normal(0, noise, vectors.shape))) for noise in (0.1, 1.0)
+    )
     assert 99 > near > far > 20
 
     write_stsb(tmp_path, "dev", [(5, "a", "b"), (1, "a", "c"), (3, "a", "d")])
-    check = dev.build_drift_check(EvalConfig(data_dir=str(tmp_path)), lambda: pytest.fail("not needed"))
+    check = dev.build_drift_check(
+        EvalConfig(data_dir=str(tmp_path)), lambda: pytest.fail("not needed")
+    )
     assert check.name == dev.DRIFT_STSB
     assert score(angles(a=0.0, b=0.1, c=1.0, d=0.5)) == pytest.approx(100)
 
 
 def test_search_collections_choose_and_are_reported(tmp_path):
-    files = {"collection.tsv": "d1\ta\nd2\tc\n", "queries.tsv": "q1\tb\nq2\td\n", "qrels.txt": "q1 0 d1 1\nq2 0 d1 1\n"}
+    files = {
+        "collection.tsv": "d1\ta\nd2\tc\n",
+        "queries.tsv": "q1\tb\nq2\td\n",
+        "qrels.txt": "q1 0 d1 1\nq2 0 d1 1\n",
+    }
     for file, content in files.items():
         (tmp_path / file).write_text(content)
     name = f"retrieval:{tmp_path}"
     evaluation = build(metric=name, beside=("halves_retrieval",))
-    encoder = angles(a=0, c=80, b=10, d=70, **{word: 0 for sentence in TRAINING for word in dev.halve(sentence)})
+    encoder = angles(
+        a=0, c=80, b=10, d=70, **{word: 0 for sentence in TRAINING for word in dev.halve(sentence)}
+    )
     measured = evaluation.measure(encoder)
-    assert measured.scores[name] == pytest.approx(np.mean(measured.outcomes)) == pytest.approx(50 + 50 / np.log2(3))
+    assert (
+        measured.scores[name]
+        == pytest.approx(np.mean(measured.outcomes))
+        == pytest.approx(50 + 50 / np.log2(3))
+    )
     assert measured.scores[f"{name}_mrr@10"] == pytest.approx(75)
     assert evaluation.chosen.units == "2 queries"
 
@@ -212,7 +290,9 @@ TARGETS = [f"{letter} {word} text" for letter, word in zip("adgjmpsvyb", WORDS, 
 
 def test_each_half_finds_what_it_can():
     def compared(queries):
-        return systems.compare_systems({"letters": letters()}, RetrievalMetric("lead_retrieval", 64, queries, TARGETS))
+        return systems.compare_systems(
+            {"letters": letters()}, RetrievalMetric("lead_retrieval", 64, queries, TARGETS)
+        )
 
     bm25, dense, hybrid = compared([f"{text[0]}zz nothing" for text in TARGETS])
     found = [(each.name, each.mode) for each in (bm25, dense, hybrid)]
@@ -227,7 +307,10 @@ def test_each_half_finds_what_it_can():
 def test_copies_of_a_text_are_one_target_for_every_system():
     """Also in the statistics of BM25. Otherwise five copies of a target would be five that compete."""
     questions = [f"{text[0]} {number} {text.split()[1]}" for text in TARGETS for number in range(5)]
-    copies = [text.upper() if number % 2 else f"{text} " for number, text in enumerate(np.repeat(TARGETS, 5).tolist())]
+    copies = [
+        text.upper() if number % 2 else f"{text} "
+        for number, text in enumerate(np.repeat(TARGETS, 5).tolist())
+    ]
     metric = RetrievalMetric("pairs_retrieval", 64, questions, copies)
     found = systems.compare_systems({"letters": letters()}, metric)
     assert [system.score for system in found] == [100, 100, 100]
@@ -236,13 +319,15 @@ def test_copies_of_a_text_are_one_target_for_every_system():
     assert systems._word_scores(metric)[::5, ::5] == pytest.approx(systems._word_scores(once))
     scores = metric.measure(letters()).scores
     assert scores["pairs_retrieval"] == 100
-    two = [(f"{text[0]} x", f"{text} {number}") for text in TARGETS for number in (6, 7)]  # both answer
+    # both answer
+    two = [(f"{text[0]} x", f"{text} {number}") for text in TARGETS for number in (6, 7)]
     two += [("k sun", "a x"), ("y y", "k  SUN")]  # a query that is a target does not find itself
     found = systems.compare_systems(
         {"letters": letters()}, RetrievalMetric("it", 64, *map(list, zip(*two, strict=True)))
     )
     assert found[1].reciprocal_ranks[:20] == pytest.approx(100)
-    assert found[1].reciprocal_ranks[20] == pytest.approx(100 / 16)  # 14 texts are nearer, and two are as near
+    # 14 texts are nearer, and two are as near
+    assert found[1].reciprocal_ranks[20] == pytest.approx(100 / 16)
     each_once = RetrievalMetric("pairs_retrieval", 64, questions, [*TARGETS, *TARGETS[:1] * 40])
     assert scores["uniformity"] == pytest.approx(each_once.measure(letters()).scores["uniformity"])
 
@@ -269,7 +354,10 @@ def test_simple_systems_are_recommended_unless_they_are_worse():
 
     start, adapted = system("start", [2] * 40), system("adapted", [1] * 40)
     assert systems.recommend([start, adapted]) is adapted
-    assert systems.describe_recommendation([start, adapted], adapted) == "Recommended for search: adapted."
+    assert (
+        systems.describe_recommendation([start, adapted], adapted)
+        == "Recommended for search: adapted."
+    )
     hardly = system("hardly", [1] + [2] * 39)
     assert systems.recommend([start, hardly]) is start
     described = systems.describe_recommendation([start, hardly], start)

@@ -9,7 +9,17 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, Mesh
-from tiny_networks import ENCODER, GENERATOR, MASK, MODERN, SIMCSE, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import (
+    ENCODER,
+    GENERATOR,
+    MASK,
+    MODERN,
+    SIMCSE,
+    VOCABULARY,
+    config_of,
+    random_batch,
+    views_of,
+)
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Shards
@@ -19,7 +29,8 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import by_rules, make_mesh, resolved, shard_batch, shards_of
 from diffcse_jax.training.step import initial_state, make_train_step
 
-# All that mixes examples: in-batch negatives, BatchNorm, standardised columns, means over tokens; and dropout.
+# All that mixes examples: in-batch negatives, BatchNorm, standardised columns, means over tokens;
+# and dropout.
 OBJECTIVES = {
     "contrast": {
         "negatives": "off_dropout",
@@ -34,7 +45,10 @@ OBJECTIVES = {
     "consistency": {"weight": 1.0},
     "distillation": {"weight": 0.1, "teachers": ("start",)},
     "reconstruction": {"weight": 0.001, "blocks": 1},
-    "finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}},
+    "finetune": {
+        "weight": 0.5,
+        "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}},
+    },
     "optim": {"learning_rate": 1e-4},
 }
 # What edits sentences: the next ones, the anchors, the second views. The networks are ModernBERTs.
@@ -54,9 +68,12 @@ def train(
 ) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
     """Return the metrics of a few steps, and the parameters after them."""
     mesh_options = {"data": data, "model": model, "fully_sharded": fully_sharded}
-    config = config_of(EDITS if edits else OBJECTIVES, {"train": {"batch_size": 16}, "mesh": mesh_options})
+    config = config_of(
+        EDITS if edits else OBJECTIVES, {"train": {"batch_size": 16}, "mesh": mesh_options}
+    )
     encoder, generator = (
-        network.on(jax.devices()[0], data) for network in ((MODERN, MODERN) if edits else (ENCODER, GENERATOR))
+        network.on(jax.devices()[0], data)
+        for network in ((MODERN, MODERN) if edits else (ENCODER, GENERATOR))
     )
     definitions, params, frozen = networks.build(config, encoder, generator, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
@@ -65,10 +82,14 @@ def train(
     state = initial_state(params, optimizer, config, mesh)
     expected = by_rules(state, mesh, config)
     assert jax.tree.map(lambda array: array.sharding, state) == expected
-    # Each step has other tokens, but sentences of the same lengths: a step is compiled for each layout of a batch.
+    # Each step has other tokens, but sentences of the same lengths: a step is compiled for each
+    # layout of a batch.
     first = random_batch(size=16, columns=2, length=16)
     ids, ordinary = first["input_ids"], VOCABULARY.size - MASK - 1
-    other_ids = [np.where(ids > MASK, MASK + 1 + (ids + 11 * index) % ordinary, ids) for index in range(STEPS + 1)]
+    other_ids = [
+        np.where(ids > MASK, MASK + 1 + (ids + 11 * index) % ordinary, ids)
+        for index in range(STEPS + 1)
+    ]
     batches = [first | {"input_ids": each} for each in other_ids]
     history = []
     for batch, following in itertools.pairwise(batches):
@@ -88,7 +109,9 @@ def test_devices_change_nothing_but_rounding(mesh, edits):
     (one, arrays_of_one), (many, arrays_of_many) = train(1, edits=edits), train(*mesh, edits=edits)
     for step, metrics in enumerate(one):
         for name, value in metrics.items():
-            np.testing.assert_allclose(many[step][name], value, rtol=1e-5, atol=1e-6, err_msg=f"{name}, step {step}")
+            np.testing.assert_allclose(
+                many[step][name], value, rtol=1e-5, atol=1e-6, err_msg=f"{name}, step {step}"
+            )
     for name, array in arrays_of_one.items():
         np.testing.assert_allclose(arrays_of_many[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -98,7 +121,9 @@ def test_gradients_in_bfloat16_do_not_depend_on_the_number_of_devices():
     """They are summed over the devices in float32: in bfloat16 the sums would differ in the third digit."""
     moments = []
     for data in (1, 8):
-        config = config_of(SIMCSE, {"train": {"batch_size": 16}, "mesh": {"data": data}, "precision": "bfloat16"})
+        config = config_of(
+            SIMCSE, {"train": {"batch_size": 16}, "mesh": {"data": data}, "precision": "bfloat16"}
+        )
         built = networks.build(config, ENCODER, None, VOCABULARY)
         mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
         state = initial_state(built.params, optimizer, config, mesh)
@@ -107,15 +132,23 @@ def test_gradients_in_bfloat16_do_not_depend_on_the_number_of_devices():
         (adam,) = (part for part in state.opt_state if isinstance(part, optax.ScaleByAdamState))
         moments.append(jax.tree.map(np.asarray, adam.mu))
     for name, one in moments[0].items():
-        if not name.endswith("attention.key.bias"):  # softmax ignores it: its gradient is rounding noise
+        # softmax ignores it: its gradient is rounding noise
+        if not name.endswith("attention.key.bias"):
             # On average: a rounding to bfloat16 may fall the other way at a single token.
             assert np.abs(moments[1][name] - one).mean() < 3e-4 * np.abs(one).mean(), name
 
 
 def test_what_is_left_to_the_machine_is_decided_by_the_mesh():
     config = Config.from_dict({})
-    assert (config.precision, config.train.packing, config.train.recompute) == ("auto", "auto", "auto")
-    tpu, gpu = (mock.Mock(spec=Mesh, devices=np.array([mock.Mock(platform=name)])) for name in ("tpu", "gpu"))
+    assert (config.precision, config.train.packing, config.train.recompute) == (
+        "auto",
+        "auto",
+        "auto",
+    )
+    tpu, gpu = (
+        mock.Mock(spec=Mesh, devices=np.array([mock.Mock(platform=name)]))
+        for name in ("tpu", "gpu")
+    )
     for mesh, expected in (
         (make_mesh(config), ("float32", "on", "on")),
         (tpu, ("bfloat16", "on", "off")),
@@ -123,7 +156,9 @@ def test_what_is_left_to_the_machine_is_decided_by_the_mesh():
     ):
         decided = resolved(config, mesh)
         assert (decided.precision, decided.train.packing, decided.train.recompute) == expected
-    chosen = Config.from_dict({"precision": "bfloat16", "train": {"packing": "off", "recompute": "off"}})
+    chosen = Config.from_dict(
+        {"precision": "bfloat16", "train": {"packing": "off", "recompute": "off"}}
+    )
     assert resolved(chosen, make_mesh(chosen)) == chosen
 
 
@@ -131,7 +166,10 @@ def test_what_is_left_to_the_machine_is_decided_by_the_mesh():
     ("parts", "message"),
     [
         ({"train": {"batch_size": 12}}, r"train\.batch_size=12 is not divisible by the 8 devices"),
-        ({"generator": {"name_or_path": "", "head_batch_size": 4}}, r"generator\.head_batch_size=4 is not divisible"),
+        (
+            {"generator": {"name_or_path": "", "head_batch_size": 4}},
+            r"generator\.head_batch_size=4 is not divisible",
+        ),
         ({"mesh": {"data": 3, "model": 3}}, r"mesh\.data=3, mesh\.model=3: this run has 8 devices"),
         ({"mesh": {"model": 9}}, r"mesh\.model=9: this run has 8 devices"),
     ],
@@ -148,9 +186,13 @@ def test_full_sharding_splits_weights_and_moments():
     _, params, _ = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
     state = initial_state(params, optimizer, config, mesh)
-    bytes_of = lambda tree, held: sum(held(array) * array.dtype.itemsize for array in jax.tree.leaves(tree))  # noqa: E731
+
+    def bytes_of(tree, held):
+        return sum(held(array) * array.dtype.itemsize for array in jax.tree.leaves(tree))
+
     held = bytes_of(state, lambda array: array.addressable_shards[0].data.size)
-    assert held < 0.2 * bytes_of(state, lambda array: array.size)  # an eighth, but for biases and norms
+    # an eighth, but for biases and norms
+    assert held < 0.2 * bytes_of(state, lambda array: array.size)
 
 
 def test_every_parameter_has_a_rule():
@@ -158,7 +200,9 @@ def test_every_parameter_has_a_rule():
     _, params, frozen = networks.build(everything, ENCODER, GENERATOR, VOCABULARY)
     mesh = make_mesh(everything)
     by_rules(params | frozen, mesh, everything)
-    with pytest.raises(ValueError, match=r"no sharding rule covers the parameter encoder\.gate\.weights"):
+    with pytest.raises(
+        ValueError, match=r"no sharding rule covers the parameter encoder\.gate\.weights"
+    ):
         by_rules({"encoder.gate.weights": params["projector.expand.kernel"]}, mesh, everything)
 
 
@@ -177,7 +221,12 @@ def device(number: int, process: int, **described) -> mock.Mock:
 def tpu_slice(side: int) -> list[mock.Mock]:
     """Return the chips of a square of hosts with 2 x 2 chips each, numbered in rows over all hosts."""
     places = [(x, y) for y in range(side) for x in range(side)]
-    described = {"platform": "tpu", "device_kind": "TPU v5 lite", "core_on_chip": 0, "slice_index": 0}
+    described = {
+        "platform": "tpu",
+        "device_kind": "TPU v5 lite",
+        "core_on_chip": 0,
+        "slice_index": 0,
+    }
     hosts = [y // 2 * (side // 2) + x // 2 for x, y in places]
     return [
         device(number, host, coords=(*place, 0), **described)
@@ -188,14 +237,17 @@ def tpu_slice(side: int) -> list[mock.Mock]:
 def gpu_nodes(nodes: int) -> list[mock.Mock]:
     """Return four GPUs a node, each node a slice of its own."""
     described = {"platform": "gpu", "device_kind": "H100"}
-    return [device(index, index // 4, slice_index=index // 4, **described) for index in range(4 * nodes)]
+    return [
+        device(index, index // 4, slice_index=index // 4, **described) for index in range(4 * nodes)
+    ]
 
 
 @pytest.mark.parametrize(
     ("devices", "model", "expected"),
     [
         (tpu_slice(4), 1, [[index // 4] for index in range(16)]),
-        (tpu_slice(4), 2, [[index // 2] * 2 for index in range(8)]),  # the model axis stays within a host
+        # the model axis stays within a host
+        (tpu_slice(4), 2, [[index // 2] * 2 for index in range(8)]),
         (tpu_slice(4), 8, [[0] * 4 + [1] * 4, [2] * 4 + [3] * 4]),
         (gpu_nodes(2), 1, [[index // 4] for index in range(8)]),
         (gpu_nodes(2)[::-1], 4, [[0] * 4, [1] * 4]),
@@ -223,14 +275,17 @@ def test_devices_of_one_process_are_in_the_order_of_jax():
     [
         ([[0, 0], [0, 0]], Shards(range(2), 2)),
         ([[0], [0], [1], [1]], Shards(range(2), 4)),
-        ([[0, 1], [0, 1]], Shards(range(2), 2)),  # a model axis over two processes: both feed all rows
+        # a model axis over two processes: both feed all rows
+        ([[0, 1], [0, 1]], Shards(range(2), 2)),
         ([[0, 1], [2, 3]], Shards(range(1), 2)),
         ([[1]], "no device"),
         ([[0], [1], [0]], "not neighbours"),
     ],
 )
 def test_a_process_feeds_the_rows_of_its_devices(processes, expected):
-    devices = np.vectorize(lambda process: mock.Mock(process_index=process), otypes=[object])(processes)
+    devices = np.vectorize(lambda process: mock.Mock(process_index=process), otypes=[object])(
+        processes
+    )
     shape = dict(zip(("data", "model"), devices.shape, strict=True))
     mesh = mock.Mock(spec=Mesh, devices=devices, axis_names=("data", "model"), shape=shape)
     if isinstance(expected, Shards):

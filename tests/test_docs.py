@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from diffcse_jax.cli import build_parser
-from diffcse_jax.config import SHIPPED, Config, configuration, default_config, known_keys, read_overrides
+from diffcse_jax.config import (
+    SHIPPED,
+    Config,
+    configuration,
+    default_config,
+    known_keys,
+    read_overrides,
+)
 from diffcse_jax.losses import Loss
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +32,8 @@ MOST_WORDS_OF_A_CELL = 12  # of a table. Its code counts as one word.
 NOT_FROM_PAPERS = {
     "masked_lm", "quickstart", "simcse_minilm", "simcsepp_minilm", "diffcse_minilm", "adapt", "finetune_multitask",
 }  # fmt: skip
-MAY_BE_LONGER = ("docs/keys.md", "docs/records/")  # a generated table; measurements and their history
+# a generated table; measurements and their history
+MAY_BE_LONGER = ("docs/keys.md", "docs/records/")
 SHORT = [page for page in TEXTS if not page.startswith(MAY_BE_LONGER)]
 
 
@@ -33,7 +41,9 @@ SHORT = [page for page in TEXTS if not page.startswith(MAY_BE_LONGER)]
 
 
 def test_the_table_of_keys_is_that_of_the_configuration():
-    assert REFERENCE["rewritten"](TEXTS["docs/keys.md"]) == TEXTS["docs/keys.md"], "run `make reference`"
+    assert REFERENCE["rewritten"](TEXTS["docs/keys.md"]) == TEXTS["docs/keys.md"], (
+        "run `make reference`"
+    )
 
 
 def keys_named_in(text: str) -> set[str]:
@@ -41,7 +51,9 @@ def keys_named_in(text: str) -> set[str]:
     overrides = set(re.findall(r"--config\.([a-z][\w.]*\w)", text))
     quoted = re.findall(r"`([a-z_]+)\.([a-z_]+)(?:[= ][^`]*)?`", text)
     files = {"py", "json", "safetensors", "md"}
-    return overrides | {f"{group}.{name}" for group, name in quoted if group in GROUPS and name not in files}
+    return overrides | {
+        f"{group}.{name}" for group, name in quoted if group in GROUPS and name not in files
+    }
 
 
 @pytest.mark.parametrize("page", TEXTS)
@@ -62,7 +74,11 @@ def test_keys_that_a_page_names_exist(page):
 
 
 def test_every_loss_is_explained():
-    losses = [field.name for field in dataclasses.fields(Config) if isinstance(getattr(Config(), field.name), Loss)]
+    losses = [
+        field.name
+        for field in dataclasses.fields(Config)
+        if isinstance(getattr(Config(), field.name), Loss)
+    ]
     explained = TEXTS["docs/losses.md"] + TEXTS["docs/finetuning.md"]
     assert [name for name in losses if f"`{name}" not in explained] == []
 
@@ -90,7 +106,9 @@ def test_commands_are_valid(command):
     rest = [argument.replace("--config.init=", "--config.model.name_or_path=") for argument in rest]
     of_tasks = [each for each in rest if each.startswith("--finetune.")]
     read_overrides(of_tasks, "finetune")
-    values = read_overrides(each for each in rest if each not in of_tasks and not each.startswith("--config.KEY="))
+    values = read_overrides(
+        each for each in rest if each not in of_tasks and not each.startswith("--config.KEY=")
+    )
     if options.config.endswith(".py") or options.config == "NAME":
         return
     if name == "study":
@@ -104,8 +122,13 @@ def test_options_that_pages_mention_exist():
     (commands,) = (action.choices for action in build_parser()._actions if action.choices)
     for command in re.findall(r"`diffcse ([a-z]+ --[^`]*)`", "\n".join(TEXTS.values())):
         name, *arguments = command.split()
-        for option in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
-            known = option.startswith(("--config.", "--finetune.")) or option in commands[name].format_help()
+        for option in (
+            argument.partition("=")[0] for argument in arguments if argument.startswith("--")
+        ):
+            known = (
+                option.startswith(("--config.", "--finetune."))
+                or option in commands[name].format_help()
+            )
             assert known, f"{command}: {option}"
 
 
@@ -128,14 +151,18 @@ def test_every_file_and_function_of_the_tour_exists():
     assert len(rows) > 20
     for file, functions in rows:
         tree = ast.parse((ROOT / "diffcse_jax" / file).read_text(encoding="utf-8"))
-        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        defined = {
+            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
         assert set(re.findall(r"`(\w+)`", functions)) - defined == set(), file
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors that a Git host gives to the headings of a page."""
     headings = re.findall(
-        r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL), re.M
+        r"^#+ (.*)$",
+        re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL),
+        re.M,
     )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -171,7 +198,9 @@ def test_pages_are_short(page):
 @pytest.mark.parametrize("page", SHORT)
 def test_cells_of_tables_are_short(page):
     rows = [line for line in without_code(TEXTS[page]).splitlines() if line.startswith("|")]
-    cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", re.sub(r"`[^`]*`", "code", row))]
+    cells = [
+        cell for row in rows for cell in re.split(r"(?<!\\)\|", re.sub(r"`[^`]*`", "code", row))
+    ]
     assert [cell for cell in cells if len(words_of(cell)) > MOST_WORDS_OF_A_CELL] == []
 
 
@@ -192,7 +221,8 @@ def test_a_shipped_configuration_is_valid_and_gives_its_command(file):
 
 
 @pytest.mark.parametrize(
-    ("word", "folder", "elsewhere"), [("study", SHIPPED / "studies", set()), ("config", SHIPPED, NOT_FROM_PAPERS)]
+    ("word", "folder", "elsewhere"),
+    [("study", SHIPPED / "studies", set()), ("config", SHIPPED, NOT_FROM_PAPERS)],
 )
 def test_the_pages_on_papers_name_every_configuration_and_study(word, folder, elsewhere):
     pages = TEXTS["docs/papers.md"] + TEXTS["docs/paper_rows.md"]
@@ -203,11 +233,18 @@ def test_the_pages_on_papers_name_every_configuration_and_study(word, folder, el
 
 
 def test_every_promise_has_its_tests():
-    tables = re.findall(r"^\| .* \| test \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXTS["docs/reliability.md"], re.MULTILINE)
+    tables = re.findall(
+        r"^\| .* \| test \|\n\|---\|---\|\n((?:\|.*\n)+)",
+        TEXTS["docs/reliability.md"],
+        re.MULTILINE,
+    )
     rows = [row for table in tables for row in table.splitlines()]
     assert len(rows) == 15
     for row in rows:
-        names, file = re.findall(r"`(?:(test_\w+\.py))?(?:::)?(test_\w+)?`", row.rpartition(" | ")[2]), ""
+        names, file = (
+            re.findall(r"`(?:(test_\w+\.py))?(?:::)?(test_\w+)?`", row.rpartition(" | ")[2]),
+            "",
+        )
         assert names, row
         for named_file, test in names:
             file = named_file or file

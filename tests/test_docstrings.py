@@ -83,7 +83,9 @@ def test_functions_are_either_in_the_corpus_or_held_out(tmp_path, monkeypatch):
     docstrings._docstrings.cache_clear()
     assert 5 <= len(pairs) <= 40  # 20 expected, standard deviation 4
     summaries = [f"Compute the value of function {number}." for number in range(200)]
-    values = [f"The value of number {number} is large for most of the arguments." for number in range(200)]
+    values = [
+        f"The value of number {number} is large for most of the arguments." for number in range(200)
+    ]
     repeated = "This sentence occurs in all docstrings here."
     held_out = {summaries.index(summary) for summary, _ in pairs}
     assert dict(pairs) == {summaries[number]: f"{values[number]} {repeated}" for number in held_out}

@@ -54,7 +54,10 @@ class HashEncoder(SentenceEncoder):
     ):
         if type(self).before:
             type(self).before()
-        rows = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences]
+        rows = [
+            np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION)
+            for text in sentences
+        ]
         vectors = np.array(rows, np.float32)
         return pooling.normalize(vectors) if normalize else vectors
 
@@ -90,7 +93,9 @@ def text(tmp_path) -> str:
 def shards(tmp_path) -> dict[str, list[str]]:
     """Four files of different sizes; their sentences by name."""
     sizes = {"shard-0.txt": 7, "shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12}
-    files = {name: [f"sentence {row} of {name}" for row in range(rows)] for name, rows in sizes.items()}
+    files = {
+        name: [f"sentence {row} of {name}" for row in range(rows)] for name, rows in sizes.items()
+    }
     (tmp_path / "shards").mkdir()
     for name, sentences in files.items():
         (tmp_path / "shards" / name).write_text("\n".join(sentences) + "\n")
@@ -136,7 +141,9 @@ def check(output: Path, shards: dict[str, list[str]]) -> None:
     """Every sentence is there once, under its line, with its embedding."""
     rows = read(output)
     numbered = {name: [*enumerate(sentences, 1)] for name, sentences in shards.items()}
-    assert {name: [(row["line"], row["sentence"]) for row in found] for name, found in rows.items()} == numbered
+    assert {
+        name: [(row["line"], row["sentence"]) for row in found] for name, found in rows.items()
+    } == numbered
     for name, sentences in shards.items():
         vectors = np.array([row["embedding"] for row in rows[name]], np.float32)
         np.testing.assert_array_equal(vectors, HashEncoder().encode(sentences))
@@ -161,7 +168,9 @@ def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
     options = ["encode", "--model", "hash", "--input", text, "--normalize", "--output"]
     for suffix in app.FORMATS:
         cli.main([*options, f"{tmp_path}/out{suffix}"])
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), HashEncoder().encode(LINES, normalize=True))
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "out.npy"), HashEncoder().encode(LINES, normalize=True)
+    )
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["sentence"] for line in lines] == LINES
     message = error_of(capsys, *options, "x.csv")
@@ -181,7 +190,9 @@ def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     ]  # fmt: skip
     assert rows[0]["columns"] == {"year": "1999"}
     rows = objects(capsys, "encode", "--input", text, text, "--model", "hash")
-    assert [(row["file"], row["line"]) for row in rows] == [(text, line) for line in (1, 2, 3, 4)] * 2
+    assert [(row["file"], row["line"]) for row in rows] == [
+        (text, line) for line in (1, 2, 3, 4)
+    ] * 2
     message = error_of(capsys, *options, "--columns", "none")
     assert "no column 'none'. It has: doi, title, abstract, year" in message
 
@@ -196,7 +207,9 @@ def search(tmp_path, capsys, *options: str, source: str = "") -> tuple[list, str
     return [json.loads(line) for line in printed.out.splitlines()], printed.err
 
 
-def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text, monkeypatch, capsys):
+def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(
+    tmp_path, text, monkeypatch, capsys
+):
     model, vectors, index = ("--model", "hash"), str(tmp_path / "vectors"), str(tmp_path / "index")
     cli.main(["embed", "--input", text, *model, "--output", vectors])
     encoder, queries = HashEncoder(), ["a dog runs", "caf\u00e9"]
@@ -215,7 +228,9 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
         assert [hit["rank"] for hit in found[0]["hits"]] == [1, 2, 3]
         assert {hit["file"] for hit in found[0]["hits"]} == {text}
         for row, hits in zip(similar, found, strict=True):
-            np.testing.assert_allclose([hit["score"] for hit in hits["hits"]], np.sort(row)[:-4:-1], atol=1e-6)
+            np.testing.assert_allclose(
+                [hit["score"] for hit in hits["hits"]], np.sort(row)[:-4:-1], atol=1e-6
+            )
     stdin(monkeypatch, b"a dog runs\n")
     (found,) = objects(capsys, "search", "--input", index, "--threshold", "0.99", "--json")
     assert [hit["line"] for hit in found["hits"]] == [2, 4]
@@ -224,39 +239,77 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
         return error_of(capsys, "search", "--input", source, *options)
 
     message = error(index, "--model", "other", "x")
-    assert "index holds embeddings of hash (avg, float32, 8 dimensions, weights hash avg), but the encoder" in message
+    assert (
+        "index holds embeddings of hash (avg, float32, 8 dimensions, weights hash avg), but the encoder"
+        in message
+    )
     message = error(vectors, "--model", "missing", "x")
     assert "dimensions, weights hash avg), and missing cannot be loaded" in message
     for options in (["--weight", "0.1"], ["--storage", "bits"], ["--no-passages"]):
-        assert f"{options[0]}: {index} is already built. Leave this out" in error(index, *options, "x")
+        assert f"{options[0]}: {index} is already built. Leave this out" in error(
+            index, *options, "x"
+        )
     assert "--weight needs --mode hybrid" in error(vectors, "--weight", "0.1", "x")
-    assert "--language needs --mode lexical or hybrid" in error(vectors, "--language", "english", "x")
-    assert "--storage: --mode lexical stores no emb" in error(text, "--mode", "lexical", "--storage", "bits", "x")
-    assert "--threshold 0.5: hybrid scores" in error(text, *model, "--mode", "hybrid", "--threshold", "0.5", "x")
+    assert "--language needs --mode lexical or hybrid" in error(
+        vectors, "--language", "english", "x"
+    )
+    assert "--storage: --mode lexical stores no emb" in error(
+        text, "--mode", "lexical", "--storage", "bits", "x"
+    )
+    assert "--threshold 0.5: hybrid scores" in error(
+        text, *model, "--mode", "hybrid", "--threshold", "0.5", "x"
+    )
     assert "give QUERY or --queries, not both" in error(text, *model, "--queries", text, "x")
-    assert f"--add: --input {index} is an index already" in error(index, "--output", index, "--add", "x")
+    assert f"--add: --input {index} is an index already" in error(
+        index, "--output", index, "--add", "x"
+    )
     assert "Name the encoder with --model" in error(text, "x")
     assert "--top_k: expected at least 1" in error(text, *model, "--top_k", "-1", "x")
     assert "QUERY: the text is empty" in error(text, *model, " ")
-    monkeypatch.setattr(tempfile, "gettempdir", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    monkeypatch.setattr(
+        tempfile, "gettempdir", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left"))
+    )
     message = "cannot write a temporary file in TMPDIR or /tmp: No space left. Nothing was changed"
     assert message in error(vectors, "x")
     for source in (text, vectors):  # words are searched without a model and without embeddings
-        (found,) = objects(capsys, "search", "--input", source, "--mode", "lexical", "--json", "dogs run")
+        (found,) = objects(
+            capsys, "search", "--input", source, "--mode", "lexical", "--json", "dogs run"
+        )
         assert [hit["line"] for hit in found["hits"]] == [2, 4]
 
 
 def test_an_index_of_the_words_of_embeddings_is_kept(tmp_path, text, capsys):
     vectors, index = str(tmp_path / "vectors"), str(tmp_path / "index")
     cli.main(["embed", "--input", text, "--model", "hash", "--output", vectors])
-    command = ["search", "--input", vectors, "--mode", "lexical", "--output", index, "--json", "dogs run"]
+    command = [
+        "search",
+        "--input",
+        vectors,
+        "--mode",
+        "lexical",
+        "--output",
+        index,
+        "--json",
+        "dogs run",
+    ]
     first, second = (objects(capsys, *command) for _ in range(2))
     assert first == second
 
 
 def test_invisible_characters_do_not_divide_words_on_the_terminal(tmp_path, capsys):
-    (tmp_path / "a.txt").write_text("Die Donau\u00addampf\u00adschiff\u00adfahrt ruht.\n", encoding="utf-8")
-    cli.main(["search", "--input", str(tmp_path / "a.txt"), "--mode", "lexical", "Donaudampfschiffahrt ruht"])
+    (tmp_path / "a.txt").write_text(
+        "Die Donau\u00addampf\u00adschiff\u00adfahrt ruht.\n", encoding="utf-8"
+    )
+    cli.main(
+        [
+            "search",
+            "--input",
+            str(tmp_path / "a.txt"),
+            "--mode",
+            "lexical",
+            "Donaudampfschiffahrt ruht",
+        ]
+    )
     assert "Donaudampfschifffahrt ruht." in capsys.readouterr().out
 
 
@@ -330,7 +383,10 @@ def test_an_index_is_kept_up_to_date(tmp_path, text, monkeypatch, capsys):
 
     notes = ["--input", f"{tmp_path}/notes.md"]
     message = refused(*notes)
-    assert f"is an index of {text}, not of --input {tmp_path}/notes.md. To search both, give --add" in message
+    assert (
+        f"is an index of {text}, not of --input {tmp_path}/notes.md. To search both, give --add"
+        in message
+    )
     for options in (
         ["--mode", "dense"],
         ["--storage", "int8"],
@@ -346,7 +402,9 @@ def test_an_index_is_kept_up_to_date(tmp_path, text, monkeypatch, capsys):
     Path(text).write_text("a new line\n")
     texts, said = keep("--top_k", "9")  # the other input stays
     assert sorted(texts) == ["An owl hunts at night.", "a new line"]
-    texts, said = keep("--replace", "--model", "hash", "--top_k", "9", source=f"{tmp_path}/notes.md")
+    texts, said = keep(
+        "--replace", "--model", "hash", "--top_k", "9", source=f"{tmp_path}/notes.md"
+    )
     assert (texts, "index:" in said) == (["An owl hunts at night."], False)
     assert "--add and --replace need --output" in error_of(capsys, "search", *notes, "--add", "x")
 
@@ -358,7 +416,9 @@ def test_an_index_of_embeddings_is_kept_up_to_date(tmp_path, text, capsys):
         found, err = search(tmp_path, capsys, "--output", index, "a dog runs", source=vectors)
         assert said in err
     (tmp_path / "more.txt").write_text("one more\n")
-    cli.main(["embed", "--input", text, f"{tmp_path}/more.txt", "--model", "hash", "--output", vectors])
+    cli.main(
+        ["embed", "--input", text, f"{tmp_path}/more.txt", "--model", "hash", "--output", vectors]
+    )
     found, err = search(tmp_path, capsys, "--output", index, "one more", source=vectors)
     assert "index: 1 document new, 0 changed, 0 removed, 4 unchanged" in err
     assert found[0]["hits"][0]["text"] == "one more"
@@ -377,7 +437,9 @@ def test_outputs_and_inputs_that_cannot_be_used_are_errors(command, tmp_path, te
 
     def error(source: str, output: str) -> str:
         query = ["x"] if command == "search" else []
-        return error_of(capsys, command, "--model", "hash", "--input", source, "--output", output, *query)
+        return error_of(
+            capsys, command, "--model", "hash", "--input", source, "--output", output, *query
+        )
 
     not_utf8 = os.fsdecode(b"caf\xe9.npy")
     for name in (
@@ -415,7 +477,8 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
     assert 1 <= sum("word word" in line for line in lines) <= LINES_PER_HIT + 1
     assert any(line.endswith("  long.txt:2") for line in lines)
     assert any(line.endswith("word ...") for line in lines)
-    assert any(line.endswith(" [31mred [0m text") for line in lines)  # what colours a terminal is removed
+    # what colours a terminal is removed
+    assert any(line.endswith(" [31mred [0m text") for line in lines)
     cli.main([*command, "--threshold", "2"])
     assert "Nothing has a score of 2 or more." in capsys.readouterr().out
 
@@ -423,7 +486,9 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
 # embed
 
 
-def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path, shards, capsys, monkeypatch):
+def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(
+    tmp_path, shards, capsys, monkeypatch
+):
     """Polars and Hugging Face's data sets take whatever is in the folder; each file names its encoder."""
     assert cli.main(arguments(tmp_path)) == 0
     check(out := tmp_path / "out", shards)
@@ -432,7 +497,10 @@ def test_every_sentence_is_embedded_once_into_a_folder_of_parquet_files(tmp_path
     assert pyarrow.dataset.dataset(out).count_rows() == 45
     assert find_store(out).encoder == HashEncoder().record()
     cli.main(arguments(tmp_path, model="models/hash"))  # the same model under another path
-    assert f"resuming {out}: 4 of 4 inputs are complete, 7 Parquet files exist" in capsys.readouterr().err
+    assert (
+        f"resuming {out}: 4 of 4 inputs are complete, 7 Parquet files exist"
+        in capsys.readouterr().err
+    )
     monkeypatch.setattr(app.hosts, "_verbosity", "normal")  # for later tests
     cli.main([*arguments(tmp_path), "--quiet"])
     assert capsys.readouterr().err == ""
@@ -442,11 +510,17 @@ def test_processes_share_the_files(tmp_path, shards, monkeypatch, capsys):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
     monkeypatch.setattr(app.jax, "process_index", lambda: 1)  # each process reports its own work
     done = []  # files, where a process waits for the others
-    monkeypatch.setattr(app.hosts, "decided_by_first", lambda _: done.append(len(read(tmp_path / "out"))))
+    monkeypatch.setattr(
+        app.hosts, "decided_by_first", lambda _: done.append(len(read(tmp_path / "out")))
+    )
     for index, unfinished in enumerate((2, 1, 0)):
         monkeypatch.setenv("JAX_PROCESS_ID", str(index))
         cli.main(arguments(tmp_path))
-        with pytest.warns(UserWarning, match=f"not finished {unfinished} of") if unfinished else nullcontext():
+        with (
+            pytest.warns(UserWarning, match=f"not finished {unfinished} of")
+            if unfinished
+            else nullcontext()
+        ):
             find_store(tmp_path / "out")
     assert (done, capsys.readouterr().err.count(" of 3: embedded")) == ([2, 3, 4], 3)
     check(tmp_path / "out", shards)
@@ -470,30 +544,47 @@ def test_files_and_lines_without_text_are_skipped(tmp_path, shards, capsys):
     assert "shard-4.txt.gz: 2 passages\nleft out 1 text: 1 empty\n" in err
     assert "shard-0.txt: it contains no text" in err
     assert err.count("shard-00.txt: it contains no text") == 1  # then it is complete
-    vectors = np.array([row["embedding"] for rows in read(tmp_path / "out").values() for row in rows])
+    vectors = np.array(
+        [row["embedding"] for rows in read(tmp_path / "out").values() for row in rows]
+    )
     np.testing.assert_array_equal(vectors, vectors.astype(np.float16))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-3)
 
 
-def test_what_has_changed_since_the_folder_was_begun_is_refused(tmp_path, shards, monkeypatch, capsys):
+def test_what_has_changed_since_the_folder_was_begun_is_refused(
+    tmp_path, shards, monkeypatch, capsys
+):
     cli.main(arguments(tmp_path))
     message = error_of(capsys, *arguments(tmp_path, dtype="float16", rows_per_file="7"))
-    assert "settings: dtype: 'float32' then, 'float16' now; rows_per_file: 10 then, 7 now. Use the earlier" in message
-    with monkeypatch.context() as trained:  # the path says nothing about the weights: a run's best checkpoint changes
+    assert (
+        "settings: dtype: 'float32' then, 'float16' now; rows_per_file: 10 then, 7 now. Use the earlier"
+        in message
+    )
+    # the path says nothing about the weights: a run's best checkpoint changes
+    with monkeypatch.context() as trained:
         trained.setattr(HashEncoder, "training", "one step more")
-        assert "weights: 'hash avg' then, 'hash avgone step more' now" in error_of(capsys, *arguments(tmp_path))
+        assert "weights: 'hash avg' then, 'hash avgone step more' now" in error_of(
+            capsys, *arguments(tmp_path)
+        )
     file = tmp_path / "shards/shard-1.txt"
     text = file.read_text()
     file.write_text(text.replace("sentence 7", "sentence 8"))  # of the same size
-    assert "shard-1.txt is not the text that was embedded into" in error_of(capsys, *arguments(tmp_path))
+    assert "shard-1.txt is not the text that was embedded into" in error_of(
+        capsys, *arguments(tmp_path)
+    )
     file.write_text(text)
     state = tmp_path / "out.state/shard-1.txt.json"
     state.write_text("{")
     message = error_of(capsys, *arguments(tmp_path))
-    assert all(part in message for part in ("shard-1.txt.json is not valid JSON", "Remove that file and run the same"))
+    assert all(
+        part in message
+        for part in ("shard-1.txt.json is not valid JSON", "Remove that file and run the same")
+    )
     for damaged in ("{", '{"parts": 5}'):
         state.write_text(damaged)
-        with pytest.warns(UserWarning, match=r"has not finished 1 of its inputs, for example shard-1\.txt"):
+        with pytest.warns(
+            UserWarning, match=r"has not finished 1 of its inputs, for example shard-1\.txt"
+        ):
             find_store(tmp_path / "out")
     state.unlink()
     cli.main(arguments(tmp_path))
@@ -519,7 +610,9 @@ def test_texts_that_are_cut_are_counted_once(tmp_path, minilm_dir, monkeypatch):
         "input": f"{tmp_path}/text.txt",
         "rows_per_file": "2",
     }
-    with pytest.warns(UserWarning, match=f"truncated 3 of 5 texts to {MAX_LENGTH} tokens, the most") as caught:
+    with pytest.warns(
+        UserWarning, match=f"truncated 3 of 5 texts to {MAX_LENGTH} tokens, the most"
+    ) as caught:
         cli.main(arguments(tmp_path, **options))
     assert len(caught) == 1
 
@@ -532,7 +625,9 @@ def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
         (tmp_path / folder / "same.txt").write_text("x\n")
     with pytest.raises(DataError, match="have the same name"):
         app.find_inputs([f"{tmp_path}/*/same.txt"])
-    assert app.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [f"{tmp_path}/a/same.txt"]
+    assert app.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [
+        f"{tmp_path}/a/same.txt"
+    ]
     for name in ("data1.txt", "data[1].txt"):  # a file whose name is a pattern is that file
         (tmp_path / name).write_text("x\n")
         assert app.find_inputs([f"{tmp_path}/data[1].txt"]) == [f"{tmp_path}/{name}"]
@@ -574,7 +669,9 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeyp
 def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, monkeypatch, capsys):
     out = str(tmp_path / "out")
     with monkeypatch.context() as patched:
-        patched.setattr(HashEncoder, "before", mock.Mock(side_effect=[None, None, KeyboardInterrupt]))
+        patched.setattr(
+            HashEncoder, "before", mock.Mock(side_effect=[None, None, KeyboardInterrupt])
+        )
         message = error_of(capsys, *arguments(tmp_path), code=130)
     expected = "interrupted after 17 texts; complete Parquet files are kept. To resume, run diffcse embed --model"
     assert expected in message
@@ -590,7 +687,8 @@ def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, mo
 
 
 def test_a_flipped_bit_of_an_embedding_is_noticed(tmp_path, text):
-    text = Path(text).rename(tmp_path / "_text.txt")  # Parquet files of other programs may have such names
+    # Parquet files of other programs may have such names
+    text = Path(text).rename(tmp_path / "_text.txt")
     cli.main(["embed", "--model", "hash", "--input", f"{text}", "--output", f"{tmp_path}/out"])
     (part,) = (tmp_path / "out").glob("*.parquet")
     group = pq.ParquetFile(part).metadata.row_group(0)

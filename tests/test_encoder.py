@@ -38,11 +38,15 @@ def tiny(tiny_dir):
     return SentenceEncoder.from_pretrained(tiny_dir, pooler="avg")
 
 
-def test_weights_that_only_transformers_does_not_find_are_not_random(tmp_path, minilm_dir, monkeypatch):
+def test_weights_that_only_transformers_does_not_find_are_not_random(
+    tmp_path, minilm_dir, monkeypatch
+):
     checkpoint = hf.read(str(write_tiny_model(tmp_path, minilm_dir)))
     tensors = files.read_tensors(tmp_path)
     lost = "encoder.layer.0.output.dense.bias"
-    write_tensors(tmp_path / "model.safetensors", {name: tensors[name] for name in tensors if name != lost})
+    write_tensors(
+        tmp_path / "model.safetensors", {name: tensors[name] for name in tensors if name != lost}
+    )
     monkeypatch.setattr(hf, "read", lambda _: checkpoint)
     with pytest.raises(CheckpointError, match=f"transformers does not find the weights {lost}"):
         TorchEncoder(str(tmp_path), "avg")
@@ -51,14 +55,18 @@ def test_weights_that_only_transformers_does_not_find_are_not_random(tmp_path, m
 def test_vectors_are_cut_before_they_are_normalised(tiny, tiny_dir):
     cut = SentenceEncoder.from_pretrained(tiny_dir, pooler="mean", truncate_dim=5)
     np.testing.assert_array_equal(cut.encode(SENTENCES), tiny.encode(SENTENCES)[:, :5])
-    np.testing.assert_allclose(np.linalg.norm(cut.encode(SENTENCES, normalize=True), axis=1), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.linalg.norm(cut.encode(SENTENCES, normalize=True), axis=1), 1.0, rtol=1e-6
+    )
     assert (cut.dimension, tiny.dimension) == (5, HIDDEN)
     assert cut.fingerprint() != tiny.fingerprint()
     np.testing.assert_allclose(
         TorchEncoder(str(tiny_dir), "avg", 5).encode(SENTENCES), cut.encode(SENTENCES), atol=1e-5
     )
     for size in (0, HIDDEN + 1):
-        with pytest.raises(ConfigError, match=rf"truncate_dim={size}: the embedding size is {HIDDEN}"):
+        with pytest.raises(
+            ConfigError, match=rf"truncate_dim={size}: the embedding size is {HIDDEN}"
+        ):
             SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", truncate_dim=size)
 
 
@@ -77,7 +85,12 @@ def test_one_text_an_iterator_and_no_text(tiny):
 
 
 def test_names_of_sentence_transformers_are_accepted_or_answered(tiny):
-    usual = {"convert_to_numpy": True, "convert_to_tensor": False, "show_progress_bar": True, "device": None}
+    usual = {
+        "convert_to_numpy": True,
+        "convert_to_tensor": False,
+        "show_progress_bar": True,
+        "device": None,
+    }
     np.testing.assert_array_equal(tiny.encode(SENTENCES, **usual), tiny.encode(SENTENCES))
     assert tiny.get_sentence_embedding_dimension() == HIDDEN
     for name, value, instead in (
@@ -93,7 +106,10 @@ def test_names_of_sentence_transformers_are_accepted_or_answered(tiny):
         tiny.encode(SENTENCES, normalise=True)
 
 
-@given(st.lists(st.text(alphabet="abc dé", max_size=MAX_LENGTH - 2), min_size=1, max_size=9), st.integers(1, 10))
+@given(
+    st.lists(st.text(alphabet="abc dé", max_size=MAX_LENGTH - 2), min_size=1, max_size=9),
+    st.integers(1, 10),
+)
 def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_size):
     one_by_one = np.stack([tiny.encode(sentence) for sentence in sentences])
     np.testing.assert_allclose(tiny.encode(sentences, batch_size=batch_size), one_by_one, atol=1e-5)
@@ -111,7 +127,8 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
 )
 def test_what_is_not_text_is_refused(sentences, message):
     with pytest.raises(DataError, match=message):
-        checked_sentences(sentences)  # which `encode` calls: types at run time would refuse some before
+        # which `encode` calls: types at run time would refuse some before
+        checked_sentences(sentences)
 
 
 def test_options_are_checked(tiny, tiny_dir):
@@ -138,7 +155,8 @@ def test_long_sentences_are_not_cut_before_the_last_position(tiny):
         cut = tiny.encode(texts)
     assert len(caught) == 1
     np.testing.assert_allclose(cut[0], tiny.encode(fits), atol=1e-6)
-    assert tiny.tokenizer.backend_tokenizer.to_str() == before  # the user's tokenizer is not changed
+    # the user's tokenizer is not changed
+    assert tiny.tokenizer.backend_tokenizer.to_str() == before
 
 
 def with_weights(encoder: SentenceEncoder, transformer: dict) -> SentenceEncoder:
@@ -153,7 +171,9 @@ def test_threads_encode_at_once_on_several_devices(tiny, devices):
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     params = random_params(Transformer, tiny.config, seed=2)
     encoder = with_weights(tiny, jax.device_put(params, replicated))
-    np.testing.assert_allclose(encoder.encode(SENTENCES), with_weights(tiny, params).encode(SENTENCES), atol=1e-5)
+    np.testing.assert_allclose(
+        encoder.encode(SENTENCES), with_weights(tiny, params).encode(SENTENCES), atol=1e-5
+    )
     text, limits = [*SENTENCES, " ".join(["dog"] * 30)], (None, 6, 9, 12)
     expected = [encoder.encode(text, max_length=limit) for limit in limits]
     before = encoder.fingerprint()
@@ -166,7 +186,10 @@ def test_threads_encode_at_once_on_several_devices(tiny, devices):
 
 def test_folders_that_lack_a_part_are_refused(tmp_path, minilm_dir):
     folder = write_tiny_model(tmp_path, minilm_dir, pooler=False)
-    for pooler, message in ((None, "Choose one of: cls, cls_before_pooler, avg"), ("cls", "Use 'cls_before_pooler'")):
+    for pooler, message in (
+        (None, "Choose one of: cls, cls_before_pooler, avg"),
+        ("cls", "Use 'cls_before_pooler'"),
+    ):
         with pytest.raises(CheckpointError, match=message):
             SentenceEncoder.from_pretrained(folder, pooler=pooler)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
@@ -206,7 +229,9 @@ def test_pickle_and_deepcopy_give_the_same_embeddings(tiny):
 def test_warnings_name_the_line_of_the_user(tmp_path, tiny_dir):
     script = tmp_path / "script.py"
     encoder = f'SentenceEncoder.from_pretrained({str(tiny_dir)!r}, pooler="avg")'
-    script.write_text(f'from diffcse_jax import SentenceEncoder\nencoder = {encoder}\nencoder.encode("dog " * 50)\n')
+    script.write_text(
+        f'from diffcse_jax import SentenceEncoder\nencoder = {encoder}\nencoder.encode("dog " * 50)\n'
+    )
     with pytest.warns(UserWarning, match="truncated 1 of 1 texts") as caught:
         runpy.run_path(str(script))
     assert [(warning.filename, warning.lineno) for warning in caught] == [(str(script), 3)]

@@ -11,7 +11,11 @@ from diffcse_jax import cli
 from diffcse_jax.config import Config
 from diffcse_jax.models import sentence_folder
 
-ROWS = [(5, "a dog runs", "a dog is running"), (1, "a cat", "the market fell"), (3, "no one sings", "a man sings")]
+ROWS = [
+    (5, "a dog runs", "a dog is running"),
+    (1, "a cat", "the market fell"),
+    (3, "no one sings", "a man sings"),
+]
 
 
 @pytest.fixture
@@ -38,7 +42,11 @@ def run(tmp_path, model, senteval, capsys):
             code = cli.main(["evaluate", *arguments])
         except SystemExit as exit_:
             code = exit_.code
-        return code, json.loads(output.read_text()) if output.exists() else None, capsys.readouterr()
+        return (
+            code,
+            json.loads(output.read_text()) if output.exists() else None,
+            capsys.readouterr(),
+        )
 
     return run
 
@@ -46,8 +54,22 @@ def run(tmp_path, model, senteval, capsys):
 def test_results_hold_what_scripts_rely_on(run):
     code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "avg")
     assert code == 0
-    assert {"model", "pooler", "backend", "mode", "aggregation", "tasks", "averages", "missing"} <= set(results)
-    assert [results[key] for key in ("pooler", "backend", "mode", "aggregation")] == ["avg", "jax", "test", "all"]
+    assert {
+        "model",
+        "pooler",
+        "backend",
+        "mode",
+        "aggregation",
+        "tasks",
+        "averages",
+        "missing",
+    } <= set(results)
+    assert [results[key] for key in ("pooler", "backend", "mode", "aggregation")] == [
+        "avg",
+        "jax",
+        "test",
+        "all",
+    ]
     scores = results["tasks"]["STSBenchmark"]
     assert set(scores) == {"spearman", "pearson", "n", "dev"}
     assert (scores["n"], scores["dev"]["n"]) == (4, 3)
@@ -74,34 +96,54 @@ def test_several_models_are_compared(run, tmp_path, model):
 
 def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path, model):
     shutil.copytree(model, tmp_path / "model")
-    sentence_folder.write(tmp_path / "model", sentence_folder.RecordedPooler("avg"), num_blocks=3, hidden_size=16)
-    arguments = ("--model", str(tmp_path / "model"), "--tasks", "STSBenchmark", "--pooler", "cls_before_pooler")
-    with pytest.warns(UserWarning, match="was trained with the pooler 'avg' and is used with 'cls_before_pooler'"):
+    sentence_folder.write(
+        tmp_path / "model", sentence_folder.RecordedPooler("avg"), num_blocks=3, hidden_size=16
+    )
+    arguments = (
+        "--model",
+        str(tmp_path / "model"),
+        "--tasks",
+        "STSBenchmark",
+        "--pooler",
+        "cls_before_pooler",
+    )
+    with pytest.warns(
+        UserWarning, match="was trained with the pooler 'avg' and is used with 'cls_before_pooler'"
+    ):
         _, results, _ = run(*arguments)
     assert results["pooler"] == "cls_before_pooler"
 
 
 def test_sentences_that_torch_cuts_are_reported(run, senteval):
     write_stsb(senteval, "dev", [*ROWS, (5, "long " * 60, "a dog")])
-    with pytest.warns(UserWarning, match=f"truncated 1 of 8 texts to {MAX_LENGTH} tokens, the most that the model"):
+    with pytest.warns(
+        UserWarning, match=f"truncated 1 of 8 texts to {MAX_LENGTH} tokens, the most that the model"
+    ):
         run("--tasks", "STSBenchmark", "--mode", "dev", "--pooler", "avg", "--backend", "torch")
 
 
 def test_vectors_are_cut_and_post_processed(run, tmp_path):
     words = ["dog", "cat", "man", "market", "runs", "sings", "fell", "bird", "tree", "house"]
-    (tmp_path / "text.txt").write_text("\n".join(f"the {a} {b}" for a in words for b in words) + "\n")
+    (tmp_path / "text.txt").write_text(
+        "\n".join(f"the {a} {b}" for a in words for b in words) + "\n"
+    )
     post = f"whitening:{tmp_path}/text.txt"
     arguments = ("--tasks", "STSBenchmark", "--pooler", "avg", "--post", post)
     code, results, printed = run(*arguments, "--truncate_dim", "7")
     assert code == 0
     assert (results["truncate_dim"], results["post"]) == (7, post)
-    assert f"{results['model']}, 7 dimensions (not the official data: STS-B), pooler avg, post {post}\n" in printed.out
+    assert (
+        f"{results['model']}, 7 dimensions (not the official data: STS-B), pooler avg, post {post}\n"
+        in printed.out
+    )
 
 
 def test_scores_before_an_error_are_kept(run, senteval):
     (senteval / "SICK").mkdir()
     (senteval / "SICK/SICK_trial.txt").write_text("id\ta\tb\tscore\n1\ta dog\ta cat\thigh\n")
-    code, results, printed = run("--mode", "dev", "--tasks", "STSBenchmark,SICKRelatedness", "--pooler", "avg")
+    code, results, printed = run(
+        "--mode", "dev", "--tasks", "STSBenchmark,SICKRelatedness", "--pooler", "avg"
+    )
     assert code == 2
     assert "SICK_trial.txt, line 2: expected a number from 0 to 5, found 'high'" in printed.err
     assert results["tasks"]["STSBenchmark"]["n"] == 3
@@ -144,11 +186,17 @@ def test_geometry_and_retrieval_are_printed_and_drawn(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
+        (
+            ["--data_dir", "/nowhere", "--pooler", "avg"],
+            "error: no evaluation data: there is no folder /nowhere",
+        ),
         (["--tasks", "STSBenchmark"], "does not record its pooler. Choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
         (["--published", "--mode", "dev"], "error: --published scores are scores of test splits"),
-        (["--queries", "/dev/null", "--tasks", "retrieval"], "error: --queries: cannot read /dev/null: it is a pipe"),
+        (
+            ["--queries", "/dev/null", "--tasks", "retrieval"],
+            "error: --queries: cannot read /dev/null: it is a pipe",
+        ),
         (["--output", "/dev/null", "--pooler", "avg"], "it is not a regular file. Name a file"),
     ],
 )

@@ -47,7 +47,9 @@ def saved(tmp_path, minilm_dir, monkeypatch):
             transformer=random_params(Transformer, base.config, seed=1),
             pooler=random_params(MlpProjector, base.config, seed=2) if with_head else None,
         )
-        trained = saved_with(Config(), pooler=pooler, checkpoint=checkpoint, interpolation=0.5, verdict="better")
+        trained = saved_with(
+            Config(), pooler=pooler, checkpoint=checkpoint, interpolation=0.5, verdict="better"
+        )
         monkeypatch.setattr(export, "read_encoder", lambda path: trained)
         return trained
 
@@ -69,8 +71,11 @@ def test_every_reader_gives_the_trained_embeddings(saved, tmp_path, capfd):
     assert json.loads((tmp_path / "out/export_check.json").read_text()).items() >= check.items()
     assert SentenceEncoder.from_pretrained(tmp_path / "out").pooler == "cls"
     assert "Loading weights" not in capfd.readouterr().err
-    tensors = load_file(tmp_path / "out/model.safetensors")  # which transformers alone reads as well
-    np.testing.assert_array_equal(tensors["pooler.dense.weight"], trained.checkpoint.pooler["dense.kernel"].T)
+    # which transformers alone reads as well
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    np.testing.assert_array_equal(
+        tensors["pooler.dense.weight"], trained.checkpoint.pooler["dense.kernel"].T
+    )
 
 
 def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, capfd):
@@ -84,9 +89,13 @@ def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, 
     printed = capfd.readouterr()
     assert printed.err == ""
     assert "MISSING" not in printed.out
-    assert "pooler.dense is missing. This is expected: the pooler avg does not use it" in printed.out
+    assert (
+        "pooler.dense is missing. This is expected: the pooler avg does not use it" in printed.out
+    )
 
-    ours, whole = (SentenceEncoder.from_pretrained(out, truncate_dim=size) for size in (None, HIDDEN))
+    ours, whole = (
+        SentenceEncoder.from_pretrained(out, truncate_dim=size) for size in (None, HIDDEN)
+    )
     assert (ours.dimension, whole.dimension) == (6, HIDDEN)
     assert "| embedding size | 6, cut from 16 |" in (out / "README.md").read_text()
     model = SentenceTransformer(str(out), device="cpu")
@@ -103,14 +112,20 @@ def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="the extra `onnx` is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("onnxruntime") is None, reason="the extra `onnx` is not installed"
+)
 def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_path):
     trained, private, out = saved("mpnet", "avg_first_block_last"), str(tmp_path), tmp_path / "out"
-    paths = {name: private for name in ("_name_or_path", "name_or_path", "tokenizer_file", "cache_dir")}
+    paths = {
+        name: private for name in ("_name_or_path", "name_or_path", "tokenizer_file", "cache_dir")
+    }
     trained.checkpoint.hf_config.update(paths)
     settings = trained.checkpoint.folder / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | paths))
-    check = export.export(tmp_path / "workdir", out, truncate_dim=6, with_onnx=True)["maximal_absolute_difference"]
+    check = export.export(tmp_path / "workdir", out, truncate_dim=6, with_onnx=True)[
+        "maximal_absolute_difference"
+    ]
     assert set(check) == {"diffcse_jax", "sentence_transformers", "onnx/model.onnx"}
     for file in out.rglob("*"):
         assert not file.is_file() or private.encode() not in file.read_bytes(), file
@@ -125,14 +140,18 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
         expected = normalize(ours) if "InferenceSession" in block else ours
         np.testing.assert_allclose(np.array(names["embeddings"]), expected, atol=1e-5)
     for texts in (["dog"], ["a dog and a cat", "dog", "dogs " * 20]):  # without padding and with
-        np.testing.assert_allclose(export.encode_onnx(out, texts), normalize(encoder.encode(texts)), atol=1e-5)
+        np.testing.assert_allclose(
+            export.encode_onnx(out, texts), normalize(encoder.encode(texts)), atol=1e-5
+        )
 
 
 def test_a_wrong_export_leaves_nothing(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "_installed", lambda module: False)
     saved()
     right, off = hf.to_hf, np.float32(1.001)
-    monkeypatch.setattr(hf, "to_hf", lambda *of: {name: off * array for name, array in right(*of).items()})
+    monkeypatch.setattr(
+        hf, "to_hf", lambda *of: {name: off * array for name, array in right(*of).items()}
+    )
     with pytest.raises(CheckpointError, match="read by diffcse_jax, its embeddings differ by"):
         export.export(tmp_path / "workdir", tmp_path / "runs/out")
     assert list((tmp_path / "runs").iterdir()) == []
@@ -176,17 +195,24 @@ def test_the_tolerance_is_relative(saved, tmp_path, monkeypatch, scale):
         check(0.0)
 
 
-def test_exported_files_have_checksums_and_the_permissions_that_the_umask_gives(saved, unchecked, tmp_path):
+def test_exported_files_have_checksums_and_the_permissions_that_the_umask_gives(
+    saved, unchecked, tmp_path
+):
     saved()
     export.export(tmp_path / "workdir", tmp_path / "out")
     (tmp_path / "plain").touch()
     expected = (tmp_path / "plain").stat().st_mode
-    assert {file.stat().st_mode for file in (tmp_path / "out").rglob("*") if file.is_file()} == {expected}
-    for name in ("model.safetensors", "1_Pooling/config.json", "tokenizer.json"):  # readable with another last byte
+    assert {file.stat().st_mode for file in (tmp_path / "out").rglob("*") if file.is_file()} == {
+        expected
+    }
+    # readable with another last byte
+    for name in ("model.safetensors", "1_Pooling/config.json", "tokenizer.json"):
         path = tmp_path / "out" / name
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(CheckpointError, match=rf"out/{name} is missing or differs from its checksum\. Export"):
+        with pytest.raises(
+            CheckpointError, match=rf"out/{name} is missing or differs from its checksum\. Export"
+        ):
             SentenceEncoder.from_pretrained(tmp_path / "out")
         path.write_bytes(content)
 
@@ -204,7 +230,9 @@ def config_of(name: str, keys: Mapping[str, object] = MappingProxyType({})) -> C
 def saved_with(
     config: Config, pooler="cls_before_pooler", interpolation=1.0, verdict="", **fields: object
 ) -> SavedEncoder:
-    dev, before = ({"stsb_spearman": score, "guard_stsb_spearman": score} for score in (81.25, 79.5))
+    dev, before = (
+        {"stsb_spearman": score, "guard_stsb_spearman": score} for score in (81.25, 79.5)
+    )
     start = Record(0, "avg", before, "stsb_spearman", "text")
     given = {"checkpoint": Pretrained(Path(), {}, SIZES, {})} | fields
     record = Record(250, pooler, dev, "stsb_spearman")
@@ -213,7 +241,13 @@ def saved_with(
 
 
 def card_of(saved: SavedEncoder, base: BaseModel = BASE, **fields: object) -> str:
-    given = {"name": "ada/model", "truncate_dim": None, "hub_id": None, "license": None, "language": ()}
+    given = {
+        "name": "ada/model",
+        "truncate_dim": None,
+        "hub_id": None,
+        "license": None,
+        "language": (),
+    }
     given |= {"results": ({}, None), "check": "They agree.", "graph": ""}
     return model_card(saved, base, **given | fields)
 
@@ -229,15 +263,24 @@ def results_of(model: str, spearman: float, **others: object) -> dict:
 
 def test_the_hub_reads_the_metadata():
     tests = (results_of("run", 82.03), results_of("bert-base-uncased", 47.0))
-    saved = saved_with(config_of("diffcse_base"), verdict="Better than bert-base-uncased", interpolation=0.5)
+    saved = saved_with(
+        config_of("diffcse_base"), verdict="Better than bert-base-uncased", interpolation=0.5
+    )
     card = ModelCard(card_of(saved, results=tests, hub_id="ada/model", license="mit"))
     data = card.data
     assert (data.base_model, data.license, data.language) == ("bert-base-uncased", "mit", "en")
-    facts = ("0.5 x step 250 + 0.5 x the starting checkpoint", 'SentenceTransformer("ada/model")', "not the official")
+    facts = (
+        "0.5 x step 250 + 0.5 x the starting checkpoint",
+        'SentenceTransformer("ada/model")',
+        "not the official",
+    )
     for fact in (*facts, "The run's verdict: Better than bert-base-uncased."):
         assert fact in card.text
     assert data.datasets == ["princeton-nlp/datasets-for-simcse"]
-    assert (data.library_name, data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
+    assert (data.library_name, data.pipeline_tag) == (
+        "sentence-transformers",
+        "sentence-similarity",
+    )
     rows = [line for line in card.text.splitlines() if "(avg)" in line or "this model (" in line]
     assert [re.findall(r"\d+\.\d\d", row) for row in rows] == [
         ["79.50", "79.50"], ["81.25", "81.25"], ["47.00", "80.00"], ["82.03", "80.00"],
@@ -254,13 +297,21 @@ def test_the_hub_reads_the_metadata():
 )
 def test_the_language_is_known_or_left_out(keys, interpolation, language):
     config = config_of("adapt", {"data.train_file": "notes.txt"} | keys)
-    assert ModelCard(card_of(saved_with(config, interpolation=interpolation))).data.language == language
+    assert (
+        ModelCard(card_of(saved_with(config, interpolation=interpolation))).data.language
+        == language
+    )
 
 
 def test_cut_embeddings_have_no_dev_results():
-    cut = ModelCard(card_of(saved_with(config_of("adapt", {"matryoshka.sizes": (4, 8)})), truncate_dim=8))
+    cut = ModelCard(
+        card_of(saved_with(config_of("adapt", {"matryoshka.sizes": (4, 8)})), truncate_dim=8)
+    )
     assert "which chose the checkpoint, with whole embeddings of 16 numbers:" in cut.text
-    assert "| embedding size | 8, cut from 16 |\n| sizes that it was trained for | 4, 8, 16 |" in cut.text
+    assert (
+        "| embedding size | 8, cut from 16 |\n| sizes that it was trained for | 4, 8, 16 |"
+        in cut.text
+    )
     assert "matryoshka" in cut.data.tags
     assert "| embedding size | 16 |" in card_of(saved_with(config_of("adapt")), truncate_dim=16)
 
@@ -281,10 +332,20 @@ def test_the_command_repeats_the_configuration():
 
 def test_a_card_has_no_local_paths(tmp_path):
     private = str(tmp_path / "private")
-    names = ("data.train_file", "data.cache_dir", "eval.data_dir", "model.name_or_path", "generator.name_or_path")
-    changed = dict.fromkeys(names, f"{private}/x") | {"distillation.teachers": (f"{private}/teacher",)}
+    names = (
+        "data.train_file",
+        "data.cache_dir",
+        "eval.data_dir",
+        "model.name_or_path",
+        "generator.name_or_path",
+    )
+    changed = dict.fromkeys(names, f"{private}/x") | {
+        "distillation.teachers": (f"{private}/teacher",)
+    }
     run = config_of("diffcse_base", changed | {"eval.metric": f"retrieval:{private}/x"})
-    saved = saved_with(run, verdict=f"better than the start ({private}/x, avg): retrieval:{private}/x 3 against 2")
+    saved = saved_with(
+        run, verdict=f"better than the start ({private}/x, avg): retrieval:{private}/x 3 against 2"
+    )
     saved = dataclasses.replace(saved, dev_metric=run.eval.metric)
     text = card_of(saved, describe_base_model(f"{private}/x", tmp_path, {}))
     assert str(tmp_path) not in text
@@ -300,10 +361,15 @@ def test_only_results_of_this_model_are_used(tmp_path):
     run.mkdir()
 
     def recorded(*rows: dict) -> tuple:
-        (run / "results.json").write_text(json.dumps({"models": rows} if len(rows) > 1 else rows[0]))
+        (run / "results.json").write_text(
+            json.dumps({"models": rows} if len(rows) > 1 else rows[0])
+        )
         return card.recorded_results(run, saved, None)
 
-    ours, start = results_of(str(run / "export"), 82.0), results_of("bert-base-uncased", 50.0, pooler="avg")
+    ours, start = (
+        results_of(str(run / "export"), 82.0),
+        results_of("bert-base-uncased", 50.0, pooler="avg"),
+    )
     assert recorded(ours, start) == (ours, start)
     assert recorded(ours, start | {"pooler": "cls"}) == (ours, None)
     others = ({"model": str(tmp_path)}, {"pooler": "avg"}, {"mode": "dev"}, {"truncate_dim": 8})
@@ -317,7 +383,9 @@ def test_only_results_of_this_model_are_used(tmp_path):
 
 def test_a_card_cites_the_methods_used():
     assert papers_of(config_of("diffcse_simcsepp_base")) == ["simcse", "simcsepp", "diffcse"]
-    config = config_of("adapt", {"matryoshka.sizes": (8,), "data.pairs": "crops", "eval.interpolate": (0.5,)})
+    config = config_of(
+        "adapt", {"matryoshka.sizes": (8,), "data.pairs": "crops", "eval.interpolate": (0.5,)}
+    )
     assert papers_of(config)[-3:] == ["matryoshka", "contriever", "wise_ft"]
     card = card_of(saved_with(config_of("simcse_base")))
     assert ("@inproceedings{gao2021simcse," in card, "chuang2022diffcse" in card) == (True, False)

@@ -48,7 +48,9 @@ def test_a_loss_of_another_package_has_keys_of_its_own():
     assert read_overrides(["--config.uniformity.weight=2"]) == {"uniformity.weight": 2.0}
     with pytest.raises(ConfigError, match=r"^uniformity\.weight: -1.0 is below 0.0"):
         Config.from_dict({"uniformity.weight": -1.0})
-    with pytest.raises(ConfigError, match=r"unknown key uniformity\.wight; did you mean uniformity\.weight\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key uniformity\.wight; did you mean uniformity\.weight\?"
+    ):
         Config.from_dict({"uniformity.wight": 1.0})
 
 
@@ -57,7 +59,9 @@ def test_a_broken_package_stops_only_configurations_with_its_keys(monkeypatch, t
     (tmp_path / "packages/my_losses.py").write_text("import no_such_module")
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)
     assert Config.from_dict({"contrast.weight": 0.5}).losses
-    with pytest.raises(ConfigError, match=r"^the loss uniformity \(.*\) cannot be imported: No module named"):
+    with pytest.raises(
+        ConfigError, match=r"^the loss uniformity \(.*\) cannot be imported: No module named"
+    ):
         Config.from_dict({"uniformity.weight": 0.5})
 
 
@@ -72,7 +76,9 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
     assert recorded["mine"] == {"class": "my_losses:Uniformity", "weight": 0.5}
     assert Config.from_dict(recorded) == config
     gone = recorded | {"mine": {"class": "gone:Uniformity", "weight": 0.5, "other": 1}}
-    with pytest.raises(ConfigError, match=r"the loss mine of the class gone:Uniformity, which is not found here"):
+    with pytest.raises(
+        ConfigError, match=r"the loss mine of the class gone:Uniformity, which is not found here"
+    ):
         Config.from_dict(gone)
     assert Config.from_dict(gone, for_reading=True).losses["mine"].weight == 0.5
     assert command_of(config).endswith("# from Python, with `losses` for mine")
@@ -89,8 +95,12 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
 
     with pytest.raises(ConfigError, match=r"<locals>.Local of a loss cannot be found by its name"):
         settings_of({"mine": Local(weight=1.0)})
-    my_losses.Plain = dataclasses.make_dataclass("Plain", [("weight", float, 1.0)], bases=(Loss,), frozen=True)
-    with pytest.raises(ConfigError, match=r"my_losses:Plain\): declare weight with diffcse_jax.losses.option"):
+    my_losses.Plain = dataclasses.make_dataclass(
+        "Plain", [("weight", float, 1.0)], bases=(Loss,), frozen=True
+    )
+    with pytest.raises(
+        ConfigError, match=r"my_losses:Plain\): declare weight with diffcse_jax.losses.option"
+    ):
         Config.from_dict({"mine.class": "my_losses:Plain"})
 
 
@@ -103,15 +113,23 @@ def test_without_the_package_its_keys_are_unknown(key):
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
 def test_the_worked_example_trains(tmp_path, minilm_dir, monkeypatch):
-    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of the export
+    # PyTorch's check of the export
+    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)
     import my_losses
 
     groups = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}}
-    groups |= {"train": {"steps": 3, "chunk_size": 4, "packing": "off"}, "eval": {"every": 0}, "mesh": {"data": 1}}
+    groups |= {
+        "train": {"steps": 3, "chunk_size": 4, "packing": "off"},
+        "eval": {"every": 0},
+        "mesh": {"data": 1},
+    }
     settings = run_settings(tmp_path, minilm_dir, **groups)
     losses = {"mine": my_losses.Uniformity(weight=1.0)}
     train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings, losses=losses)
-    trained = train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings, losses=losses)  # resumes
+    # resumes
+    trained = train(
+        None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings, losses=losses
+    )
     steps = [row for row in trained.history if "loss" in row]
     assert len(steps) == 3
     for row in steps:

@@ -25,7 +25,10 @@ def replace(folder: Path, content: str) -> None:
 
 
 def test_a_folder_takes_the_place_of_another(folder, tmp_path):
-    left, others = folder.with_name(f"{folder.name}.{'0f' * 16}.old"), folder.with_name(f"m.{'0f' * 16}.old")
+    left, others = (
+        folder.with_name(f"{folder.name}.{'0f' * 16}.old"),
+        folder.with_name(f"m.{'0f' * 16}.old"),
+    )
     left.mkdir()
     others.mkdir()
     (tmp_path / "link").symlink_to(folder)
@@ -54,12 +57,18 @@ def test_partial_folders_of_dead_processes_are_removed(folder):
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("fails", ["content", "folder", "name", "name on disk"])
-def test_what_fails_while_a_folder_is_replaced_leaves_the_earlier_one(fails, there, folder, tmp_path, monkeypatch):
+def test_what_fails_while_a_folder_is_replaced_leaves_the_earlier_one(
+    fails, there, folder, tmp_path, monkeypatch
+):
     """Its content, itself, its new name, and that name on disk, one after the other."""
     sync, rename, target = files.sync, Path.rename, folder if there else folder.with_name("other")
 
     def failing_sync(path: Path) -> None:
-        at = {"content": path.name == "content", "folder": path.suffix == ".tmp", "name on disk": path == folder.parent}
+        at = {
+            "content": path.name == "content",
+            "folder": path.suffix == ".tmp",
+            "name on disk": path == folder.parent,
+        }
         if at.get(fails):
             raise OSError(errno.EIO, "Input/output error")
         sync(path)
@@ -80,7 +89,8 @@ def test_what_fails_while_a_folder_is_replaced_leaves_the_earlier_one(fails, the
 def test_addresses_are_refused_with_advice():
     for path in ("gs://bucket/run", Path("gs://bucket/run"), "s3://bucket", "https://host/file"):
         with pytest.raises(
-            ConfigError, match=r"addresses with \w+:// are not supported.*mount it first.* File locks do"
+            ConfigError,
+            match=r"addresses with \w+:// are not supported.*mount it first.* File locks do",
         ):
             files.expand_path(path)
     for path in ("runs/a:b", "C:/runs", "org/name"):
@@ -92,11 +102,15 @@ def test_the_error_of_a_sealed_document_names_what_is_wrong_and_the_remedy(tmp_p
     files.write_sealed(tmp_path / "seal.json", {"a": 1}, [tmp_path / "data"])
     assert files.read_sealed(tmp_path / "seal.json", "Try again") == {"a": 1}
     with monkeypatch.context() as unreadable:
-        unreadable.setattr(files, "sha256", mock.Mock(side_effect=PermissionError(13, "Permission denied", "data")))
+        unreadable.setattr(
+            files, "sha256", mock.Mock(side_effect=PermissionError(13, "Permission denied", "data"))
+        )
         with pytest.raises(CheckpointError, match=r"Permission denied: 'data'\. Try again"):
             files.read_sealed(tmp_path / "seal.json", "Try again")
     (tmp_path / "data").unlink()
-    with pytest.raises(CheckpointError, match=r"/data is missing or differs from its checksum\. Try again"):
+    with pytest.raises(
+        CheckpointError, match=r"/data is missing or differs from its checksum\. Try again"
+    ):
         files.read_sealed(tmp_path / "seal.json", "Try again")
 
 

@@ -19,7 +19,15 @@ from tiny_model import write_tiny_model
 from tiny_run import stop_first_run
 
 from diffcse_jax.apps import finetune
-from diffcse_jax.apps.finetune import TaskData, TaskModel, TasksMetric, labels_of, read_task, tune, write_outputs
+from diffcse_jax.apps.finetune import (
+    TaskData,
+    TaskModel,
+    TasksMetric,
+    labels_of,
+    read_task,
+    tune,
+    write_outputs,
+)
 from diffcse_jax.apps.finetune.mixture import by_ratio, resting
 from diffcse_jax.config import Config, OptimConfig, flat
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
@@ -39,7 +47,9 @@ STEPS = 4
 
 def test_the_input_of_a_head():
     np.testing.assert_array_equal(features(LabelledTask(), (U,)), U)
-    every = LabelledTask(texts=PAIR, features=("first", "second", "difference", "product", "cosine"))
+    every = LabelledTask(
+        texts=PAIR, features=("first", "second", "difference", "product", "cosine")
+    )
     u, v = np.asarray(U), np.asarray(V)
     cosine = (u * v).sum(axis=1) / np.linalg.norm(u, axis=1) / np.linalg.norm(v, axis=1)
     expected = np.concatenate([u, v, np.abs(u - v), u * v, cosine[:, None]], axis=1)
@@ -61,10 +71,14 @@ def test_a_resting_network_skips_the_steps_of_other_tasks():
     state, expected_state = both.init(params), alone.init(expected)
     for step, gradient in enumerate([U, V, U + V, U - V]):
         of_b = gradient if step % 2 else jnp.zeros_like(gradient)
-        updates, state = both.update({"a.kernel": gradient, "b.kernel": of_b}, state, params, good=True)
+        updates, state = both.update(
+            {"a.kernel": gradient, "b.kernel": of_b}, state, params, good=True
+        )
         params = optax.apply_updates(params, updates)
         if step % 2:
-            updates, expected_state = alone.update({"b.kernel": gradient}, expected_state, expected, good=True)
+            updates, expected_state = alone.update(
+                {"b.kernel": gradient}, expected_state, expected, good=True
+            )
             expected = optax.apply_updates(expected, updates)
         np.testing.assert_allclose(params["b.kernel"], expected["b.kernel"], rtol=1e-6)
 
@@ -73,10 +87,14 @@ CLASSES = "text,class\n" + "".join(f"sentence {number},{number % 3}\n" for numbe
 NUMBERS = "first\tsecond\tscore\n" + "".join(f"one {n}\tother {n}\t{n / 7}\n" for n in range(30))
 
 
-def read(folder: Path, content: str, name: str = "rows.csv", on_bad_line: str = "error", **options) -> TaskData:
+def read(
+    folder: Path, content: str, name: str = "rows.csv", on_bad_line: str = "error", **options
+) -> TaskData:
     (folder / name).write_bytes(content.encode(errors="surrogateescape"))
     texts = ("text",) if "text" in content.partition("\n")[0] else PAIR
-    task = LabelledTask(**({"file": name, "texts": texts, "label": "class", "dev_share": 0.2} | options))
+    task = LabelledTask(
+        **({"file": name, "texts": texts, "label": "class", "dev_share": 0.2} | options)
+    )
     return read_task("mine", task, folder, on_bad_line)
 
 
@@ -89,7 +107,8 @@ def test_rows_are_split_by_their_text(tmp_path):
     assert numbers(data.train) | numbers(data.dev) == {*range(30)}
     assert 0 < len(data.dev) < 15
     assert labels_of(data.dev).tolist() == [int(row.texts[0].split()[1]) % 3 for row in data.dev]
-    header, *lines = CLASSES.splitlines(keepends=True)  # other rows do not matter, and neither do case and white space
+    # other rows do not matter, and neither do case and white space
+    header, *lines = CLASSES.splitlines(keepends=True)
     again = read(tmp_path, header + "".join(reversed(lines[5:])).replace("sentence ", "Sentence  "))
     assert numbers(again.dev) == numbers(data.dev) - {*range(5)}
     pairs = "".join(f"one {n}\tother {n}\t{n}\nother {n}\tone {n}\t{n}\n" for n in range(30))
@@ -103,10 +122,17 @@ def test_tables_of_any_kind(tmp_path, capsys):
     assert labels_of(data.train).dtype == np.float32
     rows = "".join(json.dumps({"text": f"{n}", "class": n % 2 == 0}) + "\n" for n in range(20))
     data = read(tmp_path, rows, name="rows.JSONL", texts=("text",))
-    assert (data.task.labels, data.task.loss, data.task.outputs) == (("False", "True"), "binary_cross_entropy", 1)
+    assert (data.task.labels, data.task.loss, data.task.outputs) == (
+        ("False", "True"),
+        "binary_cross_entropy",
+        1,
+    )
     assert all(row.texts == (str(int(row.id) - 1),) for row in data.train)  # names are line numbers
-    data = read(tmp_path, CLASSES.replace(",2\n", ",10.0\n") + " ,1\nmore,\nmore,1,2\n", on_bad_line="skip")
-    assert (len(data.train) + len(data.dev), data.task.labels) == (30, ("0", "1", "10"))  # ordered as numbers
+    data = read(
+        tmp_path, CLASSES.replace(",2\n", ",10.0\n") + " ,1\nmore,\nmore,1,2\n", on_bad_line="skip"
+    )
+    # ordered as numbers
+    assert (len(data.train) + len(data.dev), data.task.labels) == (30, ("0", "1", "10"))
     account = capsys.readouterr().err.partition("left out 3 texts: ")[2]
     assert "2 empty" in account
     assert "1 with a wrong number of fields" in account
@@ -115,14 +141,38 @@ def test_tables_of_any_kind(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (CLASSES, {"label": "x"}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'x'\. It has: text, class"),
-        ("Here is one.\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'first'\. It has: column 1"),
+        (
+            CLASSES,
+            {"label": "x"},
+            r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'x'\. It has: text, class",
+        ),
+        (
+            "Here is one.\n",
+            {},
+            r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'first'\. It has: column 1",
+        ),
         (CLASSES, {"labels": ("low", "low", "high", "mid")}, "Give two or more different classes"),
-        (CLASSES.replace("sentence 0,0", "sentence 0,rare"), {"dev_share": 0.5}, "no training row of class 'rare'"),
-        ("text,class\na,1\n", {"kind": "regression", "dev_share": 0.99}, "no training rows. Give dev_file"),
-        (CLASSES, {"test_file": "gone.csv"}, r"^finetune\.tasks\.mine\.test_file: cannot read .*gone\.csv"),
+        (
+            CLASSES.replace("sentence 0,0", "sentence 0,rare"),
+            {"dev_share": 0.5},
+            "no training row of class 'rare'",
+        ),
+        (
+            "text,class\na,1\n",
+            {"kind": "regression", "dev_share": 0.99},
+            "no training rows. Give dev_file",
+        ),
+        (
+            CLASSES,
+            {"test_file": "gone.csv"},
+            r"^finetune\.tasks\.mine\.test_file: cannot read .*gone\.csv",
+        ),
         (CLASSES + " ,1\n", {}, r"mine\.file\), line 32: empty\. Correct or remove it"),
-        ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is not a finite number"),
+        (
+            "first,second,class\na,b,nan\n",
+            {"kind": "regression"},
+            "line 2: 'nan' is not a finite number",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(content, options, message, tmp_path):
@@ -132,8 +182,13 @@ def test_what_cannot_be_used_is_named(content, options, message, tmp_path):
 
 def test_scores_and_their_interval(tmp_path):
     classes = read(tmp_path, CLASSES, dev_share=0.4)
-    numbers = read(tmp_path, NUMBERS, name="numbers.tsv", label="score", kind="regression", dev_share=0.4)
-    tasks = [dataclasses.replace(data, name=name) for name, data in (("classes", classes), ("numbers", numbers))]
+    numbers = read(
+        tmp_path, NUMBERS, name="numbers.tsv", label="score", kind="regression", dev_share=0.4
+    )
+    tasks = [
+        dataclasses.replace(data, name=name)
+        for name, data in (("classes", classes), ("numbers", numbers))
+    ]
     right = np.arange(len(classes.dev)) % 2 == 0
     values = (labels_of(numbers.dev) + RNG.normal(size=len(numbers.dev))).astype(np.float32)
 
@@ -145,7 +200,9 @@ def test_scores_and_their_interval(tmp_path):
             return self.guesses if name == "classes" else values
 
     metric, labels = TasksMetric("average", 8, tasks), labels_of(classes.dev)
-    worse, better = (metric.measure(Given(guesses)) for guesses in (np.where(right, labels, -1), labels))
+    worse, better = (
+        metric.measure(Given(guesses)) for guesses in (np.where(right, labels, -1), labels)
+    )
     pearson = 100 * scipy.stats.pearsonr(values, labels_of(numbers.dev)).statistic
     assert worse.scores["classes_accuracy"] == pytest.approx(100 * right.mean())
     assert better.scores["numbers_pearson"] == pytest.approx(pearson, rel=1e-4)
@@ -159,7 +216,8 @@ def config(tmp_path_factory, minilm_dir) -> Config:
     """Return a configuration of two stages with a small encoder and two tasks."""
     folder = tmp_path_factory.mktemp("tasks")
     (folder / "classes.csv").write_text(
-        "id,text,class\n" + "".join(f"r{n},The {'good' if n % 2 else 'bad'} film {n} .,{n % 2}\n" for n in range(60))
+        "id,text,class\n"
+        + "".join(f"r{n},The {'good' if n % 2 else 'bad'} film {n} .,{n % 2}\n" for n in range(60))
     )
     (folder / "numbers.tsv").write_text(NUMBERS)
     model = write_tiny_model(folder / "model", minilm_dir, blocks=1)
@@ -210,15 +268,24 @@ def tuned(config, tmp_path_factory) -> tuple[Path, list[TaskData]]:
 def test_the_heads_come_first(tuned):
     workdir, tasks = tuned
     lines = (workdir / "printed.txt").read_text()
-    assert f"task classes: embedding {len(tasks[0].train)} rows\nhead of classes: {STEPS} steps, " in lines
-    assert lines.index("stage 1 of 2: ") < lines.index("head of numbers: ") < lines.index("stage 2 of 2: ")
+    assert (
+        f"task classes: embedding {len(tasks[0].train)} rows\nhead of classes: {STEPS} steps, "
+        in lines
+    )
+    assert (
+        lines.index("stage 1 of 2: ")
+        < lines.index("head of numbers: ")
+        < lines.index("stage 2 of 2: ")
+    )
     scores = re.findall(r"head of \w+: .* (-?\d+\.\d+)\n", lines)
     baseline = next(row for row in read_metrics(workdir) if row["step"] == 0)
     assert baseline["dev/average"] == pytest.approx(np.mean([*map(float, scores)]), abs=0.01)
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(
+    tuned, config, tmp_path, monkeypatch, capsys
+):
     workdir, _ = tuned
     stop_first_run(monkeypatch)
     monkeypatch.setattr(train_module, "make_train_step", shared_step)
@@ -226,19 +293,28 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
         with pytest.raises(Interrupted, match="Stopped at step 1"):
             tune(config, tmp_path)
         capsys.readouterr()
-        (tmp_path / HEADS / "heads.safetensors").write_bytes(b"damaged")  # the checkpoint has the heads
+        # the checkpoint has the heads
+        (tmp_path / HEADS / "heads.safetensors").write_bytes(b"damaged")
         tune(config, tmp_path)
     assert "stage 1" not in capsys.readouterr().err
-    expected, found = (read_parameters(folder / "checkpoints/2")[0] for folder in (workdir, tmp_path))
+    expected, found = (
+        read_parameters(folder / "checkpoints/2")[0] for folder in (workdir, tmp_path)
+    )
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.slow
 def test_heads_are_trained_again_if_the_rows_have_changed(config, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(config.finetune.data_dir, tmp_path / "tasks")
-    config = Config.from_dict(flat(config.to_dict()) | {"finetune.data_dir": str(folder), "eval.every": 0})
-    monkeypatch.setattr(finetune, "train_and_select", lambda run: "stopped before the first checkpoint")
-    monkeypatch.setattr(finetune, "train_task_head", lambda config, data, head, frozen: jax.device_get(head))
+    config = Config.from_dict(
+        flat(config.to_dict()) | {"finetune.data_dir": str(folder), "eval.every": 0}
+    )
+    monkeypatch.setattr(
+        finetune, "train_and_select", lambda run: "stopped before the first checkpoint"
+    )
+    monkeypatch.setattr(
+        finetune, "train_task_head", lambda config, data, head, frozen: jax.device_get(head)
+    )
     for added, is_trained in ("", True), ("", False), ("r60,A new film .,1\n", True):
         (folder / "classes.csv").write_text((folder / "classes.csv").read_text() + added)
         tune(config, tmp_path / "run")
@@ -250,7 +326,11 @@ def test_heads_and_predictions_are_written(tuned):
     workdir, tasks = tuned
     model = TaskModel.from_run(workdir)
     write_outputs(workdir, tasks, batch_size=8)
-    assert {file.stem for file in (workdir / "predictions").iterdir()} == {"classes-dev", "classes-test", "numbers-dev"}
+    assert {file.stem for file in (workdir / "predictions").iterdir()} == {
+        "classes-dev",
+        "classes-test",
+        "numbers-dev",
+    }
     assert read_encoder(workdir).prompts.query == "ask: "
     assert json.loads((workdir / "tasks/classes/task.json").read_text())["labels"] == ["0", "1"]
     for name, head in model.heads.items():

@@ -16,7 +16,11 @@ from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.models.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
-CLASSES = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]}
+CLASSES = {
+    "AutoConfig": "own.Config",
+    "AutoModel": "own.Model",
+    "AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"],
+}
 CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 
 
@@ -27,7 +31,9 @@ def folder(tmp_path, minilm_dir, monkeypatch) -> Iterator[Path]:
     monkeypatch.setattr(builtins, "input", lambda *_: "y")
     folder = write_tiny_model(tmp_path / "model", minilm_dir)
     (folder / "own.py").write_text(CODE)
-    (folder / "config.4.0.0.json").write_text(json.dumps({"model_type": "own", "auto_map": CLASSES}))
+    (folder / "config.4.0.0.json").write_text(
+        json.dumps({"model_type": "own", "auto_map": CLASSES})
+    )
     edit(folder / "config.json", configuration_files=["config.4.0.0.json"], auto_map=CLASSES)
     yield folder
     assert not [*tmp_path.rglob("ran")]
@@ -39,19 +45,25 @@ def edit(path: Path, **changes) -> None:
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_a_configuration_with_code_is_passed_over(folder, backend):
-    assert load_encoder(str(folder), EvaluationSettings(backend=backend, pooler="avg")).pooler == "avg"
+    assert (
+        load_encoder(str(folder), EvaluationSettings(backend=backend, pooler="avg")).pooler == "avg"
+    )
 
 
 def test_a_tokenizer_that_is_code_is_refused_without_advice_to_run_it(folder):
     edit(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=CLASSES)
-    with pytest.raises(CheckpointError, match=r"needs code from the folder, which is never executed here") as raised:
+    with pytest.raises(
+        CheckpointError, match=r"needs code from the folder, which is never executed here"
+    ) as raised:
         load_tokenizer(folder)
     assert "trust_remote_code" not in str(raised.value)
 
 
 def test_a_pipe_in_a_model_folder_is_not_waited_for(folder):
     os.mkfifo(folder / "added_tokens.json")
-    with pytest.raises(CheckpointError, match=r"contains added_tokens\.json, which is a pipe or a device"):
+    with pytest.raises(
+        CheckpointError, match=r"contains added_tokens\.json, which is a pipe or a device"
+    ):
         load_tokenizer(folder)
 
 
@@ -63,10 +75,17 @@ def test_every_call_that_could_load_code_forbids_it():
         text = file.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)) if "transformers" in text else ():
             if isinstance(node, ast.Call) and node.args and loads_code(ast.unparse(node.func)):
-                forbidden = [ast.unparse(word.value) for word in node.keywords if word.arg == "trust_remote_code"]
+                forbidden = [
+                    ast.unparse(word.value)
+                    for word in node.keywords
+                    if word.arg == "trust_remote_code"
+                ]
                 allowing += [] if forbidden == ["False"] else [f"{file}, line {node.lineno}"]
     assert allowing == []
-    assert any(loads_code(line) for line in ("transformers.AutoModel.from_pretrained", "SentenceTransformer"))
+    assert any(
+        loads_code(line)
+        for line in ("transformers.AutoModel.from_pretrained", "SentenceTransformer")
+    )
 
 
 def loads_code(function: str) -> bool:

@@ -143,7 +143,10 @@ def test_a_page_becomes_titled_sections(content, kind):
         ("One line.<br>Another.\n\n<hr>\n\nMore.", "One line. Another. More."),
         ("````text\n```\n~~~\ncode\n```` no end\n````\n~~~ python\nmore\n~~~~\nHere.", "Here."),
         ("A note[^1].\n\n[^1]: Its text.", "A note. Its text."),
-        (">" * 40 + " deep\n\n" + "".join(" " * 2 * i + "- a\n" for i in range(40)), "deep" + " a" * 40),
+        (
+            ">" * 40 + " deep\n\n" + "".join(" " * 2 * i + "- a\n" for i in range(40)),
+            "deep" + " a" * 40,
+        ),
     ],
 )
 def test_markdown_has_titles_of_all_headings_and_text_without_markup(text, expected):
@@ -207,7 +210,10 @@ def test_a_heading_without_text_is_not_lost():
 @pytest.mark.parametrize(
     ("front", "title"),
     [
-        ("title: >-\n  How to renew a library\n  card\ndate: 2026-01-01", "How to renew a library card"),
+        (
+            "title: >-\n  How to renew a library\n  card\ndate: 2026-01-01",
+            "How to renew a library card",
+        ),
         ('title: "Parking \\"near\\" the hall"   # reviewed', 'Parking "near" the hall'),
         ("title: It's here: now\nbad key: [", None),
         ("title: 'It''s #1'", "It's #1"),
@@ -220,7 +226,10 @@ def test_a_heading_without_text_is_not_lost():
         ("title: a" + " " * 16_000 + "b", "a b"),
         ("", ""),
         ("title: " + "[" * 100, None),
-        ("a: &a [x, x]\n" + "".join(f"b{i}: &b{i} [*a, *a]\n" for i in range(9)) + "title: *b8", ""),
+        (
+            "a: &a [x, x]\n" + "".join(f"b{i}: &b{i} [*a, *a]\n" for i in range(9)) + "title: *b8",
+            "",
+        ),
     ],
 )
 def test_the_title_in_front_matter_is_what_yaml_says(front, title):
@@ -340,7 +349,22 @@ def test_xhtml_has_elements_without_end_tags():
 
 
 WORDS = st.lists(st.text("abc", min_size=6, max_size=9), min_size=1, max_size=4).map(" ".join)
-TAGS = ("p", "div", "h1", "h3", "li", "b", "pre", "table", "td", "nav", "form", "header", "button", "a")
+TAGS = (
+    "p",
+    "div",
+    "h1",
+    "h3",
+    "li",
+    "b",
+    "pre",
+    "table",
+    "td",
+    "nav",
+    "form",
+    "header",
+    "button",
+    "a",
+)
 TREES = st.recursive(
     WORDS, lambda inner: st.tuples(st.sampled_from(TAGS), st.lists(inner, min_size=1, max_size=4)), max_leaves=12
 )  # fmt: skip
@@ -495,7 +519,12 @@ def test_notebooks():
     assert found.left_out == {"code block{s}": 1, "output{s} of code": 1}
     old = {
         "worksheets": [
-            {"cells": [{"cell_type": "heading", "level": 2, "source": "A"}, {"cell_type": "code", "input": "b"}]}
+            {
+                "cells": [
+                    {"cell_type": "heading", "level": 2, "source": "A"},
+                    {"cell_type": "code", "input": "b"},
+                ]
+            }
         ]
     }
     assert read(json.dumps(old), ".ipynb", with_code=True) == [("A", ["b"])]
@@ -543,7 +572,9 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, kind, library, e
         raise ModuleNotFoundError(name=name.partition(".")[0])
 
     usual = importlib.import_module
-    monkeypatch.setattr(importlib, "import_module", lambda name: (fail if name.startswith(library) else usual)(name))
+    monkeypatch.setattr(
+        importlib, "import_module", lambda name: (fail if name.startswith(library) else usual)(name)
+    )
     reason = f"needs the extra {extra}: pip install 'diffcse_jax[{extra}]'"
     assert parse(b"Text.", kind, with_code=False) == Unreadable(reason)
 
@@ -568,7 +599,9 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in HOSTILE.items() for part in parts])
+@pytest.mark.parametrize(
+    ("kind", "part"), [(kind, part) for kind, parts in HOSTILE.items() for part in parts]
+)
 def test_time_grows_with_the_size_of_a_document(kind, part):
     assert_linear(lambda text: parse(text.encode(), kind, with_code=True), part)
 

@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, shared_forward, views_of
+from tiny_networks import (
+    ENCODER,
+    NO_DROPOUT,
+    SIMCSE,
+    VOCABULARY,
+    config_of,
+    random_batch,
+    shared_forward,
+    views_of,
+)
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.models import layers
@@ -44,7 +53,11 @@ def test_every_device_works_in_every_chunk():
     values = jax.device_put(np.zeros((32, 6, 3), np.float32), sharding)
     function = jax.jit(lambda values: map_chunks(lambda part: jnp.tanh(part @ WEIGHTS), 2, values))
     program = function.lower(values).compile()
-    assert not [name for name in ("all-gather", "all-to-all", "collective-permute") if name in program.as_text()]
+    assert not [
+        name
+        for name in ("all-gather", "all-to-all", "collective-permute")
+        if name in program.as_text()
+    ]
     assert program.output_shardings.shard_shape((32, 6, 4)) == (4, 6, 4)
 
 
@@ -65,7 +78,9 @@ def test_gathered_positions_get_the_function_and_its_gradient_and_others_zero(sh
     def run(gathered):
         return jax.grad(loss, argnums=(0, 1), has_aux=True)(WEIGHTS, VALUES, gathered)
 
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), run(True), run(False))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), run(True), run(False)
+    )
 
 
 def forward_passes(*parts, read, keys: int, batch=None):
@@ -82,20 +97,29 @@ def forward_passes(*parts, read, keys: int, batch=None):
 
 
 def test_views_of_the_same_text_are_equal_without_dropout_or_with_the_same_masks():
-    ((one, other),) = forward_passes(NO_DROPOUT, read=lambda forward: forward.projected_views, keys=1)
+    ((one, other),) = forward_passes(
+        NO_DROPOUT, read=lambda forward: forward.projected_views, keys=1
+    )
     np.testing.assert_array_equal(one, other)
     shared = {"model": {"projector": "mlp", "dropout_masks": "shared"}}
     batch = random_batch()
-    batch = {name: np.repeat(values[:1], 8, axis=0) for name, values in batch.items()}  # one sentence eight times
-    for z1, z2 in forward_passes(shared, read=lambda forward: forward.projected_views, keys=2, batch=batch):
+    # one sentence eight times
+    batch = {name: np.repeat(values[:1], 8, axis=0) for name, values in batch.items()}
+    for z1, z2 in forward_passes(
+        shared, read=lambda forward: forward.projected_views, keys=2, batch=batch
+    ):
         np.testing.assert_array_equal(z1, z2)
         assert (np.ptp(z1, axis=0) > 1e-3).all()  # examples do not share their masks
 
 
 def test_a_mean_over_dropout_samples_has_less_variance():
     samples = 9
-    passes = forward_passes(read=lambda forward: (forward.projected_views, forward.projected_means(samples)), keys=2)
-    one, mean = (np.square(np.subtract(first, second)).mean() for first, second in zip(*passes, strict=True))
+    passes = forward_passes(
+        read=lambda forward: (forward.projected_views, forward.projected_means(samples)), keys=2
+    )
+    one, mean = (
+        np.square(np.subtract(first, second)).mean() for first, second in zip(*passes, strict=True)
+    )
     np.testing.assert_allclose(one / mean, samples, rtol=0.35)
 
 
@@ -127,7 +151,9 @@ def test_a_second_encoder_embeds_all_views_but_the_first():
 def test_prefixes_cut_the_results_of_the_same_passes(monkeypatch):
     """Matryoshka losses of several sizes must not run the encoder again."""
     passes, call = [], Transformer.__call__
-    monkeypatch.setattr(Transformer, "__call__", lambda *args, **options: passes.append(1) or call(*args, **options))
+    monkeypatch.setattr(
+        Transformer, "__call__", lambda *args, **options: passes.append(1) or call(*args, **options)
+    )
 
     def read(forward):
         keys = row_keys(jax.random.key(1), 8)
@@ -141,4 +167,5 @@ def test_prefixes_cut_the_results_of_the_same_passes(monkeypatch):
     ((whole, *prefixes),) = forward_passes(read=whole_and_prefixes, keys=1)
     assert len(passes) == 3  # the views, the further samples in one loop, the rows
     for size, prefix in zip((4, 8), prefixes, strict=True):
-        jax.tree.map(lambda cut, full: np.testing.assert_array_equal(cut, full[..., :size]), prefix, whole)  # noqa: B023
+        cut = jax.tree.map(lambda full: full[..., :size], whole)  # noqa: B023
+        jax.tree.map(np.testing.assert_array_equal, prefix, cut)

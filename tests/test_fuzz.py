@@ -38,7 +38,10 @@ from diffcse_jax.run_folder.start import read_config
 EXAMPLES = int(os.environ.get("DIFFCSE_FUZZ_EXAMPLES", "0"))
 
 fuzzed = settings(
-    max_examples=EXAMPLES or 20, derandomize=not EXAMPLES, deadline=10_000, suppress_health_check=list(HealthCheck)
+    max_examples=EXAMPLES or 20,
+    derandomize=not EXAMPLES,
+    deadline=10_000,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -60,11 +63,15 @@ def result_or_user_error(read: Callable, *arguments, **options):
 
 # Values and bytes near to those that are meant, and others.
 json_values = st.recursive(
-    st.sampled_from([None, False, True, 0, 1, -1, 2, 10**9, 10**400, float("nan"), float("inf"), 1e308])
+    st.sampled_from(
+        [None, False, True, 0, 1, -1, 2, 10**9, 10**400, float("nan"), float("inf"), 1e308]
+    )
     | st.integers()
     | st.text(max_size=8)
     | st.sampled_from(["", "bert", "gelu", "cls", "mean", "..", "/etc", "a" * 300, "\ud800"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 spoiled_bytes = st.sampled_from(
@@ -79,7 +86,9 @@ def spoiled(draw, original: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(content)))
         end = min(len(content), start + draw(st.sampled_from([0, 1, 1, 8, 1000])))
-        content[start:end] = draw(spoiled_bytes | st.binary(max_size=4) | st.just(bytes(content[start:end]) * 2))
+        content[start:end] = draw(
+            spoiled_bytes | st.binary(max_size=4) | st.just(bytes(content[start:end]) * 2)
+        )
     return bytes(content)
 
 
@@ -135,7 +144,12 @@ It is *here*, <https://example.org>. And [there][1] &amp; {% x %} it is.
 ~~~
 <div>all of it is here</div>
 """
-DOCUMENTS = {".md": MARKDOWN, ".html": HTML_PAGE, ".rst": RST_PAGE, ".pdf": pdf(["A page. It has two sentences."])}
+DOCUMENTS = {
+    ".md": MARKDOWN,
+    ".html": HTML_PAGE,
+    ".rst": RST_PAGE,
+    ".pdf": pdf(["A page. It has two sentences."]),
+}
 
 
 @pytest.mark.parametrize("extension", [*CORPORA, *DOCUMENTS])
@@ -145,13 +159,17 @@ def test_corpora(tmp_path, extension, data):
     content = data.draw(spoiled((CORPORA | DOCUMENTS)[extension]) | st.binary(max_size=200))
     compression = data.draw(st.sampled_from(["", "", ".gz", ".xz"])) if extension in CORPORA else ""
     if compression:
-        content = gzip.compress(content) if compression == ".gz" else lzma.compress(content, preset=0)
+        content = (
+            gzip.compress(content) if compression == ".gz" else lzma.compress(content, preset=0)
+        )
         content = data.draw(st.just(content) | spoiled(content))
     path = write(tmp_path / f"a{extension}{compression}", content)
     options = {"on_bad_line": data.draw(st.sampled_from(["skip", "error"]))}
     options |= {"pairs": "lead"} if extension in DOCUMENTS else {}
     rows = result_or_user_error(
-        lambda: [row.texts for row in open_corpus(DataConfig(train_file=str(path), **options)).rows()]
+        lambda: [
+            row.texts for row in open_corpus(DataConfig(train_file=str(path), **options)).rows()
+        ]
     )
     for row in rows or []:
         assert all(text.strip() and text.encode() for text in row)
@@ -171,7 +189,9 @@ RATED = {
 @fuzzed
 @given(data=st.data())
 def test_evaluation_data(tmp_path, task, data):
-    path = write(tmp_path / "custrev.pos", data.draw(spoiled(RATED[task]) | st.binary(max_size=100)))
+    path = write(
+        tmp_path / "custrev.pos", data.draw(spoiled(RATED[task]) | st.binary(max_size=100))
+    )
     files = next(iter(TASKS[task].splits.values()))  # of a split
     result_or_user_error(TASKS[task].read, *[path] * len(files))
 
@@ -192,9 +212,14 @@ def test_pairs_with_scores(tmp_path, data):
 @given(data=st.data())
 def test_configurations(tmp_path, data):
     document = data.draw(changed(Config().to_dict()))
-    config = result_or_user_error(Config.from_dict, document if isinstance(document, dict) else {"model": document})
+    config = result_or_user_error(
+        Config.from_dict, document if isinstance(document, dict) else {"model": document}
+    )
     assert config is None or Config.from_dict(config.to_dict()) == config
-    write(tmp_path / "run/config.json", data.draw(st.just(document) | spoiled(json.dumps(document).encode())))
+    write(
+        tmp_path / "run/config.json",
+        data.draw(st.just(document) | spoiled(json.dumps(document).encode())),
+    )
     (tmp_path / "run/checkpoints").mkdir(exist_ok=True)
     result_or_user_error(find_run, tmp_path / "run")
     result_or_user_error(read_config, tmp_path / "run")
@@ -206,7 +231,9 @@ def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_smallest_model(folder, ["a", "b", "##c", "dog"])
     head = random_params(MlpProjector, hf.read(str(folder)).config)
-    sentence_folder.write(folder, sentence_folder.RecordedPooler("cls", head, 8), num_blocks=1, hidden_size=HIDDEN)
+    sentence_folder.write(
+        folder, sentence_folder.RecordedPooler("cls", head, 8), num_blocks=1, hidden_size=HIDDEN
+    )
     return folder
 
 
@@ -246,6 +273,10 @@ def test_files_of_models(model, tmp_path, name, data):
         names = list(load_file(folder / "model.safetensors"))[:3]
         write(path, {"metadata": {}, "weight_map": dict.fromkeys(names, "model.safetensors")})
     content = path.read_bytes()
-    other = spoiled(content) | changed(json.loads(content)) if path.suffix == ".json" else spoiled(content)
+    other = (
+        spoiled(content) | changed(json.loads(content))
+        if path.suffix == ".json"
+        else spoiled(content)
+    )
     write(path, data.draw(other))
     result_or_user_error(READERS[name], str(folder) if READERS[name] is hf.read else folder)

@@ -30,7 +30,12 @@ def store(tmp_path_factory):
     tokenizer = load_tokenizer(write_smallest_model(folder, words))
     chosen = np.random.default_rng(0).choice(words, 400)
     (folder / "text.txt").write_text("\n".join(" ".join([word] * 6) for word in chosen))
-    return build_or_open(open_corpus(DataConfig(train_file=str(folder / "text.txt"))), tokenizer, 10, folder / "cache")
+    return build_or_open(
+        open_corpus(DataConfig(train_file=str(folder / "text.txt"))),
+        tokenizer,
+        10,
+        folder / "cache",
+    )
 
 
 def config_with(steps: int):
@@ -61,7 +66,11 @@ def own(store, tmp_path, monkeypatch):
     def own(bias: float = 1.0) -> list:
         def train_masked_lm_head(*_):
             trained.append(bias)
-            return {"bias": np.array([1.0, bias], np.float32)}, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}
+            return {"bias": np.array([1.0, bias], np.float32)}, {
+                "accuracy": 1.0,
+                "perplexity": 2.0,
+                "steps": 2,
+            }
 
         monkeypatch.setattr(generator, "train_masked_lm_head", train_masked_lm_head)
         own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
@@ -72,18 +81,26 @@ def own(store, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("report.json", b'{"accuracy": 1'), ("mlm_head.safetensors", b"12345"), ("mlm_head.safetensors", None)],
+    [
+        ("report.json", b'{"accuracy": 1'),
+        ("mlm_head.safetensors", b"12345"),
+        ("mlm_head.safetensors", None),
+    ],
 )
 def test_a_damaged_head_is_named(own, tmp_path, name, content):
     own()
     path = tmp_path / "generator" / name
     path.write_bytes(content or path.read_bytes()[:-1] + b"\x00")
-    with pytest.raises(CheckpointError, match=r"generator.*\. Remove .*generator to train the head again"):
+    with pytest.raises(
+        CheckpointError, match=r"generator.*\. Remove .*generator to train the head again"
+    ):
         own()
 
 
 def test_a_head_that_is_not_finite_is_not_used(own, tmp_path):
-    with pytest.raises(ConfigError, match=r"diverged \(bias is NaN.*Lower generator\.head_learning_rate=0\.02"):
+    with pytest.raises(
+        ConfigError, match=r"diverged \(bias is NaN.*Lower generator\.head_learning_rate=0\.02"
+    ):
         own(np.nan)
     assert not (tmp_path / "generator").exists()
 

@@ -1,11 +1,12 @@
 """Recorded behaviour: short runs, token stores, embeddings, configuration keys and exported folders.
 
-The recorded values are in `tests/golden/*.json`. To record them again after a deliberate change, run
+The recorded values are in `tests/golden/*.json`. To record them again after a deliberate change,
+run
 
     RECORD_GOLDEN=1 python -m pytest tests/test_golden.py
 
-and explain the differences in the commit message. Recording happens inside pytest because `conftest.py` changes how
-XLA compiles, which changes the last digits.
+and explain the differences in the commit message. Recording happens inside pytest because
+`conftest.py` changes how XLA compiles, which changes the last digits.
 """
 
 import dataclasses
@@ -38,17 +39,23 @@ from diffcse_jax import Callback, Config, SentenceEncoder, train
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).with_name("golden")
-# Relative and absolute tolerance. Another CPU or JAX sums float32 numbers in another order, which changes metrics by
-# less than this: values recorded under the XLA flags of `conftest.py` also pass under XLA's defaults.
+# Relative and absolute tolerance. Another CPU or JAX sums float32 numbers in another order, which
+# changes metrics by less than this: values recorded under the XLA flags of `conftest.py` also pass
+# under XLA's defaults.
 TOLERANCE = (1e-4, 1e-6)
 # Adam divides each gradient by its own size, so it amplifies the rounding of small gradients.
-TOLERANCE_OF = {"change_norms": (1e-3, 0.0), "change_directions": (0.0, 1e-3), "embedding": (1e-3, 1e-4)}
+TOLERANCE_OF = {
+    "change_norms": (1e-3, 0.0),
+    "change_directions": (0.0, 1e-3),
+    "embedding": (1e-3, 1e-4),
+}
 
 
 def token_store(model: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Summarise the token store of a source of text.
 
-    This is the only function that knows internal names. A whole run for each source would take minutes.
+    This is the only function that knows internal names. A whole run for each source would take
+    minutes.
     """
     from diffcse_jax.data.pairs import stored_length
     from diffcse_jax.data.sources import open_corpus
@@ -81,7 +88,9 @@ def check(file: str, found: Mapping[str, Any]) -> None:
     if os.environ.get("RECORD_GOLDEN"):
         path.write_text(as_lines({**recorded, **found}) + "\n")
         return
-    different = list(differences({name: recorded.get(name) for name in found}, found, file, TOLERANCE))
+    different = list(
+        differences({name: recorded.get(name) for name in found}, found, file, TOLERANCE)
+    )
     if different:
         shown = "\n".join(different[:20])
         pytest.fail(
@@ -105,10 +114,14 @@ def rounded(value: Any) -> Any:
         return float(f"{value:.7g}")
     if isinstance(value, Mapping):
         return {str(name): rounded(each) for name, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list | tuple | np.ndarray) else value
+    return (
+        [rounded(each) for each in value] if isinstance(value, list | tuple | np.ndarray) else value
+    )
 
 
-def differences(recorded: Any, found: Any, place: str, tolerance: tuple[float, float]) -> Iterator[str]:
+def differences(
+    recorded: Any, found: Any, place: str, tolerance: tuple[float, float]
+) -> Iterator[str]:
     """Yield one line for each difference."""
     if isinstance(recorded, dict) and isinstance(found, dict):
         for name in sorted({**recorded, **found}):
@@ -127,15 +140,26 @@ def differences(recorded: Any, found: Any, place: str, tolerance: tuple[float, f
 # Models, text and other fixtures.
 
 
-def write_model(folder: Path, tokenizer_from: Path, family: str = "bert", seed: int = 0, blocks: int = 1) -> Path:
+def write_model(
+    folder: Path, tokenizer_from: Path, family: str = "bert", seed: int = 0, blocks: int = 1
+) -> Path:
     """Write a small checkpoint whose weights depend only on the names of the tensors and the seed."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": blocks, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     if family == "distilbert":
         sizes = {"dim": 32, "n_layers": blocks, "n_heads": 2, "hidden_dim": 64}
     sizes |= {"vocab_size": 30522, "max_position_embeddings": 130}
     padding = 0 if family in ("bert", "distilbert") else 1
     config = transformers.AutoConfig.for_model(family, pad_token_id=padding, **sizes)
-    kind = transformers.AutoModelForPreTraining if family == "bert" else transformers.AutoModelForMaskedLM
+    kind = (
+        transformers.AutoModelForPreTraining
+        if family == "bert"
+        else transformers.AutoModelForMaskedLM
+    )
     network = kind.from_config(config)
     for name, tensor in network.named_parameters():  # a tied tensor once
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -166,7 +190,18 @@ def _alone(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", hidden)
 
 
-WORDS = ("river", "stone", "market", "garden", "window", "letter", "winter", "harbour", "engine", "painter")
+WORDS = (
+    "river",
+    "stone",
+    "market",
+    "garden",
+    "window",
+    "letter",
+    "winter",
+    "harbour",
+    "engine",
+    "painter",
+)
 
 
 def sentence(number: int) -> str:
@@ -176,11 +211,15 @@ def sentence(number: int) -> str:
 
 SENTENCES = [sentence(number) for number in range(40)]
 DOCUMENTS = [
-    {"title": f"Notes on the {WORDS[d % 10]} of {d}", "text": " ".join(map(sentence, range(100 + 7 * d, 107 + 7 * d)))}
+    {
+        "title": f"Notes on the {WORDS[d % 10]} of {d}",
+        "text": " ".join(map(sentence, range(100 + 7 * d, 107 + 7 * d))),
+    }
     for d in range(20)
 ]
 PAIRS = [
-    {"sentence": sentence(2 * i), "positive": sentence(2 * i + 1), "hard_negative": sentence(i)} for i in range(20)
+    {"sentence": sentence(2 * i), "positive": sentence(2 * i + 1), "hard_negative": sentence(i)}
+    for i in range(20)
 ]
 
 
@@ -206,10 +245,18 @@ def write_sources(folder: Path) -> dict[str, dict[str, Any]]:
     lines = "".join(f"{text}\n" for text in SENTENCES)
     jsonl = "".join(json.dumps(row) + "\n" for row in PAIRS)
     documents = "".join(json.dumps(document) + "\n" for document in DOCUMENTS)
-    sections = "".join(f"# {each['title']}\n\n{each['text']} See [it](a.html).\n\n- *item*\n\n" for each in DOCUMENTS)
+    sections = "".join(
+        f"# {each['title']}\n\n{each['text']} See [it](a.html).\n\n- *item*\n\n"
+        for each in DOCUMENTS
+    )
     function = 'def f{0}():\n    """Return the colour of the {1}.\n\n    {2} {3}\n    """\n\n\n'
-    module = "".join(function.format(i, WORDS[i % 10], sentence(i), sentence(i + 50)) for i in range(60))
-    table = {sep: "\n".join(sep.join(row) for row in (PAIRS[0], *(row.values() for row in PAIRS))) for sep in ",\t"}
+    module = "".join(
+        function.format(i, WORDS[i % 10], sentence(i), sentence(i + 50)) for i in range(60)
+    )
+    table = {
+        sep: "\n".join(sep.join(row) for row in (PAIRS[0], *(row.values() for row in PAIRS)))
+        for sep in ",\t"
+    }
     contents = {
         "a.txt": lines.encode(), "bad.txt": b"\n \nnot \xff UTF-8\nnul \0\n" + lines.encode(),
         "a.csv": table[","].encode(), "a.tsv": table["\t"].encode(), "a.jsonl": jsonl.encode(),
@@ -228,7 +275,18 @@ def write_sources(folder: Path) -> dict[str, dict[str, Any]]:
     Prepared(data_dir=str(folder / "records"), file_format="array_record").download_and_prepare(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False)
     )
-    plain = ("a.txt", "bad.txt", "a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.txt.gz", "a.jsonl.xz", "shards")
+    plain = (
+        "a.txt",
+        "bad.txt",
+        "a.csv",
+        "a.tsv",
+        "a.jsonl",
+        "a.json",
+        "a.parquet",
+        "a.txt.gz",
+        "a.jsonl.xz",
+        "shards",
+    )
     found = {name: {"train_file": name} for name in (*plain, "records")}
     for pairs in ("dropout", "lead", "neighbours", "passages", "crops"):
         found |= {
@@ -238,7 +296,10 @@ def write_sources(folder: Path) -> dict[str, dict[str, Any]]:
     found["blank.txt"] = {"train_file": "blank.txt", "pairs": "neighbours"}
     found["chosen columns"] = {"train_file": "a.csv", "columns": ("hard_negative", "sentence")}
     found["held out"] = {"train_file": "d.jsonl", "pairs": "lead", "held_out": 0.3}
-    found |= {f"docstrings {pairs}": {"train_file": "docstrings", "pairs": pairs} for pairs in ("columns", "lead")}
+    found |= {
+        f"docstrings {pairs}": {"train_file": "docstrings", "pairs": pairs}
+        for pairs in ("columns", "lead")
+    }
     return found
 
 
@@ -294,7 +355,9 @@ def short_run(model: Path, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["strings", "tuples", "crops"])
 def test_text_in_memory_and_batches(tmp_path, model, kind):
     """Text in memory becomes a file, which the configuration of the run names. Losses depend on the batches."""
-    text: Any = {"strings": SENTENCES, "tuples": [tuple(row.values()) for row in PAIRS]}.get(kind, DOCUMENTS)
+    text: Any = {"strings": SENTENCES, "tuples": [tuple(row.values()) for row in PAIRS]}.get(
+        kind, DOCUMENTS
+    )
     run, stop = tmp_path / "run", StopsAt()
     pairs = {"data.pairs": kind if text is DOCUMENTS else "columns"}
     settings = {"model.projector": "none", "model.pooler": "avg", "difference.weight": 0.0, **pairs}
@@ -322,15 +385,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 def test_short_runs_and_their_exports(tmp_path, model, minilm_dir, preset):
     overrides = short_run(model, tmp_path) | PRESETS[preset]
     if preset == "rankcse_base":
-        teachers = (write_model(tmp_path / f"teacher{seed}", minilm_dir, seed=seed) for seed in (1, 2))
+        teachers = (
+            write_model(tmp_path / f"teacher{seed}", minilm_dir, seed=seed) for seed in (1, 2)
+        )
         overrides["distillation.teachers"] = tuple(map(str, teachers))
     text = DOCUMENTS if preset == "adapt" else SENTENCES
     trained = train(text, preset, workdir=tmp_path / "run", overrides=overrides)
     export = trained.workdir / "export"
     before = safetensors.numpy.load_file(model / "model.safetensors")
     after = safetensors.numpy.load_file(export / "model.safetensors")
-    # Some gradients are zero but for rounding, which Adam turns into steps: attention ignores the bias of its keys, and
-    # the batch norm of DiffCSE's projector subtracts the last bias before it.
+    # Some gradients are zero but for rounding, which Adam turns into steps: attention ignores the
+    # bias of its keys, and the batch norm of DiffCSE's projector subtracts the last bias before it.
     has_batch_norm = preset in ("diffcse_minilm", "infocse_base")
     without = ("key.bias", *["encoder.layer.0.output.LayerNorm.bias"] * has_batch_norm)
     names = [name for name in after if not name.endswith(without)]
@@ -341,13 +406,20 @@ def test_short_runs_and_their_exports(tmp_path, model, minilm_dir, preset):
         "embedding": SentenceEncoder.from_pretrained(trained.workdir).encode(SENTENCES[:2])[:, :5],
         "change_norms": norms,
         "change_directions": {
-            name: changes[name].sum() / max(norm, 1e-30) / changes[name].size ** 0.5 for name, norm in norms.items()
+            name: changes[name].sum() / max(norm, 1e-30) / changes[name].size ** 0.5
+            for name, norm in norms.items()
         },
     }
     check("runs", {preset: found})
-    files = sorted(file.relative_to(export).as_posix() for file in export.rglob("*") if file.is_file())
+    files = sorted(
+        file.relative_to(export).as_posix() for file in export.rglob("*") if file.is_file()
+    )
     contents = {
-        name: {key: value for key, value in entries(export / name) if (key, value) not in entries(model / name)}
+        name: {
+            key: value
+            for key, value in entries(export / name)
+            if (key, value) not in entries(model / name)
+        }
         for name in files
         if name.endswith(".json") and name not in ("tokenizer.json", "export_check.json")
     }
@@ -358,7 +430,11 @@ def test_short_runs_and_their_exports(tmp_path, model, minilm_dir, preset):
 def entries(file: Path) -> list[tuple[str, Any]]:
     """Return the entries of a JSON object or list."""
     content = json.loads(file.read_text()) if file.exists() else {}
-    return [*content.items()] if isinstance(content, dict) else [(str(i), each) for i, each in enumerate(content)]
+    return (
+        [*content.items()]
+        if isinstance(content, dict)
+        else [(str(i), each) for i, each in enumerate(content)]
+    )
 
 
 FAMILIES = ("bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta")
@@ -367,10 +443,15 @@ POOLERS = ("cls", "cls_before_pooler", "avg_top2", "avg_first_last", "avg_first_
 
 @pytest.mark.slow
 def test_embeddings(tmp_path, minilm_dir):
-    folders = {f"{family}, avg": write_model(tmp_path / family, minilm_dir, family, blocks=2) for family in FAMILIES}
+    folders = {
+        f"{family}, avg": write_model(tmp_path / family, minilm_dir, family, blocks=2)
+        for family in FAMILIES
+    }
     folders |= {f"bert, {pooler}": tmp_path / "bert" for pooler in POOLERS}
     found = {
-        name: SentenceEncoder.from_pretrained(folder, pooler=name.split(", ")[1]).encode(SENTENCES[:2])[:, :5]
+        name: SentenceEncoder.from_pretrained(folder, pooler=name.split(", ")[1]).encode(
+            SENTENCES[:2]
+        )[:, :5]
         for name, folder in folders.items()
     }
     check("embeddings", {"first numbers of two sentences": found})
@@ -395,7 +476,9 @@ def values_of(config: Any) -> dict[str, Any]:
     """Return the value of every dotted key; a table becomes a dict of dicts."""
     values = {key: value for key, (_, value) in keys_of(Config, Config.from_dict(config)).items()}
     tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    return values | {key: {name: vars(group) for name, group in value.items()} for key, value in tables.items()}
+    return values | {
+        key: {name: vars(group) for name, group in value.items()} for key, value in tables.items()
+    }
 
 
 def changed(values: Mapping[str, Any], from_values: Mapping[str, Any]) -> dict[str, Any]:
@@ -406,7 +489,8 @@ def test_configuration():
     defaults, shipped = values_of({}), {}
     files = sorted((ROOT / "configs").rglob("*.py"))
     functions = {
-        file.relative_to(ROOT / "configs").with_suffix("").as_posix(): runpy.run_path(str(file)) for file in files
+        file.relative_to(ROOT / "configs").with_suffix("").as_posix(): runpy.run_path(str(file))
+        for file in files
     }
     for name, defined in functions.items():
         if "get_config" in defined:
@@ -415,7 +499,9 @@ def test_configuration():
         study = defined["get_study"]()
         base = functions[study.base]["get_config"]() if isinstance(study.base, str) else study.base
         base_values = values_of(base.to_dict())
-        shipped[name] = {field.name: getattr(study, field.name) for field in dataclasses.fields(study)}
+        shipped[name] = {
+            field.name: getattr(study, field.name) for field in dataclasses.fields(study)
+        }
         shipped[name]["base"] = changed(base_values, defaults)
         shipped[name]["variants"] = {
             variant: changed(values_of({**base.to_dict(), **settings}), base_values)

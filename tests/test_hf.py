@@ -43,11 +43,20 @@ MODELS = {
 
 
 def small_model(family: str, activation: str = "gelu", blocks: int = 2, heads: int = 4, **values):
-    sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_attention_heads": heads, "num_hidden_layers": blocks}
-    names = {"distilbert": ("activation", "hidden_dim"), "modernbert": ("hidden_activation", "intermediate_size")}
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": heads,
+        "num_hidden_layers": blocks,
+    }
+    names = {
+        "distilbert": ("activation", "hidden_dim"),
+        "modernbert": ("hidden_activation", "intermediate_size"),
+    }
     of_activation, of_units = names.get(family, ("hidden_act", "intermediate_size"))
     sizes |= {of_activation: activation, of_units: 40, "max_position_embeddings": LENGTH + 4}
-    if family == "modernbert":  # with windows that sentences exceed; Ettin's encoders have such a type of positions
+    # with windows that sentences exceed; Ettin's encoders have such a type of positions
+    if family == "modernbert":
         sizes |= {"local_attention": 6, "pad_token_id": 0, "position_embedding_type": "sans_pos"}
     if family == "electra":
         sizes |= {"embedding_size": 10}
@@ -62,8 +71,13 @@ def saved(model: transformers.PreTrainedModel, folder: Path) -> Path:
 def tokens(pad_token_id: int) -> tuple[TokenRows, dict[str, torch.Tensor], np.ndarray]:
     """Random token ids of ragged lengths, for JAX and for PyTorch, and where they are not padding."""
     mask = (np.arange(LENGTH) < np.array([LENGTH, 4, 1, 6])[:, None]).astype(np.int32)
-    ids = np.where(mask == 1, np.random.default_rng(1).integers(4, VOCAB, mask.shape), pad_token_id).astype(np.int32)
-    theirs = {"input_ids": torch.tensor(ids, dtype=torch.long), "attention_mask": torch.tensor(mask)}
+    ids = np.where(
+        mask == 1, np.random.default_rng(1).integers(4, VOCAB, mask.shape), pad_token_id
+    ).astype(np.int32)
+    theirs = {
+        "input_ids": torch.tensor(ids, dtype=torch.long),
+        "attention_mask": torch.tensor(mask),
+    }
     return TokenRows(jnp.asarray(ids), jnp.asarray(mask)), theirs, mask == 1
 
 
@@ -75,7 +89,9 @@ def assert_close(ours, theirs, where=np.s_[:], **tolerance) -> None:
     assert len(ours) == len(theirs)
     for array, expected in zip(ours, theirs, strict=True):
         expected = expected.detach().numpy()
-        np.testing.assert_allclose(np.asarray(array)[where], expected[where], **({"rtol": 0, "atol": 1e-5} | tolerance))
+        np.testing.assert_allclose(
+            np.asarray(array)[where], expected[where], **({"rtol": 0, "atol": 1e-5} | tolerance)
+        )
 
 
 def assert_same(checkpoint: Pretrained, expected: Pretrained, **tolerance) -> None:
@@ -84,7 +100,9 @@ def assert_same(checkpoint: Pretrained, expected: Pretrained, **tolerance) -> No
         assert ours.keys() == theirs.keys()
         for name, array in ours.items():
             assert array.dtype == np.float32
-            np.testing.assert_allclose(array, theirs[name], err_msg=name, **({"rtol": 0} | tolerance))
+            np.testing.assert_allclose(
+                array, theirs[name], err_msg=name, **({"rtol": 0} | tolerance)
+            )
 
 
 def assert_round_trip(checkpoint: Pretrained, model: transformers.PreTrainedModel) -> None:
@@ -94,7 +112,10 @@ def assert_round_trip(checkpoint: Pretrained, model: transformers.PreTrainedMode
         params = getattr(checkpoint, part)
         exported |= {} if params is None else to_hf(params, part, checkpoint.config)
     stored = load_file(checkpoint.folder / "model.safetensors")
-    original = {name.removeprefix(f"{model.base_model_prefix}."): tensor.numpy() for name, tensor in stored.items()}
+    original = {
+        name.removeprefix(f"{model.base_model_prefix}."): tensor.numpy()
+        for name, tensor in stored.items()
+    }
     assert exported.keys() == original.keys()
     for name, array in exported.items():
         np.testing.assert_array_equal(array, original[name], err_msg=name)
@@ -142,7 +163,8 @@ def test_hidden_states_gradients_and_pooler_are_those_of_torch(tmp_path, family)
     ("family", "kind"), [*((each, "ForMaskedLM") for each in TESTED), ("electra", "ForPreTraining")]
 )
 def test_masked_lm_and_replaced_token_logits_are_those_of_torch(tmp_path, family, kind):
-    model = small_model(family, "relu", blocks=1, head=kind)  # some heads have gelu whatever the blocks have
+    # some heads have gelu whatever the blocks have
+    model = small_model(family, "relu", blocks=1, head=kind)
     checkpoint = read(str(saved(model, tmp_path)), needs_mlm_head=kind == "ForMaskedLM")
     rows, inputs, real = tokens(model.config.pad_token_id)
     states = hidden_states(checkpoint, rows)[-1]
@@ -152,7 +174,9 @@ def test_masked_lm_and_replaced_token_logits_are_those_of_torch(tmp_path, family
     else:
         two = bound(ReplacedTokenHead, checkpoint.config, checkpoint.discriminator_head)(states)
         logits = two[..., 1] - two[..., 0]
-    assert_close([logits], [model(**inputs).logits], real, rtol=1e-5 if kind == "ForMaskedLM" else 0)
+    assert_close(
+        [logits], [model(**inputs).logits], real, rtol=1e-5 if kind == "ForMaskedLM" else 0
+    )
     assert checkpoint.pooler is None
     assert_round_trip(checkpoint, model)
 
@@ -160,38 +184,67 @@ def test_masked_lm_and_replaced_token_logits_are_those_of_torch(tmp_path, family
 @pytest.mark.parametrize("family", hf.FAMILIES)
 def test_sizes_and_rates_are_those_of_the_config_file(family):
     values = small_model(family, "relu", blocks=3, heads=2).config.to_dict()
-    values |= dict.fromkeys(("dropout", "hidden_dropout_prob", "embedding_dropout", "mlp_dropout"), 0.2)
+    values |= dict.fromkeys(
+        ("dropout", "hidden_dropout_prob", "embedding_dropout", "mlp_dropout"), 0.2
+    )
     values |= {"attention_dropout": 0.3, "attention_probs_dropout_prob": 0.3}
     if family == "nomic_bert":  # the authors' first names
         assert nomic_bert.as_nomic_bert({"activation_function": "geglu"})["hidden_act"] == "gelu"
         names = nomic_bert.FIRST_KEYS.items()
-        values = nomic_bert.as_nomic_bert({first: values.pop(name) for first, name in names if name in values} | values)
+        values = nomic_bert.as_nomic_bert(
+            {first: values.pop(name) for first, name in names if name in values} | values
+        )
     config = hf.transformer_config(values, source="test")
-    assert (config.family, config.activation, config.num_blocks, config.num_heads) == (family, "relu", 3, 2)
-    assert (config.embedding_dropout, config.hidden_dropout, config.attention_dropout) == (0.2, (0.2,) * 3, (0.3,) * 3)
+    assert (config.family, config.activation, config.num_blocks, config.num_heads) == (
+        family,
+        "relu",
+        3,
+        2,
+    )
+    assert (config.embedding_dropout, config.hidden_dropout, config.attention_dropout) == (
+        0.2,
+        (0.2,) * 3,
+        (0.3,) * 3,
+    )
     from_2 = family in ("roberta", "xlm-roberta", "camembert", "mpnet")
     assert config.max_length == LENGTH + 4 - 2 * from_2
 
 
 def test_gte_checkpoints_of_the_authors_have_other_names_and_another_scaling_of_positions(tmp_path):
     factor, head_size = 8.0, HIDDEN // 3
-    values = {"type_vocab_size": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0 * factor}}
+    values = {
+        "type_vocab_size": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0 * factor},
+    }
     model = small_model("gte", blocks=2, heads=3, **values)
     # The formula of their code (its comments number it 6 in kexue.fm/archives/9706).
     exponents = torch.arange(0, head_size, 2).float() / head_size
     model.rotary_emb.inv_freq = 1.0 / (20_000.0 * factor) ** exponents / factor ** (2 / head_size)
     file, path = saved(model, tmp_path) / "model.safetensors", tmp_path / "config.json"
     save_file(
-        {f"new.{name}": tensor for name, tensor in load_file(file).items()} | {"classifier.bias": torch.zeros(2)}, file
+        {f"new.{name}": tensor for name, tensor in load_file(file).items()}
+        | {"classifier.bias": torch.zeros(2)},
+        file,
     )
-    config = json.loads(path.read_text()) | {"model_type": "new", "architectures": ["NewForTokenClassification"]}
+    config = json.loads(path.read_text()) | {
+        "model_type": "new",
+        "architectures": ["NewForTokenClassification"],
+    }
     del config["rope_parameters"]
-    config |= {"rope_theta": 20_000, "rope_scaling": {"type": "ntk", "factor": factor}, "unpad_inputs": "true"}
+    config |= {
+        "rope_theta": 20_000,
+        "rope_scaling": {"type": "ntk", "factor": factor},
+        "unpad_inputs": "true",
+    }
     config |= {"position_embedding_type": "rope", "pack_qkv": True, "logn_attention_scale": False}
     path.write_text(json.dumps(config))
     checkpoint = read(str(tmp_path))
     rows, inputs, real = tokens(model.config.pad_token_id)
-    assert_close(hidden_states(checkpoint, rows), model(**inputs, output_hidden_states=True).hidden_states, real)
+    assert_close(
+        hidden_states(checkpoint, rows),
+        model(**inputs, output_hidden_states=True).hidden_states,
+        real,
+    )
     # What is exported, transformers reads.
     write_tensors(file, to_hf(checkpoint.transformer, "transformer", checkpoint.config))
     path.write_text(json.dumps(checkpoint.hf_config))
@@ -207,7 +260,9 @@ def test_buckets_of_relative_positions_are_those_of_torch():
     count = 300  # beyond 128 positions, all distances share a bucket
     positions = torch.arange(count)
     of_torch = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket
-    np.testing.assert_array_equal(relative_buckets(count), of_torch(positions[None] - positions[:, None]).numpy())
+    np.testing.assert_array_equal(
+        relative_buckets(count), of_torch(positions[None] - positions[:, None]).numpy()
+    )
 
 
 # --- other ways to store the same tensors ---
@@ -238,16 +293,23 @@ def assert_refused(folder: Path, message: str, **options) -> str:
 
 
 def test_a_sharded_checkpoint_is_read(bert, tmp_path):
-    transformers.BertForMaskedLM.from_pretrained(bert).save_pretrained(tmp_path, max_shard_size="10KB")
+    transformers.BertForMaskedLM.from_pretrained(bert).save_pretrained(
+        tmp_path, max_shard_size="10KB"
+    )
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert_same(read(str(tmp_path)), read(str(bert)))
-    shutil.copy(bert / "model.safetensors", tmp_path / "model.safetensors")  # transformers would save it so, too
+    # transformers would save it so, too
+    shutil.copy(bert / "model.safetensors", tmp_path / "model.safetensors")
     next(tmp_path.glob("model-00002*.safetensors")).unlink()
     assert_same(read(str(tmp_path)), read(str(bert)))
     (tmp_path / "model.safetensors").unlink()
     assert_refused(tmp_path, r"index.json names 'model-00002-of.*', which is not a file")
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../model/config.json"}}')
-    assert_refused(tmp_path, "index.json names '../model/config.json', which is not a file of its folder")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"w": "../model/config.json"}}'
+    )
+    assert_refused(
+        tmp_path, "index.json names '../model/config.json', which is not a file of its folder"
+    )
 
 
 class Command:
@@ -271,12 +333,16 @@ def test_a_pickle_is_read_without_running_code(bert, folder, monkeypatch):
         assert_refused(folder, r"cannot read .*pytorch_model\.bin.* convert it to safetensors")
     assert not marker.exists()
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pip install torch.*convert it to safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin.*pip install torch.*convert it to safetensors"
+    ):
         files.read_tensors(folder)
 
 
 def old_name(name: str) -> str:
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )
 
 
 WORDS = "embeddings.word_embeddings.weight"
@@ -295,7 +361,12 @@ UNUSED = {
         lambda tensors: tensors | UNUSED | {WORDS: tensors[f"bert.{WORDS}"].clone()},
         lambda tensors: {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()},
     ],
-    ids=["tensorflow's names of norms", "no prefix", "unused and repeated tensors", "half precision"],
+    ids=[
+        "tensorflow's names of norms",
+        "no prefix",
+        "unused and repeated tensors",
+        "half precision",
+    ],
 )
 def test_the_same_tensors_in_other_forms_are_read(bert, folder, change):
     (folder / "pytorch_model.bin").write_bytes(b"not read")  # safetensors come first
@@ -310,7 +381,8 @@ def test_the_same_tensors_in_other_forms_are_read(bert, folder, change):
     ("family", "kind", "left_out"),
     [
         ("bert", "diffcse", "aux_bert, electra_head, generator, lm_head, mlp"),
-        ("roberta", "diffcse", "aux_bert, electra_head, generator, mlp"),  # its masked-LM head has RoBERTa's names
+        # its masked-LM head has RoBERTa's names
+        ("roberta", "diffcse", "aux_bert, electra_head, generator, mlp"),
         ("bert", "simcse", "nothing"),
     ],
 )
@@ -321,14 +393,21 @@ def test_the_encoder_of_a_training_model_is_read(tmp_path, capsys, family, kind,
     if kind == "simcse":
         model.mlp.dense = torch.nn.Linear(HIDDEN, HIDDEN)
     else:
-        model.mlp.net = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.BatchNorm1d(HIDDEN))
-        model.aux_bert, model.generator = small_model(family, blocks=1), small_model("distilbert", head="ForMaskedLM")
+        model.mlp.net = torch.nn.Sequential(
+            torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.BatchNorm1d(HIDDEN)
+        )
+        model.aux_bert, model.generator = (
+            small_model(family, blocks=1),
+            small_model("distilbert", head="ForMaskedLM"),
+        )
         model.aux_bert.pooler, model.electra_head = None, torch.nn.Linear(HIDDEN, 2)
         with_head = small_model(family, blocks=1, head="ForMaskedLM")
         model.lm_head = with_head.lm_head if family == "roberta" else with_head.cls.predictions
     folder.mkdir()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    (folder / "config.json").write_text(json.dumps(encoder.config.to_dict() | {"architectures": ["BertForCL"]}))
+    (folder / "config.json").write_text(
+        json.dumps(encoder.config.to_dict() | {"architectures": ["BertForCL"]})
+    )
     checkpoint = read(str(folder))
     assert capsys.readouterr().err == (
         f"notice: {folder} was saved by the training code of SimCSE or DiffCSE. Reading its encoder; left out: "
@@ -353,7 +432,10 @@ def test_published_checkpoints_are_pooled_as_their_authors_do():
         ("voidism/diffcse-roberta-base-trans", "cls_before_pooler"),
         ("princeton-nlp/unsup-simcse-bert-base-uncased-mine", ""),
     ):
-        assert hf.published_pooler(name, ["embeddings.LayerNorm.weight", "pooler.dense.weight"]) == pooler
+        assert (
+            hf.published_pooler(name, ["embeddings.LayerNorm.weight", "pooler.dense.weight"])
+            == pooler
+        )
 
 
 # --- checkpoints that cannot be used ---
@@ -369,7 +451,8 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
             "bert.encoder.layer.0.output.dense.weight": torch.zeros(40, HIDDEN),
             "bert.encoder.layer.2.output.dense.weight": torch.zeros(HIDDEN, 40),
             query: tensors[query].to(torch.int8),
-            "generator.weight": torch.zeros(1),  # without a projector, this is not a model of the training code
+            # without a projector, this is not a model of the training code
+            "generator.weight": torch.zeros(1),
         }
 
     rewrite(folder, spoil)
@@ -384,15 +467,26 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
         "wrong shape: embeddings.LayerNorm.weight is (7,), config.json says (24,)",
         "wrong shape: encoder.layer.0.output.dense.weight is (40, 24), config.json says (24, 40)",
     ]
-    rewrite(folder, lambda tensors: tensors | {f"bert.more.{number}": torch.zeros(1) for number in range(80)})
+    rewrite(
+        folder,
+        lambda tensors: tensors | {f"bert.more.{number}": torch.zeros(1) for number in range(80)},
+    )
     assert len(assert_refused(folder, r"and 37 more$").splitlines()) == 52
 
 
 def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
-    rewrite(folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.zeros(VOCAB, HIDDEN)})
+    rewrite(
+        folder,
+        lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.zeros(VOCAB, HIDDEN)},
+    )
     assert read(str(folder)).mlm_head is not None
     assert_refused(folder, r"decoder\.weight is not the word-embedding table", needs_mlm_head=True)
-    rewrite(folder, lambda tensors: {name: value for name, value in tensors.items() if name.startswith("bert.")})
+    rewrite(
+        folder,
+        lambda tensors: {
+            name: value for name, value in tensors.items() if name.startswith("bert.")
+        },
+    )
     assert read(str(folder)).mlm_head is None
     assert_refused(folder, "missing: the masked-LM head", needs_mlm_head=True)
 
@@ -400,20 +494,56 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, "architecture 't5' is not supported; supported: bert, camembert, distilbert, electra, "),
-        ({"hidden_act": "quick_gelu"}, "config.json: activation must be one of gelu, .*, not 'quick_gelu'"),
-        ({"hidden_size": "24"}, "config.json: Validation error for field 'hidden_size': .* expected int, got str"),
-        ({"intermediate_size": 0}, "config.json: intermediate_size must be from 1 to 10,000,000, not 0"),
-        ({"num_hidden_layers": 10**30}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not 1"),
+        (
+            {"model_type": "t5"},
+            "architecture 't5' is not supported; supported: bert, camembert, distilbert, electra, ",
+        ),
+        (
+            {"hidden_act": "quick_gelu"},
+            "config.json: activation must be one of gelu, .*, not 'quick_gelu'",
+        ),
+        (
+            {"hidden_size": "24"},
+            "config.json: Validation error for field 'hidden_size': .* expected int, got str",
+        ),
+        (
+            {"intermediate_size": 0},
+            "config.json: intermediate_size must be from 1 to 10,000,000, not 0",
+        ),
+        (
+            {"num_hidden_layers": 10**30},
+            "config.json: num_hidden_layers must be a whole number from 1 to 256, not 1",
+        ),
         ({"num_attention_heads": 5}, "5.*heads"),
-        ({"layer_norm_eps": -1.0}, "config.json: layer_norm_eps or norm_eps must be above 0, not -1.0"),
+        (
+            {"layer_norm_eps": -1.0},
+            "config.json: layer_norm_eps or norm_eps must be above 0, not -1.0",
+        ),
         ({"type_vocab_size": -1}, "config.json: type_vocab_size must be at least 0, not -1"),
-        ({"hidden_dropout_prob": 1.5}, "config.json: dropout rates must be from 0 to below 1, not 1.5"),
-        ({"pad_token_id": 10**6}, "config.json: pad_token_id must be a token id up to 30521, not 1000000"),
-        (hf_config_of("gte") | {"rope_theta": -1.0}, "config.json: rope_theta must be above 0, not -1.0"),
-        (hf_config_of("nomic_bert") | {"rotary_scaling_factor": 2}, "rotary_scaling_factor must be None, not 2"),
-        (hf_config_of("gte") | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' is not supported"),
-        (hf_config_of("modernbert") | {"num_attention_heads": 16}, "heads of 1 features cannot have rotary positions"),
+        (
+            {"hidden_dropout_prob": 1.5},
+            "config.json: dropout rates must be from 0 to below 1, not 1.5",
+        ),
+        (
+            {"pad_token_id": 10**6},
+            "config.json: pad_token_id must be a token id up to 30521, not 1000000",
+        ),
+        (
+            hf_config_of("gte") | {"rope_theta": -1.0},
+            "config.json: rope_theta must be above 0, not -1.0",
+        ),
+        (
+            hf_config_of("nomic_bert") | {"rotary_scaling_factor": 2},
+            "rotary_scaling_factor must be None, not 2",
+        ),
+        (
+            hf_config_of("gte") | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "'yarn' is not supported",
+        ),
+        (
+            hf_config_of("modernbert") | {"num_attention_heads": 16},
+            "heads of 1 features cannot have rotary positions",
+        ),
     ],
 )
 def test_unusable_config_is_explained(changes, message, capfd):
@@ -423,7 +553,10 @@ def test_unusable_config_is_explained(changes, message, capfd):
 
 
 def test_missing_and_damaged_files_are_named(folder):
-    rewrite(folder, lambda tensors: {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors.items()})
+    rewrite(
+        folder,
+        lambda tensors: {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors.items()},
+    )
     assert_refused(folder, r"(holds float8|cannot read .*model\.safetensors)")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])

@@ -34,7 +34,8 @@ hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 10, 5
 api.draw_curves = str
 main(["train", *sys.argv[1:]])
 """
-# A process that meets the others, and decides with them until one is lost. It writes two files: one is a decision.
+# A process that meets the others, and decides with them until one is lost. It writes two files: one
+# is a decision.
 MEET = """
 import sys
 from pathlib import Path
@@ -62,11 +63,15 @@ BOUND = 60  # seconds in which the loss of a process must be noticed
 def stsb_dev(tmp_path_factory) -> Iterator[None]:
     """Dev pairs where the commands of these tests look for them."""
     folder = tmp_path_factory.mktemp("data")
-    pairs = [f"-\t-\t-\t-\t{score}\tthe number {score}\tthe words {score * score}\n" for score in range(6)]
+    pairs = [
+        f"-\t-\t-\t-\t{score}\tthe number {score}\tthe words {score * score}\n"
+        for score in range(6)
+    ]
     write_stsb(folder / "senteval", "dev", pairs)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("DIFFCSE_DATA_DIR", str(folder))
-        patched.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of exports
+        # PyTorch's check of exports
+        patched.setattr("diffcse_jax.export._installed", lambda module: False)
         patched.setattr(api, "draw_curves", str)
         yield
 
@@ -74,14 +79,18 @@ def stsb_dev(tmp_path_factory) -> Iterator[None]:
 @pytest.fixture
 def settings(tmp_path, minilm_dir) -> dict[str, Any]:
     """A run on a small model and a small text."""
-    return run_settings(tmp_path, minilm_dir, train={"steps": STEPS}, eval={"every": 3, "metric": "stsb_spearman"})
+    return run_settings(
+        tmp_path, minilm_dir, train={"steps": STEPS}, eval={"every": 3, "metric": "stsb_spearman"}
+    )
 
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path, settings):
     """Weights are split over them. The second has no dev data; it gets them from the first."""
     no_data = {"DIFFCSE_DATA_DIR": str(tmp_path / "nowhere")}
-    processes = start_hosts(tmp_path / "together", settings | {"mesh.fully_sharded": True}, of_last=no_data)
+    processes = start_hosts(
+        tmp_path / "together", settings | {"mesh.fully_sharded": True}, of_last=no_data
+    )
     train_alone(tmp_path / "alone", settings)
     outputs = communicate(processes, 300)
     assert [process.returncode for process in processes] == [0, 0], outputs
@@ -115,8 +124,15 @@ def test_a_process_that_dies_ends_the_other_and_a_third_goes_on(tmp_path, settin
 @pytest.fixture(scope="module")
 def meetings() -> Iterator[dict[str, list[subprocess.Popen]]]:
     """Processes that meet, all at the same time because most of their time is waiting."""
-    started = {"first hangs": meet(), "second hangs": meet(), "one fails": meet(own=(os.devnull, "/dev/full"))}
-    started |= {"first decides": meet(decided=str(REPOSITORY)), "missing": meet(patience=1, indices="1")}
+    started = {
+        "first hangs": meet(),
+        "second hangs": meet(),
+        "one fails": meet(own=(os.devnull, "/dev/full")),
+    }
+    started |= {
+        "first decides": meet(decided=str(REPOSITORY)),
+        "missing": meet(patience=1, indices="1"),
+    }
     yield started
     for processes in started.values():
         end(processes)
@@ -133,7 +149,10 @@ def test_a_process_that_hangs_is_named_and_ends_the_other(meetings):
     for lost, processes in pairs.items():
         output = processes[1 - lost].communicate(timeout=BOUND)[0]
         assert processes[1 - lost].returncode not in (None, 0)
-        assert f"warning: process {lost} of 2, on host {socket.gethostname()}, has been silent for " in output
+        assert (
+            f"warning: process {lost} of 2, on host {socket.gethostname()}, has been silent for "
+            in output
+        )
 
 
 @pytest.mark.slow
@@ -148,7 +167,9 @@ def test_a_full_disk_of_one_process_ends_the_other(meetings):
 def test_what_the_first_process_refuses_ends_all(meetings):
     outputs = communicate(meetings["first decides"], BOUND)
     assert [process.returncode for process in meetings["first decides"]] == [2, 2], outputs
-    assert all(f"error: cannot write {REPOSITORY}: Is a directory" in output for output in outputs), outputs
+    assert all(
+        f"error: cannot write {REPOSITORY}: Is a directory" in output for output in outputs
+    ), outputs
 
 
 @pytest.mark.slow
@@ -156,11 +177,20 @@ def test_a_port_that_stays_closed_is_named(meetings):
     (output,) = communicate(meetings["missing"], BOUND)
     assert meetings["missing"][0].returncode == 2
     assert output.count("\n") == 1
-    assert re.match(r"error: after 1 s process 1 of 2 has not reached the others at 127\.0\.0\.1:\d+\. Check", output)
+    assert re.match(
+        r"error: after 1 s process 1 of 2 has not reached the others at 127\.0\.0\.1:\d+\. Check",
+        output,
+    )
 
 
 def test_private_state_of_jax_is_read_in_one_place():
-    assert sum(file.read_text().count("jax._src") for file in (REPOSITORY / "diffcse_jax").rglob("*.py")) == 1
+    assert (
+        sum(
+            file.read_text().count("jax._src")
+            for file in (REPOSITORY / "diffcse_jax").rglob("*.py")
+        )
+        == 1
+    )
 
 
 def test_quiet_leaves_warnings(capsys, monkeypatch):
@@ -179,7 +209,9 @@ def test_the_environment_numbers_the_processes(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "2")
     for count in ("", "2", "two"):
         monkeypatch.setenv("JAX_NUM_PROCESSES", count)
-        with pytest.raises(ConfigError, match=f"JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES={count}: expected an index"):
+        with pytest.raises(
+            ConfigError, match=f"JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES={count}: expected an index"
+        ):
             hosts.process_from_environment()
 
 
@@ -201,7 +233,9 @@ def wait_for(condition, processes: list[subprocess.Popen]) -> None:
     for _ in range(3000):
         if condition():
             return
-        assert all(process.poll() is None for process in processes), [process.communicate()[0] for process in processes]
+        assert all(process.poll() is None for process in processes), [
+            process.communicate()[0] for process in processes
+        ]
         time.sleep(0.1)
     pytest.fail("waited for 300 seconds")
 
@@ -211,14 +245,28 @@ def start_hosts(
 ) -> list[subprocess.Popen]:
     """Start the two processes of a run, the second with further environment variables."""
     first, second = addresses("01")
-    arguments = ["--config", CONFIG, "--workdir", str(workdir), *overrides({**settings, "distributed": True})]
+    arguments = [
+        "--config",
+        CONFIG,
+        "--workdir",
+        str(workdir),
+        *overrides({**settings, "distributed": True}),
+    ]
     return [python(TRAIN, arguments, variables) for variables in (first, second | (of_last or {}))]
 
 
-def meet(*, patience: int = BOUND, decided: str = os.devnull, own: Sequence[str] = NULL, indices: str = "01"):
+def meet(
+    *,
+    patience: int = BOUND,
+    decided: str = os.devnull,
+    own: Sequence[str] = NULL,
+    indices: str = "01",
+):
     """Start processes that meet in so many seconds. The first writes `decided`, and each one a file of its `own`."""
     environments = zip(own, addresses(indices), strict=False)
-    return [python(MEET, [str(patience), decided, file], variables) for file, variables in environments]
+    return [
+        python(MEET, [str(patience), decided, file], variables) for file, variables in environments
+    ]
 
 
 def python(script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen:

@@ -111,7 +111,10 @@ def test_an_input_is_read_again_as_it_was_recorded(tmp_path):
     file.write_text("sku,question,answer\na,red fox,blue bird\nb,old tree,tall tree\n")
     index = Index(WordEncoder())
     own = input_of(str(file), "sku", ("question",))
-    index.put_input(own, read_documents(open_documents_to_search(str(file), columns=["question"], id_column="sku")))
+    index.put_input(
+        own,
+        read_documents(open_documents_to_search(str(file), columns=["question"], id_column="sku")),
+    )
     assert tuple(index.update(str(file))) == (0, 0, 0, 2)
     with pytest.raises(DataError, match="already has documents with the ids a, b"):
         index.add(str(file))
@@ -123,7 +126,9 @@ def test_an_input_is_read_again_as_it_was_recorded(tmp_path):
 
 def test_only_new_and_changed_texts_are_encoded():
     encoder = WordEncoder()
-    index = Index(encoder, rows_of({"a": "red fox", "b": "blue bird", "c": "old tree"}), mode="hybrid")
+    index = Index(
+        encoder, rows_of({"a": "red fox", "b": "blue bird", "c": "old tree"}), mode="hybrid"
+    )
     before = index.documents
     assert tuple(index.update(rows_of({"a": "red fox"}))) == (0, 0, 0, 1)
     assert index.documents is before
@@ -149,7 +154,9 @@ def test_only_new_and_changed_texts_are_encoded():
 
 
 def test_rows_with_the_same_id_are_one_document():
-    rows = [{"file": "a.pdf", "start": start, "text": f"page {start} red fox"} for start in range(3)]
+    rows = [
+        {"file": "a.pdf", "start": start, "text": f"page {start} red fox"} for start in range(3)
+    ]
     rows.append({"file": "b.pdf", "start": 9, "text": "blue bird"})
     index = Index(WordEncoder(), rows, mode="hybrid")
     (hits,) = index.search("red fox", 4)
@@ -219,23 +226,30 @@ def test_columns_keep_the_values_of_json():
 
 
 def test_what_an_index_needs_is_said():
-    with pytest.raises(ConfigError, match=r"mode='dense' needs an encoder. Give one, or use mode='lexical'"):
+    with pytest.raises(
+        ConfigError, match=r"mode='dense' needs an encoder. Give one, or use mode='lexical'"
+    ):
         Index(texts=["a"])
     with pytest.raises(DataError, match="the index has no document with the ids x, y"):
         Index(WordEncoder(), ["a"]).remove(["x", "y"])
     assert Index(WordEncoder()).search("a") == [[]]
     rows = [{"text": "red fox"}, {"text": {"not": "text"}}, {"text": ""}]
-    with pytest.warns(UserWarning, match=r"left out 2 texts: 1 with a value that is not text .*, 1 empty"):
+    with pytest.warns(
+        UserWarning, match=r"left out 2 texts: 1 with a value that is not text .*, 1 empty"
+    ):
         Index(WordEncoder(), rows)
     with pytest.raises(DataError, match="line 2: with a value that is not text"):
         Index(WordEncoder(), rows, strict=True)
-    assert Index(texts=["red \udce9 fox"], mode="lexical").search("fox")[0][0].text == "red \ufffd fox"
+    assert (
+        Index(texts=["red \udce9 fox"], mode="lexical").search("fox")[0][0].text == "red \ufffd fox"
+    )
 
 
 # The folder
 
 TEXTS = {
-    key: f"{text} number {key}" for key, text in zip("abcde", ["red fox", "blue bird", "old tree"] * 2, strict=False)
+    key: f"{text} number {key}"
+    for key, text in zip("abcde", ["red fox", "blue bird", "old tree"] * 2, strict=False)
 }
 
 
@@ -255,21 +269,28 @@ def test_only_our_own_files_are_written_read_and_removed(storage, tmp_path):
     index = saved(folder, storage, TEXTS | {"f": "grey wolf"})
     names = [path.name for path in folder.iterdir()]
     assert {"notes.txt", "scale.npy", MANIFEST} < set(names)
-    assert len([name for name in names if name.startswith("vectors-")]) == 2  # a reader may still open the old ones
+    # a reader may still open the old ones
+    assert len([name for name in names if name.startswith("vectors-")]) == 2
     saved(folder, storage, TEXTS | {"f": "grey wolf"})
     assert len([path for path in folder.iterdir() if path.name.startswith("vectors-")]) == 2
-    assert found(Index.load(folder, WordEncoder()), "red fox", "wolf") == found(index, "red fox", "wolf")
+    assert found(Index.load(folder, WordEncoder()), "red fox", "wolf") == found(
+        index, "red fox", "wolf"
+    )
     for content in ("{}", '{"format": "of another program"}'):
         theirs = tmp_path / f"theirs{len(content)}"
         theirs.mkdir()
         (theirs / MANIFEST).write_text(content)
-        with pytest.raises(CheckpointError, match=r"not an index of this program: it holds index\.json"):
+        with pytest.raises(
+            CheckpointError, match=r"not an index of this program: it holds index\.json"
+        ):
             saved(theirs)
         with pytest.raises(DataError, match="is not an index"):
             Index.load(theirs)
         assert [path.name for path in theirs.iterdir()] == [MANIFEST]
     (folder / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"not an index of this program: it holds (notes|scale)"):
+    with pytest.raises(
+        CheckpointError, match=r"not an index of this program: it holds (notes|scale)"
+    ):
         saved(folder)
     for name in ("notes.txt", "scale.npy"):
         (folder / name).unlink()
@@ -289,7 +310,9 @@ def own_file(folder: Path, name: str) -> Path:
     return folder / name.replace("*", number)
 
 
-@pytest.mark.parametrize("name", ["index.json", "documents-*.arrow", "vectors-*.npy", "words-*/vocab.index.json"])
+@pytest.mark.parametrize(
+    "name", ["index.json", "documents-*.arrow", "vectors-*.npy", "words-*/vocab.index.json"]
+)
 def test_a_damaged_index_is_refused(name, tmp_path):
     saved(tmp_path)
     for byte in (5, -1):
@@ -299,10 +322,14 @@ def test_a_damaged_index_is_refused(name, tmp_path):
         content = bytearray(file.read_bytes())
         content[byte] ^= 0x40
         file.write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"{file.name}.* (is|differs).*\. Build the index again"):
+        with pytest.raises(
+            CheckpointError, match=rf"{file.name}.* (is|differs).*\. Build the index again"
+        ):
             Index.load(copied)
         file.unlink()
-        with pytest.raises((CheckpointError, DataError), match=rf"{file.name}.*no such file|is not an index"):
+        with pytest.raises(
+            (CheckpointError, DataError), match=rf"{file.name}.*no such file|is not an index"
+        ):
             Index.load(copied)
 
 
@@ -319,7 +346,9 @@ def test_a_damaged_index_is_refused(name, tmp_path):
         ("words-*/indices.csc.index.npy", lambda array: array + 5, "words-.* cannot be read"),
     ],
 )  # fmt: skip
-def test_arrays_that_do_not_fit_are_refused_although_their_checksums_do(name, change, message, tmp_path):
+def test_arrays_that_do_not_fit_are_refused_although_their_checksums_do(
+    name, change, message, tmp_path
+):
     saved(tmp_path)
     file = own_file(tmp_path, name)
     np.save(file, change(np.load(file)), allow_pickle=True)
@@ -378,7 +407,10 @@ SAVES = int(os.environ.get("DIFFCSE_TEST_SAVES", "40"))  # of each writer
 
 
 def write_again_and_again(folder: str, seed: int, saves: int) -> None:
-    indexes = [Index(texts=[f"word{seed} {key}{number}" for number in range(20)], mode="lexical") for key in "ab"]
+    indexes = [
+        Index(texts=[f"word{seed} {key}{number}" for number in range(20)], mode="lexical")
+        for key in "ab"
+    ]
     for number in range(saves):
         indexes[number % 2].save(folder)
 
@@ -386,7 +418,10 @@ def write_again_and_again(folder: str, seed: int, saves: int) -> None:
 def test_a_reader_beside_two_writers_gets_one_index_or_another(tmp_path):
     write_again_and_again(str(tmp_path), 0, 1)
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_again_and_again, args=(str(tmp_path), seed, SAVES)) for seed in (1, 2)]
+    writers = [
+        context.Process(target=write_again_and_again, args=(str(tmp_path), seed, SAVES))
+        for seed in (1, 2)
+    ]
     for writer in writers:
         writer.start()
     seen = set()
@@ -394,7 +429,8 @@ def test_a_reader_beside_two_writers_gets_one_index_or_another(tmp_path):
         index = Index.load(tmp_path)
         texts = index.passages["text"].to_pylist()
         assert len({(text.split()[0], text.split()[1][0]) for text in texts}) == 1
-        assert index.search(texts[-1].split()[1])[0][0].text == texts[-1]  # its words are those of its texts
+        # its words are those of its texts
+        assert index.search(texts[-1].split()[1])[0][0].text == texts[-1]
         seen.add(texts[0])
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert len(seen) > 1

@@ -8,9 +8,22 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Each room may import from the rooms before it. CONTRIBUTING.md shows the same order with a line on each.
+# Each room may import from the rooms before it. CONTRIBUTING.md shows the same order with a line on
+# each.
 ORDER = [
-    *("version", "errors", "io", "hosts", "batch", "models", "losses", "config", "data", "run_folder", "search"),
+    *(
+        "version",
+        "errors",
+        "io",
+        "hosts",
+        "batch",
+        "models",
+        "losses",
+        "config",
+        "data",
+        "run_folder",
+        "search",
+    ),
     *("encoder", "evaluation", "training", "export", "api", "apps", "cli"),
 ]
 
@@ -51,23 +64,39 @@ def test_no_modules_import_one_another_in_a_circle():
 
 def test_rooms_import_only_from_rooms_before_them():
     rooms = {
-        (module, imported): [name.split(".")[1:3] for name in (module, imported)] for module, imported in imports()
+        (module, imported): [name.split(".")[1:3] for name in (module, imported)]
+        for module, imported in imports()
     }
-    inside = {pair: (one, other) for pair, (one, other) in rooms.items() if one and other and one[0] in ORDER}
+    inside = {
+        pair: (one, other)
+        for pair, (one, other) in rooms.items()
+        if one and other and one[0] in ORDER
+    }
     # The package itself gives users all rooms, so no room imports it.
     assert {module for module, (one, other) in rooms.items() if one and not other} == set()
     order = {name: place for place, name in enumerate(ORDER)}
-    upward = {pair for pair, (one, other) in inside.items() if order[one[0]] < order.get(other[0], 0)}
+    upward = {
+        pair for pair, (one, other) in inside.items() if order[one[0]] < order.get(other[0], 0)
+    }
     assert upward == set()
     # Applications do not import one another, but a study runs fine-tunings.
     apps = {
-        (one[1], other[1]) for one, other in inside.values() if one[0] == other[0] == "apps" and one[1:] and other[1:]
+        (one[1], other[1])
+        for one, other in inside.values()
+        if one[0] == other[0] == "apps" and one[1:] and other[1:]
     }
     assert {(one, other) for one, other in apps if one != other} == {("study", "finetune")}
 
 
 # Only training needs these. Flax imports optax, but no file that encodes does.
-OF_TRAINING = ("orbax", "grain", "tensorstore", "scipy.stats", "diffcse_jax.losses", "diffcse_jax.config")
+OF_TRAINING = (
+    "orbax",
+    "grain",
+    "tensorstore",
+    "scipy.stats",
+    "diffcse_jax.losses",
+    "diffcse_jax.config",
+)
 LOADED = """
 import sys
 from diffcse_jax import SentenceEncoder
@@ -77,10 +106,16 @@ print(*sys.modules)
 
 
 def test_encoding_and_searching_import_nothing_of_training():
-    result = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+    )
     loaded = result.stdout.split()
     assert [name for name in loaded if name.startswith(OF_TRAINING)] == []
     ours = {name for name in loaded if name.startswith("diffcse_jax.")}
     assert "diffcse_jax.encoder" in ours
     files = [ROOT / f"{name.replace('.', '/')}.py" for name in ours]
-    assert [file for file in files if file.is_file() and "import optax" in file.read_text(encoding="utf-8")] == []
+    assert [
+        file
+        for file in files
+        if file.is_file() and "import optax" in file.read_text(encoding="utf-8")
+    ] == []

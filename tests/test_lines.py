@@ -84,7 +84,9 @@ def test_lines_are_read_back_whatever_the_size_of_the_blocks(written, data):
 def test_long_lines_are_cut_off_while_they_are_read_and_entered_in_the_ledger(tmp_path, end):
     path = tmp_path / "a.txt.gz"
     long = b"\xc3\xa9" * LONGEST_TEXT
-    path.write_bytes(gzip.compress(end.join([b"one", b"a" * 60_000_000, long, long + b"a", b"two"])))
+    path.write_bytes(
+        gzip.compress(end.join([b"one", b"a" * 60_000_000, long, long + b"a", b"two"]))
+    )
     ledger = Ledger("a.txt")
     tracemalloc.start()
     found = [(number, text[:9]) for number, text in read_lines(path, "a.txt.gz", ledger)]
@@ -157,13 +159,16 @@ def test_bytes_far_from_the_start_that_are_not_utf8_are_said(monkeypatch):
     assert decode(plain.encode() + b"na\xefve\n").replaced == 1
 
 
-@pytest.mark.parametrize("content", [b"abc\0def\n", b"caf\xe9 and a \0 in the middle of Latin text\n"])
+@pytest.mark.parametrize(
+    "content", [b"abc\0def\n", b"caf\xe9 and a \0 in the middle of Latin text\n"]
+)
 def test_a_nul_byte_is_not_utf16(content):
     assert "\0" in decode(content).text
 
 
 @given(
-    st.binary(max_size=200) | st.lists(st.sampled_from([b"\n", b"\r", b"\xe9", b"a", b"\0", b"\x1b$B"])).map(b"".join)
+    st.binary(max_size=200)
+    | st.lists(st.sampled_from([b"\n", b"\r", b"\xe9", b"a", b"\0", b"\x1b$B"])).map(b"".join)
 )
 def test_any_bytes_give_text_that_can_be_encoded(content):
     text = decode(content).text

@@ -48,7 +48,9 @@ def start(monkeypatch, tmp_path):
     monkeypatch.setattr(loop_module, "SHORT_RUN", 0)  # short runs log as long ones do
     monkeypatch.setattr(loop_module, "shard_batch", lambda batch, mesh: batch)
     write, ready = MetricsFile.write, jax.block_until_ready
-    monkeypatch.setattr(MetricsFile, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
+    monkeypatch.setattr(
+        MetricsFile, "write", lambda *row: events.append(f"row {row[1]}") or write(*row)
+    )
 
     def wait(metrics):
         if metrics:
@@ -62,7 +64,12 @@ def start(monkeypatch, tmp_path):
             step, loss = state.step + 1, jnp.float32(losses[int(state.step)])
             events.append(f"step {step}")
             bad_steps = state.bad_steps + (~jnp.isfinite(loss)).astype(jnp.int32)
-            metrics = {"loss": loss, "loss_contrast": loss, "grad_norm": jnp.float32(grad_norm), "number": step}
+            metrics = {
+                "loss": loss,
+                "loss_contrast": loss,
+                "grad_norm": jnp.float32(grad_norm),
+                "number": step,
+            }
             metrics |= {"bad_steps": bad_steps, "bad_gradient": jnp.int32(0)}
             return state._replace(step=step, params={"step": step}, bad_steps=bad_steps), metrics
 
@@ -71,9 +78,13 @@ def start(monkeypatch, tmp_path):
             return Measured((scores or {}).get(step, BASELINE.dev), [])
 
         evaluated = {"every": 0} | (options or {})
-        config = config_of({"train": {"steps": len(losses), **train}, "mesh": {"data": 1}, "eval": evaluated})
+        config = config_of(
+            {"train": {"steps": len(losses), **train}, "mesh": {"data": 1}, "eval": evaluated}
+        )
         checkpoints = mock.Mock(spec=Checkpoints)
-        checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
+        checkpoints.save.side_effect = lambda state, *_, eligible: events.append(
+            f"saved {state.step}" + "!" * eligible
+        )
         source = mock.MagicMock(spec=BatchSource)
         source.__len__.return_value = len(losses)
         batches = mock.MagicMock(spec=grain.DatasetIterator)
@@ -82,12 +93,16 @@ def start(monkeypatch, tmp_path):
             config,
             tmp_path,
             mesh=make_mesh(config),
-            base=StartingCheckpoint("tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), RecordedPooler()),
+            base=StartingCheckpoint(
+                "tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), RecordedPooler()
+            ),
             built=Built(Networks(VOCABULARY, {}), {}, {}),
             optimizer=make_optimizer(config.optim, len(losses)),
             source=source,
             text="text",
-            evaluation=mock.Mock(spec=DevEvaluation, metric="score", drift_metric="guard", measure=measure),
+            evaluation=mock.Mock(
+                spec=DevEvaluation, metric="score", drift_metric="guard", measure=measure
+            ),
             sentences=lambda step: [f"sentence of {step}"],
             model_of=lambda params: int(params["step"]),
         )
@@ -120,11 +135,16 @@ def test_a_row_is_read_while_the_next_step_runs(start, tmp_path):
     assert ["sentences_per_second" in row for row in rows] == [False, True, True, True]
 
 
-def test_a_short_run_logs_every_step_and_warns_once_of_a_gradient_of_0(start, tmp_path, monkeypatch, capsys):
+def test_a_short_run_logs_every_step_and_warns_once_of_a_gradient_of_0(
+    start, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(loop_module, "SHORT_RUN", 100)
     start([5.0, 4.0, 3.0], log_every=10, grad_norm=0.0)
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3]
-    assert capsys.readouterr().err.count("warning: the gradient is 0 at step 1, so nothing is learned") == 1
+    assert (
+        capsys.readouterr().err.count("warning: the gradient is 0 at step 1, so nothing is learned")
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,10 +157,13 @@ def test_a_short_run_logs_every_step_and_warns_once_of_a_gradient_of_0(start, tm
     ],
 )
 def test_training_ends_early_and_stays_ended(options, last, expected, start):
-    scores = {step: {"score": min(step, 2.0), "guard": 0.5 if step < 3 else 0.4} for step in range(1, 7)}
+    scores = {
+        step: {"score": min(step, 2.0), "guard": 0.5 if step < 3 else 0.4} for step in range(1, 7)
+    }
     run, events = start([1.0] * 6, scores, {"every": 1, **options})
     assert saved(events) == expected
-    assert [run.ends_at(step, BASELINE) for step in range(last + 1)] == [False] * last + [True]  # as seen on resuming
+    # as seen on resuming
+    assert [run.ends_at(step, BASELINE) for step in range(last + 1)] == [False] * last + [True]
 
 
 def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_saved(start, tmp_path):
@@ -156,11 +179,18 @@ def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_save
 def test_skipped_steps_are_reported_and_their_sentences_written(start, tmp_path, capsys):
     _, events = start([5.0, np.nan, 3.0, np.nan, 1.0, 1.0], log_every=3)
     assert saved(events) == "6!"
-    first, second = (line for line in capsys.readouterr().err.splitlines() if "skipped so far" in line)
+    first, second = (
+        line for line in capsys.readouterr().err.splitlines() if "skipped so far" in line
+    )
     assert re.search("1 step was skipped so far because.*loss_contrast is nan at step 2", first)
     assert "2 steps were skipped so far" in second
-    found = [json.loads(line) for line in (tmp_path / "report/bad_steps.jsonl").read_text().splitlines()]
-    assert [(each["step"], each["sentences"]) for each in found] == [(2, ["sentence of 2"]), (4, ["sentence of 4"])]
+    found = [
+        json.loads(line) for line in (tmp_path / "report/bad_steps.jsonl").read_text().splitlines()
+    ]
+    assert [(each["step"], each["sentences"]) for each in found] == [
+        (2, ["sentence of 2"]),
+        (4, ["sentence of 4"]),
+    ]
     rows = rows_of(tmp_path)
     assert [(row["step"], row["bad_steps"]) for row in rows] == [(1, 0), (3, 1), (6, 2)]
     rates = [row["learning_rate"] for row in rows]
@@ -172,7 +202,9 @@ def test_skipped_steps_are_reported_and_their_sentences_written(start, tmp_path,
     [(300, 1, 0, 256), (101, 8, 0, 96), (201, 1, 64, 192), (180, 8, 31, 176)],
 )
 def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, capsys):
-    config = config_of({"train": {"batch_size": 256, "chunk_size": chunk_size}, "mesh": {"data": devices}})
+    config = config_of(
+        {"train": {"batch_size": 256, "chunk_size": chunk_size}, "mesh": {"data": devices}}
+    )
     with pytest.raises(DataError, match="gives 1 training example, too few"):
         with_fitting_batch(config, 1, make_mesh(config))
     fitting = with_fitting_batch(config, examples, make_mesh(config))
@@ -199,7 +231,8 @@ def test_a_pipe_gets_a_line_every_30_seconds_at_most(monkeypatch):
             now[0] += 10
             progress.update(1, "loss 0.1235" if step % 10 == 0 else "")
     lines = sys.stderr.getvalue().splitlines()
-    assert lines[0] == "training:  12% 13/110 [00:30<16:10, 10.00 s/step]"  # not the loss of another step
+    # not the loss of another step
+    assert lines[0] == "training:  12% 13/110 [00:30<16:10, 10.00 s/step]"
     assert lines[5] == "training:  25% 28/110 [03:00<13:40, 10.00 s/step]"
     assert "training:  36% 40/110 [05:00<11:40, 10.00 s/step, loss 0.1235]" in lines
     assert len(lines) == 17
@@ -249,12 +282,18 @@ def test_weights_and_biases_gets_the_rows_and_resumes_the_same_run(tmp_path, mon
     options = wandb.init.call_args.kwargs
     assert (options["project"], options["name"], options["tags"]) == ("mine", tmp_path.name, ["a"])
     assert options["config"]["optim.learning_rate"] == 7e-6
-    rows = [mock.call({"start/score": 50.0, "dev/score": 50.0}, step=0), mock.call({"loss": 0.5}, step=1)]
+    rows = [
+        mock.call({"start/score": 50.0, "dev/score": 50.0}, step=0),
+        mock.call({"loss": 0.5}, step=1),
+    ]
     assert follower._run.log.call_args_list == [*rows, mock.call({"dev/score": 51.0}, step=2)]
     follower._run.finish.assert_called_once()
     with started([WandB("mine")], training(tmp_path, step=2)):
         pass
-    assert (wandb.init.call_args.kwargs["id"], wandb.init.call_args.kwargs["resume"]) == ("new", "allow")
+    assert (wandb.init.call_args.kwargs["id"], wandb.init.call_args.kwargs["resume"]) == (
+        "new",
+        "allow",
+    )
 
 
 def test_callbacks_that_began_are_ended_and_other_processes_have_none(tmp_path, monkeypatch):
@@ -269,7 +308,10 @@ def test_callbacks_that_began_are_ended_and_other_processes_have_none(tmp_path, 
             raise ValueError("no")
 
     first, last = Mine(), Mine()
-    with pytest.raises(ValueError, match="no"), started([first, Failing(), last], training(tmp_path)):
+    with (
+        pytest.raises(ValueError, match="no"),
+        started([first, Failing(), last], training(tmp_path)),
+    ):
         pass
     assert ended == [first]
     monkeypatch.setattr(callbacks.jax, "process_index", lambda: 1)
@@ -293,7 +335,10 @@ def test_tensorboard_reads_the_rows(tmp_path):
         assert events[0].file_version == "brain.Event:2"
         assert [event.step for event in events[1:]] == ([1, 1] if resumed_at == 0 else [2, 2, 2])
         values = [value for event in events for value in event.summary.value]
-        assert {value.tag: value.simple_value for value in values} == {"loss": 5.0, "dev/stsb": 81.0}
+        assert {value.tag: value.simple_value for value in values} == {
+            "loss": 5.0,
+            "dev/stsb": 81.0,
+        }
         file.unlink()
 
 
@@ -320,7 +365,8 @@ def test_an_interruption_that_python_drops_comes_again(number):
         Garbage()
         time.sleep(20)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes do not have
+    # which a shell's background processes do not have
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
         work()
     if number == signal.SIGINT:  # in commands that do not train
@@ -331,5 +377,8 @@ def test_an_interruption_that_python_drops_comes_again(number):
 def test_warnings_of_a_command_are_lines_printed_once():
     warning = (UserWarning("1 of 9 sentences was cut"), UserWarning, "encoder.py", 3)
     with reported_to_user():
-        assert [warnings.formatwarning(*warning) for _ in range(2)] == ["warning: 1 of 9 sentences was cut\n", ""]
+        assert [warnings.formatwarning(*warning) for _ in range(2)] == [
+            "warning: 1 of 9 sentences was cut\n",
+            "",
+        ]
     assert warnings.formatwarning(*warning).startswith("encoder.py:3: UserWarning: ")

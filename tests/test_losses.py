@@ -54,7 +54,9 @@ def loss_of(name, **options):
 
 
 def off_dropout(z1, z2, negatives, ratio: float, form: str = "code"):
-    return separate_info_nce((z1, z2), (negatives, negatives), temperature=0.05, ratio=ratio, form=form).mean()
+    return separate_info_nce(
+        (z1, z2), (negatives, negatives), temperature=0.05, ratio=ratio, form=form
+    ).mean()
 
 
 def dcl(z1, z2, temperature: float, form: str = "code"):
@@ -68,7 +70,8 @@ def simcse(z1, z2, *hard, temperature: float = 0.05, logit: float = 0.0):
 
 
 VECTORS = ("z1", "z2", "z3", "z0")
-# The names of the reference: those of the authors' code, and of the paper where it differs from the code.
+# The names of the reference: those of the authors' code, and of the paper where it differs from the
+# code.
 FORMS = {
     "infonce": lambda z1, z2, z3, z0: simcse(z1, z2),
     "infonce_temp0.1": lambda z1, z2, z3, z0: simcse(z1, z2, temperature=0.1),
@@ -79,8 +82,12 @@ FORMS = {
     "offdropout_m1.0": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 1.0),
     "both_mean_m1.0": lambda z1, z2, z3, z0: off_dropout(z1, z2, (z1 + z2) / 2, 1.0),
     "simcse_dcl_tau10_w0.1": lambda z1, z2, z3, z0: simcse(z1, z2) + 0.1 * dcl(z1, z2, 10.0),
-    "simcsepp_m0.9_tau5_w0.1": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 0.9) + 0.1 * dcl(z1, z2, 5.0),
-    "simcsepp_m0.9_tau0.05_w0.1": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 0.9) + 0.1 * dcl(z1, z2, 0.05),
+    "simcsepp_m0.9_tau5_w0.1": lambda z1, z2, z3, z0: (
+        off_dropout(z1, z2, z0, 0.9) + 0.1 * dcl(z1, z2, 5.0)
+    ),
+    "simcsepp_m0.9_tau0.05_w0.1": lambda z1, z2, z3, z0: (
+        off_dropout(z1, z2, z0, 0.9) + 0.1 * dcl(z1, z2, 0.05)
+    ),
     "dcl_alone_tau5": lambda z1, z2, z3, z0: dcl(z1, z2, 5.0),
     "dcl_alone_tau0.05": lambda z1, z2, z3, z0: dcl(z1, z2, 0.05),
     "PAPER_eq3_offinfo_m0.9": lambda z1, z2, z3, z0: off_dropout(z1, z2, z0, 0.9, "paper"),
@@ -91,14 +98,19 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("folder", REFERENCES)
 def test_a_loss_alone_has_the_value_and_gradients_of_the_reference(folder, name):
-    expected, arrays = json.loads((folder / "losses.json").read_text()), np.load(folder / "losses.npz")
+    expected, arrays = (
+        json.loads((folder / "losses.json").read_text()),
+        np.load(folder / "losses.npz"),
+    )
     size = arrays.files[0].split(".")[0]
     vectors = [arrays[f"{size}.{vector}"] for vector in VECTORS]
     value, grads = jax.value_and_grad(FORMS[name], argnums=(0, 1, 2, 3))(*vectors)
     np.testing.assert_allclose(value, expected[f"{size}.{name}"]["loss"], rtol=1e-4)
     for vector, grad in zip(VECTORS, grads, strict=True):
         if (key := f"{size}.{name}.grad_{vector}") in arrays:
-            np.testing.assert_allclose(grad, arrays[key], rtol=0, atol=1e-4 * np.abs(arrays[key]).max())
+            np.testing.assert_allclose(
+                grad, arrays[key], rtol=0, atol=1e-4 * np.abs(arrays[key]).max()
+            )
 
 
 @pytest.mark.parametrize(("similarity", "of"), [("cosine", cosines), ("dot", np.inner)])
@@ -110,17 +122,25 @@ def test_info_nce_with_hard_negatives_is_equation_8(similarity, of):
     expected = -np.log(np.diag(positives) / (positives + weights * negatives).sum(axis=1))
     z1, z2, *hard = map(jnp.array, (z1, z2, *hard))
     options = {"temperature": 0.8, "similarity": similarity, "hard_negative_weight": 1.7}
-    np.testing.assert_allclose(info_nce(z1, z2, hard_negatives=hard, **options), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        info_nce(z1, z2, hard_negatives=hard, **options), expected, rtol=1e-5
+    )
 
 
 def test_pairs_left_out_are_not_in_the_denominator_of_separate_negatives():
     z1, z2, z3, z4 = random_vectors(4)
     left_out = (np.random.default_rng(1).random((7, 7)) < 0.3) & ~np.eye(7, dtype=bool)
-    others = np.where(left_out | np.eye(7, dtype=bool), 0.0, np.exp(cosines(z3, z4) / 0.2)).sum(axis=1)
+    others = np.where(left_out | np.eye(7, dtype=bool), 0.0, np.exp(cosines(z3, z4) / 0.2)).sum(
+        axis=1
+    )
     positives = np.diag(cosines(z1, z2)) / 0.2
     pairs, options = ((z1, z2), (z3, z4)), {"temperature": 0.2, "ratio": 1.0, "form": "code"}
-    losses = separate_info_nce(*jax.tree.map(jnp.array, pairs), left_out=jnp.array(left_out), **options)
-    np.testing.assert_allclose(losses, np.log(np.exp(positives) + others) - positives, rtol=1e-5, atol=1e-6)
+    losses = separate_info_nce(
+        *jax.tree.map(jnp.array, pairs), left_out=jnp.array(left_out), **options
+    )
+    np.testing.assert_allclose(
+        losses, np.log(np.exp(positives) + others) - positives, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_symmetric_contrast_is_the_mean_of_both_directions():
@@ -129,9 +149,14 @@ def test_symmetric_contrast_is_the_mean_of_both_directions():
     left_out[np.arange(7), np.arange(7)] = False
     logits = np.exp(np.concatenate([cosines(views[0], view) for view in views[1:]], axis=1) / 0.2)
     kept = np.where(left_out, 0.0, logits)
-    expected = np.log(kept.sum(axis=1) * kept[:, :7].sum(axis=0)).mean() / 2 - np.log(np.diag(logits)).mean()
+    expected = (
+        np.log(kept.sum(axis=1) * kept[:, :7].sum(axis=0)).mean() / 2
+        - np.log(np.diag(logits)).mean()
+    )
     masks = jnp.array(left_out), jnp.array(left_out[:, :7].T)
-    loss, _ = loss_of("contrast", temperature=0.2, symmetric=True).loss(forward_of(*views), masks, KEY)
+    loss, _ = loss_of("contrast", temperature=0.2, symmetric=True).loss(
+        forward_of(*views), masks, KEY
+    )
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
@@ -149,20 +174,25 @@ def test_noise_is_added_only_where_asked(positives, negatives):
 
 @given(arrays.arrays(np.float32, (2, 5, 4), elements=st.floats(-10, 10, width=32)))
 def test_info_nce_stays_finite(vectors):
-    value, grad = jax.value_and_grad(lambda both: info_nce(*both, temperature=0.05).sum())(jnp.array(vectors))
+    value, grad = jax.value_and_grad(lambda both: info_nce(*both, temperature=0.05).sum())(
+        jnp.array(vectors)
+    )
     assert np.isfinite(value)
     assert np.isfinite(grad).all()
 
 
 def test_equal_texts():
-    texts = np.random.default_rng(0).integers(1, 3, (9, 4, 3)).astype(np.int32)  # of 8 possible ones
+    # of 8 possible ones
+    texts = np.random.default_rng(0).integers(1, 3, (9, 4, 3)).astype(np.int32)
     expected = np.zeros((9, 3, 9), bool)
     for i, view, j in np.ndindex(expected.shape):  # of anchor i and example j
         candidates = texts[j, :2] if view == 0 else texts[j, view + 1 : view + 2]
         equal = any((one == other).all() for one in texts[i, :2] for other in candidates)
         expected[i, view, j] = equal and not (view == 0 and i == j)
     assert 0.1 < expected.mean() < 0.9
-    np.testing.assert_array_equal(contrastive.equal_texts(jnp.array(texts)), expected.reshape(9, -1))
+    np.testing.assert_array_equal(
+        contrastive.equal_texts(jnp.array(texts)), expected.reshape(9, -1)
+    )
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.6])
@@ -201,13 +231,19 @@ def test_edited_sentences_are_positives_or_hard_negatives():
     for role, losses in expected.items():
         loss_of_edits = loss_of("edited_contrast", weight=1.0, temperature=0.2, role=role)
         edited = Edited(forward.batch.rows, jnp.zeros((7, 4), bool))
-        np.testing.assert_allclose(loss_of_edits.loss(forward, edited, KEY)[0], losses.mean(), rtol=1e-6)
+        np.testing.assert_allclose(
+            loss_of_edits.loss(forward, edited, KEY)[0], losses.mean(), rtol=1e-6
+        )
 
 
 def test_a_constant_column_has_a_finite_gradient():
     z = jnp.array(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32).at[:, 0].set(2.0)
-    dcl = jax.jit(jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean()))(z)
-    barlow_twins = jax.jit(jax.grad(lambda z: decorrelation(z, z, off_diagonal_weight=0.013).sum()))(z)
+    dcl = jax.jit(
+        jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean())
+    )(z)
+    barlow_twins = jax.jit(
+        jax.grad(lambda z: decorrelation(z, z, off_diagonal_weight=0.013).sum())
+    )(z)
     assert np.isfinite(dcl).all()
     assert np.isfinite(barlow_twins).all()
     assert np.abs(barlow_twins[:, 1:]).max() > 0
@@ -218,7 +254,8 @@ def test_decorrelation_agrees_with_numpy():
     a, b = ((z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5) for z in np.float64([z1, z2]))
     correlation = a.T @ b / 9
     expected = [
-        (1 - correlation[c, c]) ** 2 + 0.3 * sum(correlation[c, d] ** 2 for d in range(4) if d != c) for c in range(4)
+        (1 - correlation[c, c]) ** 2 + 0.3 * sum(correlation[c, d] ** 2 for d in range(4) if d != c)
+        for c in range(4)
     ]
     losses = decorrelation(jnp.array(z1), jnp.array(z2), off_diagonal_weight=0.3)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
@@ -243,9 +280,14 @@ def test_consistency_is_the_divergence_of_jensen_and_shannon_between_rows_and_co
     np.testing.assert_allclose(jensen_shannon(apart, apart[::-1]), np.log(2.0), rtol=1e-6)
     z1, z2 = random_vectors(2)
     similarity = cosines(z1, z2) / 0.3
-    expected = jensenshannon(softmax(similarity, axis=1), softmax(similarity.T, axis=1), axis=1) ** 2  # not the root
+    # not the root
+    expected = (
+        jensenshannon(softmax(similarity, axis=1), softmax(similarity.T, axis=1), axis=1) ** 2
+    )
     for second, value in ((z2, expected.mean()), (z1, 0.0)):
-        loss, _ = loss_of("consistency", weight=1.0, temperature=0.3).loss(forward_of(z1, second), None, KEY)
+        loss, _ = loss_of("consistency", weight=1.0, temperature=0.3).loss(
+            forward_of(z1, second), None, KEY
+        )
         np.testing.assert_allclose(loss, value, rtol=1e-4, atol=1e-6)
 
 
@@ -266,23 +308,34 @@ def test_the_orders_of_a_list_are_a_distribution():
 def test_list_net_is_a_cross_entropy():
     p, q = (softmax(np.float64(logits), axis=1) for logits in (SCORES, OTHERS))
     np.testing.assert_allclose(list_net(SCORES, OTHERS), -(q * np.log(p)).sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(lambda scores: list_net(scores, OTHERS).sum())(OTHERS), 0.0, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(lambda scores: list_net(scores, OTHERS).sum())(OTHERS), 0.0, atol=1e-6
+    )
 
 
 def test_teachers_are_mixed_and_have_no_dropout():
-    shares = {"weight": 1.0, "teachers": ("other", "start"), "shares": (1.0, 3.0), "form": "listnet"}
+    shares = {
+        "weight": 1.0,
+        "teachers": ("other", "start"),
+        "shares": (1.0, 3.0),
+        "form": "listnet",
+    }
     parts = {"distillation": shares, "consistency": {"weight": 1.0}}
     batch = jax.tree.map(jnp.asarray, views_of(random_batch(columns=3), packed=True))
     teachers = [start_as_teacher(each, "cls") for each in (GENERATOR, ENCODER)]
     _, (metrics, inputs) = evaluate(OFF, parts, batch=batch, teachers={"other": teachers[0]})
     lists = []
     for teacher in teachers:
-        anchors, *others = batch.by_view(np.asarray(bind(definition(teacher.build), teacher.params)(batch.rows)))
+        anchors, *others = batch.by_view(
+            np.asarray(bind(definition(teacher.build), teacher.params)(batch.rows))
+        )
         lists.append(cosines(anchors, np.concatenate(others)))
     np.testing.assert_allclose(inputs["distillation"], 0.25 * lists[0] + 0.75 * lists[1], atol=1e-5)
     assert np.isfinite(metrics["loss_distillation"])
     assert metrics["loss_consistency"] > 0
-    assert metrics["loss"] == pytest.approx(float(metrics["loss_distillation"] + metrics["loss_consistency"]))
+    assert metrics["loss"] == pytest.approx(
+        float(metrics["loss_distillation"] + metrics["loss_consistency"])
+    )
 
 
 # --- the weighted sum ---
@@ -295,7 +348,9 @@ def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
     @jax.jit
     def embeddings(params):
-        encoder, projector = map(Computation(built.networks, params).network, ("encoder", "projector"))
+        encoder, projector = map(
+            Computation(built.networks, params).network, ("encoder", "projector")
+        )
         pooled = encoder(views.rows)[-1][:, 0]
         return views.by_view(pooled), views.by_view(projector(pooled))
 
@@ -304,7 +359,8 @@ def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def test_columns_are_anchor_positive_and_hard_negatives():
     batch = random_batch(columns=4)
-    batch["input_ids"][2, 3] = batch["input_ids"][1, 0]  # a hard negative that is another example's anchor
+    # a hard negative that is another example's anchor
+    batch["input_ids"][2, 3] = batch["input_ids"][1, 0]
     batch["attention_mask"][2, 3] = batch["attention_mask"][1, 0]
     options = {"hard_negative_weight": 2.0, "temperature": 0.2, "mask_duplicates": "text"}
     _, (metrics, _) = evaluate(SIMCSE, NO_DROPOUT, {"contrast": options}, batch=views_of(batch))
@@ -321,7 +377,10 @@ def test_columns_are_anchor_positive_and_hard_negatives():
 
 def test_off_dropout_negatives_have_no_dropout():
     # With m near 0 the positive logit vanishes, and only the negatives are left.
-    batch, options = random_batch(), {"negatives": "off_dropout", "negative_ratio": 1e-6, "temperature": 0.2}
+    batch, options = (
+        random_batch(),
+        {"negatives": "off_dropout", "negative_ratio": 1e-6, "temperature": 0.2},
+    )
     _, (metrics, _) = evaluate(SIMCSE, {"contrast": options}, batch=views_of(batch))
     _, (z, _) = pooled_and_projected(batch)
     similarity = np.float64(cosine_similarity(z, z)) / 0.2
@@ -344,7 +403,9 @@ def test_prefixes_of_vectors_add_their_losses():
         whole, of_4, of_8 = (loss(z1[:, :size], z2[:, :size]) for size in (16, 4, 8))
         np.testing.assert_allclose(metrics[f"loss_{name}_4"], of_4, rtol=1e-5)
         np.testing.assert_allclose(metrics[f"loss_{name}"], whole + of_4 + of_8, rtol=1e-5)
-    np.testing.assert_allclose(metrics["loss"], metrics["loss_contrast"] + 0.5 * metrics["loss_dcl"], rtol=1e-6)
+    np.testing.assert_allclose(
+        metrics["loss"], metrics["loss_contrast"] + 0.5 * metrics["loss_dcl"], rtol=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -358,14 +419,24 @@ def test_the_codes_difference_loss_counts_padding_up_to_the_longest_sentence():
 
 
 def test_bfloat16_is_near_float32():
-    # Without the generator's dropout, and its arg-max used at masked positions only, few labels can flip.
+    # Without the generator's dropout, and its arg-max used at masked positions only, few labels can
+    # flip.
     shared = [SIMCSE, NO_DROPOUT, {"generator": {"dropout": False, "positions": "masked"}}]
     batch = views_of(random_batch(columns=2))
-    gradients = functools.partial(evaluate, *shared, batch=batch, transform=functools.partial(jax.grad, has_aux=True))
-    (exact_grads, (exact, _)), (rough_grads, (rough, _)) = gradients(), gradients({"precision": "bfloat16"})
+    gradients = functools.partial(
+        evaluate, *shared, batch=batch, transform=functools.partial(jax.grad, has_aux=True)
+    )
+    (exact_grads, (exact, _)), (rough_grads, (rough, _)) = (
+        gradients(),
+        gradients({"precision": "bfloat16"}),
+    )
     for name, value in exact.items():
         assert rough[name].dtype == jnp.float32
         np.testing.assert_allclose(rough[name], value, rtol=0.1, atol=0.1, err_msg=name)
-    assert all(grad.dtype == jnp.float32 and np.isfinite(grad).all() for grad in rough_grads.values())
-    flat, rough_flat = (np.concatenate([np.ravel(g[n]) for n in sorted(g)]) for g in (exact_grads, rough_grads))
+    assert all(
+        grad.dtype == jnp.float32 and np.isfinite(grad).all() for grad in rough_grads.values()
+    )
+    flat, rough_flat = (
+        np.concatenate([np.ravel(g[n]) for n in sorted(g)]) for g in (exact_grads, rough_grads)
+    )
     assert flat @ rough_flat / np.linalg.norm(flat) / np.linalg.norm(rough_flat) > 0.95

@@ -18,7 +18,13 @@ from diffcse_jax.apps.init import InitOptions, init
 from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import CheckpointError, ConfigError, Interrupted
-from diffcse_jax.evaluation.masked_lm import MaskedAccuracy, TrainingTokens, guess_after, guess_most_frequent, mask
+from diffcse_jax.evaluation.masked_lm import (
+    MaskedAccuracy,
+    TrainingTokens,
+    guess_after,
+    guess_most_frequent,
+    mask,
+)
 from diffcse_jax.models import hf
 from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.heads import MaskedLMHead
@@ -30,7 +36,22 @@ from diffcse_jax.run_folder.records import read_metrics
 VOCABULARY = Vocabulary(size=12, mask_id=4, special_ids=(0, 1, 2, 3, 4))
 CLS, SEP, MASK = 2, 3, 4
 SIZES = {"blocks": 2, "hidden_size": 16, "heads": 2, "vocabulary_size": 200}
-WORDS = ["the", "old", "new", "cat", "dog", "bird", "house", "tree", "river", "sees", "finds", "near", "with", "red"]
+WORDS = [
+    "the",
+    "old",
+    "new",
+    "cat",
+    "dog",
+    "bird",
+    "house",
+    "tree",
+    "river",
+    "sees",
+    "finds",
+    "near",
+    "with",
+    "red",
+]
 
 
 def sentences(count: int) -> list[str]:
@@ -51,7 +72,9 @@ def test_masks_are_the_same_in_each_call_and_never_special_tokens():
         assert texts[text][position] == target >= 5
         assert blanks.token_ids[text][position] == MASK
     changed = sum(
-        a != b for one, other in zip(texts, blanks.token_ids, strict=True) for a, b in zip(one, other, strict=True)
+        a != b
+        for one, other in zip(texts, blanks.token_ids, strict=True)
+        for a, b in zip(one, other, strict=True)
     )
     assert changed == len(blanks.text)
 
@@ -59,7 +82,8 @@ def test_masks_are_the_same_in_each_call_and_never_special_tokens():
 def test_guesses_by_frequency_are_those_of_counting():
     ids = np.array([CLS, 5, 6, 7, SEP, CLS, 5, 6, 9, SEP, CLS, 6, 9, 7, SEP], np.uint16)
     assert guess_most_frequent(ids, VOCABULARY.special_ids) == 6
-    # After CLS: 5 twice, 6 once. After 6: 9 twice, 7 once. MASK and 11 do not occur. After 7 only SEP does.
+    # After CLS: 5 twice, 6 once. After 6: 9 twice, 7 once. MASK and 11 do not occur. After 7 only
+    # SEP does.
     previous = np.array([CLS, 6, MASK, 11, 7])
     assert guess_after(previous, ids, VOCABULARY.special_ids).tolist() == [5, 9, 6, 6, 6]
 
@@ -67,18 +91,23 @@ def test_guesses_by_frequency_are_those_of_counting():
 def test_accuracy_counts_masked_tokens_and_its_interval_draws_texts():
     texts = [[CLS, *[5 + number % 7] * 10, SEP] for number in range(30)]
     store = SimpleNamespace(token_ids=np.concatenate([np.array(text) for text in texts]))
-    metric = MaskedAccuracy("masked_accuracy", 8, texts, TrainingTokens(None, VOCABULARY, lambda: store))
+    metric = MaskedAccuracy(
+        "masked_accuracy", 8, texts, TrainingTokens(None, VOCABULARY, lambda: store)
+    )
     assert metric.units == "60 masked tokens of 30 texts"
 
     def encoder(answer):
         return SimpleNamespace(
-            fill_masks=lambda token_ids, batch_size: [np.full(len(each), answer) for each in token_ids]
+            fill_masks=lambda token_ids, batch_size: [
+                np.full(len(each), answer) for each in token_ids
+            ]
         )
 
     measured = metric.measure(encoder(5))
     assert measured.scores["masked_accuracy"] == pytest.approx(100 * 10 / 60)  # 5 texts of 30
     assert measured.scores["masked_accuracy_unigram"] == pytest.approx(100 * 10 / 60)
-    assert measured.scores["masked_accuracy_bigram"] > 60  # a token follows itself, unless that is masked as well
+    # a token follows itself, unless that is masked as well
+    assert measured.scores["masked_accuracy_bigram"] > 60
     low, high = metric.interval(metric.measure(encoder(0)).outcomes, measured.outcomes)
     assert 0 < low < 100 * 10 / 60 < high
     assert "unigram 16.67" in metric.remark
@@ -109,10 +138,19 @@ def test_the_same_text_sizes_and_seed_give_the_same_files(text, start, tmp_path)
     assert (start / "model.safetensors").read_bytes() != (other / "model.safetensors").read_bytes()
     model = hf.read(str(start), needs_mlm_head=True)
     assert (model.config.num_blocks, model.config.hidden_size, model.config.num_heads) == (2, 16, 2)
-    for array in (model.transformer["blocks.1.intermediate.kernel"], model.transformer["embeddings.word.embedding"]):
+    for array in (
+        model.transformer["blocks.1.intermediate.kernel"],
+        model.transformer["embeddings.word.embedding"],
+    ):
         assert array.std() == pytest.approx(0.02, rel=0.1)
     tokenizer = load_tokenizer(start)
-    assert tokenizer.all_special_ids == [0, 1, 2, 3, 4] or set(tokenizer.all_special_ids) == {0, 1, 2, 3, 4}
+    assert tokenizer.all_special_ids == [0, 1, 2, 3, 4] or set(tokenizer.all_special_ids) == {
+        0,
+        1,
+        2,
+        3,
+        4,
+    }
     assert tokenizer.tokenize("The OLD cat") == ["the", "old", "cat"]
     assert len(tokenizer) == model.config.vocab_size <= 200
 
@@ -137,11 +175,19 @@ def test_the_first_blocks_of_a_checkpoint_keep_their_weights_and_head(start, tmp
         ({"model": "minilm", "blocks": 7}, r"--blocks=7: minilm has 6 blocks"),
         ({"model": "minilm", "blocks": 3, "heads": 2}, r"--heads is that of --model"),
         ({"inputs": ("-",)}, r"the text is read twice"),
-        ({"inputs": ("{text}",), "vocabulary_size": 10}, r"--vocabulary_size=10: the text has \d+ characters"),
-        ({"inputs": ("{text}",), "hidden_size": 15}, r"4 attention heads cannot share a hidden size of 15"),
+        (
+            {"inputs": ("{text}",), "vocabulary_size": 10},
+            r"--vocabulary_size=10: the text has \d+ characters",
+        ),
+        (
+            {"inputs": ("{text}",), "hidden_size": 15},
+            r"4 attention heads cannot share a hidden size of 15",
+        ),
     ],
 )
-def test_mistakes_are_named_and_nothing_is_written(options: dict[str, Any], message, text, tmp_path):
+def test_mistakes_are_named_and_nothing_is_written(
+    options: dict[str, Any], message, text, tmp_path
+):
     if "inputs" in options:
         options = options | {"inputs": tuple(each.format(text=text) for each in options["inputs"])}
     with pytest.raises((ConfigError, CheckpointError), match=message):
@@ -194,13 +240,20 @@ def test_the_rows_show_loss_accuracy_and_both_guesses(trained):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_as_an_uninterrupted_one(trained, start, text, tmp_path, monkeypatch):
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(
+    trained, start, text, tmp_path, monkeypatch
+):
     stop_first_run(monkeypatch)
     with pytest.raises(Interrupted):
         run(tmp_path, start, text)
     run(tmp_path, start, text)
-    assert (tmp_path / "export/model.safetensors").read_bytes() == (trained / "export/model.safetensors").read_bytes()
-    losses = [[row["loss"] for row in read_metrics(workdir) if "loss" in row] for workdir in (trained, tmp_path)]
+    assert (tmp_path / "export/model.safetensors").read_bytes() == (
+        trained / "export/model.safetensors"
+    ).read_bytes()
+    losses = [
+        [row["loss"] for row in read_metrics(workdir) if "loss" in row]
+        for workdir in (trained, tmp_path)
+    ]
     assert losses[0] == losses[1]
 
 
@@ -212,7 +265,9 @@ def test_the_export_is_a_masked_lm_of_transformers_with_equal_logits(trained):
 
     folder = trained / "export"
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
-    model, loading = transformers.AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    model, loading = transformers.AutoModelForMaskedLM.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     tokenizer = load_tokenizer(folder)
@@ -221,13 +276,20 @@ def test_the_export_is_a_masked_lm_of_transformers_with_equal_logits(trained):
         logits = model.eval()(torch.tensor([ids])).logits[0].numpy()
 
     exported = hf.read(str(folder), needs_mlm_head=True)
-    builds = {"transformer": partial(Transformer, exported.config), "mlm_head": partial(MaskedLMHead, exported.config)}
+    builds = {
+        "transformer": partial(Transformer, exported.config),
+        "mlm_head": partial(MaskedLMHead, exported.config),
+    }
     networks = Networks(VOCABULARY, {name: definition(build) for name, build in builds.items()})
-    params = jax.device_put(prefixed(exported.transformer, "transformer") | prefixed(exported.mlm_head, "mlm_head"))
+    params = jax.device_put(
+        prefixed(exported.transformer, "transformer") | prefixed(exported.mlm_head, "mlm_head")
+    )
     computation = Computation(networks, params, devices=1)
     rows = TokenRows(jnp.array([ids], jnp.int32), jnp.ones((1, len(ids)), jnp.int32))
     states = computation.network("transformer")(rows)[-1]
-    ours = computation.network("mlm_head")(states[0], params["transformer.embeddings.word.embedding"])
+    ours = computation.network("mlm_head")(
+        states[0], params["transformer.embeddings.word.embedding"]
+    )
     np.testing.assert_allclose(ours, logits, atol=1e-5)
 
     (filled,) = SentenceEncoder.from_pretrained(folder).fill_masks([ids])
@@ -239,13 +301,23 @@ def test_the_export_is_a_masked_lm_of_transformers_with_equal_logits(trained):
 @pytest.mark.slow
 def test_the_export_continues_and_generates(trained, text, tmp_path):
     exported = hf.read(str(trained / "export"), needs_mlm_head=True)
-    run(tmp_path / "more", trained / "export", text, **{"train.steps": 1, "optim.learning_rate": 1e-9})
+    run(
+        tmp_path / "more",
+        trained / "export",
+        text,
+        **{"train.steps": 1, "optim.learning_rate": 1e-9},
+    )
     more = hf.read(str(tmp_path / "more/export"))
     for name, array in more.mlm_head.items():  # its own head, and not a new one
         np.testing.assert_allclose(array, exported.mlm_head[name], atol=1e-6)
-    both = {"model.name_or_path": str(trained / "export"), "generator.name_or_path": str(trained / "export")}
+    both = {
+        "model.name_or_path": str(trained / "export"),
+        "generator.name_or_path": str(trained / "export"),
+    }
     small = {"train.steps": 1, "train.batch_size": 8, "data.max_length": 24, "eval.every": 0}
-    found = api.train(str(text), "diffcse_base", workdir=tmp_path / "diffcse", overrides=both | small)
+    found = api.train(
+        str(text), "diffcse_base", workdir=tmp_path / "diffcse", overrides=both | small
+    )
     (row,) = [row for row in found.history if "loss" in row]
     assert 0 < row["rtd_share_kept"] < 1
     assert row["loss"] > 0
@@ -268,7 +340,10 @@ def test_the_card_says_what_the_model_is_for(trained):
     [
         ({"data.pairs": "lead"}, r"data.pairs='lead' makes pairs, but mlm compares no texts"),
         ({"data.augmentation": "crop"}, r"data.augmentation='crop' changes second views"),
-        ({"mlm.tied": False}, r"eval.metric='masked_accuracy' needs a masked LM. Set mlm.weight > 0 and mlm.tied=True"),
+        (
+            {"mlm.tied": False},
+            r"eval.metric='masked_accuracy' needs a masked LM. Set mlm.weight > 0 and mlm.tied=True",
+        ),
         ({"data.held_out": 0.0}, r"eval.metric='masked_accuracy' needs held-out documents"),
     ],
 )

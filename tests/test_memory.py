@@ -34,7 +34,11 @@ def documents_of(given, **options):
 
 
 def test_text_is_a_file_named_by_its_content():
-    sentences = ["One line.", "Two\nlines, \u2028 and “quotes”.", 'A "third"\t\\ one. It is the last.']
+    sentences = [
+        "One line.",
+        "Two\nlines, \u2028 and “quotes”.",
+        'A "third"\t\\ one. It is the last.',
+    ]
     path = write_sentences(sentences)
     assert path == write_sentences(iter(sentences)) != write_sentences(sentences[::-1])
     assert [row for (row,) in rows_of(path)] == sentences
@@ -67,7 +71,9 @@ def test_tables_are_converted():
 
 def test_pairs_that_share_an_answer_are_held_out_together():
     pairs = [
-        (f"Question {number} on {answer}?", f"This is answer {answer}.") for answer in range(40) for number in range(10)
+        (f"Question {number} on {answer}?", f"This is answer {answer}.")
+        for answer in range(40)
+        for number in range(10)
     ]
     trained, held_out = write_held_out(pairs, 0.1)
     trained_rows = [tuple(json.loads(line).values()) for line in trained.read_text().splitlines()]
@@ -78,7 +84,9 @@ def test_pairs_that_share_an_answer_are_held_out_together():
 
 
 def test_pairs_that_all_share_a_text_train():
-    with pytest.raises(DataError, match=r"of 30 rows for training and 0 for evaluation.*stay together"):
+    with pytest.raises(
+        DataError, match=r"of 30 rows for training and 0 for evaluation.*stay together"
+    ):
         write_held_out([(f"Question {number}?", "Yes.") for number in range(30)], 0.2)
 
 
@@ -101,7 +109,10 @@ def test_dicts_keep_their_columns():
 
 
 def test_known_keys_are_id_title_and_text():
-    rows = [{"_id": 7, "title": "A  clock", "text": "It ticks.\nIt strikes."}, {"_id": "b", "text": "x"}]
+    rows = [
+        {"_id": 7, "title": "A  clock", "text": "It ticks.\nIt strikes."},
+        {"_id": "b", "text": "x"},
+    ]
     first, second = documents_of(pd.DataFrame(rows))
     assert (first.id, second.id) == ("7", "b")
     (section,) = first.sections
@@ -132,4 +143,7 @@ def test_an_id_column_must_exist():
 
 def test_a_key_without_letters_is_neither_id_nor_title():
     rows = [{"": 7, "sentence": "One text."}, {"": 8, "sentence": "Two texts."}]
-    assert [(each.id, each.text()) for each in documents_of(rows)] == [("0", " One text."), ("1", " Two texts.")]
+    assert [(each.id, each.text()) for each in documents_of(rows)] == [
+        ("0", " One text."),
+        ("1", " Two texts."),
+    ]

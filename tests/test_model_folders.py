@@ -27,7 +27,9 @@ TEXTS = ["a dog runs in the park", "no"]
 def tiny(tmp_path, minilm_dir):
     """A sentence-transformers folder with mean pooling."""
     folder = write_tiny_model(tmp_path / "tiny", minilm_dir, blocks=1)
-    sentence_folder.write(folder, sentence_folder.RecordedPooler("avg"), num_blocks=1, hidden_size=16)
+    sentence_folder.write(
+        folder, sentence_folder.RecordedPooler("avg"), num_blocks=1, hidden_size=16
+    )
     return folder
 
 
@@ -56,7 +58,8 @@ def refused(folder):
         ("roberta", "ForTokenClassification", "classifier"),
         ("distilbert", "ForSequenceClassification", "classifier, pre_classifier"),
         ("electra", "ForMultipleChoice", "classifier, sequence_summary"),
-        ("modernbert", "ForSequenceClassification", "classifier, head"),  # the latter also of its masked LM
+        # the latter also of its masked LM
+        ("modernbert", "ForSequenceClassification", "classifier, head"),
         ("nomic_bert", "ForSequenceClassification", "classifier, pooler"),
         ("mpnet", "ForQuestionAnswering", "qa_outputs"),
     ],
@@ -69,7 +72,9 @@ def test_a_classifier_loads_with_a_note(family, head, left_out, tmp_path, minilm
     ours = vectors_of(tmp_path, pooler="avg")
     note = f"was saved as {type(model).__name__}. Reading its encoder; its head is not used: {left_out}\n"
     assert note in capsys.readouterr().err
-    np.testing.assert_allclose(ours, SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(
+        ours, SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), atol=1e-5
+    )
 
 
 def test_a_cross_encoder_records_no_pooler(tiny, capsys):
@@ -121,7 +126,10 @@ def test_a_folder_of_models_names_them(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "base"),
-    [({"peft_type": "LORA", "base_model_name_or_path": "org/base"}, "of 'org/base'"), ({}, "of a ")],
+    [
+        ({"peft_type": "LORA", "base_model_name_or_path": "org/base"}, "of 'org/base'"),
+        ({}, "of a "),
+    ],
 )
 def test_adapters_are_to_be_merged_first(content, base, tiny, tmp_path, capsys):
     (tiny / "adapter_config.json").write_text(json.dumps(content))
@@ -142,7 +150,9 @@ def test_weights_with_adapters_are_to_be_merged_first(tiny):
 # --- how weights are stored ---
 
 
-@pytest.mark.parametrize("outer", ["module.", "model.", "_orig_mod.", "0.auto_model.", "module.bert."])
+@pytest.mark.parametrize(
+    "outer", ["module.", "model.", "_orig_mod.", "0.auto_model.", "module.bert."]
+)
 def test_a_wrapper_of_training_code_is_left_out(outer, tiny):
     expected = vectors_of(tiny)
     rewrite(tiny, lambda tensors: {outer + name: tensor for name, tensor in tensors.items()})
@@ -151,7 +161,11 @@ def test_a_wrapper_of_training_code_is_left_out(outer, tiny):
 
 def test_several_encoders_are_refused(tiny):
     def two(tensors):
-        return {f"{outer}.{name}": each.clone() for outer in ("query", "text") for name, each in tensors.items()}
+        return {
+            f"{outer}.{name}": each.clone()
+            for outer in ("query", "text")
+            for name, each in tensors.items()
+        }
 
     rewrite(tiny, two)
     assert "holds several encoders: query., text.. Save the one to use" in refused(tiny)
@@ -186,14 +200,19 @@ def test_half_precision_is_read_as_float32(tiny):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_pointer_of_git_lfs_is_named(name, tiny):
-    (tiny / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n")
+    (tiny / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n"
+    )
     assert f"{tiny / name} is a pointer of Git LFS" in refused(tiny)
 
 
 def test_weights_that_are_not_read_are_named(tiny):
     (tiny / "model.safetensors").rename(tiny / "model.fp16.safetensors")
     (tiny / "tf_model.h5").touch()
-    assert "nor pytorch_model.bin, only model.fp16.safetensors, tf_model.h5. Save the model again" in refused(tiny)
+    assert (
+        "nor pytorch_model.bin, only model.fp16.safetensors, tf_model.h5. Save the model again"
+        in refused(tiny)
+    )
 
 
 def test_a_configuration_without_a_type_is_named(tiny):

@@ -22,7 +22,11 @@ from diffcse_jax.training.networks import StartingCheckpoint, with_own_pooler
 
 HEAD = random_params(MlpProjector, SIZES, seed=5)
 OWN = {"model": {"pooler": "own", "projector": "none"}, "difference": {"weight": 0.0}}
-RECORDED = {"avg": RecordedPooler("avg"), "cls": RecordedPooler("cls", HEAD), None: RecordedPooler()}
+RECORDED = {
+    "avg": RecordedPooler("avg"),
+    "cls": RecordedPooler("cls", HEAD),
+    None: RecordedPooler(),
+}
 
 
 def assert_starts_from(arrays: dict, params: dict, network: str) -> None:
@@ -32,16 +36,26 @@ def assert_starts_from(arrays: dict, params: dict, network: str) -> None:
 
 def start_of(recorded: str | None, **parts) -> StartingCheckpoint:
     tokenizer = mock.MagicMock(spec=PreTrainedTokenizerFast)
-    return StartingCheckpoint("tiny", dataclasses.replace(ENCODER, **parts), tokenizer, RECORDED[recorded])
+    return StartingCheckpoint(
+        "tiny", dataclasses.replace(ENCODER, **parts), tokenizer, RECORDED[recorded]
+    )
 
 
 @pytest.mark.parametrize(("recorded", "pooler"), [("avg", "avg"), ("cls", "cls"), (None, "avg")])
 def test_the_own_pooler_is_the_recorded_one(recorded, pooler):
     config, start = with_own_pooler(config_of(OWN), RECORDED[recorded]), start_of(recorded)
-    assert (config.model.pooler, config.encoding_pooler, config.keeps_projector) == (pooler, pooler, pooler == "cls")
+    assert (config.model.pooler, config.encoding_pooler, config.keeps_projector) == (
+        pooler,
+        pooler,
+        pooler == "cls",
+    )
     assert start.is_trained_embedding(config)
     assert start.pooler(config) == pooler
-    said = f"Starting from tiny, with its own pooler ({pooler})." if recorded else "tiny records no pooler."
+    said = (
+        f"Starting from tiny, with its own pooler ({pooler})."
+        if recorded
+        else "tiny records no pooler."
+    )
     assert start.describe_pooler("own", config).startswith(said)
 
 
@@ -51,9 +65,12 @@ def test_a_recorded_head_is_trained_on():
     assert_starts_from(HEAD, params, "projector")
     with pytest.raises(ConfigError, match="records a dense \\+ tanh head"):
         with_own_pooler(config_of(OWN, {"model": {"projector": "batchnorm"}}), RECORDED["cls"])
-    kept = config_of({"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}})
+    kept = config_of(
+        {"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}}
+    )
     assert start_of("cls").is_trained_embedding(kept)
-    assert not start_of(None, pooler=HEAD).is_trained_embedding(kept)  # another head than the checkpoint's
+    # another head than the checkpoint's
+    assert not start_of(None, pooler=HEAD).is_trained_embedding(kept)
     assert start_of(None, pooler=HEAD).pooler(kept) == "cls"
 
 
@@ -65,8 +82,16 @@ def built(*parts, encoder=ENCODER):
     ("parts", "trained", "frozen"),
     [
         ([SIMCSE], {"encoder", "projector"}, set()),
-        ([SIMCSE, {"mlm": {"weight": 0.1}, "dcl": {"weight": 0.1}}], {"encoder", "projector", "mlm_head"}, set()),
-        ([], {"encoder", "projector", "discriminator", "token_classifier"}, {"generator", "generator_head"}),
+        (
+            [SIMCSE, {"mlm": {"weight": 0.1}, "dcl": {"weight": 0.1}}],
+            {"encoder", "projector", "mlm_head"},
+            set(),
+        ),
+        (
+            [],
+            {"encoder", "projector", "discriminator", "token_classifier"},
+            {"generator", "generator_head"},
+        ),
     ],
 )
 def test_a_network_that_nothing_needs_does_not_exist(parts, trained, frozen):
@@ -79,20 +104,28 @@ def test_where_networks_start_from():
     _, params, frozen = built({"mlm": {"weight": 0.1}})
     assert_starts_from(ENCODER.transformer, params, "encoder")
     assert_starts_from(ENCODER.transformer, params, "discriminator")
-    np.testing.assert_array_equal(params["mlm_head.decoder"], ENCODER.transformer["embeddings.word.embedding"])
+    np.testing.assert_array_equal(
+        params["mlm_head.decoder"], ENCODER.transformer["embeddings.word.embedding"]
+    )
     assert_starts_from(GENERATOR.transformer, frozen, "generator")
     assert_starts_from(GENERATOR.mlm_head, frozen, "generator_head")
     # PyTorch's default, unlike BERT's N(0, 0.02), which stays below 0.1.
     kernel = params["token_classifier.kernel"]
     assert 0.2 < np.abs(kernel).max() <= SIZES.hidden_size**-0.5
-    _, params, _ = built(SIMCSE, {"mlm": {"weight": 0.1}}, encoder=GENERATOR)  # which has a masked-LM head
-    np.testing.assert_array_equal(params["mlm_head.transform.kernel"], GENERATOR.mlm_head["transform.kernel"])
-    np.testing.assert_array_equal(params["mlm_head.decoder"], GENERATOR.transformer["embeddings.word.embedding"])
+    # which has a masked-LM head
+    _, params, _ = built(SIMCSE, {"mlm": {"weight": 0.1}}, encoder=GENERATOR)
+    np.testing.assert_array_equal(
+        params["mlm_head.transform.kernel"], GENERATOR.mlm_head["transform.kernel"]
+    )
+    np.testing.assert_array_equal(
+        params["mlm_head.decoder"], GENERATOR.transformer["embeddings.word.embedding"]
+    )
 
 
 def test_new_heads_depend_on_the_seed_and_not_on_other_heads():
     first, other, with_mlm = (
-        built({"train": {"seed": seed}, "mlm": {"weight": weight}}) for seed, weight in ((0, 0.0), (1, 0.0), (0, 0.1))
+        built({"train": {"seed": seed}, "mlm": {"weight": weight}})
+        for seed, weight in ((0, 0.0), (1, 0.0), (0, 0.1))
     )
     name = "token_classifier.kernel"
     np.testing.assert_array_equal(first.params[name], with_mlm.params[name])
@@ -103,7 +136,9 @@ def test_new_heads_depend_on_the_seed_and_not_on_other_heads():
 
 
 def test_an_electra_discriminator_starts_with_its_head(monkeypatch, minilm_dir, tmp_path):
-    sizes = dataclasses.replace(SIZES, max_positions=32, embedding_size=8, embeddings=ElectraEmbeddings)
+    sizes = dataclasses.replace(
+        SIZES, max_positions=32, embedding_size=8, embeddings=ElectraEmbeddings
+    )
     electra = dataclasses.replace(
         ENCODER, folder=tmp_path, config=sizes, transformer=random_params(Transformer, sizes, seed=3),
         discriminator_head=random_params(ReplacedTokenHead, sizes),
@@ -111,28 +146,41 @@ def test_an_electra_discriminator_starts_with_its_head(monkeypatch, minilm_dir, 
     config = config_of({"difference": {"discriminator": "electra"}})
 
     def load(of=config, **parts):
-        monkeypatch.setattr(networks, "read", lambda *_, **__: dataclasses.replace(electra, **parts))
+        monkeypatch.setattr(
+            networks, "read", lambda *_, **__: dataclasses.replace(electra, **parts)
+        )
         return networks.load_discriminator(of, ENCODER, load_tokenizer(minilm_dir))
 
     _, params, _ = networks.build(config, ENCODER, GENERATOR, VOCABULARY, discriminator=load())
     assert_starts_from(electra.discriminator_head, params, "token_classifier")
     assert_starts_from(electra.transformer, params, "discriminator")
-    assert load(config_of(SIMCSE, {"difference": {"discriminator": "electra"}})) is None  # nothing needs it
+    # nothing needs it
+    assert load(config_of(SIMCSE, {"difference": {"discriminator": "electra"}})) is None
     for parts, message in (
         ({"discriminator_head": None}, "has no head for replaced tokens"),
-        ({"config": dataclasses.replace(sizes, hidden_size=24)}, r"hidden states of 24\. It needs .* states of 16"),
-        ({"config": dataclasses.replace(sizes, vocab_size=59)}, r"differ in their vocabulary \(59 and 60"),
+        (
+            {"config": dataclasses.replace(sizes, hidden_size=24)},
+            r"hidden states of 24\. It needs .* states of 16",
+        ),
+        (
+            {"config": dataclasses.replace(sizes, vocab_size=59)},
+            r"differ in their vocabulary \(59 and 60",
+        ),
     ):
         with pytest.raises((CheckpointError, ConfigError), match=message):
             load(**parts)
-    with pytest.raises(CheckpointError, match=r"generator\..* differ in their vocabulary \(59 and 60"):
-        networks.load_generator(config_of(), ENCODER, load_tokenizer(minilm_dir))  # the same checkpoint
+    with pytest.raises(
+        CheckpointError, match=r"generator\..* differ in their vocabulary \(59 and 60"
+    ):
+        # the same checkpoint
+        networks.load_generator(config_of(), ENCODER, load_tokenizer(minilm_dir))
 
 
 def test_vocabulary_of_a_tokenizer(minilm_dir):
     tokenizer = load_tokenizer(minilm_dir)
     vocabulary = networks.vocabulary_of(Config(), tokenizer)
-    assert vocabulary == Vocabulary(30522, 103, (0, 100, 101, 102, 103))  # [PAD] [UNK] [CLS] [SEP] [MASK]
+    # [PAD] [UNK] [CLS] [SEP] [MASK]
+    assert vocabulary == Vocabulary(30522, 103, (0, 100, 101, 102, 103))
     tokenizer.mask_token = None
     with pytest.raises(ConfigError, match="no mask token"):
         networks.vocabulary_of(Config(), tokenizer)

@@ -14,7 +14,9 @@ NOTEBOOK = ROOT / "examples" / "adapt.ipynb"
 
 def text_of(notebook: nbformat.NotebookNode) -> str:
     """What its cells printed."""
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     return "".join(output.get("text", "") for output in outputs)
 
 
@@ -24,23 +26,35 @@ def test_it_was_executed_in_order_without_an_error():
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
     assert len([line for cell in cells for line in cell.source.splitlines() if line]) <= 20
-    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
+    assert not [
+        output for cell in cells for output in cell.outputs if output.output_type == "error"
+    ]
     text = text_of(notebook)
-    assert ("before training" in text, "after" in text, str(Path.home()) in text) == (True, True, False)
+    assert ("before training" in text, "after" in text, str(Path.home()) in text) == (
+        True,
+        True,
+        False,
+    )
 
 
 @pytest.mark.slow
 def test_it_runs(tmp_path, minilm_dir, monkeypatch):
-    variables = environment(tmp_path / "xla", PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    variables = environment(
+        tmp_path / "xla", PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(tmp_path / "cache")
+    )
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     model = write_tiny_model(tmp_path / "model", minilm_dir, blocks=1)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     smaller = f'settings |= {{"train.steps": 2, "model.name_or_path": "{model}", "data.max_length": 16}}\nencoder, '
     for cell in notebook.cells:
-        cell.source = cell.source.replace("\nencoder, ", f"\n{smaller}").replace('"minilm"', f'"{model}", pooler="avg"')
+        cell.source = cell.source.replace("\nencoder, ", f"\n{smaller}").replace(
+            '"minilm"', f'"{model}", pooler="avg"'
+        )
     resources = {"metadata": {"path": str(tmp_path)}}
     patience = {"timeout": 600, "startup_timeout": 300}  # seconds, on a busy machine
-    nbclient.NotebookClient(notebook, kernel_name="python3", resources=resources, **patience).execute()
+    nbclient.NotebookClient(
+        notebook, kernel_name="python3", resources=resources, **patience
+    ).execute()
     assert "before training" in text_of(notebook)
     assert (tmp_path / "runs/notebook/export/model.safetensors").is_file()

@@ -26,20 +26,31 @@ STATES = np.random.default_rng(1).normal(size=(8, 10, 3)).astype(np.float32)
 
 def rows_with(blocks: int | None, capacity: int = 0) -> TokenRows:
     """The rows, laid out in blocks; None: padded."""
-    layout = None if blocks is None else lay_out(LENGTHS.reshape(blocks, -1), 10, capacity or 80 // blocks - 1)
+    layout = (
+        None
+        if blocks is None
+        else lay_out(LENGTHS.reshape(blocks, -1), 10, capacity or 80 // blocks - 1)
+    )
     return jax.tree.map(jnp.asarray, TokenRows(IDS, MASK, layout))
 
 
 def test_real_tokens_lie_side_by_side():
     rows, count = rows_with(1, capacity=48), LENGTHS.sum()
-    assert pack_ids(rows.input_ids, rows, fill=PAD).tolist() == [*IDS[MASK > 0], *[PAD] * (48 - count)]
+    assert pack_ids(rows.input_ids, rows, fill=PAD).tolist() == [
+        *IDS[MASK > 0],
+        *[PAD] * (48 - count),
+    ]
     packed = np.asarray(pack(jnp.asarray(STATES), rows))
     np.testing.assert_array_equal(packed[:count], STATES[MASK > 0])
     assert not packed[count:].any()
     np.testing.assert_array_equal(unpack(jnp.asarray(packed), rows), STATES * MASK[:, :, None])
 
 
-@given(st.lists(st.integers(1, 12), min_size=8, max_size=32).filter(lambda lengths: len(lengths) % 8 == 0))
+@given(
+    st.lists(st.integers(1, 12), min_size=8, max_size=32).filter(
+        lambda lengths: len(lengths) % 8 == 0
+    )
+)
 def test_each_device_packs_its_own_rows(lengths):
     blocks = in_blocks(np.array(lengths), devices=4, chunks=1)
     capacity = int(blocks.sum(axis=1).max())
@@ -49,7 +60,9 @@ def test_each_device_packs_its_own_rows(lengths):
         np.testing.assert_array_equal(positions[positions < row.size], np.flatnonzero(row))
         np.testing.assert_array_equal(slots[row], np.arange(row.sum()))
         assert (slots[~row] == capacity).all()
-    with pytest.raises(ValueError, match=f"{capacity} tokens and its layout only {capacity - 1} slots"):
+    with pytest.raises(
+        ValueError, match=f"{capacity} tokens and its layout only {capacity - 1} slots"
+    ):
         lay_out(blocks, 12, capacity - 1)
 
 
@@ -70,7 +83,9 @@ def test_without_a_layout_all_positions_are_tokens():
 
 def test_a_tokens_key_is_the_same_in_every_layout():
     keys = row_keys(jax.random.key(0), 8)
-    padded, packed = (jax.random.key_data(token_keys(keys, rows)) for rows in (rows_with(None), rows_with(2)))
+    padded, packed = (
+        jax.random.key_data(token_keys(keys, rows)) for rows in (rows_with(None), rows_with(2))
+    )
     positions = rows_with(2).layout.positions
     used = positions < 40
     for block in range(2):
@@ -88,14 +103,18 @@ def test_gradients_return_to_the_packed_positions():
     np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(STATES)), expected, rtol=1e-6)
 
 
-@functools.partial(jax.jit, static_argnames=("family", "dropped", "last_positions"), compiler_options=UNOPTIMISED)
+@functools.partial(
+    jax.jit, static_argnames=("family", "dropped", "last_positions"), compiler_options=UNOPTIMISED
+)
 def outputs_and_gradients(family, params, rows, *, dropped=True, last_positions=None):
     definition = layers.definition(functools.partial(Transformer, sizes(family)))
     condition = jnp.asarray(np.random.default_rng(3).normal(size=(8, 16)).astype(np.float32))
 
     def loss(params):
         keys = row_keys(jax.random.key(0), 8) if dropped else None
-        states = layers.bind(definition, params)(rows, condition=condition, keys=keys, last_positions=last_positions)
+        states = layers.bind(definition, params)(
+            rows, condition=condition, keys=keys, last_positions=last_positions
+        )
         real = [layer * MASK[:, : layer.shape[1], None].astype(layer.dtype) for layer in states]
         return sum(jnp.sin(layer).sum() for layer in real), real
 
@@ -120,7 +139,9 @@ def test_a_packed_encoder_is_the_encoder(family, options):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     for name, grad in padded_grads.items():
         scale = max(1.0, np.abs(grad).max())
-        np.testing.assert_allclose(packed_grads[name], grad, rtol=1e-5, atol=1e-5 * scale, err_msg=name)
+        np.testing.assert_allclose(
+            packed_grads[name], grad, rtol=1e-5, atol=1e-5 * scale, err_msg=name
+        )
 
 
 def test_a_packed_encoder_computes_no_padding():

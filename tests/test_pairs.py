@@ -72,7 +72,10 @@ def test_every_document_of_ten_words_gives_a_row(tmp_path):
 
 
 def test_every_second_title_is_not_a_lead(tmp_path):
-    rows = [{"title": f"Title {i}", "text": f"Subject {i} is told here. More of it is told there."} for i in range(200)]
+    rows = [
+        {"title": f"Title {i}", "text": f"Subject {i} is told here. More of it is told there."}
+        for i in range(200)
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = texts_of(opened(tmp_path / "a.jsonl", "lead"))
     titled = [lead.startswith("Title") for lead, _ in found]
@@ -83,7 +86,9 @@ def test_every_second_title_is_not_a_lead(tmp_path):
 
 @pytest.mark.parametrize(("pairs", "follows"), [("dropout", [0, 1, 1, 0]), ("passages", [0, 0])])
 def test_rows_know_their_document_and_whether_they_follow(tmp_path, pairs, follows):
-    text = "This is one sentence. This is another sentence. Here is the third.\n\nA second document."
+    text = (
+        "This is one sentence. This is another sentence. Here is the third.\n\nA second document."
+    )
     (tmp_path / "a.txt").write_text(text)
     rows = list(opened(tmp_path / "a.txt", pairs).rows())
     assert [row.follows for row in rows] == [bool(each) for each in follows]
@@ -93,10 +98,14 @@ def test_rows_know_their_document_and_whether_they_follow(tmp_path, pairs, follo
 
 def test_a_text_that_is_left_out_divides_what_follows(tmp_path):
     share = 0.5
-    numbers = (number for number in range(100) if digest(f"Shared sentence {number}.") < share * 2**64)
+    numbers = (
+        number for number in range(100) if digest(f"Shared sentence {number}.") < share * 2**64
+    )
     shared = f"Shared sentence {next(numbers)}."
     starts = (f"First sentence {number}." for number in range(100))
-    first = next(each for each in starts if digest(f"{each} {shared} The last one.") > share * 2**64)
+    first = next(
+        each for each in starts if digest(f"{each} {shared} The last one.") > share * 2**64
+    )
     (tmp_path / "a.txt").write_text(f"{first}\n{shared}\nThe last one.\n\n{shared}\n")
     whole = list(opened(tmp_path / "a.txt", "dropout").rows())
     assert [row.follows for row in whole] == [False, True, True, False]

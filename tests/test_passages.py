@@ -30,7 +30,9 @@ PIECES = st.sampled_from(
      "東京は首都です。", "火山", "Größe?", "\u00a0", "etc.", "\u201cQuoted!\u201d", "x" * 60, "Sentence number two."]
 )  # fmt: skip
 LINES = st.lists(st.lists(PIECES, max_size=12).map(" ".join), max_size=8)
-SECTIONS = st.builds(Section, st.one_of(st.just(""), PIECES, st.just("long title " * 40)), LINES, st.booleans())
+SECTIONS = st.builds(
+    Section, st.one_of(st.just(""), PIECES, st.just("long title " * 40)), LINES, st.booleans()
+)
 
 
 def letters(text: str) -> str:
@@ -50,18 +52,24 @@ def test_all_letters_of_a_document_are_in_its_passages(sections, whole):
     titles = tuple(" ".join(section.title.split()) for section in sections)
     for passage in passages:
         assert (passage.document, passage.start <= len(text) + 1) == (7, True)
-        if not any(title and passage.text.startswith(title) for title in titles):  # no title as text
+        # no title as text
+        if not any(title and passage.text.startswith(title) for title in titles):
             assert text[passage.start :].startswith(passage.text[0])
     starts = [passage.start for passage in passages]
     assert starts == sorted(starts)
 
 
 def test_sections_become_passages_of_whole_sentences():
-    lines = [f"This is sentence number {number} of a long page, which goes on." for number in range(30)]
-    document = Document("a", (Section("Guide", []), Section("Guide: Use", lines), Section("End", [" ", "Bye."])))
+    lines = [
+        f"This is sentence number {number} of a long page, which goes on." for number in range(30)
+    ]
+    document = Document(
+        "a", (Section("Guide", []), Section("Guide: Use", lines), Section("End", [" ", "Bye."]))
+    )
     *found, last = passages_of(document, 0)
     text = "\n".join([*lines, " ", "Bye."])
-    assert {passage.title for passage in found} == {"Guide: Use"}  # which has the letters of its parent's title
+    # which has the letters of its parent's title
+    assert {passage.title for passage in found} == {"Guide: Use"}
     assert len(found) == 4
     assert len({passage.start for passage in found}) == 4
     for passage in found:
@@ -108,7 +116,9 @@ def test_passages_cover_the_text_and_fit(text, limit):
 
 def test_passages_end_with_sentences_and_overlap():
     text = "One two three. Four five six. Seven eight nine. Ten eleven twelve."
-    tokens = [(start, start + len(word)) for word in text.split(" ") for start in [text.index(word)]]
+    tokens = [
+        (start, start + len(word)) for word in text.split(" ") for start in [text.index(word)]
+    ]
     assert [text[start:end] for start, end in split_text(text, tokens, 6)] == [
         "One two three. Four five six.", "six. Seven eight nine.", "nine. Ten eleven twelve."
     ]  # fmt: skip
@@ -125,26 +135,38 @@ def test_each_document_is_found_once_by_its_best_passage(mode):
     words = ["apple apple apple"] * 49 + ["apple"] + ["apple pear plum"] * 9 + ["kiwi"]
     numbers = [0] * 50 + [*range(1, 11)]
     documents = documents_table([Document(str(number), ()) for number in range(11)], 0)
-    passages = passages_table([Passage(number, "", text, 3) for number, text in zip(numbers, words, strict=True)])
+    passages = passages_table(
+        [Passage(number, "", text, 3) for number, text in zip(numbers, words, strict=True)]
+    )
     lexical = None if mode == "dense" else LexicalIndex.build(words)
     contents = Contents(documents, passages, StoredEmbeddings.of(normalize(vectors)), lexical)
-    index = Index.of(Stored(IndexSettings(mode), contents, EncoderRecord("mine", "avg", "float32", 4, "0")))
+    index = Index.of(
+        Stored(IndexSettings(mode), contents, EncoderRecord("mine", "avg", "float32", 4, "0"))
+    )
     query = np.full((1, 4), 0.5, np.float32)
     (everything,) = index.rank(["apple"], query, 60)
     (hits,) = index.rank(["apple"], query, 4)
     assert [hit.id for hit in hits] == [hit.id for hit in everything[:4]]
-    assert sorted(hit.id for hit in everything) == sorted(str(each) for each in range(10 if mode == "lexical" else 11))
+    assert sorted(hit.id for hit in everything) == sorted(
+        str(each) for each in range(10 if mode == "lexical" else 11)
+    )
     assert everything[0].id == "0"
     assert [hit.rank for hit in everything] == [*range(1, len(everything) + 1)]
-    assert [hit.score for hit in everything] == sorted((hit.score for hit in everything), reverse=True)
+    assert [hit.score for hit in everything] == sorted(
+        (hit.score for hit in everything), reverse=True
+    )
     if mode == "hybrid":  # ranks count documents
         assert sorted(hit.ranks["dense"] for hit in everything) == [*range(1, 12)]
-        assert sorted(hit.ranks["lexical"] for hit in everything if hit.ranks.get("lexical")) == [*range(1, 11)]
+        assert sorted(hit.ranks["lexical"] for hit in everything if hit.ranks.get("lexical")) == [
+            *range(1, 11)
+        ]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, minilm_dir) -> SentenceEncoder:
-    return SentenceEncoder.from_pretrained(write_tiny_model(tmp_path_factory.mktemp("tiny"), minilm_dir), pooler="avg")
+    return SentenceEncoder.from_pretrained(
+        write_tiny_model(tmp_path_factory.mktemp("tiny"), minilm_dir), pooler="avg"
+    )
 
 
 LONG = " ".join(["the cat sleeps on the warm roof ."] * 20 + ["a dog runs in the park ."])
@@ -161,10 +183,13 @@ def test_a_long_text_is_found_by_its_end(tiny):
     with pytest.warns(UserWarning, match=r"truncated 1 of 2 texts"):
         tiny.build_index([LONG, "the cat sleeps"], passages=False)
     assert tiny.search("a dog runs", top_k=2)[1][0] in (LONG, "the cat sleeps")
-    tiny.build_index([{"sentence": "it sleeps", "title": "the cat"}, {"sentence": "it runs", "title": "a dog"}])
+    tiny.build_index(
+        [{"sentence": "it sleeps", "title": "the cat"}, {"sentence": "it runs", "title": "a dog"}]
+    )
     vectors = tiny.encode(["the cat it sleeps", "a dog it runs"], normalize=True)
     np.testing.assert_allclose(tiny.index.embeddings.vectors, vectors, atol=1e-6)
-    title = "the cat sleeps on the warm roof " * 6  # leaves no room for the text, so it becomes a part of it
+    # leaves no room for the text, so it becomes a part of it
+    title = "the cat sleeps on the warm roof " * 6
     parts = tiny.split([Passage(0, title.strip(), "a dog runs", 90)])
     assert {part.title for part in parts} == {""}
     assert parts[-1].text.endswith("a dog runs")
@@ -180,7 +205,9 @@ def test_wrong_options_are_refused_before_texts_are_encoded(tiny, monkeypatch):
             tiny.build_index(["the cat"], **options)
 
 
-def test_titles_and_passages_of_files_are_searched_and_embedded(tiny, tmp_path, capsys, monkeypatch):
+def test_titles_and_passages_of_files_are_searched_and_embedded(
+    tiny, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(cli, "_load_encoder", lambda options, record=None: tiny)
     folder = tmp_path / "notes"
     folder.mkdir()

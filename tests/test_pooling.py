@@ -30,7 +30,9 @@ def pooled(states: list[np.ndarray], mask: np.ndarray, pooler: str) -> np.ndarra
 
 def mean_over_tokens(*layers: np.ndarray) -> np.ndarray:
     """Compute the definition, sentence by sentence."""
-    sentences = [np.stack([layer[row, :length] for layer in layers]) for row, length in enumerate(LENGTHS)]
+    sentences = [
+        np.stack([layer[row, :length] for layer in layers]) for row, length in enumerate(LENGTHS)
+    ]
     return np.stack([sentence.mean(axis=(0, 1)) for sentence in sentences])
 
 
@@ -47,8 +49,14 @@ EXPECTED = {
     "avg_first_last": (mean_over_tokens(STATES[0], STATES[-1]), "avg_first_last.diffcse_code"),
     "avg_first_block_last": (mean_over_tokens(STATES[1], STATES[-1]), "avg_first_last.simcse_code"),
     "max": (over_tokens(lambda tokens: tokens.max(axis=0)), ""),
-    "mean_sqrt_len_tokens": (over_tokens(lambda tokens: tokens.sum(axis=0) / np.sqrt(len(tokens))), ""),
-    "weightedmean": (over_tokens(lambda tokens: np.average(tokens, axis=0, weights=1 + np.arange(len(tokens)))), ""),
+    "mean_sqrt_len_tokens": (
+        over_tokens(lambda tokens: tokens.sum(axis=0) / np.sqrt(len(tokens))),
+        "",
+    ),
+    "weightedmean": (
+        over_tokens(lambda tokens: np.average(tokens, axis=0, weights=1 + np.arange(len(tokens)))),
+        "",
+    ),
     "lasttoken": (over_tokens(lambda tokens: tokens[-1]), ""),
 }
 
@@ -65,9 +73,16 @@ def test_a_pooler_follows_its_definition_without_padding(pooler):
 
 def test_sentence_vectors_are_those_of_the_authors_code():
     inputs, expected = (np.load(REFERENCES[-1] / f"{name}.npz") for name in ("inputs", "outputs"))
-    ids, mask = (inputs[f"pair.{name}"].reshape(16, 32).astype(np.int32) for name in ("input_ids", "attention_mask"))
+    ids, mask = (
+        inputs[f"pair.{name}"].reshape(16, 32).astype(np.int32)
+        for name in ("input_ids", "attention_mask")
+    )
     checkpoint = read("minilm")
-    assert (checkpoint.config.num_blocks, checkpoint.config.hidden_size, checkpoint.mlm_head) == (6, 384, None)
+    assert (checkpoint.config.num_blocks, checkpoint.config.hidden_size, checkpoint.mlm_head) == (
+        6,
+        384,
+        None,
+    )
     definition = layers.definition(partial(Transformer, checkpoint.config))
     run = jax.jit(lambda params, *batch: layers.bind(definition, params)(TokenRows(*batch)))
     states = list(map(np.asarray, run(checkpoint.transformer, ids, mask)))
@@ -93,7 +108,11 @@ def test_normalize_takes_numpy_and_jax_arrays():
 
 MODULES = {
     "Pooling": {"pooling_mode": "mean"},
-    "Dense": {"in_features": 4, "out_features": 4, "activation_function": "torch.nn.modules.activation.Tanh"},
+    "Dense": {
+        "in_features": 4,
+        "out_features": 4,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    },
     "LayerNorm": {"dimension": 4},
 }
 
@@ -108,7 +127,12 @@ def write_modules(folder, *names, **configs):
         (folder / module["path"]).mkdir()
         config = configs.get(name, MODULES.get(name, {}))
         (folder / module["path"] / "config.json").write_text(json.dumps(config))
-        weights = {"linear.weight": (4, 4), "linear.bias": (4,), "norm.weight": (4,), "norm.bias": (4,)}
+        weights = {
+            "linear.weight": (4, 4),
+            "linear.bias": (4,),
+            "norm.weight": (4,),
+            "norm.bias": (4,),
+        }
         tensors = {name: np.zeros(shape, np.float32) for name, shape in weights.items()}
         save_file(tensors, folder / module["path"] / "model.safetensors")
 
@@ -128,14 +152,46 @@ def test_both_forms_of_a_pooling_mode_are_read(pooling, pooler, tmp_path):
 @pytest.mark.parametrize(
     ("names", "config", "message"),
     [
-        (["Pooling", "LSTM"], {}, "Transformer, Pooling, LSTM are not supported. Supported: Transformer, .*, Layer"),
-        (["Pooling"], {"pooling_mode": ["mean", ["a"]]}, "1_Pooling/.* expected one or more of cls, .*, got .*'a'"),
-        (["WeightedLayerPooling", "Pooling"], {}, "1_Weighted.*: these layer weights are not supported"),
-        (["Pooling", "Dense"], {"in_features": "4"}, "in_features: expected a whole number from 1, got '4'"),
-        (["Pooling", "Dense"], {"out_features": 5}, r"2_Dense: its weights have no .* linear.bias of shape \(5,\)"),
-        (["Pooling", "Dense"], {"activation_function": "mine.Tanh"}, "one of torch.nn: Identity, .*, got 'mine.Tanh'"),
-        (["Pooling", "Dense"], {"module_input_name": "tokens"}, "expected only sentence_embedding, got 'tokens'"),
-        (["Pooling", "Dense"], {"use_residual": True}, "use_residual: expected only False, got 'True'"),
+        (
+            ["Pooling", "LSTM"],
+            {},
+            "Transformer, Pooling, LSTM are not supported. Supported: Transformer, .*, Layer",
+        ),
+        (
+            ["Pooling"],
+            {"pooling_mode": ["mean", ["a"]]},
+            "1_Pooling/.* expected one or more of cls, .*, got .*'a'",
+        ),
+        (
+            ["WeightedLayerPooling", "Pooling"],
+            {},
+            "1_Weighted.*: these layer weights are not supported",
+        ),
+        (
+            ["Pooling", "Dense"],
+            {"in_features": "4"},
+            "in_features: expected a whole number from 1, got '4'",
+        ),
+        (
+            ["Pooling", "Dense"],
+            {"out_features": 5},
+            r"2_Dense: its weights have no .* linear.bias of shape \(5,\)",
+        ),
+        (
+            ["Pooling", "Dense"],
+            {"activation_function": "mine.Tanh"},
+            "one of torch.nn: Identity, .*, got 'mine.Tanh'",
+        ),
+        (
+            ["Pooling", "Dense"],
+            {"module_input_name": "tokens"},
+            "expected only sentence_embedding, got 'tokens'",
+        ),
+        (
+            ["Pooling", "Dense"],
+            {"use_residual": True},
+            "use_residual: expected only False, got 'True'",
+        ),
         (["Pooling", "LayerNorm"], {}, "a module LayerNorm reads 4 features, and gets 384"),
     ],
 )
@@ -151,7 +207,10 @@ def test_unsupported_and_damaged_modules_are_named(names, config, message, tmp_p
         (5, "modules.json is not a list of modules with `type` and `path`"),
         ([{"type": ["a"], "path": ""}], "modules.json is not a list of modules"),
         ([{"type": "a.Pooling", "path": "/etc"}], "modules.json: '/etc' is not a folder inside"),
-        ([{"type": "mine.Transformer", "path": ""}], "the modules mine.Transformer are not supported"),
+        (
+            [{"type": "mine.Transformer", "path": ""}],
+            "the modules mine.Transformer are not supported",
+        ),
     ],
 )
 def test_malformed_modules_and_code_of_the_folder_are_named(content, message, tmp_path):

@@ -18,7 +18,10 @@ def vectors():
 
 @pytest.mark.parametrize(
     ("method", "rows", "message"),
-    [("whitening", 3, "3 different sentences span 2 dimensions, not 6"), ("dcl", 1, "1 different sentences leave")],
+    [
+        ("whitening", 3, "3 different sentences span 2 dimensions, not 6"),
+        ("dcl", 1, "1 different sentences leave"),
+    ],
 )
 def test_too_few_sentences_are_refused(method, rows, message, vectors, tmp_path):
     (tmp_path / "few.txt").write_text("".join(f"{row}\n" for row in range(rows)))
@@ -46,5 +49,7 @@ def test_an_encoder_is_fitted_on_a_file(method, vectors, tmp_path):
     assert before > 0.9
     assert after < 0.7
     parts = (jnp.asarray(part) for part in (vectors, mapped))
-    losses = [dimension_contrast(part, part, temperature=0.05, form="code").mean() for part in parts]
+    losses = [
+        dimension_contrast(part, part, temperature=0.05, form="code").mean() for part in parts
+    ]
     assert losses[0] > 100 * losses[1]

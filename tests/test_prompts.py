@@ -16,7 +16,14 @@ from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.sampling import Crops, open_augmentation
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.models.sentence_folder import TWO_LAYER_POOLERS, Prompts, RecordedPooler, for_columns, read, write
+from diffcse_jax.models.sentence_folder import (
+    TWO_LAYER_POOLERS,
+    Prompts,
+    RecordedPooler,
+    for_columns,
+    read,
+    write,
+)
 from diffcse_jax.models.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -34,7 +41,10 @@ def folder(tmp_path, minilm_dir):
         if pooler in TWO_LAYER_POOLERS:
             config = json.loads((path / "config.json").read_text())
             (path / "config.json").write_text(json.dumps(config | {"output_hidden_states": True}))
-        head = {"dense.kernel": np.eye(16, dtype=np.float32), "dense.bias": np.zeros(16, np.float32)}
+        head = {
+            "dense.kernel": np.eye(16, dtype=np.float32),
+            "dense.bias": np.zeros(16, np.float32),
+        }
         write(path, RecordedPooler(pooler, head, prompts=prompts), 3, 16)
         return path
 
@@ -44,7 +54,10 @@ def folder(tmp_path, minilm_dir):
 @pytest.mark.parametrize("pooler", ["avg", "avg_first_last", "cls", "lasttoken", "weightedmean"])
 def test_embeddings_equal_those_of_sentence_transformers(folder, pooler):
     path = folder(Prompts({**E5.by_name, "title": "title: "}, "title"), pooler)
-    ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")
+    ours, theirs = (
+        SentenceEncoder.from_pretrained(path),
+        SentenceTransformer(str(path), device="cpu"),
+    )
     for encode in (
         lambda model: model.encode(TEXTS),
         lambda model: model.encode(TEXTS, prompt="Represent: "),
@@ -61,13 +74,19 @@ def test_a_forgotten_prompt_is_warned_of_once(folder, recwarn):
     assert not recwarn
     encoder.encode("a")
     encoder.encode("b")
-    assert [str(each.message) for each in recwarn if "query ('query: '), passage ('passage: ')" in str(each.message)]
+    assert [
+        str(each.message)
+        for each in recwarn
+        if "query ('query: '), passage ('passage: ')" in str(each.message)
+    ]
     assert len(recwarn) == 1
 
 
 def test_prompts_of_the_readme_are_warned_of(folder):
     path = folder(Prompts())
-    (path / "README.md").write_text('Each text starts with "query: " or "passage: ". `query: ` is for symmetric tasks.')
+    (path / "README.md").write_text(
+        'Each text starts with "query: " or "passage: ". `query: ` is for symmetric tasks.'
+    )
     with pytest.warns(UserWarning, match=r"README of .* names prompts \('query: ', 'passage: '\)"):
         SentenceEncoder.from_pretrained(path).encode("a")
 
@@ -96,10 +115,14 @@ def test_wrong_prompts_are_refused(folder):
         for_columns(E5, ("querry",), 2)
     with pytest.raises(ConfigError, match="has 2 prompts, and the text 3 columns"):
         for_columns(E5, ("query", "passage"), 3)
-    with pytest.raises(ConfigError, match=r"prompt_name='document': the model has no such prompt. It has: query"):
+    with pytest.raises(
+        ConfigError, match=r"prompt_name='document': the model has no such prompt. It has: query"
+    ):
         E5.choose(prompt_name="document")
     path = folder()
-    (path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q"}, "default_prompt_name": "x"}')
+    (path / "config_sentence_transformers.json").write_text(
+        '{"prompts": {"query": "q"}, "default_prompt_name": "x"}'
+    )
     with pytest.raises(CheckpointError, match="default_prompt_name 'x' is not one of the prompts"):
         read(path)
 
@@ -117,11 +140,17 @@ def test_views_begin_with_their_prompt(tmp_path, minilm_dir, pairs):
     """Neither crops nor augmentations touch it."""
     tokenizer = load_tokenizer(minilm_dir)
     rows = [Row((" ".join(map(str, range(start, start + 30))),), start) for start in range(8)]
-    data = DataConfig("rows", pairs=pairs, max_length=20, augmentation="none" if pairs == "crops" else "crop")
+    data = DataConfig(
+        "rows", pairs=pairs, max_length=20, augmentation="none" if pairs == "crops" else "crop"
+    )
     corpus = Corpus("rows", ("sentence",), lambda _: iter(rows), lambda: "rows")
     store = build_or_open(corpus, tokenizer, 64, tmp_path, prompts=["search query: "])
     examples = Crops(store, 20, 3) if pairs == "crops" else store  # the prompt has three tokens
-    options = {"augmentation": open_augmentation(data, tokenizer), "prompt_tokens": 3, "pad_token_id": 0}
+    options = {
+        "augmentation": open_augmentation(data, tokenizer),
+        "prompt_tokens": 3,
+        "pad_token_id": 0,
+    }
     options |= {"batch_size": 4, "steps": 3, "seed": 1}
     source = BatchSource(examples, **options)
     for index in range(3):
@@ -136,15 +165,32 @@ def test_views_begin_with_their_prompt(tmp_path, minilm_dir, pairs):
 @pytest.mark.slow
 def test_a_run_trains_evaluates_and_exports_with_prompts(tmp_path, minilm_dir, capsys, folder):
     settings = run_settings(tmp_path, minilm_dir, train={"steps": 2})
-    settings |= {"model.name_or_path": str(folder()), "model.pooler": "own", "data.prompts": "passage"}
-    main(["train", "--config", "simcse_base", "--workdir", str(tmp_path / "run"), *overrides(settings)])
+    settings |= {
+        "model.name_or_path": str(folder()),
+        "model.pooler": "own",
+        "data.prompts": "passage",
+    }
+    main(
+        [
+            "train",
+            "--config",
+            "simcse_base",
+            "--workdir",
+            str(tmp_path / "run"),
+            *overrides(settings),
+        ]
+    )
     assert "prompts: 'passage: '" in capsys.readouterr().err
     export = tmp_path / "run" / "export"
-    trained, exported = (SentenceEncoder.from_pretrained(each) for each in (tmp_path / "run", export))
+    trained, exported = (
+        SentenceEncoder.from_pretrained(each) for each in (tmp_path / "run", export)
+    )
     assert trained.prompts == exported.prompts
     assert (exported.prompts.query, exported.prompts.document) == ("passage: ", "passage: ")
     theirs = SentenceTransformer(str(export), device="cpu")
-    np.testing.assert_allclose(exported.encode_document(TEXTS), theirs.encode_document(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(
+        exported.encode_document(TEXTS), theirs.encode_document(TEXTS), atol=1e-5
+    )
     np.testing.assert_allclose(trained.encode_query(TEXTS), theirs.encode_query(TEXTS), atol=1e-5)
     assert read(export).pooler == "avg"
 
@@ -155,12 +201,17 @@ def test_an_index_is_searched_with_the_prompts_that_it_was_built_with(folder, tm
     encoder.build_index(TEXTS)
     encoder.save_index(tmp_path / "index")
     ((text, score),) = encoder.search(TEXTS[0], top_k=1)
-    vectors = encoder.encode_query(TEXTS[0], normalize=True), encoder.encode_document(text, normalize=True)
+    vectors = (
+        encoder.encode_query(TEXTS[0], normalize=True),
+        encoder.encode_document(text, normalize=True),
+    )
     assert score == pytest.approx(np.dot(*vectors), abs=1e-5)
 
     encoder.build_index(TEXTS, prompt_name="query")
     assert encoder.search(TEXTS[0], top_k=1)[0] == (TEXTS[0], pytest.approx(1, abs=1e-5))
-    with pytest.raises(ConfigError, match=r"texts with the prompt 'query: '.*prompt of documents is 'passage: '"):
+    with pytest.raises(
+        ConfigError, match=r"texts with the prompt 'query: '.*prompt of documents is 'passage: '"
+    ):
         encoder.search(TEXTS[0], prompt_name="passage")
 
     settings = path / "config_sentence_transformers.json"
@@ -192,11 +243,18 @@ def test_embed_uses_the_prompt_of_documents_or_the_named_one(folder, tmp_path, c
 @pytest.mark.parametrize("kind", ["bert", "distilbert"])  # the latter in some folders of 2020
 def test_texts_are_cut_and_lower_cased_as_the_folder_records(folder, recwarn, kind):
     path = folder(Prompts())
-    (path / f"sentence_{kind}_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
+    (path / f"sentence_{kind}_config.json").write_text(
+        '{"max_seq_length": 12, "do_lower_case": true}'
+    )
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     (path / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": None}))
-    ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")
+    ours, theirs = (
+        SentenceEncoder.from_pretrained(path),
+        SentenceTransformer(str(path), device="cpu"),
+    )
     texts = ["A Man PLAYS the guitar", "word " * 30]
     np.testing.assert_allclose(ours.encode(texts), theirs.encode(texts), atol=1e-5)
-    assert "truncated 1 of 2 texts to 12 tokens, the most that the model reads" in str(recwarn[-1].message)
+    assert "truncated 1 of 2 texts to 12 tokens, the most that the model reads" in str(
+        recwarn[-1].message
+    )
     assert np.abs(ours.encode(texts[1], max_length=40) - ours.encode(texts[1])).max() > 1e-3

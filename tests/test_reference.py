@@ -59,7 +59,8 @@ CASES = {
 }
 for batch in ("unsup", "pair"):
     CASES |= {
-        f"diffcse.{batch}.bn.lam{weight}": (batch, {"difference": {"weight": weight}}) for weight in (0.005, 1.0, 0.0)
+        f"diffcse.{batch}.bn.lam{weight}": (batch, {"difference": {"weight": weight}})
+        for weight in (0.005, 1.0, 0.0)
     }
     CASES |= {f"offdropout.{batch}.m{ratio}": (batch, off_dropout(ratio)) for ratio in (1.0, 0.9)}
     CASES |= {
@@ -76,13 +77,23 @@ FAST = {"simcse.sup.hardneg1.0", "diffcse.pair.bn.lam0.005"}
 def outputs(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
     """Return the reference's numbers by case, and its arrays."""
     groups = json.loads((folder / "outputs.json").read_text()).values()
-    numbers = {case: values for group in groups if isinstance(group, dict) for case, values in group.items()}
+    numbers = {
+        case: values
+        for group in groups
+        if isinstance(group, dict)
+        for case, values in group.items()
+    }
     return numbers, dict(np.load(folder / "outputs.npz"))
 
 
 # A smaller folder than the largest has the same cases: of it, what takes long is left out.
 RUNS = [
-    pytest.param(folder, name, marks=() if name in FAST else pytest.mark.slow, id=f"{folder.name}{index}-{name}")
+    pytest.param(
+        folder,
+        name,
+        marks=() if name in FAST else pytest.mark.slow,
+        id=f"{folder.name}{index}-{name}",
+    )
     for index, folder in enumerate(REFERENCES)
     for name in CASES
     if name in outputs(folder)[0] and (name in FAST or folder == REFERENCES[-1])
@@ -95,12 +106,16 @@ def edit(folder: Path, batch: str, head: str) -> Edited:
     networks, _, frozen = reference_networks(config, folder, head)
     rows = reference_views(folder, batch).rows
     masked = reference_masked(folder, batch, rows)
-    return generate(Computation(networks, jax.device_put(frozen)), rows, masked, config.generator, KEY)
+    return generate(
+        Computation(networks, jax.device_put(frozen)), rows, masked, config.generator, KEY
+    )
 
 
 # Compiling takes longer than running: optimising less halves it.
 @functools.partial(
-    jax.jit, static_argnames=("networks", "config"), compiler_options={"xla_backend_optimization_level": 0}
+    jax.jit,
+    static_argnames=("networks", "config"),
+    compiler_options={"xla_backend_optimization_level": 0},
 )
 def compiled_grad(params, networks, config, views, inputs):
     def loss(params):
@@ -129,7 +144,9 @@ def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(folder, 
     networks, params, _ = reference_networks(config, folder)
     views, inputs = reference_views(folder, batch), dict.fromkeys(config.losses)
     if config.difference.weight:
-        inputs["difference"] = edit(folder, batch, "random" if name.endswith("genrandom") else "fitted")
+        inputs["difference"] = edit(
+            folder, batch, "random" if name.endswith("genrandom") else "fitted"
+        )
     if config.mlm.weight:
         inputs["mlm"] = reference_masked(folder, batch, views.rows)
     grads, metrics = compiled_grad(params, networks, config, views, inputs)
@@ -154,7 +171,9 @@ def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(folder, 
     np.testing.assert_array_equal(edited.replaced, arrays[f"{name}.replaced"])
     assert edited.replaced.sum() == numbers["n_replaced"]
     assert (edited.replaced & (views.rows.input_ids == 102)).sum() == numbers["n_replaced_at_sep"]
-    np.testing.assert_allclose(metrics["rtd_share_kept"], 1 - numbers["n_replaced"] / numbers["n_valid"], rtol=1e-6)
+    np.testing.assert_allclose(
+        metrics["rtd_share_kept"], 1 - numbers["n_replaced"] / numbers["n_valid"], rtol=1e-6
+    )
     condition = cls if config.difference.condition == "pooled" else projector(cls)
     discriminator = networks.bind("discriminator", params)
     states = discriminator(edited.rows.padded(), condition=condition)[-1]
@@ -163,7 +182,9 @@ def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(folder, 
     if name == "diffcse.unsup.bn.lam0.005":
         over_real = reference_config(difference={"loss_positions": "real"})
         _, metrics = compiled_grad(params, networks, over_real, views, inputs)
-        np.testing.assert_allclose(metrics["loss_difference"], numbers["rtd_mean_over_valid_tokens"], rtol=1e-5)
+        np.testing.assert_allclose(
+            metrics["loss_difference"], numbers["rtd_mean_over_valid_tokens"], rtol=1e-5
+        )
 
 
 def check_metrics(config: Config, metrics, values, *, diffcse: bool) -> None:
@@ -194,9 +215,11 @@ def check_gradients(name: str, config: Config, grads: Params, values, arrays) ->
     np.testing.assert_allclose(optax.tree.norm(grads), total, rtol=1e-4)
     ours, theirs = by_reference_name(grads), values["grad_norms"]
     assert not set(ours) - set(theirs)
-    assert not any(theirs[parameter] for parameter in set(theirs) - set(ours))  # what we lack gets no gradient there
+    # what we lack gets no gradient there
+    assert not any(theirs[parameter] for parameter in set(theirs) - set(ours))
     for parameter, grad in ours.items():
-        # PyTorch's float32 norm, which is 2e-4 off for a matrix as large as the vocabulary, is what the reference has.
+        # PyTorch's float32 norm, which is 2e-4 off for a matrix as large as the vocabulary, is what
+        # the reference has.
         norm = torch.tensor(np.ascontiguousarray(grad)).norm().item()
         if vanishes(parameter, config):
             assert norm < 1e-7 * total
@@ -209,10 +232,12 @@ def check_gradients(name: str, config: Config, grads: Params, values, arrays) ->
 def vanishes(parameter: str, config: Config) -> bool:
     """True if the gradient is zero in exact arithmetic, so that either side's value is rounding noise.
 
-    A key's bias adds the same to all logits of a query, which softmax ignores; what the last block adds to every
-    sentence alike, the BatchNorm after it takes away.
+    A key's bias adds the same to all logits of a query, which softmax ignores; what the last block
+    adds to every sentence alike, the BatchNorm after it takes away.
     """
-    before_batch_norm = config.model.projector == "batchnorm" and config.difference.condition == "projected"
+    before_batch_norm = (
+        config.model.projector == "batchnorm" and config.difference.condition == "projected"
+    )
     return parameter.endswith("attention.self.key.bias") or (
         before_batch_norm and parameter == "bert.encoder.layer.5.output.LayerNorm.bias"
     )
@@ -224,7 +249,10 @@ def vanishes(parameter: str, config: Config) -> bool:
     [
         ("simcse.lr3e-5", {**SIMCSE, "optim": {"learning_rate": 3e-5}}),
         ("diffcse.lr7e-6.lam0.005", {"optim": {"learning_rate": 7e-6}}),
-        ("simcsepp.lr3e-5.m0.9_tau5_w0.1", {**off_dropout(0.9), **dcl(0.1, 5.0), "optim": {"learning_rate": 3e-5}}),
+        (
+            "simcsepp.lr3e-5.m0.9_tau5_w0.1",
+            {**off_dropout(0.9), **dcl(0.1, 5.0), "optim": {"learning_rate": 3e-5}},
+        ),
     ],
 )
 def test_twenty_steps_of_training(name, groups, monkeypatch):
@@ -237,7 +265,10 @@ def test_twenty_steps_of_training(name, groups, monkeypatch):
     monkeypatch.setattr(MaskOptions, "masked", given)
 
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=20)
-    step, rate = make_train_step(networks, config, optimizer, mesh), learning_rate_schedule(config.optim, 20)
+    step, rate = (
+        make_train_step(networks, config, optimizer, mesh),
+        learning_rate_schedule(config.optim, 20),
+    )
     state = initial_state(params, optimizer, config, mesh)
     start = cls_embeddings(networks, state.params, views)
     rows = []

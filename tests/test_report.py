@@ -27,8 +27,12 @@ from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.run_folder.records import Record, Selection, write_baseline, write_selection
 from diffcse_jax.run_folder.summary import curves, read_summary
 
-HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
-PAIRS = Sample("pairs of a file", [(f"query {n} {HOSTILE}", f"answer {n}") for n in range(10)], symmetric=False)
+HOSTILE = (
+    '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
+)
+PAIRS = Sample(
+    "pairs of a file", [(f"query {n} {HOSTILE}", f"answer {n}") for n in range(10)], symmetric=False
+)
 
 
 class Encoder:
@@ -41,7 +45,9 @@ class Encoder:
 
     def encode(self, sentences, batch_size=64, *, prompt=None):
         seeds = [[self.seed, *each.encode(errors="replace")] for each in sentences]
-        return np.stack([np.random.default_rng(seed).normal(size=8) for seed in seeds]).astype(np.float32)
+        return np.stack([np.random.default_rng(seed).normal(size=8) for seed in seeds]).astype(
+            np.float32
+        )
 
 
 def begin_run(folder, config):
@@ -59,40 +65,95 @@ def write_run(folder, *, finished=True, **groups):
     writer.write(0, {"dev/stsb_spearman": 50.0, "start/stsb_spearman": 60.0})
     steps = range(1, 7 if finished else 4)
     for step in steps:
-        losses = {"loss": 1 / step, "loss_contrast": 0.9 / step, "grad_norm": 1.0, "learning_rate": 1e-4}
-        others = {"rtd_accuracy": 0.9, "rtd_share_kept": 0.7, "rtd_accuracy_replaced": 0.1 * step, "new_measure": 1.0}
-        writer.write(step, losses | others | {"alignment": 0.5 / step, "sentences_per_second": 16.0, "bad_steps": 1.0})
+        losses = {
+            "loss": 1 / step,
+            "loss_contrast": 0.9 / step,
+            "grad_norm": 1.0,
+            "learning_rate": 1e-4,
+        }
+        others = {
+            "rtd_accuracy": 0.9,
+            "rtd_share_kept": 0.7,
+            "rtd_accuracy_replaced": 0.1 * step,
+            "new_measure": 1.0,
+        }
+        writer.write(
+            step,
+            losses
+            | others
+            | {"alignment": 0.5 / step, "sentences_per_second": 16.0, "bad_steps": 1.0},
+        )
     for step in steps[1::2]:
         writer.write(step, {"dev/stsb_spearman": 50 + 5.0 * step})
     write_baseline(folder, Record(0, "avg", {"stsb_spearman": 60.0}, "stsb_spearman", "text"))
-    start = {"time": "2026-01-02T03:04:05+00:00", "host": "here", "step": 0, "versions": {"jax": "0.10"}, "git": None}
-    start |= {"digests": {"text": "0123", "files": {}}, "devices": {"kind": "cpu", "count": 2, "hosts": 1}}
+    start = {
+        "time": "2026-01-02T03:04:05+00:00",
+        "host": "here",
+        "step": 0,
+        "versions": {"jax": "0.10"},
+        "git": None,
+    }
+    start |= {
+        "digests": {"text": "0123", "files": {}},
+        "devices": {"kind": "cpu", "count": 2, "hosts": 1},
+    }
     (folder / "starts.jsonl").write_text(json.dumps(start) + '\n{"time": "202')
     if finished:
         record = Record(6, "cls", {"stsb_spearman": 80.0}, "stsb_spearman", "text")
-        write_selection(folder, Selection(record, 1.0, "Better than the start: 80.00, was 60.00."), {})
+        write_selection(
+            folder, Selection(record, 1.0, "Better than the start: 80.00, was 60.00."), {}
+        )
     return folder
 
 
 def compared(*names: str):
-    return compare({name: lambda seed=seed: Encoder(seed) for seed, name in enumerate(names)}, PAIRS)
+    return compare(
+        {name: lambda seed=seed: Encoder(seed) for seed, name in enumerate(names)}, PAIRS
+    )
 
 
-def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup(tmp_path, monkeypatch):
+def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup(
+    tmp_path, monkeypatch
+):
     workdir = write_run(tmp_path / "<b>bold")
-    result = {"model": "m", "pooler": "cls", "tasks": {"STS12": {"spearman": 81.23}}, "averages": {"sts": None}}
+    result = {
+        "model": "m",
+        "pooler": "cls",
+        "tasks": {"STS12": {"spearman": 81.23}},
+        "averages": {"sts": None},
+    }
     (workdir / "results.json").write_text(json.dumps(result | {"missing": {}}))
-    monkeypatch.setattr("diffcse_jax.apps.report.compare", lambda encoders, sample: compared("<i>start", '"mine'))
+    monkeypatch.setattr(
+        "diffcse_jax.apps.report.compare", lambda encoders, sample: compared("<i>start", '"mine')
+    )
     with pytest.raises(CheckpointError, match="not a regular file"):
         write_report(str(workdir), "/dev/null")
-    shown = checked(write_report(str(workdir)).read_text(encoding="utf-8"))  # refuses img and on... attributes
+    # refuses img and on... attributes
+    shown = checked(write_report(str(workdir)).read_text(encoding="utf-8"))
     run = read_summary(workdir / "export")
     assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
     assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "<b>bold")
-    texts = ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped", HOSTILE.partition("<script>")[2])
-    for text in (*texts, "SimCSE-BERT-base (published)", "68.40", f"{workdir}cls81.23", "diffcse train --config"):
+    texts = (
+        "Better than the start: 80.00, was 60.00.",
+        "+20.00",
+        "1 step skipped",
+        HOSTILE.partition("<script>")[2],
+    )
+    for text in (
+        *texts,
+        "SimCSE-BERT-base (published)",
+        "68.40",
+        f"{workdir}cls81.23",
+        "diffcse train --config",
+    ):
         assert text in shown.text
-    titles = {"dev metric stsb spearman", "contrast loss", "replaced-token detection", "new measure", "alignment"}
+    titles = {
+        "dev metric stsb spearman",
+        "contrast loss",
+        "replaced-token detection",
+        "new measure",
+        "alignment",
+    }
     assert titles | {"sentences per second", "learning rate"} <= set(shown.values("aria-label"))
     (dev,) = curves(run)["dev"]
     assert [*dev.levels.values()] == [60.0]
@@ -109,13 +170,22 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
     writer.write(0, {"start/mrr": 60.0, "dev/mrr": 60.0, "dev/uniformity": -2.0})
     writer.write(0, {"start/our-dev/mrr": 30.0, "dev/our-dev/mrr": 31.0})
     for step, loss in enumerate(losses.tolist(), 1):
-        writer.write(step, {"loss": loss, "loss_contrast": loss, "uniformity": -1.0, "rtd_accuracy": 0.9})
+        writer.write(
+            step, {"loss": loss, "loss_contrast": loss, "uniformity": -1.0, "rtd_accuracy": 0.9}
+        )
     writer.write(len(losses), {"dev/mrr": 65.0, "dev/uniformity": -2.5})
     found = curves(read_summary(tmp_path))
     drawn = {chart.title: chart for chart in (*found["dev"], *found["losses"])}
-    assert list(drawn) == ["dev metric mrr", "uniformity", "our-dev/mrr", "contrast loss", "replaced-token detection"]
+    assert list(drawn) == [
+        "dev metric mrr",
+        "uniformity",
+        "our-dev/mrr",
+        "contrast loss",
+        "replaced-token detection",
+    ]
     assert [*drawn["our-dev/mrr"].levels.values()] == [30.0]
-    checked(render_report(read_summary(tmp_path), compared()))  # the two charts of uniformity have different names
+    # the two charts of uniformity have different names
+    checked(render_report(read_summary(tmp_path), compared()))
     figure = Figure(layout="constrained")
     dev, _, _, loss, detection = panels = figure.subplots(1, 5)
     for axes, chart in zip(panels, drawn.values(), strict=True):
@@ -124,7 +194,8 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
     assert loss.get_yscale() == scale
     assert all(step == int(step) for axes in panels for step in axes.get_xticks())
     assert set(dev.lines[1].get_ydata()) == {60.0}
-    assert [text.get_text() for text in detection.get_legend().get_texts()] == ["rtd accuracy"]  # not the others yet
+    # not the others yet
+    assert [text.get_text() for text in detection.get_legend().get_texts()] == ["rtd accuracy"]
 
 
 def test_a_run_in_progress_has_a_page(tmp_path):
@@ -132,7 +203,10 @@ def test_a_run_in_progress_has_a_page(tmp_path):
     assert going.label == "a/seed-1"
     text = checked(render_report(going, compared())).text
     assert "in progress or stopped at step 3 of 6" in text
-    assert "The best checkpoint so far is step 2: stsb spearman 60.00 (before training: 60.00)." in text
+    assert (
+        "The best checkpoint so far is step 2: stsb spearman 60.00 (before training: 60.00)."
+        in text
+    )
     drawn = {chart.title: chart.lines for chart in curves(going)["losses"]}
     assert [len(points) for points in drawn["replaced-token detection"].values()] == [3, 3, 3]
     begin_run(tmp_path / "new", Config())
@@ -143,7 +217,12 @@ def test_a_run_in_progress_has_a_page(tmp_path):
 def test_each_of_several_evaluated_models_keeps_its_name(tmp_path):
     workdir = write_run(tmp_path / "mine")
     models = [
-        {"model": name, "pooler": "avg", "tasks": {"STS12": {"spearman": score}}, "averages": {"sts": None}}
+        {
+            "model": name,
+            "pooler": "avg",
+            "tasks": {"STS12": {"spearman": score}},
+            "averages": {"sts": None},
+        }
         for name, score in (("minilm", 61.5), (str(workdir), 72.5))
     ]
     (workdir / "results.json").write_text(json.dumps({"models": models}))
@@ -156,19 +235,24 @@ def test_damaged_numbers_are_left_out(tmp_path):
     workdir = write_run(tmp_path / "mine")
     with (workdir / "metrics.jsonl").open("a") as file:
         for damage in ("NaN", "1e400", "null", "9" * 400):
-            file.write(f'{{"step": 7, "loss": {damage}, "grad_norm": 2.0}}\n{{"step": {damage}, "loss": 1.0}}\n')
+            file.write(
+                f'{{"step": 7, "loss": {damage}, "grad_norm": 2.0}}\n{{"step": {damage}, "loss": 1.0}}\n'
+            )
     with (workdir / "starts.jsonl").open("a") as file:
         file.write('[1]\n{}\nnull\n{"git": 5}\n')
     checked(render_report(read_summary(workdir), compared()))
     (workdir / "results.json").write_text('{"models": [1]}')
-    with pytest.raises(CheckpointError, match=r"results\.json: `models` is not a list of results\. Write the file"):
+    with pytest.raises(
+        CheckpointError, match=r"results\.json: `models` is not a list of results\. Write the file"
+    ):
         read_summary(workdir)
 
 
 def test_a_search_finds_the_most_similar_texts():
     class Perfect(Encoder):
         def encode(self, sentences, batch_size=64, *, prompt=None):
-            return super().encode([each.split()[1] for each in sentences])  # `query 3` and `answer 3` alike
+            # `query 3` and `answer 3` alike
+            return super().encode([each.split()[1] for each in sentences])
 
     for search in compare({"perfect": Perfect}, PAIRS).searches:
         hits = search.hits["perfect"]
@@ -182,7 +266,9 @@ def test_a_search_finds_the_most_similar_texts():
 
 def test_the_sample_is_that_of_the_dev_metric(tmp_path):
     (tmp_path / "pairs.tsv").write_text("first\ta\nsecond\tb\n")
-    sample = sample_of(Config.from_dict({"eval": {"metric": f"pairs_retrieval:{tmp_path}/pairs.tsv"}}))
+    sample = sample_of(
+        Config.from_dict({"eval": {"metric": f"pairs_retrieval:{tmp_path}/pairs.tsv"}})
+    )
     assert (sample.pairs, sample.symmetric) == ([("first", "a"), ("second", "b")], False)
     assert sample.about == "2 of the 2 pairs of the dev metric"
     assert "because the dev metric has no pairs" in sample_of(Config()).about
@@ -197,14 +283,20 @@ def test_encoders_that_cannot_be_loaded_are_named(tmp_path, minilm_dir):
     encoder = SentenceEncoder.from_pretrained(tiny, pooler="avg")
     cosine = float(encoder.similarity("one text", "another one"))
     ((label, hits),) = comparison.searches[0].hits.items()
-    assert (label, hits) == (f"{tiny} (avg) before training", [("another one", pytest.approx(cosine, abs=1e-6))])
+    assert (label, hits) == (
+        f"{tiny} (avg) before training",
+        [("another one", pytest.approx(cosine, abs=1e-6))],
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "task"),
     [
         ({"data": {"pairs": "lead", "held_out": 0.1}}, "documents:FILE"),
-        ({"eval": {"metric": "pairs_retrieval", "pairs_file": "pairs.tsv"}}, "pairs_retrieval:FILE"),
+        (
+            {"eval": {"metric": "pairs_retrieval", "pairs_file": "pairs.tsv"}},
+            "pairs_retrieval:FILE",
+        ),
         ({}, "sts"),
     ],
 )

@@ -39,7 +39,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory, minilm_dir: Path) -> dict
 @pytest.fixture(scope="module")
 def command(settings: dict[str, Any]) -> list[str]:
     """`python train.py` of the run; it lacks only its workdir."""
-    return [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", *overrides(settings)]
+    return [
+        sys.executable,
+        "train.py",
+        "--config",
+        "configs/diffcse_minilm.py",
+        *overrides(settings),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +129,13 @@ def test_finished_run_is_not_trained_again_and_refuses_another_configuration_or_
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(resume: Callable[..., None], tmp_path: Path):
+def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(
+    resume: Callable[..., None], tmp_path: Path
+):
     """The first update makes the weights huge, so that steps 2, 3 and 4 are skipped. Short runs log every step."""
-    message = "3 steps were skipped .* at step 4 .* At step 4 the loss is .* The last checkpoint is kept"
+    message = (
+        "3 steps were skipped .* at step 4 .* At step 4 the loss is .* The last checkpoint is kept"
+    )
     groups = {"optim": {"learning_rate": 1e30, "clip_norm": 0.0}, "difference": {"weight": 0.0}}
     with jax.debug_nans(False), pytest.raises(UserError, match=message):
         resume(tmp_path, **groups, train={"log_every": 1000, "max_bad_steps": 2})
@@ -137,7 +147,9 @@ def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(resume: Callabl
 def test_a_disk_that_is_full_costs_no_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rows = "".join(json.dumps({"step": step, "loss": float(step)}) + "\n" for step in range(1, 6))
     (tmp_path / "metrics.jsonl").write_text(rows)
-    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(
+        os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    )
     with pytest.raises(DiskError, match="No space left"):
         metrics_file(tmp_path, resumed_at=3)
     assert (tmp_path / "metrics.jsonl").read_text() == rows
@@ -183,4 +195,7 @@ def final(workdir: Path) -> dict[str, np.ndarray]:
 
 
 def without_times(rows: list[dict]) -> list[dict]:
-    return [{name: value for name, value in row.items() if name != "sentences_per_second"} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name != "sentences_per_second"}
+        for row in rows
+    ]

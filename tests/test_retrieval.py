@@ -24,54 +24,89 @@ def test_scores_of_known_ranks():
     vectors = np.eye(4, dtype=np.float32)
     perfect = {"mrr": 100.0, "recall@1": 100.0, "recall@5": 100.0, "recall@10": 100.0}
     assert retrieval.retrieval_scores(vectors, 3 * vectors) == perfect
-    scores = retrieval.retrieval_scores(vectors[:2], vectors[1::-1].copy())  # own targets are second
+    # own targets are second
+    scores = retrieval.retrieval_scores(vectors[:2], vectors[1::-1].copy())
     assert scores == pytest.approx(perfect | {"mrr": 50, "recall@1": 0})
-    np.testing.assert_array_equal(retrieval.target_ranks(np.ones_like(vectors), np.ones_like(vectors)), 2.5)
+    np.testing.assert_array_equal(
+        retrieval.target_ranks(np.ones_like(vectors), np.ones_like(vectors)), 2.5
+    )
 
 
 def test_ranks_in_blocks_match_scipy(monkeypatch):
     monkeypatch.setattr(retrieval, "BLOCK", 7)
     queries, targets = np.random.default_rng(0).normal(size=(2, 40, 3)).astype(np.float32)
-    cosines = np.array([[q @ t / np.linalg.norm(q) / np.linalg.norm(t) for t in targets] for q in queries])
+    cosines = np.array(
+        [[q @ t / np.linalg.norm(q) / np.linalg.norm(t) for t in targets] for q in queries]
+    )
     expected = np.diagonal(scipy.stats.rankdata(-cosines, axis=1))
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets), expected)
 
 
 @given(st.lists(st.tuples(*[st.sampled_from("abcdefghijkl")] * 2)), st.integers(1, 4), st.randoms())
 def test_chosen_queries_depend_on_no_order_and_share_no_text(pairs, limit, random):
-    order = {text: rank for rank, text in enumerate(f"{a} {b}" for a in "fedcbalkjihg" for b in "abcdefghijkl")}
-    queries = [(*pair, *2 * [order[" ".join(pair)]]) for pair in pairs]  # each in a passage and document of its own
+    order = {
+        text: rank
+        for rank, text in enumerate(f"{a} {b}" for a in "fedcbalkjihg" for b in "abcdefghijkl")
+    }
+    # each in a passage and document of its own
+    queries = [(*pair, *2 * [order[" ".join(pair)]]) for pair in pairs]
     chosen = dev.choose_queries(queries, limit, order.__getitem__)
     candidates = sorted(set(queries), key=lambda query: query[2])[: 2 * limit]
     texts = [text for query in candidates for text in query[:2]]
-    assert chosen == [query for query in candidates if texts.count(query[0]) == texts.count(query[1]) == 1][:limit]
+    assert (
+        chosen
+        == [query for query in candidates if texts.count(query[0]) == texts.count(query[1]) == 1][
+            :limit
+        ]
+    )
     random.shuffle(queries)
     assert dev.choose_queries(iter(queries), limit, order.__getitem__) == chosen
 
 
 def test_texts_of_one_passage_do_not_compete():
-    queries, targets = np.eye(4, dtype=np.float32)[[0, 0, 1]], np.eye(4, dtype=np.float32)[[1, 0, 0]]
+    queries, targets = (
+        np.eye(4, dtype=np.float32)[[0, 0, 1]],
+        np.eye(4, dtype=np.float32)[[1, 0, 0]],
+    )
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets), [3, 1.5, 2.5])
     answers = answers_of("abc", "def", [7, 7, 2])
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets, answers), [2, 1.5, 2])
-    assert len(dev.choose_queries([("a", "p", 0, 0), ("b", "p", 0, 0), ("c", "q", 1, 0), ("d", "q", 2, 0)], 4)) == 2
+    assert (
+        len(
+            dev.choose_queries(
+                [("a", "p", 0, 0), ("b", "p", 0, 0), ("c", "q", 1, 0), ("d", "q", 2, 0)], 4
+            )
+        )
+        == 2
+    )
 
 
 # Letters that `canonical` maps to one another, wrapped and encoded in different ways.
-WRITTEN = {"a": ["a", " A\n", "\uff21"], "b": ["b", "B"], "c": ["c"], "d e": ["d e", "D\te "], "f": ["f"]}
+WRITTEN = {
+    "a": ["a", " A\n", "\uff21"],
+    "b": ["b", "B"],
+    "c": ["c"],
+    "d e": ["d e", "D\te "],
+    "f": ["f"],
+}
 TEXTS = st.sampled_from(sorted(WRITTEN)).flatmap(lambda text: st.sampled_from(WRITTEN[text]))
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12), st.integers(1, 5))
 def test_a_query_ranks_its_target_among_all_texts_that_are_wrong(pairs, block):
-    vectors = dict(zip(WRITTEN, np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), strict=True))
+    vectors = dict(
+        zip(WRITTEN, np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), strict=True)
+    )
     queries, targets = zip(*pairs, strict=True)
     asked, texts = ([canonical(text) for text in side] for side in (queries, targets))
     expected = []
     for own_query, own in zip(asked, texts, strict=True):
         right = {target for query, target in zip(asked, texts, strict=True) if query == own_query}
         others = {*texts} - right - {own_query}
-        cosine = {each: 1 - spatial.distance.cosine(vectors[own_query], vectors[each]) for each in {own, *others}}
+        cosine = {
+            each: 1 - spatial.distance.cosine(vectors[own_query], vectors[each])
+            for each in {own, *others}
+        }
         expected.append(1 + sum(cosine[each] > cosine[own] for each in others))
     embeddings = (np.stack([vectors[text] for text in side]) for side in (asked, texts))
     with pytest.MonkeyPatch.context() as patch:
@@ -86,9 +121,14 @@ def test_groups_are_what_rows_connect(rows):
     assert [*dict.fromkeys(groups)] == [*range(max(groups) + 1)]  # in the order of their first rows
     reached = {row: {row} for row in rows}
     for _ in rows:
-        reached = {row: {end for near in found for end in rows if {*near} & {*end}} for row, found in reached.items()}
+        reached = {
+            row: {end for near in found for end in rows if {*near} & {*end}}
+            for row, found in reached.items()
+        }
     for row, group in zip(rows, groups, strict=True):
-        assert reached[row] == {other for other, its in zip(rows, groups, strict=True) if its == group}
+        assert reached[row] == {
+            other for other, its in zip(rows, groups, strict=True) if its == group
+        }
 
 
 def letters() -> TableEncoder:
@@ -109,9 +149,13 @@ def test_questions_that_share_an_answer_all_find_it(tmp_path):
     """And questions with two answers find each of them, apart from case and blanks."""
     rows = [(question, f"{question[0]}nswer in {question[0]} few words.") for question in QUESTIONS]
     rows += [("A0", "bn other answer"), ("S1", "SNSWER  in s few words."), ("k", "k")]
-    (tmp_path / "faq.tsv").write_text("".join(f"{question}\t{answer}\n" for question, answer in rows))
+    (tmp_path / "faq.tsv").write_text(
+        "".join(f"{question}\t{answer}\n" for question, answer in rows)
+    )
     scores = find_task(f"pairs_retrieval:{tmp_path}/faq.tsv").run(letters(), tmp_path)
-    assert scores == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 15})
+    assert scores == pytest.approx(
+        {"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 15}
+    )
 
 
 def test_tasks_on_own_files(tmp_path):
@@ -122,7 +166,9 @@ def test_tasks_on_own_files(tmp_path):
     assert expand_groups([name, name], "test") == [name]
     assert [task_title(each) for each in (name, "STS12")] == ["pairs_retrieval a/test", "STS12"]
     scores = find_task(name).run(letters(), tmp_path)
-    assert scores == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3})
+    assert scores == pytest.approx(
+        {"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3}
+    )
 
 
 TABBED = b'\xef\xbb\xbfq \t a\r\n\r\n "q2\tb"\r\nno tab\r\na\tb\tc\r\n\tb\r\nr\xe9\tz'
@@ -135,8 +181,16 @@ JSON = '{"x": "q", "y": "a"}\n{"x": "\\"q2", "y": "b\\""}\n{}\n{"x": "r\ufffd", 
     ("name", "content", "odd"),
     [
         ("tsv", TABBED, ODD),
-        ("csv", CSV.encode(), r"left out 1 row: 1 with a wrong number of fields \(.*pairs\.csv, line 4\)"),
-        ("jsonl", JSON.encode(), r"left out 1 row: 1 without the column \(.*pairs\.jsonl, line 3\)"),
+        (
+            "csv",
+            CSV.encode(),
+            r"left out 1 row: 1 with a wrong number of fields \(.*pairs\.csv, line 4\)",
+        ),
+        (
+            "jsonl",
+            JSON.encode(),
+            r"left out 1 row: 1 without the column \(.*pairs\.jsonl, line 3\)",
+        ),
     ],
 )
 def test_odd_lines_of_pairs_are_counted(name, content, odd, tmp_path):
@@ -150,13 +204,21 @@ def test_odd_lines_of_pairs_are_counted(name, content, odd, tmp_path):
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
-        ("pairs_retrieval:pairs.tsv", "a\tb\n", r"pairs\.tsv: pairs_retrieval needs at least two pairs"),
+        (
+            "pairs_retrieval:pairs.tsv",
+            "a\tb\n",
+            r"pairs\.tsv: pairs_retrieval needs at least two pairs",
+        ),
         (
             "pairs_retrieval:pairs.tsv",
             "a\tb\nc\n",
             r"at least two .* 1 without two .* \(.*, line 2\)",
         ),
-        ("pairs_retrieval:pairs.tsv", "a\tb\nc\tB \n", "at least two pairs with different second texts"),
+        (
+            "pairs_retrieval:pairs.tsv",
+            "a\tb\nc\tB \n",
+            "at least two pairs with different second texts",
+        ),
         ("retrieval:.", "", r"it has no corpus\.jsonl or collection\.tsv"),
     ],
 )
@@ -177,7 +239,8 @@ def beir(tmp_path):
 
 def test_measures_by_hand(beir):
     judgements = read_collection(beir).judgements
-    scores = measure(judgements, {"q1": {"d1": 3.0, "3": 2.0, "d2": 1.0}})  # nothing is found for q2
+    # nothing is found for q2
+    scores = measure(judgements, {"q1": {"d1": 3.0, "3": 2.0, "d2": 1.0}})
     ideal = 2 + 1 / np.log2(3)
     assert scores["ndcg@10"] == pytest.approx({"q1": 100 * (1 + 2 / np.log2(4)) / ideal, "q2": 0})
     assert scores["mrr@10"] == {"q1": 100, "q2": 0}
@@ -196,7 +259,9 @@ def measured(folder, judgements, ranking) -> dict[str, dict[str, float]]:
     (folder / "run").write_text("\n".join(f"{line} name" for line in ranking))
     collection = read_collection(folder)
     found = measure(collection.judgements, read_ranking(folder / "run", collection))
-    return {query: {name: scores[query] / 100 for name, scores in found.items()} for query in queries}
+    return {
+        query: {name: scores[query] / 100 for name, scores in found.items()} for query in queries
+    }
 
 
 def test_measures_are_those_of_trec_eval_and_its_bindings(tmp_path):
@@ -204,33 +269,55 @@ def test_measures_are_those_of_trec_eval_and_its_bindings(tmp_path):
     # README of pytrec_eval.
     judgements = ["q1 0 d1 0", "q1 0 d2 1", "q1 0 d3 0", "q2 0 d2 1", "q2 0 d3 1"]
     first = ["q1 Q0 d1 0 1.0", "q1 Q0 d2 0 0.0", "q1 Q0 d3 0 1.5"]
-    found = measured(tmp_path / "a", judgements, [*first, "q2 Q0 d1 0 1.5", "q2 Q0 d2 0 0.2", "q2 Q0 d3 0 0.5"])
+    found = measured(
+        tmp_path / "a", judgements, [*first, "q2 Q0 d1 0 1.5", "q2 Q0 d2 0 0.2", "q2 Q0 d3 0 0.5"]
+    )
     expected = {"ndcg@10": 0.5, "map": 0.3333333333333333, "mrr@10": 1 / 3, "recall@100": 1}
     assert found["q1"] == pytest.approx(expected)
-    expected = {"ndcg@10": 0.6934264036172708, "map": 0.5833333333333333, "mrr@10": 1 / 2, "recall@100": 1}
+    expected = {
+        "ndcg@10": 0.6934264036172708,
+        "map": 0.5833333333333333,
+        "mrr@10": 1 / 2,
+        "recall@100": 1,
+    }
     assert found["q2"] == pytest.approx(expected)
     # Its tests: a query without hits.
-    found = measured(tmp_path / "b", judgements, ["q1 Q0 d1 0 4.0", "q1 Q0 d2 0 2.0", "q1 Q0 d3 0 1.5"])
+    found = measured(
+        tmp_path / "b", judgements, ["q1 Q0 d1 0 4.0", "q1 Q0 d2 0 2.0", "q1 Q0 d3 0 1.5"]
+    )
     assert found["q1"]["ndcg@10"] == pytest.approx(0.6309297535714575)
     assert {*found["q2"].values()} == {0}
-    # ir-measures, tests/test_pytrec_eval.py: grades, negative ones too. Scores decide, not the ranks in the file.
+    # ir-measures, tests/test_pytrec_eval.py: grades, negative ones too. Scores decide, not the
+    # ranks in the file.
     judgements = ["0 0 D0 1", "0 0 D1 -1", "0 0 D2 0", "0 0 D3 2", "0 0 D4 0"]
     judgements += ["1 0 D0 1", "1 0 D3 2", "1 0 D4 -1", "1 0 D5 0"]
     ranking = ["0 0 D0 1 0.8", "0 0 D2 2 0.7", "0 0 D1 3 0.3", "0 0 D3 4 0.4", "0 0 D4 5 0.1"]
     ranking += ["1 0 D1 1 0.8", "1 0 D4 2 0.7", "1 0 D3 3 0.3", "1 0 D2 4 0.4"]
     found = measured(tmp_path / "c", judgements, ranking)
-    assert [found[query]["ndcg@10"] for query in "01"] == pytest.approx([0.76018, 0.32739], abs=1e-5)
-    # form_res_rels.c of trec_eval: of equal scores, the last id comes first. Ours is the rank 3 of 3.
-    found = measured(tmp_path / "d", ["q 0 a 1", "q 0 c 0"], ["q 0 b 1 0.5", "q 0 a 2 0.5", "q 0 c 3 0.5"])
-    assert found["q"] == pytest.approx({"ndcg@10": 0.5, "map": 1 / 3, "mrr@10": 1 / 3, "recall@100": 1})
+    assert [found[query]["ndcg@10"] for query in "01"] == pytest.approx(
+        [0.76018, 0.32739], abs=1e-5
+    )
+    # form_res_rels.c of trec_eval: of equal scores, the last id comes first. Ours is the rank 3 of
+    # 3.
+    found = measured(
+        tmp_path / "d", ["q 0 a 1", "q 0 c 0"], ["q 0 b 1 0.5", "q 0 a 2 0.5", "q 0 c 3 0.5"]
+    )
+    assert found["q"] == pytest.approx(
+        {"ndcg@10": 0.5, "map": 1 / 3, "mrr@10": 1 / 3, "recall@100": 1}
+    )
 
 
 def test_a_query_that_is_a_document_does_not_find_itself(tmp_path):
     """As in ArguAna and Quora. A document that is judged relevant has the query's number by chance."""
     texts = {"t0": "a", "t1": "k", "c0": "b", "c1": "l"}
-    corpus, queries = ([{"_id": key, "text": texts[key]} for key in keys] for keys in (texts, ("t0", "t1")))
+    corpus, queries = (
+        [{"_id": key, "text": texts[key]} for key in keys] for keys in (texts, ("t0", "t1"))
+    )
     folder = write_beir(tmp_path / "self", corpus, queries, "t0\tc0\t1\nt1\tc1\t1\n")
-    task, runs = find_task(f"retrieval:{folder}"), EvaluationSettings(runs=tmp_path / "runs", model="m")
+    task, runs = (
+        find_task(f"retrieval:{folder}"),
+        EvaluationSettings(runs=tmp_path / "runs", model="m"),
+    )
     found = task.run(letters(), tmp_path, runs)
     assert (found["ndcg@10"], found["mrr@10"], found["map"]) == (100, 100, 100)
     run = tmp_path / "runs/m.self.trec"

@@ -51,21 +51,30 @@ with lock(Path(sys.argv[1]) / "lock"):
 
 def start(workdir: Path, *parts: Mapping, encoder=ENCODER, generator=GENERATOR) -> None:
     """Open a run, and leave a checkpoint in its folder."""
-    config = config_of({"model": {"name_or_path": "bert"}, "generator": {"name_or_path": "distilbert"}}, *parts)
+    config = config_of(
+        {"model": {"name_or_path": "bert"}, "generator": {"name_or_path": "distilbert"}}, *parts
+    )
     open_run(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
     (workdir / "checkpoints" / "1").mkdir(exist_ok=True, parents=True)
 
 
 OTHER = dataclasses.replace(ENCODER, transformer=GENERATOR.transformer)
-HEAD = {name: array + (name == "bias") for name, array in GENERATOR.mlm_head.items()}  # one array differs
+# one array differs
+HEAD = {name: array + (name == "bias") for name, array in GENERATOR.mlm_head.items()}
 
 
 @pytest.mark.parametrize(
     ("changed", "key"),
     [
         ({"encoder": OTHER}, r"model\.name_or_path='bert'"),
-        ({"encoder": dataclasses.replace(ENCODER, hf_config={"hidden_size": 17})}, r"model\.name_or_path='bert'"),
-        ({"generator": dataclasses.replace(GENERATOR, mlm_head=HEAD)}, r"generator\.name_or_path='distilbert'"),
+        (
+            {"encoder": dataclasses.replace(ENCODER, hf_config={"hidden_size": 17})},
+            r"model\.name_or_path='bert'",
+        ),
+        (
+            {"generator": dataclasses.replace(GENERATOR, mlm_head=HEAD)},
+            r"generator\.name_or_path='distilbert'",
+        ),
     ],
 )
 def test_a_run_does_not_resume_with_other_weights_or_sizes(changed, key, tmp_path):
@@ -79,7 +88,9 @@ def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys
     start(tmp_path, encoder=WITH_SIZES)
     path = tmp_path / "encoder/config.json"
     path.write_text(path.read_text().replace('"hidden_size": 16', '"hidden_size": 17'))
-    with pytest.raises(CheckpointError, match=r"encoder/config\.json differs from its checksum in start\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"encoder/config\.json differs from its checksum in start\.json"
+    ):
         read_start(tmp_path)
     start(tmp_path, encoder=WITH_SIZES)
     assert f"warning: {path} was damaged. It has been rewritten" in capsys.readouterr().err
@@ -95,7 +106,9 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
     if content == "a changed key":
         content = path.read_text().replace('"every": 125', '"every": 121')
     path.write_text(content) if content else path.unlink()
-    with pytest.raises(CheckpointError, match=r"config\.json.*\. Restore it from a copy, or from starts\.jsonl "):
+    with pytest.raises(
+        CheckpointError, match=r"config\.json.*\. Restore it from a copy, or from starts\.jsonl "
+    ):
         start(tmp_path, {"train": {"seed": 1}})
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_config(tmp_path)
@@ -125,7 +138,9 @@ def test_keys_that_do_not_change_results_may_change(tmp_path):
     moved = (tmp_path / "here").rename(tmp_path / "there")
     train, evaluation = {"log_every": 7, "max_bad_steps": 9}, {"every": 50}
     start(moved, {"mesh": {"data": 2, "model": 4}, "train": train, "eval": evaluation})
-    with pytest.raises(ConfigError, match=r"train\.seed: was 42, now 1\n  precision: was 'float32', now 'bfloat16'"):
+    with pytest.raises(
+        ConfigError, match=r"train\.seed: was 42, now 1\n  precision: was 'float32', now 'bfloat16'"
+    ):
         start(moved, {"train": {"seed": 1}, "precision": "bfloat16"})
 
 
@@ -147,7 +162,9 @@ def test_a_workdir_is_held_by_one_run(tmp_path):
 
 def test_a_full_disk_is_one_paragraph_and_the_run_begins_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        patched.setattr(
+            os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        )
         with pytest.raises(DiskError) as stopped:
             start(tmp_path)
     assert str(stopped.value) == (
@@ -159,7 +176,10 @@ def test_a_full_disk_is_one_paragraph_and_the_run_begins_again(tmp_path, monkeyp
 
 
 def test_a_lock_without_room_is_reported(tmp_path):
-    with full_disk(0), pytest.raises(DiskError, match=r"^cannot write .*/run: File too large\. Complete files"):
+    with (
+        full_disk(0),
+        pytest.raises(DiskError, match=r"^cannot write .*/run: File too large\. Complete files"),
+    ):
         held(tmp_path / "run").__enter__()
     with held(tmp_path / "run"):
         pass
@@ -170,11 +190,14 @@ def test_a_lock_without_room_is_reported(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_being_stopped_outside_the_loop_is_one_line(number, tmp_path, monkeypatch):
     """Before the first step, as after the last one: the lock is freed, the handler as before."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes do not have
+    # which a shell's background processes do not have
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("diffcse_jax.api.train_in_folder", lambda *_: os.kill(os.getpid(), number))
     monkeypatch.setattr("diffcse_jax.hosts.keep_compiled", lambda: None)
-    with pytest.raises(Interrupted, match=r"Stopped\. .* is intact; run the same command again") as stopped:
+    with pytest.raises(
+        Interrupted, match=r"Stopped\. .* is intact; run the same command again"
+    ) as stopped:
         run(config_of(SIMCSE), tmp_path)
     assert stopped.value.exit_code == 130
     assert signal.getsignal(signal.SIGTERM) == before
@@ -197,16 +220,27 @@ def test_the_true_name_of_a_base_model(tmp_path):
     for path in ("/home/ada/x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
         assert local(_name_or_path=path) == BaseModel("mine")
     card = "---\nbase_model: [org/parent]\nlicense: other\nlicense_name: own\nlanguage: [de, no]\n---\n# Mine\n"
-    assert local(card) == BaseModel("mine", "org/parent", {"license": "other", "license_name": "own"}, ("de", "no"))
+    assert local(card) == BaseModel(
+        "mine", "org/parent", {"license": "other", "license_name": "own"}, ("de", "no")
+    )
     assert local("---\nlicense: [\n---\n") == BaseModel("mine")
 
 
-# Records: metrics, the starting checkpoint's scores, the selection, and the environment of each start
+# Records: metrics, the starting checkpoint's scores, the selection, and the environment of each
+# start
 
 BASELINE = Record(0, "avg", {"mrr": 60.0}, "mrr", "text", [[60.0] * 20])
 MIXED = Selection(dataclasses.replace(BASELINE, step=3, outcomes=[]), 0.5, "Better than minilm")
 WEIGHTS = {"encoder.bias": np.arange(3, dtype=np.float32)}
-BAD_LINES = [b'{"step": 2, "lo', b"\x00\x00\x00", b"\xff", b"[1]", b"{}", b'{"step": "2"}', b'{"step": 2, "loss": "x"}']
+BAD_LINES = [
+    b'{"step": 2, "lo',
+    b"\x00\x00\x00",
+    b"\xff",
+    b"[1]",
+    b"{}",
+    b'{"step": "2"}',
+    b'{"step": 2, "loss": "x"}',
+]
 
 
 def row(step: int) -> dict[str, float]:
@@ -224,7 +258,9 @@ def test_unreadable_metrics_are_named_and_kept_aside(tmp_path, capsys):
     assert records.read_metrics(tmp_path) == [row(1), row(3)]
     assert f"{path}: skipped 8 unreadable lines, the first is line 2" in capsys.readouterr().err
     metrics_file(tmp_path, resumed_at=3)
-    assert f"A copy of the file is kept in {tmp_path}/damaged/metrics.jsonl" in capsys.readouterr().err
+    assert (
+        f"A copy of the file is kept in {tmp_path}/damaged/metrics.jsonl" in capsys.readouterr().err
+    )
     assert (tmp_path / "damaged/metrics.jsonl").read_bytes() == before
     assert path.read_bytes() == lines(row(1), row(3))
     metrics_file(tmp_path, resumed_at=3)
@@ -242,7 +278,10 @@ def test_intact_metrics_are_only_appended_to(tmp_path, monkeypatch):
 def test_a_row_that_does_not_fit_on_the_disk_is_removed(tmp_path):
     writer, path = metrics_file(tmp_path), tmp_path / "metrics.jsonl"
     writer.write(1, {"loss": 1.0})
-    with full_disk(len(lines(row(1))) + 5), pytest.raises(DiskError, match=r"File too large.* The earlier rows and"):
+    with (
+        full_disk(len(lines(row(1))) + 5),
+        pytest.raises(DiskError, match=r"File too large.* The earlier rows and"),
+    ):
         writer.write(2, {"loss": 2.0})
     assert path.read_bytes() == lines(row(1))
     writer.write(2, {"loss": 2.0})
@@ -262,7 +301,9 @@ def test_a_damaged_record_is_named_with_the_remedy(tmp_path):
     assert records.read_baseline(tmp_path) is records.read_selection(tmp_path) is None
     records.write_baseline(tmp_path, BASELINE)
     records.write_selection(tmp_path, MIXED, WEIGHTS)
-    np.testing.assert_array_equal(load_file(tmp_path / "selected.safetensors")["encoder.bias"], WEIGHTS["encoder.bias"])
+    np.testing.assert_array_equal(
+        load_file(tmp_path / "selected.safetensors")["encoder.bias"], WEIGHTS["encoder.bias"]
+    )
     for name in ("selection.json", "selected.safetensors", "start_scores.json"):
         read = records.read_baseline if name == "start_scores.json" else records.read_selection
         path = tmp_path / name
@@ -278,8 +319,12 @@ def test_a_damaged_record_is_named_with_the_remedy(tmp_path):
 
 def test_a_selection_that_cannot_be_removed_is_reported(tmp_path, monkeypatch):
     records.write_selection(tmp_path, MIXED, WEIGHTS)
-    monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
-    with pytest.raises(DiskError, match=r"selection\.json: Read-only file system\. The checkpoints"):
+    monkeypatch.setattr(
+        Path, "unlink", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    )
+    with pytest.raises(
+        DiskError, match=r"selection\.json: Read-only file system\. The checkpoints"
+    ):
         records.write_selection(tmp_path, MIXED, WEIGHTS)
 
 
@@ -297,19 +342,41 @@ def test_every_start_is_recorded_and_changed_versions_are_reported(tmp_path, mon
     assert first["configuration"]["train"]["seed"] == 42
     assert first["versions"]["jax"] == jax.__version__
     assert first["devices"]["count"] == jax.device_count()
-    assert set(first) == {"time", "host", "versions", "devices", "git", "step", "configuration", "digests"}
+    assert set(first) == {
+        "time",
+        "host",
+        "versions",
+        "devices",
+        "git",
+        "step",
+        "configuration",
+        "digests",
+    }
     version = records.importlib.metadata.version
-    monkeypatch.setattr(records.importlib.metadata, "version", lambda name: "9.9" if name == "jax" else version(name))
+    monkeypatch.setattr(
+        records.importlib.metadata,
+        "version",
+        lambda name: "9.9" if name == "jax" else version(name),
+    )
     records.record_start(tmp_path, config, text="4567", step=30)
-    assert f"in their last digits from here on: jax was {jax.__version__}, now 9.9\n" in capsys.readouterr().err
+    assert (
+        f"in their last digits from here on: jax was {jax.__version__}, now 9.9\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_run_is_read_from_its_export(tmp_path):
     run = tmp_path / "run"
     (run / "checkpoints/7").mkdir(parents=True)
     (run / "config.json").write_text(json.dumps(Config().to_dict()))
-    for name, kind in ((run, "the folder of a run that has no export yet"), (run / "checkpoints/7", "a checkpoint of")):
-        with pytest.raises(CheckpointError, match=f"^{name} is {kind}.* `diffcse export --model {name} --output DIR`"):
+    for name, kind in (
+        (run, "the folder of a run that has no export yet"),
+        (run / "checkpoints/7", "a checkpoint of"),
+    ):
+        with pytest.raises(
+            CheckpointError,
+            match=f"^{name} is {kind}.* `diffcse export --model {name} --output DIR`",
+        ):
             model_of(str(name))
     (run / "export").mkdir()
     assert model_of(str(run)) == str(run / "export")

@@ -32,7 +32,10 @@ def launch(tmp_path):
     def launch(script, *arguments, **environment):
         path = f"{tmp_path}:{os.environ['PATH']}"
         subprocess.run(
-            [SCRIPTS / script, *arguments], env=os.environ | {"PATH": path} | environment, cwd=tmp_path, check=True
+            [SCRIPTS / script, *arguments],
+            env=os.environ | {"PATH": path} | environment,
+            cwd=tmp_path,
+            check=True,
         )
         return calls.read_text().splitlines()
 
@@ -40,7 +43,14 @@ def launch(tmp_path):
 
 
 def test_slurm(launch):
-    expected = ["/", "train.py", "--config", "configs/simcse_base.py", "--config.distributed=True", OVERRIDE]
+    expected = [
+        "/",
+        "train.py",
+        "--config",
+        "configs/simcse_base.py",
+        "--config.distributed=True",
+        OVERRIDE,
+    ]
     assert launch("slurm.sh", "configs/simcse_base.py", OVERRIDE) == expected
 
 
@@ -50,10 +60,22 @@ def test_slurm_queues_the_job_again_when_its_time_is_up(launch, tmp_path):
     saving = f"trap 'sleep 0.5; echo saved >> {calls}; exit 130' TERM"
     stand_in(tmp_path / "srun", f'{saving}\nkill -USR1 "$PPID"\nwhile true; do sleep 0.1; done')
     stand_in(tmp_path / "scontrol", f'echo "$@" >> {calls}')
-    assert launch("slurm.sh", "configs/simcse_base.py", SLURM_JOB_ID="17") == ["saved", "requeue 17"]
+    assert launch("slurm.sh", "configs/simcse_base.py", SLURM_JOB_ID="17") == [
+        "saved",
+        "requeue 17",
+    ]
 
 
 def test_tpu_vm(launch):
-    called = launch("tpu_vm.sh", "configs/simcse_base.py", OVERRIDE, TPU="slice", ZONE="zone", RUNS="/mnt/runs")
-    expected = ["/", "train.py", "--config", "configs/simcse_base.py", "--workdir", "/mnt/runs/simcse_base"]
+    called = launch(
+        "tpu_vm.sh", "configs/simcse_base.py", OVERRIDE, TPU="slice", ZONE="zone", RUNS="/mnt/runs"
+    )
+    expected = [
+        "/",
+        "train.py",
+        "--config",
+        "configs/simcse_base.py",
+        "--workdir",
+        "/mnt/runs/simcse_base",
+    ]
     assert called[-8:] == [*expected, "--config.distributed=True", OVERRIDE]

@@ -63,10 +63,14 @@ def ask(
 ) -> list:
     """The rows and scores that queries with these embeddings find."""
     found = index.rank(["red foxes"] * len(queries), queries, top_k, threshold, mode=mode)
-    return [[(int(hit.id.rpartition(":")[2]), round(hit.score, 5)) for hit in hits] for hits in found]
+    return [
+        [(int(hit.id.rpartition(":")[2]), round(hit.score, 5)) for hit in hits] for hits in found
+    ]
 
 
-def by_sorting(queries: np.ndarray, vectors: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+def by_sorting(
+    queries: np.ndarray, vectors: np.ndarray, top_k: int
+) -> tuple[np.ndarray, np.ndarray]:
     """All similarities at once; equal ones in the order of the rows."""
     scores = queries.astype(np.float64) @ normalize(vectors.astype(np.float32)).astype(np.float64).T
     rows = np.argsort(-scores.round(6), axis=1, kind="stable")[:, :top_k]
@@ -98,7 +102,10 @@ def test_an_index_finds_the_same_however_it_is_stored(storage, tmp_path):
         np.testing.assert_allclose([dict(hits)[row] for row in order.tolist()], expected, atol=8e-3)
         assert hits[0][0] == order[0]
     texts = ["red foxes"] * 20
-    best = [[hit for hit in hits if hit.score >= 0.2] for hits in index.rank(texts, queries, 300, mode="dense")]
+    best = [
+        [hit for hit in hits if hit.score >= 0.2]
+        for hits in index.rank(texts, queries, 300, mode="dense")
+    ]
     assert index.rank(texts, queries, 300, 0.2, mode="dense") == best
     size = {"float32": 4 * 33, "float16": 2 * 33, "int8": 33, "bits": 8}[storage]
     assert index.embeddings.vectors.nbytes == 300 * size
@@ -137,10 +144,14 @@ def test_embeddings_are_exchanged(storage):
 
 def test_bits_tell_apart_embeddings_that_point_almost_the_same_way():
     vectors = normalize(random_vectors(300) + 20)
-    np.testing.assert_array_equal(StoredEmbeddings.of(vectors, "bits").nearest(vectors, 1)[1][:, 0], np.arange(300))
+    np.testing.assert_array_equal(
+        StoredEmbeddings.of(vectors, "bits").nearest(vectors, 1)[1][:, 0], np.arange(300)
+    )
 
 
-def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:
+def write_parts(
+    folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0
+) -> None:
     folder.mkdir(exist_ok=True)
     rows = [
         (text_document(text, Place("a.txt", row + 1)), Passage(row, "", text))
@@ -206,12 +217,16 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path):
     for name in ("_metadata", "._a.txt.000000"):  # of other programs
         (tmp_path / f"{name}.parquet").write_bytes(b"PAR1")
     assert len(find_store(tmp_path).parts) == 3
-    with pytest.raises(DataError, match=rf"000002\.parquet is a part of the embeddings in {tmp_path}\. Give"):
+    with pytest.raises(
+        DataError, match=rf"000002\.parquet is a part of the embeddings in {tmp_path}\. Give"
+    ):
         find_store(part)
     table = pq.read_table(part)
     place = table.column_names.index("sentence")
     pq.write_table(table.set_column(place, "sentence", pa.array(["a", None, "b", None])), part)
-    with pytest.raises(DataError, match=r"000002\.parquet, row 2: the sentence is missing\. Remove the file"):
+    with pytest.raises(
+        DataError, match=r"000002\.parquet, row 2: the sentence is missing\. Remove the file"
+    ):
         find_store(tmp_path).tables()
     (tmp_path / "a.txt.000001.parquet").unlink()
     refused(DataError, r"a\.txt\.000001\.parquet is missing\. Run the same `diffcse embed` command")
@@ -221,15 +236,21 @@ def test_invalid_options_are_refused():
     vectors, query = random_vectors(5), normalize(random_vectors(1))
     index = index_of(vectors)
     for top_k in (0, 1.5, True, None):
-        with pytest.raises(ConfigError, match=f"top_k={top_k}: expected a whole number of at least 1"):
+        with pytest.raises(
+            ConfigError, match=f"top_k={top_k}: expected a whole number of at least 1"
+        ):
             check_count("top_k", top_k)
     with pytest.raises(ConfigError, match="threshold=nan: expected a number"):
         ask(index, query, threshold=float("nan"))
-    with pytest.raises(ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"):
+    with pytest.raises(
+        ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"
+    ):
         IndexSettings(storage="int4").check()
     with pytest.raises(ConfigError, match="mode='sparse': use one of: dense, lexical, hybrid"):
         ask(index, query, mode="sparse")
-    with pytest.raises(ConfigError, match=r"the index was built with mode='dense'.* again with mode='hybrid'"):
+    with pytest.raises(
+        ConfigError, match=r"the index was built with mode='dense'.* again with mode='hybrid'"
+    ):
         ask(index, query, mode="hybrid")
     with pytest.raises(ConfigError, match=r"threshold=0\.5: the scores of a hybrid search"):
         ask(index_of(vectors, "hybrid"), query, threshold=0.5)
@@ -243,7 +264,9 @@ def test_search_uses_what_a_run_recommends(tmp_path):
     write_json(tmp_path / "search.json", {"mode": "hybrid", "weight": 0.2})
     assert recommended(str(tmp_path)) == ("hybrid", 0.2)
     write_json(tmp_path / "search.json", {"mode": "hybrid", "weight": 2})
-    with pytest.raises(CheckpointError, match=r"search.json: expected a `mode` of dense, lexical, hybrid"):
+    with pytest.raises(
+        CheckpointError, match=r"search.json: expected a `mode` of dense, lexical, hybrid"
+    ):
         recommended(str(tmp_path))
 
 
@@ -278,7 +301,9 @@ def test_words_are_searched_without_an_encoder(tmp_path):
     index = Index.load(tmp_path / "lexical")
     scores = index.lexical.scores(QUERY)
     hits, *none = index.search([QUERY, "zebra", ""])
-    assert [hit.text for hit in hits] == [TEXTS[row] for row in np.argsort(-scores) if scores[row] > 0]
+    assert [hit.text for hit in hits] == [
+        TEXTS[row] for row in np.argsort(-scores) if scores[row] > 0
+    ]
     assert none == [[], []]
     assert none[0].note == "No passage has a word of this query."
 
@@ -309,7 +334,9 @@ def test_notes_say_when_nothing_fits():
     centers = rng.normal(size=(10, DIMENSION)) * (np.arange(DIMENSION) < 20)
     vectors = centers.repeat(6, axis=0) + rng.normal(size=(60, DIMENSION)) / 5
     vectors = normalize(vectors.astype(np.float32))
-    index = Index.of(Stored(IndexSettings("hybrid"), contents_of(texts_of(60), vectors, "hybrid"), RECORD))
+    index = Index.of(
+        Stored(IndexSettings("hybrid"), contents_of(texts_of(60), vectors, "hybrid"), RECORD)
+    )
     far, close = np.eye(DIMENSION, dtype=np.float32)[-1:], vectors[:1]
 
     def note(vector: np.ndarray, text: str, mode: str = "") -> str:
@@ -317,7 +344,12 @@ def test_notes_say_when_nothing_fits():
         assert len(hits) == 3
         return hits.note
 
-    assert note(close, "red foxes") == note(close, "zebra", "dense") == note(close, "red", "lexical") == ""
+    assert (
+        note(close, "red foxes")
+        == note(close, "zebra", "dense")
+        == note(close, "red", "lexical")
+        == ""
+    )
     assert note(close, "zebra") == "Found by meaning only: no passage has a word of this query."
     assert "nothing is close" in note(far, "zebra").lower()
     assert note(far, "zebra").endswith("No passage has a word of it.")

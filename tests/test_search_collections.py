@@ -5,8 +5,16 @@ import pytest
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.search_collections import read_collection
 
-CORPUS = [{"_id": "d1", "title": "a", "text": "wing"}, {"_id": "d2", "text": "c"}, {"_id": 3, "title": "", "text": "f"}]
-QUERIES = [{"_id": "q1", "text": "b"}, {"_id": "q2", "text": "f"}, {"_id": "of another split", "text": "k"}]
+CORPUS = [
+    {"_id": "d1", "title": "a", "text": "wing"},
+    {"_id": "d2", "text": "c"},
+    {"_id": 3, "title": "", "text": "f"},
+]
+QUERIES = [
+    {"_id": "q1", "text": "b"},
+    {"_id": "q2", "text": "f"},
+    {"_id": "of another split", "text": "k"},
+]
 JUDGEMENTS = "query-id\tcorpus-id\tscore\nq1\td2\t2\nq1\td1\t1\nq2\t3\t1\nq2\td1\t0\n"
 READ = {"q1": {"d2": 2, "d1": 1}, "q2": {"3": 1, "d1": 0}}
 
@@ -62,17 +70,25 @@ def test_what_cannot_be_used_is_counted_in_one_warning(tmp_path, recwarn):
         {"_id": "d5", "text": ["a"]},
         {"_id": "d1", "text": "x"},
     ]
-    corpus += [{"id": 6.5, "text": None}, {"_id": None, "id": "d7", "title": "t\ud800", "text": 2016}]
+    corpus += [
+        {"id": 6.5, "text": None},
+        {"_id": None, "id": "d7", "title": "t\ud800", "text": 2016},
+    ]
     judgements = JUDGEMENTS + "q1\td9\t1\nq1\td8\t2\nq7\td1\t1\nq2\t3\t1.9\nq1 d1\nq2\td2\tmuch\n"
     judgements += "of another split\td1\t0.5\nof another split\td2\t-1\nq2\td2\t1e9\n"
-    folder = write_beir(tmp_path / "c", corpus, [*QUERIES, {"_id": "q1", "text": "twice"}], judgements)
+    folder = write_beir(
+        tmp_path / "c", corpus, [*QUERIES, {"_id": "q1", "text": "twice"}], judgements
+    )
     with (folder / "corpus.jsonl").open("ab") as file:
         file.write(b'\n{"_id": "d\xe9", "text": "caf\xe9"}\r\n')
     collection = read_collection(folder)
     ours = {"d1": "a wing", "d2": "c", "3": "f"}
     assert collection.documents == ours | {"6.5": "", "d7": "t\ufffd 2016", "dé": "café"}
     assert collection.queries == {"q1": "b", "q2": "f"}
-    assert collection.judgements == {"q1": {"d2": 2, "d1": 1, "d9": 1, "d8": 2}, "q2": {"3": 1, "d1": 0}}
+    assert collection.judgements == {
+        "q1": {"d2": 2, "d1": 1, "d9": 1, "d8": 2},
+        "q2": {"3": 1, "d1": 0},
+    }
     read, judged = f"{folder}/corpus.jsonl", f"{folder}/qrels/test.tsv"
     (warning,) = recwarn
     assert str(warning.message) == (
@@ -92,7 +108,9 @@ def test_what_cannot_be_used_is_counted_in_one_warning(tmp_path, recwarn):
 def test_a_lost_line_is_an_error_if_asked_for(beir):
     read_collection(beir, strict=True)
     (beir / "qrels/test.tsv").write_text(JUDGEMENTS + "q7\td1\t1\n")
-    with pytest.raises(DataError, match=r"qrels/test\.tsv, line 6: whose query is not among the queries\. Correct"):
+    with pytest.raises(
+        DataError, match=r"qrels/test\.tsv, line 6: whose query is not among the queries\. Correct"
+    ):
         read_collection(beir, strict=True)
 
 
@@ -118,11 +136,27 @@ def test_another_split_is_read_if_there_are_no_test_judgements(beir, capsys):
             "no line has text. Expected an object .* left out 1 line: 1 without an id \\(.*corpus.jsonl, line 1\\)",
         ),
         ("corpus.jsonl", '{"_id": "d1", "text": ""}', "no line has text.* 1 document without text"),
-        ("corpus.jsonl", "", "corpus.jsonl: no line has text. Expected an object with `_id` and `text` in each line"),
+        (
+            "corpus.jsonl",
+            "",
+            "corpus.jsonl: no line has text. Expected an object with `_id` and `text` in each line",
+        ),
         ("queries.jsonl", "[", "queries.jsonl: no line has text.* 1 without a JSON object"),
-        ("qrels/test.tsv", "q7\td1\t1", "test.tsv: no query has a relevant document.* 1 whose query is not"),
-        ("qrels/test.tsv", "q1\td1\t0", "1 judgement of queries without a relevant document .*line 1"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "no query has a relevant document. The file is empty"),
+        (
+            "qrels/test.tsv",
+            "q7\td1\t1",
+            "test.tsv: no query has a relevant document.* 1 whose query is not",
+        ),
+        (
+            "qrels/test.tsv",
+            "q1\td1\t0",
+            "1 judgement of queries without a relevant document .*line 1",
+        ),
+        (
+            "qrels/test.tsv",
+            "query-id\tcorpus-id\tscore\n",
+            "no query has a relevant document. The file is empty",
+        ),
     ],
 )
 def test_a_collection_of_which_nothing_is_left_is_refused(beir, file, content, problem):

@@ -40,7 +40,9 @@ from diffcse_jax.training.sharding import make_mesh
 
 CLEAR = Evidence(start=60.0, interval=(3.5, 6.5), sample=20)
 UNCLEAR = CLEAR._replace(interval=(-0.5, 2.5))
-NAMES = Names("tiny", "mrr", "90 queries of 20 documents", "documents", 2, "cls", "guard within 1 of 80.00")
+NAMES = Names(
+    "tiny", "mrr", "90 queries of 20 documents", "documents", 2, "cls", "guard within 1 of 80.00"
+)
 BETTER = Candidate(1.0, 65.0)
 DROPPED = BETTER._replace(keeps_quality=False)
 LOST = BETTER._replace(lost=["halves 1.00, was 2.00"])
@@ -77,7 +79,9 @@ def test_a_model_that_loses_nothing_is_chosen_before_a_better_one_that_does():
         (LOST, CLEAR, "", True),
     ],
 )
-def test_the_start_is_kept_unless_the_candidate_is_clearly_better(candidate, evidence, doubt, keeps_start):
+def test_the_start_is_kept_unless_the_candidate_is_clearly_better(
+    candidate, evidence, doubt, keeps_start
+):
     decision = decide(candidate, evidence, keep_start=True)
     assert (decision.doubt, decision.keeps_start) == (doubt, keeps_start)
     assert decision.weight == (0.0 if keeps_start else 1.0)
@@ -90,7 +94,10 @@ def test_the_search_of_the_exported_model_is_recommended():
         return System(name, mode, encoder, 0.5, np.full(30, score))
 
     words, start = system(BM25, "lexical", "", 70.0), system("tiny", "dense", "tiny", 60.0)
-    dense, hybrid = system(THIS_MODEL, "dense", THIS_MODEL, 65.0), system("both", "hybrid", THIS_MODEL, 68.0)
+    dense, hybrid = (
+        system(THIS_MODEL, "dense", THIS_MODEL, 65.0),
+        system("both", "hybrid", THIS_MODEL, 68.0),
+    )
     compared = [words, start, dense, hybrid]
     decision = decide(BETTER, CLEAR, keep_start=True, compared=compared)
     assert (decision.recommended, decision.search) == (words, hybrid)
@@ -168,8 +175,13 @@ def test_the_verdict_says_what_and_why(candidate, evidence, keep_start, verdict)
 
 def test_the_best_checkpoint_is_named_only_if_it_is_better_and_not_exported():
     compared = [System("tiny", "dense", "tiny", 0.5, np.full(30, 60.0))]
-    searched = describe(decide(HALFWAY, CLEAR._replace(best=66.0), keep_start=True, compared=compared), NAMES)
-    assert "66.00, but such mixtures answer people's own questions better (docs/records/search.md)" in searched
+    searched = describe(
+        decide(HALFWAY, CLEAR._replace(best=66.0), keep_start=True, compared=compared), NAMES
+    )
+    assert (
+        "66.00, but such mixtures answer people's own questions better (docs/records/search.md)"
+        in searched
+    )
     same = describe(decide(HALFWAY, CLEAR._replace(best=65.0), keep_start=True), NAMES)
     kept = describe(decide(HALFWAY, UNCLEAR._replace(best=66.0), keep_start=True), NAMES)
     assert "alone" not in same + kept
@@ -234,14 +246,23 @@ def chosen(tmp_path, start):
     """Finishes a run with checkpoints at steps, and gives the encoder that is read from its workdir."""
 
     def state_of(step: int) -> TrainState:
-        params = {name: jnp.full_like(array, step) for name, array in start.checkpoint.transformer.items()}
-        return TrainState(jnp.int32(step), layers.prefixed(params, "encoder"), {"count": jnp.int32(step)}, jnp.int32(0))
+        params = {
+            name: jnp.full_like(array, step) for name, array in start.checkpoint.transformer.items()
+        }
+        return TrainState(
+            jnp.int32(step),
+            layers.prefixed(params, "encoder"),
+            {"count": jnp.int32(step)},
+            jnp.int32(0),
+        )
 
     def finish(*steps, **options):
         config = config_of(SIMCSE, AVG, {"eval": {"guard": True, **options}})
         open_run(tmp_path, config, start.checkpoint, start.tokenizer, None)
         write_baseline(tmp_path, BASELINE)
-        with Checkpoints(tmp_path, Record(0, "avg", {}, "mrr", "text", dev_text="dev")) as checkpoints:
+        with Checkpoints(
+            tmp_path, Record(0, "avg", {}, "mrr", "text", dev_text="dev")
+        ) as checkpoints:
             for step in steps:
                 checkpoints.save(state_of(step), {}, MEASURED[step])
         run = Run(
@@ -269,10 +290,20 @@ def chosen(tmp_path, start):
         ((1, 2), {}, 2.0, "step 2"),
         ((1,), {"keep_start": True}, 0.0, "tiny unchanged"),
         ((4,), {"interpolate": QUARTERS}, 2.0, "0.5 x step 4 + 0.5 x the starting checkpoint"),
-        ((4,), {"interpolate": QUARTERS, "max_drop": 1.0}, 2.0, "0.5 x step 4 + 0.5 x the starting"),
+        (
+            (4,),
+            {"interpolate": QUARTERS, "max_drop": 1.0},
+            2.0,
+            "0.5 x step 4 + 0.5 x the starting",
+        ),
         ((4,), {"max_drop": 1.0}, 4.0, "step 4 anyway."),
         ((4,), {"hold": ("halves_retrieval",), "keep_start": True}, 0.0, "tiny unchanged ("),
-        ((4,), {"hold": ("halves_retrieval",), "interpolate": (0.5, 1.0)}, 2.0, "0.5 x step 4 + 0.5 x the"),
+        (
+            (4,),
+            {"hold": ("halves_retrieval",), "interpolate": (0.5, 1.0)},
+            2.0,
+            "0.5 x step 4 + 0.5 x the",
+        ),
     ],
 )
 def test_what_is_exported(steps, options, weight, exported, chosen):
@@ -310,7 +341,9 @@ def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path)
 def test_no_other_checkpoint_takes_the_place_of_the_selected_one(chosen, tmp_path):
     chosen(1, 2)
     shutil.rmtree(tmp_path / "checkpoints/2")
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint .*/checkpoints/2\. There are: 1$"):
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint .*/checkpoints/2\. There are: 1$"
+    ):
         read_encoder(tmp_path)
 
 
@@ -318,6 +351,9 @@ def test_interpolation_needs_the_same_parameters(start):
     halfway = {"eval": {"interpolate": (0.5,)}}
     kept = {"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}}
     start = dataclasses.replace(start, checkpoint=ENCODER, recorded=RecordedPooler())
-    with pytest.raises(ConfigError, match=r"eval\.interpolate=\(0\.5,\) needs a starting checkpoint with all trained"):
+    with pytest.raises(
+        ConfigError,
+        match=r"eval\.interpolate=\(0\.5,\) needs a starting checkpoint with all trained",
+    ):
         check_interpolation(config_of(SIMCSE, kept, halfway), start)
     check_interpolation(config_of(SIMCSE, AVG, halfway), start)

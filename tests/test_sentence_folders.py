@@ -11,7 +11,13 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
-from tiny_model import HIDDEN, hf_config_of, random_torch_model, write_bpe_tokenizer, write_tiny_model
+from tiny_model import (
+    HIDDEN,
+    hf_config_of,
+    random_torch_model,
+    write_bpe_tokenizer,
+    write_tiny_model,
+)
 from tiny_run import run_settings
 
 from diffcse_jax import SentenceEncoder, train
@@ -24,7 +30,9 @@ from diffcse_jax.models.heads import TORCH_ACTIVATIONS
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:truncated")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:truncated"
+)
 
 TEXTS = ["How do I install a package?", "Write to the LIST.", "package", "words and " * 12]
 
@@ -39,9 +47,19 @@ LAYOUTS = {
     "cls": ("cls", lambda: [Normalize()], "dot", {}),
     "cls-tanh": ("cls", lambda: [dense(16, 16, "Tanh")], "euclidean", {}),
     "smaller": ("mean", lambda: [dense(16, 8, "Tanh")], "manhattan", {}),
-    "two-dense": ("max", lambda: [Normalize(), dense(16, 24, "GELU"), dense(24, 12, "Identity", bias=False)], None, {}),
+    "two-dense": (
+        "max",
+        lambda: [Normalize(), dense(16, 24, "GELU"), dense(24, 12, "Identity", bias=False)],
+        None,
+        {},
+    ),
     "mean-max": (("mean", "max"), lambda: [], "dot", {}),
-    "three": (THREE, lambda: [LayerNorm(48), dense(48, 16, "LeakyReLU"), Dropout(0.3)], None, {"max_seq_length": 9}),
+    "three": (
+        THREE,
+        lambda: [LayerNorm(48), dense(48, 16, "LeakyReLU"), Dropout(0.3)],
+        None,
+        {"max_seq_length": 9},
+    ),
     "order": (("lasttoken", "cls"), lambda: [dense(32, 8, "ELU")], None, {"do_lower_case": True}),
 }
 
@@ -77,13 +95,17 @@ def compare(encoder, path, atol=1e-5):
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=atol)
     np.testing.assert_allclose(TorchEncoder(str(path)).encode(TEXTS), expected, atol=atol)
     similarities = theirs.similarity(expected, expected[0])[:, 0]
-    np.testing.assert_allclose(encoder.similarity(TEXTS, TEXTS[0]), similarities, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(
+        encoder.similarity(TEXTS, TEXTS[0]), similarities, rtol=1e-5, atol=1e-4
+    )
 
 
 def modules_of(path):
     """The kinds and settings of the modules, as a version of sentence-transformers reads them."""
     model = SentenceTransformer(str(path), device="cpu")
-    return [(type(each).__name__, each.get_config_dict()) for each in [*model][1:]], model.similarity_fn_name
+    return [
+        (type(each).__name__, each.get_config_dict()) for each in [*model][1:]
+    ], model.similarity_fn_name
 
 
 def weights_of(path):
@@ -112,7 +134,9 @@ def test_an_explicit_pooler_is_applied_alone(name, pooler, applied, folder, tmp_
     assert (whole.pooler, alone.pooler) == (applied, pooler)
     assert alone.dimension == HIDDEN * len(pooler.split("+"))
     assert whole.fingerprint() != alone.fingerprint()
-    model = SentenceTransformer(modules=[*SentenceTransformer(str(path), device="cpu")][:2], device="cpu")
+    model = SentenceTransformer(
+        modules=[*SentenceTransformer(str(path), device="cpu")][:2], device="cpu"
+    )
     np.testing.assert_allclose(alone.encode(TEXTS), model.encode(TEXTS), atol=1e-5)
     assert TorchEncoder(str(path), pooler).pooler == pooler
     # What a record names loads the same encoder again.
@@ -127,7 +151,9 @@ def test_an_explicit_pooler_is_applied_alone(name, pooler, applied, folder, tmp_
 
 
 def test_a_pooler_without_the_weights_after_it_is_warned_of(folder):
-    with pytest.warns(UserWarning, match=r"trained with 'avg \+ Dense' and is used with 'avg' alone"):
+    with pytest.warns(
+        UserWarning, match=r"trained with 'avg \+ Dense' and is used with 'avg' alone"
+    ):
         SentenceEncoder.from_pretrained(folder("smaller"), pooler="avg")
 
 
@@ -149,7 +175,9 @@ def test_a_layout_is_trained_through_and_exported_as_it_came(folder, tmp_path, m
     for before, after in zip(weights_of(start), weights_of(export), strict=True):
         assert (before != after).any()
     write_onnx(export)
-    np.testing.assert_allclose(encode_onnx(export, TEXTS), encoder.encode(TEXTS, normalize=True), atol=1e-5)
+    np.testing.assert_allclose(
+        encode_onnx(export, TEXTS), encoder.encode(TEXTS, normalize=True), atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -163,26 +191,40 @@ def test_a_start_that_is_kept_has_its_own_chain(folder, tmp_path, minilm_dir):
 
 
 def write_random(folder, family, head, vocabulary=30522):
-    sizes = hf_config_of(family, blocks=2) | {"vocab_size": vocabulary, "max_position_embeddings": 512}
+    sizes = hf_config_of(family, blocks=2) | {
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 512,
+    }
     random_torch_model(family, head, **sizes).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["modernbert", "electra"])
-def test_other_families_are_trained_exported_and_read_by_other_libraries(family, tmp_path, minilm_dir):
-    groups = {"train": {"steps": 3}, "eval": {"every": 0}, "mesh": {"data": 1}, "generator": {"name_or_path": "start"}}
+def test_other_families_are_trained_exported_and_read_by_other_libraries(
+    family, tmp_path, minilm_dir
+):
+    groups = {
+        "train": {"steps": 3},
+        "eval": {"every": 0},
+        "mesh": {"data": 1},
+        "generator": {"name_or_path": "start"},
+    }
     settings = run_settings(tmp_path, minilm_dir, **groups)
     start, vocabulary = Path(settings["model.name_or_path"]), 30522
     if family == "modernbert":
         shutil.rmtree(start)
         vocabulary = write_bpe_tokenizer(start, (tmp_path / "text.txt").read_text())
     else:
-        settings["difference.discriminator"] = str(write_random(tmp_path / "electra", family, "ForPreTraining"))
+        settings["difference.discriminator"] = str(
+            write_random(tmp_path / "electra", family, "ForPreTraining")
+        )
     write_random(start, family, "ForMaskedLM", vocabulary)
     trained = train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings)
     assert len([row for row in trained.history if "loss" in row]) == 3
-    check = json.loads((tmp_path / "run/export/export_check.json").read_text())["maximal_absolute_difference"]
+    check = json.loads((tmp_path / "run/export/export_check.json").read_text())[
+        "maximal_absolute_difference"
+    ]
     assert check.keys() == {"diffcse_jax", "sentence_transformers"}
     assert max(check.values()) < 1e-5
 
@@ -196,7 +238,9 @@ def test_activations_equal_those_of_torch():
 
 def test_losses_that_need_the_hidden_size_refuse_another_one(folder):
     path = str(folder("smaller"))
-    config = Config.from_dict({"model.name_or_path": path, "model.pooler": "own", "model.projector": "none"})
+    config = Config.from_dict(
+        {"model.name_or_path": path, "model.pooler": "own", "model.projector": "none"}
+    )
     message = "difference.weight > 0 puts embeddings among hidden states, which have 16 .* pooler avg have 8"
     with pytest.raises(ConfigError, match=message):
         open_start(config, make_mesh(config))

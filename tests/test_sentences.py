@@ -31,10 +31,12 @@ from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
         ("\u6587" * 9 + "\u3002\u306f\u3044\u3002", ["\u6587" * 9 + "\u3002\u306f\u3044\u3002"]),
         ("", []),
         *((sentence * 3, [sentence.strip()] * 3) for sentence in (
-            "\u0645\u0627 \u0647\u0630\u0627 \u0627\u0644\u0634\u064a\u0621\u061f ",  # Arabic, with spaces
+            # Arabic, with spaces
+            "\u0645\u0627 \u0647\u0630\u0627 \u0627\u0644\u0634\u064a\u0621\u061f ",
             "\u092f\u0939 \u092a\u0939\u0932\u093e \u0935\u093e\u0915\u094d\u092f \u0964",  # Hindi
             "\u4ed6\u4eca\u5929\u4e0d\u6765\u4e86\uff01\uff1f",  # Chinese
-            "\u300c\u3053\u308c\u3067\u6c7a\u307e\u3063\u305f\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",  # Japanese
+            # Japanese
+            "\u300c\u3053\u308c\u3067\u6c7a\u307e\u3063\u305f\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",
         )),
     ],
 )  # fmt: skip
@@ -53,25 +55,46 @@ def test_wrapped_lines_are_joined():
         "goes home to its den. There it sleeps until the sun has",
         "come up.",
     ]
-    title, items = "A title of its own", ["- the first item of a list", "- the second one, which is longer"]
+    title, items = (
+        "A title of its own",
+        ["- the first item of a list", "- the second one, which is longer"],
+    )
     assert list(paragraphs([title, "", *lines, "", *items])) == [title, " ".join(lines), *items]
-    lines = ["This line is a sentence, and rather long it is.", "This one is, too, and about as long as that.", "12"]
+    lines = [
+        "This line is a sentence, and rather long it is.",
+        "This one is, too, and about as long as that.",
+        "12",
+    ]
     assert sentences_of([*lines, "---"]) == lines
 
 
 def test_text_without_spaces_has_words_and_joins_without_spaces():
-    japanese, thai = "\u3053\u308c\u306f\u6587\u3060\u3002", "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22"
+    japanese, thai = (
+        "\u3053\u308c\u306f\u6587\u3060\u3002",
+        "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22",
+    )
     pairs = [japanese[:2], japanese[2:4], japanese[4:]]
-    assert rules.words(f"two words {japanese}{thai}") == ["two", "words", *pairs, thai[:4], thai[4:]]
+    assert rules.words(f"two words {japanese}{thai}") == [
+        "two",
+        "words",
+        *pairs,
+        thai[:4],
+        thai[4:],
+    ]
     assert rules.some_words(japanese * 2, 1, 4) == (japanese * 2)[2:8]
-    assert rules.join([japanese, japanese, "a", "b", thai, thai]) == f"{japanese}{japanese} a b {thai} {thai}"
+    assert (
+        rules.join([japanese, japanese, "a", "b", thai, thai])
+        == f"{japanese}{japanese} a b {thai} {thai}"
+    )
     wrapped = [japanese * 4, japanese * 3 + japanese[:-1], japanese]
     assert list(paragraphs(wrapped)) == ["".join(wrapped)]
     assert rules.canonical("\n".join(wrapped)) == rules.canonical("".join(wrapped))
     assert rules.canonical("Ma\u0308rz  2") == rules.canonical("M\xe4rz \uff12") == "m\xe4rz 2"
 
 
-@pytest.mark.parametrize("part", ["A b. ", "e.g. ", "am 3. ", '." ', "\u3002)", "A" * 20 + " a. ", ":a:`b ", "``a"])
+@pytest.mark.parametrize(
+    "part", ["A b. ", "e.g. ", "am 3. ", '." ', "\u3002)", "A" * 20 + " a. ", ":a:`b ", "``a"]
+)
 def test_time_grows_with_the_size_of_a_paragraph(part):
     assert_linear(split_sentences, part)
     assert_linear(spans_of, part)

@@ -73,7 +73,9 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     lines = b'{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n'
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
     (folder / "b.jsonl").write_text("")
-    (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": {"a": 1}}\n{"text": "five"}\n')
+    (folder / "more/a.jsonl").write_text(
+        '{"text": "three", "other": "x"}\n{"text": {"a": 1}}\n{"text": "five"}\n'
+    )
     for other in ("LICENSE", ".hidden.jsonl", "_meta.json"):
         (folder / other).write_text('{"text": "not this"}\n')
     for link in ("0.csv", "more/b.jsonl"):
@@ -83,7 +85,10 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     ledger = corpus.new_ledger()
     rows = list(corpus.rows(ledger))
     assert [row.texts[0] for row in rows] == ["one", "two", "three", "five"]
-    assert [str(row.place).rpartition("/")[2] for row in rows[1:3]] == ["a.jsonl.gz, line 3", "a.jsonl, line 1"]
+    assert [str(row.place).rpartition("/")[2] for row in rows[1:3]] == [
+        "a.jsonl.gz, line 3",
+        "a.jsonl, line 1",
+    ]
     left_out = {reason: entry.count for reason, entry in ledger.left_out.items()}
     assert left_out == {"empty": 1, "with a value that is not text": 1}
     if not name:
@@ -99,7 +104,9 @@ def test_rows_of_files_of_several_kinds_are_refused(tmp_path):
     (tmp_path / "a[1].txt").write_text("one\n")
     (tmp_path / "b.csv").write_text("text\none\n")
     (tmp_path / "c.csv").write_text("body,title\none,two\n")
-    with pytest.raises(DataError, match=r"files of several kinds \(2 \.csv, 1 \.txt\)\. Name the files of one"):
+    with pytest.raises(
+        DataError, match=r"files of several kinds \(2 \.csv, 1 \.txt\)\. Name the files of one"
+    ):
         opened(tmp_path)
     texts = [row.texts for row in opened(f"{tmp_path}/a[1].txt").rows()]
     assert texts == [("one",)]  # the name of a file, not a pattern
@@ -110,11 +117,31 @@ def test_rows_of_files_of_several_kinds_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "options", "reason"),
     [
-        ("a.csv", "a,b,c\nx y,z,w\n", {"pairs": "lead", "columns": ("a", "b", "c")}, "name a title and a text"),
-        ("a.md", "# One\n", {"pairs": "lead", "columns": ("text",)}, r"no table with a column of text \(.*a\.md"),
+        (
+            "a.csv",
+            "a,b,c\nx y,z,w\n",
+            {"pairs": "lead", "columns": ("a", "b", "c")},
+            "name a title and a text",
+        ),
+        (
+            "a.md",
+            "# One\n",
+            {"pairs": "lead", "columns": ("text",)},
+            r"no table with a column of text \(.*a\.md",
+        ),
         ("folder/a.md", "# One\n", {}, r"folder: these files contain documents\. Set data\.pairs"),
-        ("a.md", "# One\n", {"columns": ("text",)}, r"a\.md: these files contain documents\. Do not name columns$"),
-        ("a.md", "# A\n\nOne.", {"pairs": "lead", "held_out": 0.1}, r"a single document, and data\.held_out=0\.1"),
+        (
+            "a.md",
+            "# One\n",
+            {"columns": ("text",)},
+            r"a\.md: these files contain documents\. Do not name columns$",
+        ),
+        (
+            "a.md",
+            "# A\n\nOne.",
+            {"pairs": "lead", "held_out": 0.1},
+            r"a single document, and data\.held_out=0\.1",
+        ),
         ("a.txt", "\n \n", {}, r"a\.txt: no usable text \(.*2 empty"),
     ],
 )
@@ -131,11 +158,19 @@ def test_sources_without_rows_are_refused(tmp_path, name, content, options, reas
 
 def test_each_document_has_an_id_and_a_place(tmp_path):
     (tmp_path / "a.md").write_text("# Rules\n\nThe cafe is closed on Monday.\n")
-    (tmp_path / "faq.csv").write_text("id,title,text,note\n7,Cafe,It opens at ten.,x\n8,Hall,It is open.,\n")
+    (tmp_path / "faq.csv").write_text(
+        "id,title,text,note\n7,Cafe,It opens at ten.,x\n8,Hall,It is open.,\n"
+    )
     (tmp_path / "rows.jsonl").write_text('{"text": "One."}\n{"text": "Two.", "n": 3}\n')
     found, ledger = searched(tmp_path)
     by_id = {document.id: document for document in found}
-    assert [*by_id] == [f"{tmp_path}/a.md", "7", "8", f"{tmp_path}/rows.jsonl:1", f"{tmp_path}/rows.jsonl:2"]
+    assert [*by_id] == [
+        f"{tmp_path}/a.md",
+        "7",
+        "8",
+        f"{tmp_path}/rows.jsonl:1",
+        f"{tmp_path}/rows.jsonl:2",
+    ]
     assert str(by_id["8"].place) == f"{tmp_path}/faq.csv, line 3"
     assert dict(by_id["7"].columns) == {"note": "x"}
     assert by_id["7"].sections[0].title == "Cafe"
@@ -151,15 +186,15 @@ def test_an_id_is_one_document_only_within_a_file(tmp_path):
     two = f"{tmp_path}/b.csv#2"
     assert [each.id for each in found] == ["1", "2", "2", two, two, "3", f"{tmp_path}/c.csv#1"]
     (note,) = ledger.notes
-    assert note.startswith(f"{tmp_path}/a.csv and {tmp_path}/b.csv share 1 id, and 1 more pair of files share")
+    assert note.startswith(
+        f"{tmp_path}/a.csv and {tmp_path}/b.csv share 1 id, and 1 more pair of files share"
+    )
     found, ledger = searched(tmp_path / "b.csv")
     assert ([each.id for each in found], [*ledger.notes]) == (["2", "2", "3"], [])
 
 
 def test_tables_without_known_columns_are_read_with_all_text(tmp_path):
-    rows = (
-        'id,subject,body,customer\n1,Printer,"The printer prints empty pages.",blue\n2,Login,"I cannot log in.",red\n'
-    )
+    rows = 'id,subject,body,customer\n1,Printer,"The printer prints empty pages.",blue\n2,Login,"I cannot log in.",red\n'
     (tmp_path / "helpdesk.csv").write_text(rows)
     (first, _), ledger = searched(tmp_path / "helpdesk.csv")
     assert first.id == "1"
@@ -203,16 +238,26 @@ def test_the_ledger_says_what_the_documents_of_txt_files_are(tmp_path):
     assert not searched(tmp_path)[1].notes
     (tmp_path / "b.txt").write_text("Three.\nFour.\n")
     found, ledger = searched(tmp_path)
-    assert (len(found), [*ledger.notes]) == (4, [f"{tmp_path}: each line of its txt files is a document"])
+    assert (len(found), [*ledger.notes]) == (
+        4,
+        [f"{tmp_path}: each line of its txt files is a document"],
+    )
     (tmp_path / "c.md").write_text("# Five\n\nSix.\n")
     found, ledger = searched(tmp_path)
-    assert (len(found), [*ledger.notes]) == (3, [f"{tmp_path}: each of its txt files is a document"])
+    assert (len(found), [*ledger.notes]) == (
+        3,
+        [f"{tmp_path}: each of its txt files is a document"],
+    )
 
 
 @pytest.mark.parametrize("options", [{"columns": ["text"]}, {"id_column": "id"}])
-@pytest.mark.parametrize(("name", "reason"), [("-", "is read as lines"), ("docstrings", "have no columns")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("-", "is read as lines"), ("docstrings", "have no columns")]
+)
 def test_columns_of_what_has_none_are_refused(name, reason, options):
-    with pytest.raises(DataError, match=rf"--input {name}: .*{reason}, so --columns and --id_column do not apply"):
+    with pytest.raises(
+        DataError, match=rf"--input {name}: .*{reason}, so --columns and --id_column do not apply"
+    ):
         open_documents_to_search(name, **options)
 
 
@@ -220,7 +265,9 @@ def test_of_a_search_collection_only_documents_are_read(tmp_path):
     (tmp_path / "set/qrels").mkdir(parents=True)
     row = {"_id": "a", "title": "A clock", "text": "This is a clock that tells the time."}
     (tmp_path / "set/corpus.jsonl").write_text(json.dumps(row))
-    (tmp_path / "set/queries.jsonl").write_text(json.dumps({"_id": "q", "text": "What is a clock? It tells what."}))
+    (tmp_path / "set/queries.jsonl").write_text(
+        json.dumps({"_id": "q", "text": "What is a clock? It tells what."})
+    )
     (tmp_path / "set/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\ta\t1\n")
     for folder in (tmp_path / "set", tmp_path):
         corpus = opened(folder, pairs="lead")
@@ -259,7 +306,9 @@ def test_the_ledger_accounts_for_every_file_and_text(tmp_path_factory, files):
         searched(folder)
 
 
-def check_account(folder: Path, files: list[tuple[str, str]], found: list[Document], ledger: Ledger) -> None:
+def check_account(
+    folder: Path, files: list[tuple[str, str]], found: list[Document], ledger: Ledger
+) -> None:
     assert ledger.files + sum(entry.count for entry in ledger.unread.values()) == len(files)
     assert ledger.texts == len(found)
     for number, (extension, content) in enumerate(files):

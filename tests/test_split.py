@@ -17,7 +17,9 @@ from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import REPEATED, SHARED, Split, held_out_together
 
 words = st.sampled_from(["Alpha", "beta", "gamma", "delta"])
-sentences = st.lists(words, min_size=3, max_size=6).map(lambda each: " ".join(each).capitalize() + ".")
+sentences = st.lists(words, min_size=3, max_size=6).map(
+    lambda each: " ".join(each).capitalize() + "."
+)
 texts = st.lists(sentences, min_size=1, max_size=4)
 
 
@@ -57,7 +59,9 @@ def test_no_text_is_on_both_sides_whatever_the_order(contents, random):
 
 def test_the_source_is_read_once():
     passes: list[int] = []
-    contents = [[f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)]
+    contents = [
+        [f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)
+    ]
     split = Split(documents(contents, passes), 0.2)
     corpus = corpus_of(split, DataConfig(pairs="lead", held_out=0.2))
     rows = list(corpus.rows())
@@ -69,7 +73,8 @@ def test_the_source_is_read_once():
 
 
 @pytest.mark.parametrize(
-    ("count", "share", "expected"), [(200, 0.05, 25), (50, 0.05, 25), (49, 0.05, 0), (49, 0.0, 0), (400, 0.1, 0)]
+    ("count", "share", "expected"),
+    [(200, 0.05, 25), (50, 0.05, 25), (49, 0.05, 0), (49, 0.0, 0), (400, 0.1, 0)],
 )
 def test_small_sets_hold_out_enough_for_a_verdict_or_what_the_share_says(count, share, expected):
     """Of 49 documents, 25 would be more than half. 0: those in the share."""
@@ -92,7 +97,9 @@ def test_groups_and_not_documents_are_counted():
 
 
 def test_a_set_that_is_too_small_for_a_verdict_is_said():
-    contents = [[f"This is text {number}.", f"It is the number {number} of thirty."] for number in range(30)]
+    contents = [
+        [f"This is text {number}.", f"It is the number {number} of thirty."] for number in range(30)
+    ]
     split = Split(documents(contents), 0.2)
     count = len(list(split.held_out()))
     expected = f"would hold out {count} documents, too few for a verdict that says better. Give at least 50 documents"
@@ -100,12 +107,15 @@ def test_a_set_that_is_too_small_for_a_verdict_is_said():
 
 
 def test_what_is_held_out_beyond_the_share_is_said():
-    contents = [[f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)]
+    contents = [
+        [f"This is text {number}.", f"It is the number {number} of sixty."] for number in range(60)
+    ]
     split = Split(documents(contents), 0.05)
     assert len(list(split.held_out())) == 25
     (said,) = (line for line in split.ledger.lines() if "too few" in line)
     assert re.fullmatch(
-        r"data\.held_out=0\.05 would hold out \d documents?, too few for a verdict: 25 are held out", said
+        r"data\.held_out=0\.05 would hold out \d documents?, too few for a verdict: 25 are held out",
+        said,
     )
 
 
@@ -124,7 +134,10 @@ def test_what_shares_a_key_is_held_out_together(keys, share):
 
 def test_rows_with_the_same_answer_are_held_out_together(tmp_path):
     rows = [
-        {"title": f"Question {i} on {i % 40}?", "text": f"This is the answer to {i % 40}. It is long."}
+        {
+            "title": f"Question {i} on {i % 40}?",
+            "text": f"This is the answer to {i % 40}. It is long.",
+        }
         for i in range(400)
     ]
     (tmp_path / "faq.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -140,8 +153,14 @@ def test_rows_with_the_same_answer_are_held_out_together(tmp_path):
 
 def test_boilerplate_is_left_out_of_both_sides(tmp_path):
     licence = " ".join(f"Licence sentence {i} is the same everywhere." for i in range(10))
-    rows = [{"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"} for i in range(580)]
-    twins = [{"title": f"Twin {i}", "text": f"These are twins, {i % 20}. Only {i} has this."} for i in range(40)]
+    rows = [
+        {"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"}
+        for i in range(580)
+    ]
+    twins = [
+        {"title": f"Twin {i}", "text": f"These are twins, {i % 20}. Only {i} has this."}
+        for i in range(40)
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows + twins)))
     data = DataConfig(str(tmp_path / "a.jsonl"), pairs="lead", held_out=0.1)
     split = open_split(data)

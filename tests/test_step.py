@@ -13,7 +13,9 @@ from diffcse_jax.training.optimizer import decays, learning_rate_schedule, make_
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.step import initial_state, make_train_step
 
-CONFIG = config_of({"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}})
+CONFIG = config_of(
+    {"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}}
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,7 +32,10 @@ def run():
     mesh, optimizer = make_mesh(CONFIG), make_optimizer(CONFIG.optim, total_steps=100)
     step, frozen = make_train_step(definitions, CONFIG, optimizer, mesh), jax.device_put(frozen)
     before, views = jax.tree.map(np.asarray, frozen), views_of(random_batch())
-    yield lambda state: step(state, frozen, views), lambda: initial_state(params, optimizer, CONFIG, mesh)
+    yield (
+        lambda state: step(state, frozen, views),
+        lambda: initial_state(params, optimizer, CONFIG, mesh),
+    )
     jax.tree.map(np.testing.assert_array_equal, frozen, before)
 
 
@@ -39,7 +44,8 @@ def test_a_step_is_a_function_of_state_and_batch(run):
     (first, first_metrics), (second, second_metrics) = (step(start()) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, (first, first_metrics), (second, second_metrics))
     state = start()
-    _, later = step(state._replace(step=jax.device_put(np.int32(7), state.step.sharding)))  # other masks and dropout
+    # other masks and dropout
+    _, later = step(state._replace(step=jax.device_put(np.int32(7), state.step.sharding)))
     assert all(first_metrics[name] != later[name] for name in ("loss_contrast", "loss_difference"))
 
 
@@ -52,14 +58,18 @@ def test_what_a_step_changes(run):
     assert new.bad_steps == metrics["bad_steps"] == metrics["bad_gradient"] == 0
     for name, value in new.params.items():
         assert value.dtype == jnp.float32
-        if not name.endswith("attention.key.bias"):  # softmax ignores it: its gradient is rounding noise
+        # softmax ignores it: its gradient is rounding noise
+        if not name.endswith("attention.key.bias"):
             assert (value != old.params[name]).any(), name
-    assert all(array.is_deleted() for array in state.params.values())  # the new state has their memory
+    # the new state has their memory
+    assert all(array.is_deleted() for array in state.params.values())
     step(new)
     assert metrics["bad_steps"] == 0  # readable though the state was given up
 
 
-@pytest.mark.parametrize("spoilt", ["encoder.embeddings.word.embedding", "encoder.blocks.0.attention.query.kernel"])
+@pytest.mark.parametrize(
+    "spoilt", ["encoder.embeddings.word.embedding", "encoder.blocks.0.attention.query.kernel"]
+)
 def test_a_step_whose_loss_is_no_number_changes_nothing(run, spoilt):
     """Weights of 1e38 overflow in the loss, or in the gradient."""
     step, start = run
@@ -79,17 +89,28 @@ def test_a_step_whose_loss_is_no_number_changes_nothing(run, spoilt):
 # The optimizer
 
 
-@pytest.mark.parametrize(("scale", "weight_decay"), [(1.0, 0.1), (1e-7, 0.0)])  # the second is near epsilon
+# the second is near epsilon
+@pytest.mark.parametrize(("scale", "weight_decay"), [(1.0, 0.1), (1e-7, 0.0)])
 def test_updates_are_those_of_the_originals_adamw(scale, weight_decay):
     """transformers 4.2.1, optimization.py:AdamW, in float64."""
-    rng, shapes = np.random.default_rng(0), {"encoder.output.kernel": (3, 4), "encoder.output.bias": (4,)}
-    config = OptimConfig(learning_rate=0.01, schedule="constant", clip_norm=0.0, weight_decay=weight_decay)
+    rng, shapes = (
+        np.random.default_rng(0),
+        {"encoder.output.kernel": (3, 4), "encoder.output.bias": (4,)},
+    )
+    config = OptimConfig(
+        learning_rate=0.01, schedule="constant", clip_norm=0.0, weight_decay=weight_decay
+    )
     optimizer = make_optimizer(config, total_steps=10)
     params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    state, expected = optimizer.init(params), {name: np.float64(value) for name, value in params.items()}
+    state, expected = (
+        optimizer.init(params),
+        {name: np.float64(value) for name, value in params.items()},
+    )
     mean, square = dict.fromkeys(params, 0.0), dict.fromkeys(params, 0.0)
     for t in range(1, 8):
-        grads = {name: rng.normal(0, scale, shape).astype(np.float32) for name, shape in shapes.items()}
+        grads = {
+            name: rng.normal(0, scale, shape).astype(np.float32) for name, shape in shapes.items()
+        }
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
         for name, grad in grads.items():
@@ -100,23 +121,36 @@ def test_updates_are_those_of_the_originals_adamw(scale, weight_decay):
             step = step_size * mean[name] / (np.sqrt(square[name]) + 1e-8)
             decay = weight_decay * 0.01 if name.endswith("kernel") else 0.0
             expected[name] = (expected[name] - step) - decay * expected[name]
-            # Ours decays before Adam's step; the difference is of second order in the learning rate.
+            # Ours decays before Adam's step; the difference is of second order in the learning
+            # rate.
             atol = 1e-6 + 2e-5 * t * (weight_decay > 0)
             np.testing.assert_allclose(params[name], expected[name], atol=atol)
 
 
 @pytest.mark.parametrize(
     ("warmup_steps", "schedule", "expected"),
-    [(0, "linear", [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]), (2, "constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0])],
+    [
+        (0, "linear", [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        (2, "constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
+    ],
 )
 def test_learning_rates(warmup_steps, schedule, expected):
     config = OptimConfig(learning_rate=0.5, warmup_steps=warmup_steps, schedule=schedule)
     rate = learning_rate_schedule(config, total_steps=5)
-    np.testing.assert_allclose([rate(jnp.int32(step)) for step in range(6)], 0.5 * np.array(expected), atol=1e-7)
+    np.testing.assert_allclose(
+        [rate(jnp.int32(step)) for step in range(6)], 0.5 * np.array(expected), atol=1e-7
+    )
 
 
 def test_decay_spares_biases_and_norms():
     decayed = ["embeddings.word.embedding", "blocks.11.attention.query.kernel", "mlm_head.decoder"]
-    spared = ["embeddings.norm.scale", "embeddings.norm.bias", "blocks.11.attention.query.bias", "mlm_head.bias"]
+    spared = [
+        "embeddings.norm.scale",
+        "embeddings.norm.bias",
+        "blocks.11.attention.query.bias",
+        "mlm_head.bias",
+    ]
     spared += ["blocks.11.attention_norm.scale", "projector.expand_norm.scale"]
-    assert decays(dict.fromkeys([*decayed, *spared])) == dict.fromkeys(decayed, True) | dict.fromkeys(spared, False)
+    assert decays(dict.fromkeys([*decayed, *spared])) == dict.fromkeys(
+        decayed, True
+    ) | dict.fromkeys(spared, False)

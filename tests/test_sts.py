@@ -34,7 +34,9 @@ class TableEncoder:
 
 def write_stsb(folder, split, rows):
     """Write rows as they are, or of a rating and two sentences."""
-    lines = [row if isinstance(row, str) else "-\t-\t-\t-\t{}\t{}\t{}\n".format(*row) for row in rows]
+    lines = [
+        row if isinstance(row, str) else "-\t-\t-\t-\t{}\t{}\t{}\n".format(*row) for row in rows
+    ]
     path = folder / f"STS/STSBenchmark/sts-{split}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines), encoding="utf-8")
@@ -51,7 +53,9 @@ def test_stsb_rows_are_read_without_quoting(tmp_path):
 def test_sick_has_a_header(tmp_path):
     path = tmp_path / "SICK/SICK_trial.txt"
     path.parent.mkdir()
-    path.write_text("pair_ID\tsentence_A\tsentence_B\trelatedness_score\tjudgment\n4\tA b\tC d\t3.5\tNEUTRAL\n")
+    path.write_text(
+        "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tjudgment\n4\tA b\tC d\t3.5\tNEUTRAL\n"
+    )
     pairs = SICKR.load(tmp_path, "dev")
     assert (pairs.first, pairs.second, pairs.gold) == (["A b"], ["C d"], [3.5])
     path.write_text("4\tA b\tC d\t3.5\tNEUTRAL\n5\tE\tF\t1\tNEUTRAL\n")
@@ -102,7 +106,9 @@ def write_year(folder):
     directory = folder / "STS/STS13-en-test"
     directory.mkdir(parents=True)
     for subset, rows in YEAR.items():
-        (directory / f"STS.input.{subset}.txt").write_text("".join(f"{first}\t{second}\n" for first, second, _ in rows))
+        (directory / f"STS.input.{subset}.txt").write_text(
+            "".join(f"{first}\t{second}\n" for first, second, _ in rows)
+        )
         (directory / f"STS.gs.{subset}.txt").write_text("".join(f"{gold}\n" for *_, gold in rows))
     return directory
 
@@ -114,13 +120,24 @@ def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
     scores = STS13.run(TableEncoder(vectors), tmp_path)
     systems, golds = {}, {}
     for subset, rows in YEAR.items():
-        scored = [(vectors[first], vectors[second], float(gold.split()[0])) for first, second, gold in rows if gold]
+        scored = [
+            (vectors[first], vectors[second], float(gold.split()[0]))
+            for first, second, gold in rows
+            if gold
+        ]
         systems[subset] = [u @ v / np.linalg.norm(u) / np.linalg.norm(v) for u, v, _ in scored]
         golds[subset] = [gold for *_, gold in scored]
-    expected = {subset: 100 * scipy.stats.spearmanr(systems[subset], golds[subset]).statistic for subset in YEAR}
-    assert {name: entry["spearman"] for name, entry in scores["subsets"].items()} == pytest.approx(expected)
+    expected = {
+        subset: 100 * scipy.stats.spearmanr(systems[subset], golds[subset]).statistic
+        for subset in YEAR
+    }
+    assert {name: entry["spearman"] for name, entry in scores["subsets"].items()} == pytest.approx(
+        expected
+    )
     assert [entry["n"] for entry in scores["subsets"].values()] == [3, 2, 3]
-    together = scipy.stats.spearmanr(*(np.concatenate([*part.values()]) for part in (systems, golds))).statistic
+    together = scipy.stats.spearmanr(
+        *(np.concatenate([*part.values()]) for part in (systems, golds))
+    ).statistic
     aggregations = {name: entry["spearman"] for name, entry in scores["aggregations"].items()}
     fnwn, headlines, onwn = expected.values()
     mean, wmean = (fnwn + headlines + onwn) / 3, (3 * fnwn + 2 * headlines + 3 * onwn) / 8
@@ -148,12 +165,21 @@ def test_invalid_years_are_named(file, content, message, tmp_path):
 def test_minilm_has_its_published_score(data_dir, tmp_path):
     path = write_stsb(tmp_path, "dev", STSB_ROWS)  # a short one, to save time
     path.with_name("sts-test.csv").symlink_to(data_dir / "senteval/STS/STSBenchmark/sts-test.csv")
-    assert round(STSB.run(SentenceEncoder.from_pretrained("minilm"), tmp_path)["spearman"], 2) == 82.03
+    assert (
+        round(STSB.run(SentenceEncoder.from_pretrained("minilm"), tmp_path)["spearman"], 2) == 82.03
+    )
 
 
 # The geometry of STS-B
 
-ROWS = [(5.0, "a", "b"), (4.2, "c", "d"), (5.0, "e", "f"), (4.0, "a", "f"), (0.0, "b", "e"), (0.5, "d", "e")]
+ROWS = [
+    (5.0, "a", "b"),
+    (4.2, "c", "d"),
+    (5.0, "e", "f"),
+    (4.0, "a", "f"),
+    (0.0, "b", "e"),
+    (0.5, "d", "e"),
+]
 
 
 @pytest.fixture
@@ -168,7 +194,9 @@ def test_measures_follow_their_definitions(tmp_path, vectors):
     units = {name: vector / np.linalg.norm(vector) for name, vector in vectors.items()}
     positives = [("a", "b"), ("c", "d"), ("e", "f")]  # rated above 4
     alignment = np.mean([np.sum((units[u] - units[v]) ** 2) for u, v in positives])
-    kernel = [np.exp(-2 * np.sum((units[u] - units[v]) ** 2)) for u in units for v in units if u != v]
+    kernel = [
+        np.exp(-2 * np.sum((units[u] - units[v]) ** 2)) for u in units for v in units if u != v
+    ]
     assert results["alignment"] == pytest.approx(alignment, rel=1e-5)
     assert results["uniformity"] == pytest.approx(np.log(np.mean(kernel)), rel=1e-4)
     values = np.linalg.svd(np.stack([*vectors.values()]), compute_uv=False)
@@ -184,7 +212,10 @@ def test_measures_follow_their_definitions(tmp_path, vectors):
 def test_data_without_a_geometry_is_refused(tmp_path, vectors):
     for row in ((4.0, "a", "b"), (5.0, "a", "a")):
         write_stsb(tmp_path, "test", [row])
-        with pytest.raises(DataError, match=r"sts-test\.csv: geometry needs .* rated above 4, and different sentences"):
+        with pytest.raises(
+            DataError,
+            match=r"sts-test\.csv: geometry needs .* rated above 4, and different sentences",
+        ):
             GEOMETRY.run(TableEncoder(vectors), tmp_path)
 
 
@@ -195,7 +226,12 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     (tmp_path / "queries.txt").write_text("a\n")
     settings = EvaluationSettings(queries=tmp_path / "queries.txt", top_k=2)
     results = STSB_RETRIEVAL.run(TableEncoder(vectors), tmp_path, settings)
-    assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (2, 0, 50, 50)
+    assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (
+        2,
+        0,
+        50,
+        50,
+    )
     # "a" stands in the split twice, so its copy is as near as its pair: their mean rank is above 1.
     ((hit, cosine), (other, _)) = results["examples"][0]["hits"]
     assert ({hit, other}, cosine) == ({"a", "b"}, pytest.approx(1))

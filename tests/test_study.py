@@ -15,7 +15,16 @@ from tiny_run import overrides, run_settings, stop_first_run
 
 from diffcse_jax import cli
 from diffcse_jax.apps import study as studies
-from diffcse_jax.apps.study import FAILURE, LOCK, RESULTS, Study, estimate, make_plan, summarize, table
+from diffcse_jax.apps.study import (
+    FAILURE,
+    LOCK,
+    RESULTS,
+    Study,
+    estimate,
+    make_plan,
+    summarize,
+    table,
+)
 from diffcse_jax.apps.study.record import StudyRecord
 from diffcse_jax.apps.study.table import seeds_needed
 from diffcse_jax.config import configuration, read_overrides
@@ -38,7 +47,13 @@ def finish(run, dev=80.0, dev_text: str = "", notes=(), **scores) -> None:
     """Write the files of a run that is done."""
     (run.folder / "export").mkdir(parents=True, exist_ok=True)
     metric = "average" if run.start else "stsb_spearman"
-    results = {"asked": run.tasks, "config": run.config.to_dict(), "metric": metric, "dev": dev, "dev_text": dev_text}
+    results = {
+        "asked": run.tasks,
+        "config": run.config.to_dict(),
+        "metric": metric,
+        "dev": dev,
+        "dev_text": dev_text,
+    }
     write_sealed(run.folder / RESULTS, results | {"scores": scores, "notes": notes})
 
 
@@ -63,13 +78,41 @@ def study(tmp_path, capsys):
     ("fields", "arguments", "message"),
     [
         ("variants={}", [], "mine: a study needs variants"),
-        ("variants={'A': {'optim.lerning_rate': 1.0}}", [], "variant 'A': unknown key optim.lerning_rate; did you"),
-        ("variants={'A': {'train.seed': 1}}", [], "mine: variant 'A': train.seed: a study file sets `seeds`"),
-        ("variants={'A b': {}, 'a/b': {'dcl.weight': 1.0}}", [], "'a/b, seed 1' would share a folder. Rename one"),
-        ("variants={'A': {}}, seeds_of={'B': (1,)}", [], "mine: seeds_of names 'B'. The study has: A"),
-        ("variants={}).seeds or dict(", [], "mine.py: define a function get_study() that returns a Study, got "),
-        (VARIANTS, ["--variants", "C"], "error: --variants: mine has no 'C'. It has: plain, with DCL"),
-        (VARIANTS, ["--finetune.train.steps=2"], "error: --finetune.train.steps=2: mine has no fine-tunings"),
+        (
+            "variants={'A': {'optim.lerning_rate': 1.0}}",
+            [],
+            "variant 'A': unknown key optim.lerning_rate; did you",
+        ),
+        (
+            "variants={'A': {'train.seed': 1}}",
+            [],
+            "mine: variant 'A': train.seed: a study file sets `seeds`",
+        ),
+        (
+            "variants={'A b': {}, 'a/b': {'dcl.weight': 1.0}}",
+            [],
+            "'a/b, seed 1' would share a folder. Rename one",
+        ),
+        (
+            "variants={'A': {}}, seeds_of={'B': (1,)}",
+            [],
+            "mine: seeds_of names 'B'. The study has: A",
+        ),
+        (
+            "variants={}).seeds or dict(",
+            [],
+            "mine.py: define a function get_study() that returns a Study, got ",
+        ),
+        (
+            VARIANTS,
+            ["--variants", "C"],
+            "error: --variants: mine has no 'C'. It has: plain, with DCL",
+        ),
+        (
+            VARIANTS,
+            ["--finetune.train.steps=2"],
+            "error: --finetune.train.steps=2: mine has no fine-tunings",
+        ),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(fields, arguments, message, study, tmp_path):
@@ -82,19 +125,34 @@ def test_mistakes_are_named_before_anything_runs(fields, arguments, message, stu
 
 
 def test_overrides_win_over_variants_and_variants_over_the_base(tmp_path):
-    base, changed = ConfigDict({"contrast": {"weight": 0.5}}), ["--config.dcl.temperature=2", "--config.train.steps=3"]
+    base, changed = (
+        ConfigDict({"contrast": {"weight": 0.5}}),
+        ["--config.dcl.temperature=2", "--config.train.steps=3"],
+    )
     variants = {"A": {"dcl.temperature": 3.0}, "B": studies.settings_of("diffcse_minilm")}
     made = plan_of(tmp_path, *changed, base=base, variants=variants)
     assert {(run.config.dcl.temperature, run.config.train.steps) for run in made.runs} == {(2.0, 3)}
     assert [run.config.contrast.weight for run in made.runs] == [0.5, 0.5, 1.0, 1.0]
     assert made.runs[-1].folder == tmp_path / "B" / "seed-2"
     study = Study(base=base, variants=variants, seeds_of={"B": (7, 8, 9)})
-    assert [run.seed for run in make_plan("mine", study.with_seeds(2), [], tmp_path).runs] == [1, 2, 7, 8]
+    assert [run.seed for run in make_plan("mine", study.with_seeds(2), [], tmp_path).runs] == [
+        1,
+        2,
+        7,
+        8,
+    ]
     assert [run.label for run in made.selected(["B"])] == ["B, seed 1", "B, seed 2"]
-    assert [run.label for run in made.selected([])] == ["A, seed 1", "B, seed 1", "A, seed 2", "B, seed 2"]
+    assert [run.label for run in made.selected([])] == [
+        "A, seed 1",
+        "B, seed 1",
+        "A, seed 2",
+        "B, seed 2",
+    ]
 
 
-@pytest.mark.parametrize("file", sorted(studies.SHIPPED_STUDIES.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted(studies.SHIPPED_STUDIES.glob("*.py")), ids=lambda file: file.stem
+)
 def test_shipped_studies_are_valid(file, tmp_path):
     made = make_plan(*studies.read_study(file.stem), [], tmp_path)
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
@@ -105,13 +163,21 @@ def test_shipped_studies_are_valid(file, tmp_path):
 
 @pytest.mark.parametrize("name", ["diffcse_objectives", "simcse_objectives"])
 def test_rows_with_and_without_next_sentences_read_the_same_sentences(name, tmp_path):
-    (tmp_path / "a.txt").write_text("This is one. It has two.\nThis is\n\nAnother document is here.\nIt has two.\n")
-    made = make_plan(*studies.read_study(name), [f"--config.data.train_file={tmp_path}/a.txt"], tmp_path)
+    (tmp_path / "a.txt").write_text(
+        "This is one. It has two.\nThis is\n\nAnother document is here.\nIt has two.\n"
+    )
+    made = make_plan(
+        *studies.read_study(name), [f"--config.data.train_file={tmp_path}/a.txt"], tmp_path
+    )
     assert len({tuple(open_corpus(run.config.data).rows()) for run in made.runs}) == 1
 
 
 def test_fine_tunings_start_from_the_encoder_of_every_row(tmp_path):
-    changed = ["--finetune.finetune.tasks.sst.weight=0.5", "--finetune.train.batch_size=8", "--config.train.steps=7"]
+    changed = [
+        "--finetune.finetune.tasks.sst.weight=0.5",
+        "--finetune.train.batch_size=8",
+        "--config.train.steps=7",
+    ]
     made = plan_of(tmp_path, *changed, **TUNED)
     encoders = ["start", "start (cls)", "plain"]
     assert list(made.rows) == [*encoders, *(f"{row}, together" for row in encoders)]
@@ -120,7 +186,10 @@ def test_fine_tunings_start_from_the_encoder_of_every_row(tmp_path):
     assert (first.start, second.config.train.seed) == (trained, 2)
     assert first.config.model.name_or_path == str(tmp_path / "plain" / "seed-1")
     assert (first.config.train.steps, first.config.train.batch_size) == (5, 8)
-    assert (first.config.finetune.stages, first.config.finetune.tasks["sst"].weight) == ("together", 0.5)
+    assert (first.config.finetune.stages, first.config.finetune.tasks["sst"].weight) == (
+        "together",
+        0.5,
+    )
     of_start = [made.rows[f"{row}, together"][0].config.model for row in ("start", "start (cls)")]
     assert [(model.name_or_path, model.pooler) for model in of_start] == [
         ("bert-base-uncased", "own"), ("bert-base-uncased", "cls"),
@@ -152,7 +221,11 @@ def do(monkeypatch):
 def test_done_runs_are_skipped_and_a_failure_ends_its_run_alone(tmp_path, capsys, do):
     made, fail = plan_of(tmp_path), mock.Mock(side_effect=ValueError("no"))
     finish(made.runs[0])
-    assert do(made, **{"with DCL": fail}) == ["with DCL, seed 1", "plain, seed 2", "with DCL, seed 2"]
+    assert do(made, **{"with DCL": fail}) == [
+        "with DCL, seed 1",
+        "plain, seed 2",
+        "with DCL, seed 2",
+    ]
     assert [run.look()[1] for run in made.rows["with DCL"]] == ["failed: ValueError: no"] * 2
     assert "Traceback" in (made.rows["with DCL"][0].folder / FAILURE).read_text()
     printed = capsys.readouterr().err
@@ -166,18 +239,28 @@ def test_several_processes_share_a_study(tmp_path, capsys, do):
     variants = {"plain": {}, "other": {}, "last": {}}
     made = plan_of(tmp_path, variants=variants, seeds=(1,), finetunings=TUNED["finetunings"])
     held = lock(made.runs[0].folder / LOCK)
-    assert made.runs[0].look()[1].startswith(f"in progress: {made.runs[0].folder} is in use by process")
+    assert (
+        made.runs[0]
+        .look()[1]
+        .startswith(f"in progress: {made.runs[0].folder} is in use by process")
+    )
     labels = do(made, other=lambda run: (finish(run), finish(made.runs[2]), held.close()))
-    rows = ("other", "other, together", "last, together", "plain", "plain, together")  # plain is looked at once more
+    # plain is looked at once more
+    rows = ("other", "other, together", "last, together", "plain", "plain, together")
     assert labels == [f"{row}, seed 1" for row in rows]
     assert "run 3 of 6: last, seed 1: done by another process" in capsys.readouterr().err
 
 
 def test_a_fine_tuning_waits_for_its_encoder_and_the_study_may_be_moved(tmp_path, capsys, do):
     made = plan_of(tmp_path, **TUNED)
-    assert not any(label.startswith("plain, together") for label in do(made, plain=mock.Mock(side_effect=ValueError)))
+    assert not any(
+        label.startswith("plain, together")
+        for label in do(made, plain=mock.Mock(side_effect=ValueError))
+    )
     assert made.rows["start, together"][1].look()[0]
-    assert "plain, together, seed 1: skipped: plain, seed 1 is not trained" in capsys.readouterr().err
+    assert (
+        "plain, together, seed 1: skipped: plain, seed 1 is not trained" in capsys.readouterr().err
+    )
     rest = ["plain, seed 1", "plain, together, seed 1", "plain, seed 2", "plain, together, seed 2"]
     assert do(made) == rest
     moved = tmp_path.with_name("moved")
@@ -196,7 +279,10 @@ def test_a_damaged_record_is_named_and_scored_again(tmp_path, do):
     path = made.rows["with DCL"][0].folder / RESULTS
     path.write_text(path.read_text().replace("0", "1", 1))
     (state,) = summarize(made)["open"].values()
-    assert state == f"{path} differs from its checksum. Run the study without --report to score the run again"
+    assert (
+        state
+        == f"{path} differs from its checksum. Run the study without --report to score the run again"
+    )
     assert do(made) == ["with DCL, seed 1"]
 
 
@@ -208,9 +294,13 @@ def test_a_record_outlives_the_folders(tmp_path, do):
     there = plan_of(tmp_path / "there").with_record(StudyRecord(file))
     assert do(there) == []
     assert summarize(there)["encoders"] == summarize(here)["encoders"]
-    changed = plan_of(tmp_path / "there", "--config.optim.learning_rate=1e-3").with_record(StudyRecord(file))
+    changed = plan_of(tmp_path / "there", "--config.optim.learning_rate=1e-3").with_record(
+        StudyRecord(file)
+    )
     assert len(do(changed)) == 4  # other settings
-    where = plan_of(tmp_path / "there", "--config.data.cache_dir=elsewhere").with_record(StudyRecord(file))
+    where = plan_of(tmp_path / "there", "--config.data.cache_dir=elsewhere").with_record(
+        StudyRecord(file)
+    )
     assert do(where) == []
     file.write_text(f"{file.read_text()}{{}}\n")
     with pytest.raises(DataError, match=r"record\.jsonl, line 9: not an entry"):
@@ -222,14 +312,20 @@ def test_the_number_of_seeds_is_that_of_simulated_studies():
     for mean, deviation in ((2.0, 1.2), (1.0, 1.2)):
         count = seeds_needed(mean, deviation)
         for seeds, is_enough in ((count, True), (count - 1, False)):
-            p = scipy.stats.ttest_1samp(rng.normal(mean, deviation, (20_000, seeds)), 0.0, axis=1).pvalue
+            p = scipy.stats.ttest_1samp(
+                rng.normal(mean, deviation, (20_000, seeds)), 0.0, axis=1
+            ).pvalue
             assert (np.mean(p < 0.05) > 0.795) == is_enough
     assert seeds_needed(0.001, 1.0) is None
 
 
 def test_the_cost_of_a_study_adds_up():
     cost = estimate.Cost(
-        1000, step_seconds=0.5, evaluation_seconds=10.0, other_seconds=60.0, checkpoint_bytes=3 * 10**9
+        1000,
+        step_seconds=0.5,
+        evaluation_seconds=10.0,
+        other_seconds=60.0,
+        checkpoint_bytes=3 * 10**9,
     )
     assert cost.seconds(every=125) == 1000 * 0.5 + 8 * 10 + 60
     assert cost.seconds(every=0) == 1000 * 0.5 + 10 + 60
@@ -245,9 +341,18 @@ def test_the_cost_of_a_study_adds_up():
 
 
 def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path):
-    fields = {"start": ("own",), "published": {"plain": {"STS-B dev": 82.5, "STS12": 68.4}}, "source": "Paper"}
+    fields = {
+        "start": ("own",),
+        "published": {"plain": {"STS-B dev": 82.5, "STS12": 68.4}},
+        "source": "Paper",
+    }
     made = plan_of(tmp_path / "runs", seeds=(1, 2, 3), **fields)
-    finish(made.rows["start"][0], 70.25, notes=["start: bert-base-uncased before training, pooler avg"], STS12=60.0)
+    finish(
+        made.rows["start"][0],
+        70.25,
+        notes=["start: bert-base-uncased before training, pooler avg"],
+        STS12=60.0,
+    )
     scores = {"plain": (80.0, 81.0, 82.5), "with DCL": (81.0, 81.5)}
     for row, dev in scores.items():
         for run, best in zip(made.rows[row], dev, strict=False):
@@ -326,25 +431,39 @@ def test_fine_tunings_have_their_own_table(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_few_steps_are_timed_without_a_trace(tmp_path, minilm_dir):
-    settings = run_settings(tmp_path, minilm_dir, train={"steps": 40, "packing": "off"}, mesh={"data": 1})
+    settings = run_settings(
+        tmp_path, minilm_dir, train={"steps": 40, "packing": "off"}, mesh={"data": 1}
+    )
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     cost = estimate.probe(configuration("simcse_base", settings)[1], tmp_path)
     assert cost.steps == 40
-    assert min(cost.step_seconds, cost.evaluation_seconds, cost.other_seconds, cost.checkpoint_bytes) > 0
+    assert (
+        min(cost.step_seconds, cost.evaluation_seconds, cost.other_seconds, cost.checkpoint_bytes)
+        > 0
+    )
     added = {path for path in tmp_path.rglob("*") if path.is_file()} - before
     assert not [path for path in added if "checkpoints" in path.parts or "export" in path.parts]
-    assert estimate.probe(configuration("simcse_base", settings | {"train": {"steps": 4}})[1], tmp_path) is None
+    assert (
+        estimate.probe(
+            configuration("simcse_base", settings | {"train": {"steps": 4}})[1], tmp_path
+        )
+        is None
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # a warning does not end a command of a user
-def test_a_study_that_is_stopped_continues_and_trains_nothing_twice(tmp_path, minilm_dir, study, monkeypatch):
+def test_a_study_that_is_stopped_continues_and_trains_nothing_twice(
+    tmp_path, minilm_dir, study, monkeypatch
+):
     for split in ("dev", "test"):
         rows = [f"-\t-\t-\t-\t{i % 6}\tthe dog number {i}\t{i % 5} dogs run\n" for i in range(20)]
         write_stsb(tmp_path / "senteval", split, rows)
     evaluation = {"every": 1, "data_dir": tmp_path / "senteval", "metric": "stsb_spearman"}
     train = {"steps": 2, "packing": "off"}
-    settings = overrides(run_settings(tmp_path, minilm_dir, train=train, eval=evaluation, mesh={"data": 1}))
+    settings = overrides(
+        run_settings(tmp_path, minilm_dir, train=train, eval=evaluation, mesh={"data": 1})
+    )
     variants = "variants={'with DCL + 1': {'dcl.weight': 0.1}}, seeds=(1,), tasks=('STSBenchmark',), start=('own',)"
     workdir = tmp_path / "runs"
     stop_first_run(monkeypatch)
@@ -358,13 +477,17 @@ def test_a_study_that_is_stopped_continues_and_trains_nothing_twice(tmp_path, mi
     assert "done already: 1 of 2 runs\nrun 2 of 2: with DCL + 1, seed 1: started in" in printed.err
     assert time_done == done.stat().st_mtime_ns
     trained = workdir / "with-DCL-+-1/seed-1"
-    steps = [json.loads(line)["step"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (trained / "metrics.jsonl").read_text().splitlines()
+    ]
     assert sorted(set(steps)) == [0, 1, 2]
     document = json.loads((workdir / "study.json").read_text())
     assert ([row["n"] for row in document["encoders"]], document["open"]) == ([1, 1], {})
-    assert any("before training, pooler cls_before_pooler" in note for note in document["notes"])  # as in training
+    # as in training
+    assert any("before training, pooler cls_before_pooler" in note for note in document["notes"])
     evaluated = json.loads((trained / "evaluation.json").read_text())["tasks"]["STSBenchmark"]
     scores = document["encoders"][1]["scores"]["1"]
     assert scores["STSBenchmark"] == pytest.approx(evaluated["spearman"], abs=0.01)
-    assert scores["STS-B dev"] == pytest.approx(evaluated["dev"]["spearman"], abs=0.01)  # of the scored checkpoint
+    # of the scored checkpoint
+    assert scores["STS-B dev"] == pytest.approx(evaluated["dev"]["spearman"], abs=0.01)
     assert printed.out == (workdir / "study.txt").read_text()

@@ -294,7 +294,9 @@ VALUES = {
 @in_a_folder
 def test_columns_of_arrow_are_read_back(tmp_path, types, data):
     number = data.draw(st.integers(0, 5))
-    some = {kind: st.lists(st.none() | VALUES[kind], min_size=number, max_size=number) for kind in types}
+    some = {
+        kind: st.lists(st.none() | VALUES[kind], min_size=number, max_size=number) for kind in types
+    }
     columns = [pa.array(data.draw(some[kind]), kind) for kind in types]
     table = pa.table(columns, names=["a"] * len(types))
     extension = data.draw(st.sampled_from([".parquet", ".arrow", ".feather"]))
@@ -379,7 +381,9 @@ def test_what_follows_the_rules_is_what_python_reads(rows):
     lines = enumerate(io.StringIO(written.getvalue(), newline="\n"), 1)
     found = [record.fields for record in records(lines, Form(","))]
     python = [*csv.reader(io.StringIO(written.getvalue(), newline=""))]
-    assert "\r" in written.getvalue().replace("\r\n", "") or found == [row or [""] for row in python]
+    assert "\r" in written.getvalue().replace("\r\n", "") or found == [
+        row or [""] for row in python
+    ]
 
 
 # JSON

@@ -9,19 +9,34 @@ import pytest
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import results, senteval_data
 from diffcse_jax.evaluation.runner import TASKS, expand_groups
-from diffcse_jax.evaluation.senteval_data import OFFICIAL_SIZES, extract, senteval_folder, size_problem
+from diffcse_jax.evaluation.senteval_data import (
+    OFFICIAL_SIZES,
+    extract,
+    senteval_folder,
+    size_problem,
+)
 
 
 def test_groups_expand_once_and_unknown_tasks_are_refused_with_the_nearest_one(tmp_path):
     years = ["STS12", "STS13", "STS14", "STS15", "STS16"]
-    assert expand_groups(["STSBenchmark", "sts"], "test") == ["STSBenchmark", *years, "SICKRelatedness"]
+    assert expand_groups(["STSBenchmark", "sts"], "test") == [
+        "STSBenchmark",
+        *years,
+        "SICKRelatedness",
+    ]
     assert expand_groups(["sts"], "dev") == ["STSBenchmark", "SICKRelatedness"]
     folder = tmp_path / "STS/STSBenchmark"
     assert TASKS["STSBenchmark"].missing(tmp_path, "dev") == [folder / "sts-dev.csv"]
-    assert TASKS["STSBenchmark"].missing(tmp_path, "test") == [folder / "sts-dev.csv", folder / "sts-test.csv"]
+    assert TASKS["STSBenchmark"].missing(tmp_path, "test") == [
+        folder / "sts-dev.csv",
+        folder / "sts-test.csv",
+    ]
     with pytest.raises(ConfigError, match="STS14 has no dev split"):
         expand_groups(["STS14"], "dev")
-    with pytest.raises(ConfigError, match=r"unknown task 'STS17'\. Did you mean STS16\? Known .* pairs_retrieval:FILE"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown task 'STS17'\. Did you mean STS16\? Known .* pairs_retrieval:FILE",
+    ):
         expand_groups(["STS17"], "test")
 
 
@@ -34,10 +49,30 @@ def test_every_task_has_its_official_sizes():
 @pytest.mark.parametrize(
     ("task", "scores", "mode", "reason"),
     [
-        ("STSBenchmark", {"n": 137, "dev": {"n": 1500}}, "test", "test has 137 instead of 1,379 examples"),
-        ("STSBenchmark", {"n": 1500, "dev": {"n": 1379}}, "dev", "dev has 1,379 instead of 1,500 examples"),
-        ("STS13", {"n": 1, "subsets": {"FNWN": {"n": 1}}}, "test", "FNWN has 1 instead of 189 examples"),
-        ("CR", {"acc": 90.0, "ndev": 3775, "ntest": 3774}, "test", "test has 3,774 instead of 3,775 examples"),
+        (
+            "STSBenchmark",
+            {"n": 137, "dev": {"n": 1500}},
+            "test",
+            "test has 137 instead of 1,379 examples",
+        ),
+        (
+            "STSBenchmark",
+            {"n": 1500, "dev": {"n": 1379}},
+            "dev",
+            "dev has 1,379 instead of 1,500 examples",
+        ),
+        (
+            "STS13",
+            {"n": 1, "subsets": {"FNWN": {"n": 1}}},
+            "test",
+            "FNWN has 1 instead of 189 examples",
+        ),
+        (
+            "CR",
+            {"acc": 90.0, "ndev": 3775, "ntest": 3774},
+            "test",
+            "test has 3,774 instead of 3,775 examples",
+        ),
     ],
 )
 def test_other_sizes_are_described(task, scores, mode, reason):
@@ -82,7 +117,13 @@ def test_the_folder_comes_from_the_argument_the_environment_or_the_hub(tmp_path,
 
 @pytest.mark.parametrize(
     "members",
-    [{"../outside": b"x"}, {"STS": "/etc"}, {"STS": "../../.."}, {"/".join(["a"] * 10_000): b"x"}, None],
+    [
+        {"../outside": b"x"},
+        {"STS": "/etc"},
+        {"STS": "../../.."},
+        {"/".join(["a"] * 10_000): b"x"},
+        None,
+    ],
     ids=["outside", "link", "relative link", "deep", "damaged"],
 )
 def test_unsafe_and_damaged_archives_are_refused(members, tmp_path):
@@ -95,14 +136,18 @@ def test_unsafe_and_damaged_archives_are_refused(members, tmp_path):
 
 
 def results_of(model, **spearman):
-    tasks = {name: {"spearman": score, "pearson": score, "n": 10} for name, score in spearman.items()}
+    tasks = {
+        name: {"spearman": score, "pearson": score, "n": 10} for name, score in spearman.items()
+    }
     found = {"model": model, "pooler": "avg", "truncate_dim": None, "tasks": tasks}
     return found | {"averages": {"sts": None, "transfer": None}}
 
 
 def test_a_table_has_a_row_a_model_and_a_column_a_task():
     models = [results_of("a", STS12=70.123, STSBenchmark=80), results_of("long_name", STS12=9.5)]
-    assert r"\textasciitilde{}/m\#1 & - \\" in results.table(["MR"], [results.TableRow("~/m#1", {})], "latex")
+    assert r"\textasciitilde{}/m\#1 & - \\" in results.table(
+        ["MR"], [results.TableRow("~/m#1", {})], "latex"
+    )
     text, markdown, latex = (
         results.compare(models, with_published=False, style=style).splitlines()
         for style in ("text", "markdown", "latex")
@@ -124,8 +169,14 @@ def test_a_table_has_a_row_a_model_and_a_column_a_task():
 
 
 def test_groups_have_tables_of_their_own_with_averages():
-    model = results_of("a", STSBenchmark=80) | {"averages": {"sts": 80.0, "transfer": 70.0}, "truncate_dim": 64}
-    model["tasks"] |= {"CR": {"acc": 85.0, "devacc": 86.0}, "pairs_retrieval:a/b.tsv": {"mrr": 40.0}}
+    model = results_of("a", STSBenchmark=80) | {
+        "averages": {"sts": 80.0, "transfer": 70.0},
+        "truncate_dim": 64,
+    }
+    model["tasks"] |= {
+        "CR": {"acc": 85.0, "devacc": 86.0},
+        "pairs_retrieval:a/b.tsv": {"mrr": 40.0},
+    }
     model["tasks"] |= {"geometry": {"alignment": 0.12345, "uniformity": -2.0}}
     text = results.compare([model], with_published=False, style="text")
     tables = [table.splitlines() for table in text.split("\n\n")]

@@ -32,7 +32,9 @@ def folders(tmp_path_factory, minilm_dir) -> Path:
     folder = tmp_path_factory.mktemp("teachers")
     model = read(str(write_tiny_model(folder / "recorded", minilm_dir)))
     sizes = model.config.num_blocks, model.config.hidden_size
-    sentence_folder.write(folder / "recorded", RecordedPooler("cls", model.pooler, truncate_dim=7), *sizes)
+    sentence_folder.write(
+        folder / "recorded", RecordedPooler("cls", model.pooler, truncate_dim=7), *sizes
+    )
     write_tiny_model(folder / "bare", minilm_dir, family="distilbert", pooler=False)
     write_tiny_model(folder / "chain", minilm_dir)
     gelu = "torch.nn.modules.activation.GELU"
@@ -53,7 +55,9 @@ def test_a_teacher_gives_the_vectors_of_its_sentence_encoder(folders, minilm_dir
     names = [folders / name for name in ("recorded", "bare", "chain")]
     teachers, _ = loaded(minilm_dir, *names, poolers=("", "avg_first_last", ""))
     encoded = load_tokenizer(minilm_dir)(SENTENCES, padding=True)
-    rows = TokenRows(*(jnp.array(encoded[name], jnp.int32) for name in ("input_ids", "attention_mask")))
+    rows = TokenRows(
+        *(jnp.array(encoded[name], jnp.int32) for name in ("input_ids", "attention_mask"))
+    )
     for name, pooler in zip(names, (None, "avg_first_last", None), strict=True):
         teacher = teachers[str(name)]
         vectors = bind(definition(teacher.build), teacher.params)(rows)
@@ -62,14 +66,19 @@ def test_a_teacher_gives_the_vectors_of_its_sentence_encoder(folders, minilm_dir
 
 
 def test_a_teacher_that_does_not_fit_is_refused(folders, minilm_dir):
-    with pytest.raises(CheckpointError, match=r"distillation\.poolers: .*bare does not record its pooler. Choose one"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"distillation\.poolers: .*bare does not record its pooler. Choose one",
+    ):
         loaded(minilm_dir, folders / "bare")
     with pytest.raises(ConfigError, match=r"data\.max_length=64: "):
         loaded(minilm_dir, folders / "recorded", max_length=64)
     other = shutil.copytree(folders / "recorded", folders / "other")
     text = (other / "tokenizer.json").read_text().replace('"dog":', '"dig":', 1)
     (other / "tokenizer.json").write_text(text)
-    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(1 of 30522 tokens have other ids\\)"):
+    with pytest.raises(
+        CheckpointError, match="differ in their vocabulary \\(1 of 30522 tokens have other ids\\)"
+    ):
         loaded(minilm_dir, other)
 
 
@@ -79,12 +88,17 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
 
     def start(**poolers) -> None:
         _, digests = loaded(minilm_dir, name, **poolers)
-        open_run(tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, others=digests)
+        open_run(
+            tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, others=digests
+        )
 
     start()
     (tmp_path / "checkpoints/1").mkdir(parents=True)
     start()
-    with pytest.warns(UserWarning, match="trained with the pooler"), pytest.raises(ConfigError) as refused:
+    with (
+        pytest.warns(UserWarning, match="trained with the pooler"),
+        pytest.raises(ConfigError) as refused,
+    ):
         start(poolers=("avg",))  # the digest is of all that determines the vectors
     assert "distillation.teachers=(" in str(refused.value)
     assert "have changed since the run" in str(refused.value)

@@ -10,7 +10,12 @@ from diffcse_jax import SentenceEncoder
 from diffcse_jax.cli import main
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.hf import transformer_config
-from diffcse_jax.models.tokenizer import check_token_ids, has_tokenizer, largest_token, load_tokenizer
+from diffcse_jax.models.tokenizer import (
+    check_token_ids,
+    has_tokenizer,
+    largest_token,
+    load_tokenizer,
+)
 
 WORDS = ["a", "cat", "dog", "runs"]
 ROWS = 5 + len(WORDS)
@@ -32,7 +37,8 @@ def changed(smallest, tmp_path):
         change(content)
         path.write_text(json.dumps(content))
         path = folder / "tokenizer_config.json"
-        whole = {"tokenizer_class": "PreTrainedTokenizerFast"}  # BERT's own takes the vocabulary only
+        # BERT's own takes the vocabulary only
+        whole = {"tokenizer_class": "PreTrainedTokenizerFast"}
         path.write_text(json.dumps(json.loads(path.read_text()) | whole))
         return folder
 
@@ -51,10 +57,20 @@ def with_added_token(content):
 def with_template(content):
     names = {"[CLS]": 2, "[SEP]": 70}
     single = ["[CLS]", "A", "[SEP]"]
-    parts = [{"SpecialToken" if name in names else "Sequence": {"id": name, "type_id": 0}} for name in single]
-    tokens = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in names.items()}
+    parts = [
+        {"SpecialToken" if name in names else "Sequence": {"id": name, "type_id": 0}}
+        for name in single
+    ]
+    tokens = {
+        name: {"id": name, "ids": [number], "tokens": [name]} for name, number in names.items()
+    }
     pair = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
-    processor = {"type": "TemplateProcessing", "single": parts, "pair": pair, "special_tokens": tokens}
+    processor = {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": pair,
+        "special_tokens": tokens,
+    }
     content["post_processor"] = processor
 
 
@@ -89,13 +105,23 @@ def test_every_command_says_the_same(changed, tmp_path, capsys):
         ["encode", *model, "--input", str(text)],
         ["embed", *model, "--input", str(text), "--output", str(tmp_path / "embeddings")],
         ["search", *model, "--input", str(text), "a cat"],
-        ["evaluate", *model, "--tasks", f"retrieval:{tmp_path}", "--output", str(tmp_path / "results.json")],
+        [
+            "evaluate",
+            *model,
+            "--tasks",
+            f"retrieval:{tmp_path}",
+            "--output",
+            str(tmp_path / "results.json"),
+        ],
         ["train", "--config", "simcse_base", "--workdir", str(tmp_path / "run"), *start],
     ):
         with pytest.raises(SystemExit) as raised:
             main(command)
         assert raised.value.code == 2
-        assert f"error: {folder}: the tokenizer's largest token id is 101 ('runs')" in capsys.readouterr().err
+        assert (
+            f"error: {folder}: the tokenizer's largest token id is 101 ('runs')"
+            in capsys.readouterr().err
+        )
 
 
 def test_ids_that_fit_are_read(changed, smallest):
@@ -116,7 +142,9 @@ def test_another_token_type_than_0_is_refused(changed):
     path = folder / "tokenizer_config.json"
     names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | names))
-    with pytest.raises(CheckpointError, match="gives a single text the token type 1, and only type 0"):
+    with pytest.raises(
+        CheckpointError, match="gives a single text the token type 1, and only type 0"
+    ):
         SentenceEncoder.from_pretrained(folder, pooler="avg")
 
 
@@ -127,5 +155,7 @@ def test_positions_beyond_the_table_are_refused(smallest):
         SentenceEncoder(*options, max_length=41)
     config = json.loads((smallest / "config.json").read_text())
     roberta = config | {"model_type": "roberta", "pad_token_id": 5, "max_position_embeddings": 6}
-    with pytest.raises(CheckpointError, match=r"max_position_embeddings is 6, but .* pad_token_id \+ 1 = 6"):
+    with pytest.raises(
+        CheckpointError, match=r"max_position_embeddings is 6, but .* pad_token_id \+ 1 = 6"
+    ):
         transformer_config(roberta, source="model")

@@ -25,17 +25,30 @@ CLS, SEP, FIRST_WORD = 1, 2, 4
 
 def word_tokenizer(largest_id: int = 10) -> transformers.BertTokenizer:
     """Return a tokenizer with one token per word; `largest_id` sets how wide ids must be."""
-    vocabulary = {"[PAD]": 0, "[CLS]": CLS, "[SEP]": SEP, "[UNK]": 3, "one": 4, "two": 5, "three": 6, "[MASK]": 7}
+    vocabulary = {
+        "[PAD]": 0,
+        "[CLS]": CLS,
+        "[SEP]": SEP,
+        "[UNK]": 3,
+        "one": 4,
+        "two": 5,
+        "three": 6,
+        "[MASK]": 7,
+    }
     return transformers.BertTokenizer(vocab=vocabulary | {"rare": largest_id})
 
 
 def corpus_of(path: Path, rows: list[tuple[str, ...]], **options) -> Corpus:
     columns = ("sentence", "positive", "hard_negative")[: len(rows[0])]
-    path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    path.write_text(
+        "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+    )
     return open_corpus(DataConfig(train_file=str(path), **options))
 
 
-texts = st.lists(st.sampled_from(["one", "two ", " ", "x" * 40, "x" * 3000]), max_size=40).map(" ".join)
+texts = st.lists(st.sampled_from(["one", "two ", " ", "x" * 40, "x" * 3000]), max_size=40).map(
+    " ".join
+)
 
 
 @given(texts=st.lists(texts, max_size=4), max_length=st.integers(3, 20))
@@ -62,7 +75,10 @@ def test_gathered_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, monkeyp
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
     rows = [
         ("A short one.", "two"),
-        ("\xdcberlange W\xf6rter (electroencephalographically), then cut.", "\u65e5\u672c \U0001f642"),
+        (
+            "\xdcberlange W\xf6rter (electroencephalographically), then cut.",
+            "\u65e5\u672c \U0001f642",
+        ),
     ] * 2
     store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), tokenizer, 12, tmp_path)
     assert len(store) == 4
@@ -81,7 +97,9 @@ def test_gathered_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, monkeyp
 
 @pytest.mark.parametrize(("largest_id", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
 def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, largest_id, dtype):
-    store = build_or_open(corpus_of(tmp_path / "b.jsonl", [("rare",)]), word_tokenizer(largest_id), 8, tmp_path)
+    store = build_or_open(
+        corpus_of(tmp_path / "b.jsonl", [("rare",)]), word_tokenizer(largest_id), 8, tmp_path
+    )
     assert (store.token_ids.dtype, store.token_ids.tolist()) == (dtype, [CLS, largest_id, SEP])
 
 
@@ -107,7 +125,8 @@ def test_each_change_of_the_tokens_makes_another_store(tmp_path):
     long = f"This is a {'very ' * 20}long sentence."
     contents = {
         "a.txt": f"{long}\n{long}\n\n{long}\n", "a.csv": "sentence,positive\none two,three\n", "b/1.txt": "x\no",
-        "b/2.txt": "ne\n", "c/1.txt": "x\none\n", "d/1.csv": "x\none\n",  # b, c and d have the same bytes
+        # b, c and d have the same bytes
+        "b/2.txt": "ne\n", "c/1.txt": "x\none\n", "d/1.csv": "x\none\n",
     }  # fmt: skip
     for file, content in contents.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -117,22 +136,32 @@ def test_each_change_of_the_tokens_makes_another_store(tmp_path):
         {"train_file": "a.csv", "columns": ("positive",)},
         {"train_file": "a.csv", "columns": ("positive", "sentence")},
         {"train_file": "a.csv", "on_bad_line": "error"},
-        *({"train_file": "a.txt", "pairs": pairs} for pairs in ("columns", "dropout", "lead", "crops", "passages")),
+        *(
+            {"train_file": "a.txt", "pairs": pairs}
+            for pairs in ("columns", "dropout", "lead", "crops", "passages")
+        ),
         {"train_file": "a.txt", "pairs": "dropout", "held_out": 0.01},
     ]
 
     def name(data: dict, length: int = 8, largest_id: int = 10) -> str:
-        corpus = open_corpus(DataConfig(**data | {"train_file": f"{tmp_path}/{data['train_file']}"}))
+        corpus = open_corpus(
+            DataConfig(**data | {"train_file": f"{tmp_path}/{data['train_file']}"})
+        )
         return build_or_open(corpus, word_tokenizer(largest_id), length, tmp_path / "cache").name
 
     names = {*map(name, ways), name(ways[0], length=9), name(ways[0], largest_id=50)}
     assert len(names) == len(ways) + 2
-    assert name({"train_file": "a.txt", "pairs": "neighbours"}) in names  # the sentences that `dropout` also uses
+    # the sentences that `dropout` also uses
+    assert name({"train_file": "a.txt", "pairs": "neighbours"}) in names
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
-    [("offsets.npy", b"\x07\0", b"\x06\0"), ("meta.json", b"}", b""), ("meta.json", b'_length": 8', b'_length": 9')],
+    [
+        ("offsets.npy", b"\x07\0", b"\x06\0"),
+        ("meta.json", b"}", b""),
+        ("meta.json", b'_length": 8', b'_length": 9'),
+    ],
 )
 def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, file, old, new):
     corpus = corpus_of(tmp_path / "a.jsonl", [("one two",), ("three",)])
@@ -143,7 +172,15 @@ def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, file, old, new):
     capsys.readouterr()
     store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert f"Building {folder} again" in capsys.readouterr().err
-    assert store.token_ids.tolist() == [CLS, FIRST_WORD, FIRST_WORD + 1, SEP, CLS, FIRST_WORD + 2, SEP]
+    assert store.token_ids.tolist() == [
+        CLS,
+        FIRST_WORD,
+        FIRST_WORD + 1,
+        SEP,
+        CLS,
+        FIRST_WORD + 2,
+        SEP,
+    ]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
 
 
@@ -162,7 +199,11 @@ def test_a_text_that_changes_meanwhile_or_is_bad_leaves_nothing(tmp_path, monkey
     corpus = corpus_of(tmp_path / "a.jsonl", [("one",), ("two",), ("",)], on_bad_line="error")
     with pytest.raises(DataError, match="line 3: empty"):
         build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] in ([], [".lock"], [".lock"] * 2)
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] in (
+        [],
+        [".lock"],
+        [".lock"] * 2,
+    )
 
 
 def test_several_processes_of_a_host_build_a_store_once(tmp_path, monkeypatch):
@@ -188,7 +229,10 @@ def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path):
     with full_disk(50_000), pytest.raises(DiskError) as full:
         build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert str(full.value).startswith(f"cannot write {tmp_path}/cache/")
-    assert "make room on that disk, or set data.cache_dir to another folder; then run the same" in str(full.value)
+    assert (
+        "make room on that disk, or set data.cache_dir to another folder; then run the same"
+        in str(full.value)
+    )
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     assert len(build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")) == 9000
 
@@ -202,4 +246,6 @@ def test_a_store_gets_its_name_when_its_content_is_on_disk(tmp_path, monkeypatch
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", renamed)
-    build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8, tmp_path / "cache")
+    build_or_open(
+        corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8, tmp_path / "cache"
+    )

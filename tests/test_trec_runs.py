@@ -32,7 +32,9 @@ def test_any_ids_are_read_back(tmp_path_factory, documents, queries, data):
     path = tmp_path_factory.mktemp("run") / "run.trec"
     write_run(path, ranking, "name", collection)
     assert read_ranking(path, collection) == ranking
-    assert all(len(line.split()) == 6 for line in path.read_text(encoding="utf-8").splitlines() if line)
+    assert all(
+        len(line.split()) == 6 for line in path.read_text(encoding="utf-8").splitlines() if line
+    )
 
 
 def test_runs_of_other_programs_are_read_as_they_are(tmp_path, recwarn):
@@ -72,14 +74,25 @@ def test_invalid_runs_are_refused_with_file_and_line(tmp_path, line, problem):
 def test_a_task_writes_its_run_and_compares_with_one(tmp_path):
     beir = write_beir(tmp_path / "tiny")
     task = find_task(f"retrieval:{beir}")
-    first = task.run(letters(), tmp_path, EvaluationSettings(runs=tmp_path / "runs", model="angles"))
+    first = task.run(
+        letters(), tmp_path, EvaluationSettings(runs=tmp_path / "runs", model="angles")
+    )
     assert first["n"] == 2
     path = tmp_path / "runs/angles.tiny.trec"
     assert first.pop("run") == str(path)
     ranking = read_ranking(path, read_collection(beir))
-    assert {query: [*found] for query, found in ranking.items()} == {"q1": ["d2", "d1", "3"], "q2": ["3", "d2", "d1"]}
+    assert {query: [*found] for query, found in ranking.items()} == {
+        "q1": ["d2", "d1", "3"],
+        "q2": ["3", "d2", "d1"],
+    }
     second = task.run(letters(), tmp_path, EvaluationSettings(against=path))
-    found = {"model": "it", "pooler": "avg", "tasks": {task.name: second}, "not_official": {}, "missing": {}}
+    found = {
+        "model": "it",
+        "pooler": "avg",
+        "tasks": {task.name: second},
+        "not_official": {},
+        "missing": {},
+    }
     assert "95% interval +0.00 to +0.00, p = 1.0000 (randomisation test)" in details(found)
     assert second.pop("against")["difference"] == 0
     assert second == first
@@ -93,7 +106,9 @@ def test_a_task_writes_its_run_and_compares_with_one(tmp_path):
 def test_runs_of_equal_names_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tasks = "STS12,retrieval:a/test,retrieval:b/test/,retrieval:./a/test"
-    settings = EvaluationSettings(tasks, runs=tmp_path / "runs", compared=("runs/mine", "x/runs/mine", "minilm", "."))
+    settings = EvaluationSettings(
+        tasks, runs=tmp_path / "runs", compared=("runs/mine", "x/runs/mine", "minilm", ".")
+    )
     names = []
     for model in settings.compared:
         for folder in ("a/test", "b/test/"):
@@ -107,7 +122,10 @@ def test_runs_of_equal_names_are_told_apart(tmp_path, monkeypatch):
         ("org/name", ".", f"org-name.{here}"),
         (f"{tmp_path}/runs/mine", str(tmp_path), f"runs-mine.{here}"),
     ):
-        assert run_file(EvaluationSettings(runs=tmp_path, model=model), folder)[0].name == f"{expected}.trec"
+        assert (
+            run_file(EvaluationSettings(runs=tmp_path, model=model), folder)[0].name
+            == f"{expected}.trec"
+        )
     with pytest.raises(ConfigError, match="of a-b/c and a/b-c would be written to one file"):
         distinct_names(["a-b/c", "a/b-c"], 2)
 
@@ -123,13 +141,22 @@ def test_another_run_is_not_overwritten(tmp_path):
     for _ in range(2):
         found = find_task(f"retrieval:{folders[0]}").run(letters(), tmp_path, settings(folders[0]))
         check_run_files(settings(folders[0]))
-    for other in (settings(folders[1]), settings(folders[0], truncate_dim=8), settings(folders[0], pooler="cls")):
-        with pytest.raises(ConfigError, match=r"m\.tiny\.trec contains another run, m-.* Remove it, or name another"):
+    for other in (
+        settings(folders[1]),
+        settings(folders[0], truncate_dim=8),
+        settings(folders[0], pooler="cls"),
+    ):
+        with pytest.raises(
+            ConfigError,
+            match=r"m\.tiny\.trec contains another run, m-.* Remove it, or name another",
+        ):
             check_run_files(dataclasses.replace(other, compared=("other", "m")))
     (runs / "m.tiny.trec").unlink()
     (runs / "m.tiny.trec").touch()
     check_run_files(settings(folders[1]))
     assert found["run"] == str(runs / "m.tiny.trec")
     runs = tmp_path / "a/tiny/corpus.jsonl"
-    with pytest.raises(DiskError, match=r"cannot write .*corpus\.jsonl.* name another folder with --runs"):
+    with pytest.raises(
+        DiskError, match=r"cannot write .*corpus\.jsonl.* name another folder with --runs"
+    ):
         check_run_files(settings(folders[1]))

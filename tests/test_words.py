@@ -183,7 +183,9 @@ TEXTS = [
 ]
 
 
-def bm25_by_formula(documents: list[list[str]], query: list[str], k1: float = 1.2, b: float = 0.75) -> np.ndarray:
+def bm25_by_formula(
+    documents: list[list[str]], query: list[str], k1: float = 1.2, b: float = 0.75
+) -> np.ndarray:
     counts = np.array([[words.count(word) for word in query] for words in documents])
     containing = (counts > 0).sum(axis=0)
     idf = np.log(1 + (len(documents) - containing + 0.5) / (containing + 0.5))

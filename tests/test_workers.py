@@ -130,7 +130,9 @@ def test_ctrl_c_ends_a_program_and_its_processes_at_once(tmp_path):
     assert "KeyboardInterrupt" in errors
     assert time.monotonic() - start < 10
     if Path("/proc").is_dir():
-        children = [each for each in Path("/proc").glob("[0-9]*/cmdline") if _is_worker(each, process.pid)]
+        children = [
+            each for each in Path("/proc").glob("[0-9]*/cmdline") if _is_worker(each, process.pid)
+        ]
         assert not children
 
 

@@ -42,11 +42,16 @@ def write_tiny_model(
 def write_smallest_model(folder: Path, words: Sequence[str]) -> Path:
     """Write an encoder of one block without a pooler, whose tokenizer knows only these words."""
     vocabulary = {word: index for index, word in enumerate([*SPECIAL, *words])}
-    transformers.BertTokenizer(vocab=vocabulary, model_max_length=MAX_LENGTH).save_pretrained(folder)
+    transformers.BertTokenizer(vocab=vocabulary, model_max_length=MAX_LENGTH).save_pretrained(
+        folder
+    )
     hf_config = hf_config_of("bert", blocks=1) | {"vocab_size": len(vocabulary)}
     (folder / "config.json").write_text(json.dumps(hf_config))
     config = hf.transformer_config(hf_config, source="test")
-    write_tensors(folder / "model.safetensors", hf.to_hf(random_params(Transformer, config), "transformer", config))
+    write_tensors(
+        folder / "model.safetensors",
+        hf.to_hf(random_params(Transformer, config), "transformer", config),
+    )
     return folder
 
 
@@ -60,12 +65,16 @@ def write_bpe_tokenizer(folder: Path, text: str) -> int:
     backend.save(str(folder / "tokenizer.json"))
     names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
     transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), model_input_names=["input_ids", "attention_mask"], **names
+        tokenizer_file=str(folder / "tokenizer.json"),
+        model_input_names=["input_ids", "attention_mask"],
+        **names,
     ).save_pretrained(folder)
     return backend.get_vocab_size()
 
 
-def random_params(module: type[nnx.Module], config: hf.TransformerConfig, seed: int = 0) -> layers.Params:
+def random_params(
+    module: type[nnx.Module], config: hf.TransformerConfig, seed: int = 0
+) -> layers.Params:
     """Weights far larger than at initialisation, biases and norms included, so that every one of them matters."""
     rng = np.random.default_rng(seed)
     return {
@@ -87,9 +96,13 @@ def random_torch_model(family: str, head: str = "Model", **sizes) -> transformer
     return model
 
 
-def bound(module: type[nnx.Module], config: hf.TransformerConfig, params: layers.Params) -> nnx.Module:
+def bound(
+    module: type[nnx.Module], config: hf.TransformerConfig, params: layers.Params
+) -> nnx.Module:
     """The module with these parameters."""
-    return layers.bind(layers.definition(partial(module, config)), jax.tree.map(jnp.asarray, params))
+    return layers.bind(
+        layers.definition(partial(module, config)), jax.tree.map(jnp.asarray, params)
+    )
 
 
 def hf_config_of(family: str, blocks: int = 3) -> dict:
@@ -108,7 +121,8 @@ def hf_config_of(family: str, blocks: int = 3) -> dict:
             "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
         }  # fmt: skip
     like_bert = family in ("bert", "electra", "nomic_bert", "gte")
-    pad_token_id = 0 if like_bert else 1  # the other families number positions from the padding id + 1
+    # the other families number positions from the padding id + 1
+    pad_token_id = 0 if like_bert else 1
     return {
         "model_type": family, "architectures": ["BertForMaskedLM"], "vocab_size": 30522, "hidden_size": HIDDEN,
         "num_hidden_layers": blocks, "num_attention_heads": 2, "intermediate_size": 32, "hidden_act": "gelu",

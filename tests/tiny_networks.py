@@ -31,11 +31,18 @@ SIZES = TransformerConfig(
     type_vocab_size=2, norm_epsilon=1e-12, activation="gelu", pad_token_id=PAD, embedding_dropout=0.1,
     hidden_dropout=(0.1,), attention_dropout=(0.1,),
 )  # fmt: skip
-NO_DROPOUT = {"model": {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}, "generator": {"dropout": False}}
+NO_DROPOUT = {
+    "model": {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)},
+    "generator": {"dropout": False},
+}
 SIMCSE = {"model": {"projector": "mlp"}, "difference": {"weight": 0.0}}
-ENCODER = Pretrained(Path("tiny"), {}, SIZES, random_params(Transformer, SIZES), pooler=None, mlm_head=None)
+ENCODER = Pretrained(
+    Path("tiny"), {}, SIZES, random_params(Transformer, SIZES), pooler=None, mlm_head=None
+)
 GENERATOR = dataclasses.replace(
-    ENCODER, transformer=random_params(Transformer, SIZES, seed=1), mlm_head=random_params(MaskedLMHead, SIZES, seed=2)
+    ENCODER,
+    transformer=random_params(Transformer, SIZES, seed=1),
+    mlm_head=random_params(MaskedLMHead, SIZES, seed=2),
 )
 # A ModernBERT: a global and a local block.
 MODERN_SIZES = dataclasses.replace(
@@ -54,8 +61,12 @@ MODERN = dataclasses.replace(
 def deeper(checkpoint: Pretrained, blocks: int = 2) -> Pretrained:
     """The same with more blocks, for what looks at several: compiling takes as long as there are blocks."""
     rates = (0.1,) * blocks
-    sizes = dataclasses.replace(SIZES, num_blocks=blocks, hidden_dropout=rates, attention_dropout=rates)
-    return dataclasses.replace(checkpoint, config=sizes, transformer=random_params(Transformer, sizes, seed=blocks))
+    sizes = dataclasses.replace(
+        SIZES, num_blocks=blocks, hidden_dropout=rates, attention_dropout=rates
+    )
+    return dataclasses.replace(
+        checkpoint, config=sizes, transformer=random_params(Transformer, sizes, seed=blocks)
+    )
 
 
 def config_of(*parts: Mapping[str, Mapping]) -> Config:
@@ -63,7 +74,9 @@ def config_of(*parts: Mapping[str, Mapping]) -> Config:
     merged: dict[str, Any] = {"precision": "float32", "train": {"packing": "on", "recompute": "on"}}
     for part in parts:
         for group, values in part.items():
-            merged[group] = merged.get(group, {}) | values if isinstance(values, Mapping) else values
+            merged[group] = (
+                merged.get(group, {}) | values if isinstance(values, Mapping) else values
+            )
     return Config.from_dict(merged)
 
 
@@ -76,10 +89,16 @@ def random_batch(
     lengths = rng.integers(4, length + 1, (size, columns, 1))
     positions = np.arange(length)
     input_ids[..., 0] = CLS
-    input_ids = np.where(positions == lengths - 1, SEP, np.where(positions < lengths, input_ids, PAD)).astype(np.int32)
+    input_ids = np.where(
+        positions == lengths - 1, SEP, np.where(positions < lengths, input_ids, PAD)
+    ).astype(np.int32)
     input_ids = np.pad(input_ids, ((0, 0), (0, 0), (0, padding)), constant_values=PAD)
     attention_mask = (np.arange(length + padding) < lengths).astype(np.int32)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "lengths": lengths[..., 0].astype(np.int32)}
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "lengths": lengths[..., 0].astype(np.int32),
+    }
 
 
 def views_of(
@@ -96,7 +115,10 @@ def views_of(
     With `following`, these are the next sentences.
     """
     if following is not None:
-        views, after = (views_of(each, packed=packed, devices=devices, chunks=chunks) for each in (batch, following))
+        views, after = (
+            views_of(each, packed=packed, devices=devices, chunks=chunks)
+            for each in (batch, following)
+        )
         return views._replace(next=after)
     examples, columns, length = batch["input_ids"].shape
     shape = (examples, max(2, columns) if compares_views else columns, length)
@@ -108,7 +130,11 @@ def views_of(
     shape = BatchShape.of(length, max(part.mean(axis=1).max() for part in blocks) / length)
     if not shape.packed:
         return Batch(ids, mask)
-    return Batch(ids, mask, *(lay_out(part, length, shape.capacity(part.shape[1] * length)) for part in blocks))
+    return Batch(
+        ids,
+        mask,
+        *(lay_out(part, length, shape.capacity(part.shape[1] * length)) for part in blocks),
+    )
 
 
 def evaluate(
@@ -127,14 +153,22 @@ def evaluate(
     views, key = jax.tree.map(jnp.asarray, batch or views_of(random_batch())), jax.random.key(0)
 
     def loss(params: Params, frozen: Params) -> tuple[jax.Array, Any]:
-        inputs = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
-        value, metrics = loss_of_batch(config, Computation(built.networks, params), views, inputs, key)
+        inputs = prepare(
+            config.losses, Computation(built.networks, frozen), views, key, config.run_info
+        )
+        value, metrics = loss_of_batch(
+            config, Computation(built.networks, params), views, inputs, key
+        )
         return value, (metrics, inputs)
 
-    return jax.jit(transform(loss), compiler_options={"xla_backend_optimization_level": 0})(built.params, built.frozen)
+    return jax.jit(transform(loss), compiler_options={"xla_backend_optimization_level": 0})(
+        built.params, built.frozen
+    )
 
 
-def shared_forward(config: Config, computation: Computation, batch: Batch, key: jax.Array) -> SharedForward:
+def shared_forward(
+    config: Config, computation: Computation, batch: Batch, key: jax.Array
+) -> SharedForward:
     """Return the forward pass of a batch as training makes it."""
     options = {"pooler": config.model.pooler, "dropout_masks": config.model.dropout_masks}
     return SharedForward(computation, batch, key, keeps_projector=config.keeps_projector, **options)
@@ -144,6 +178,10 @@ def forward_of(*views: np.ndarray) -> SharedForward:
     """Return a forward pass whose embeddings are these, view by view."""
     vectors = jnp.stack(views, axis=1)
     batch = Batch(*np.zeros((2, *vectors.shape[:2], 4), np.int32))
-    forward = SharedForward(Computation(Networks(VOCABULARY, {}), {}), batch, jax.random.key(0), pooler="cls")
-    forward._results["embeddings"] = SentenceEmbeddings(*[vectors.reshape(-1, vectors.shape[-1])] * 2)
+    forward = SharedForward(
+        Computation(Networks(VOCABULARY, {}), {}), batch, jax.random.key(0), pooler="cls"
+    )
+    forward._results["embeddings"] = SentenceEmbeddings(
+        *[vectors.reshape(-1, vectors.shape[-1])] * 2
+    )
     return forward

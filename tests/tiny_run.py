@@ -20,14 +20,21 @@ WITHOUT_TORCH = str(Path(__file__).with_name("without_torch"))
 def run_settings(folder: Path, tokenizer_from: Path, **groups: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of such a run, with its files in `folder`; `groups` are laid over them."""
     text = folder / "text.txt"
-    text.write_text("".join(f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(SENTENCES)))
+    text.write_text(
+        "".join(
+            f"Sentence {i} has the number {i * i} and {i % 7} words more.\n"
+            for i in range(SENTENCES)
+        )
+    )
     settings = {
         "model.name_or_path": str(write_tiny_model(folder / "model", tokenizer_from, blocks=1)),
         "data.train_file": str(text), "data.max_length": 16, "data.cache_dir": str(folder / "cache"),
         "generator.head_steps": 3, "generator.head_batch_size": 8, "train.batch_size": 8, "train.log_every": 1,
         "eval.metric": "halves_retrieval", "train.recompute": "off",  # which compiles sooner
     }  # fmt: skip
-    return settings | {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
+    return settings | {
+        f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()
+    }
 
 
 @contextlib.contextmanager

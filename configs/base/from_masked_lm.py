@@ -1,11 +1,13 @@
-"""Settings for a masked LM (BERT, RoBERTa, ...), whose sentence embeddings say little until they are trained.
+r"""Settings for a masked LM (BERT, RoBERTa, ...), whose sentence embeddings say little until they are trained.
 
-Command:  python train.py --config configs/base/from_masked_lm.py --config.data.train_file=sentences.txt
-Settings: unsupervised SimCSE for BERT-base (Gao et al. 2021): position 0 through a dense + tanh projector that is
-          dropped after training, learning rate 3e-5, temperature 0.05, 64 sentences of 32 tokens. Equal sentences are
-          not negatives of one another.
+Command:  python train.py --config configs/base/from_masked_lm.py \
+          --config.data.train_file=sentences.txt
+Settings: unsupervised SimCSE for BERT-base (Gao et al. 2021): position 0 through a dense + tanh
+          projector that is dropped after training, learning rate 3e-5, temperature 0.05, 64
+          sentences of 32 tokens. Equal sentences are not negatives of one another.
 
-Use it as a base for your own configuration files (`shipped_config`). The papers' runs have their own settings.
+Use it as a base for your own configuration files (`shipped_config`). The papers' runs have their
+own settings.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,10 @@
 """`configs/adapt.py` for queries that look like titles or first sentences.
 
 Command:  python train.py --config configs/base/leads.py --config.data.train_file=documents.txt
-Pairs:    documents without a title or first sentence are left out. `lead_retrieval` selects the checkpoint.
-Weights:  those of the best checkpoint. Halfway to the start, such queries would find less (docs/records/search.md).
+Pairs:    documents without a title or first sentence are left out. `lead_retrieval` selects the
+          checkpoint.
+Weights:  those of the best checkpoint. Halfway to the start, such queries would find less
+          (docs/records/search.md).
 """
 
 from ml_collections import ConfigDict

@@ -2,14 +2,15 @@
 
 Command:   diffcse study --config adaptation --config.data.train_file=documents.txt
            With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv
-Encoder:   MiniLM, trained as in `configs/adapt.py` but with 60 steps of 48 pairs. The first row is the starting
-           checkpoint with its own mean pooling.
+Encoder:   MiniLM, trained as in `configs/adapt.py` but with 60 steps of 48 pairs. The first row is
+           the starting checkpoint with its own mean pooling.
 Metric:    `lead_retrieval` on a tenth of the documents, which no row trains on.
 
-`DiffCSE` and `SimCSE++` train on single sentences. They have the pooler of the other rows, no projector, and the
-dropout that they need. The generator is that of `configs/diffcse_minilm.py`. Weights are those of the papers, or 1.
-`interpolated` also scores models between the starting checkpoint and the best one. `adaptation_seeds.py` repeats the
-best row and the plain recipes with three seeds.
+`DiffCSE` and `SimCSE++` train on single sentences. They have the pooler of the other rows, no
+projector, and the dropout that they need. The generator is that of `configs/diffcse_minilm.py`.
+Weights are those of the papers, or 1. `interpolated` also scores models between the starting
+checkpoint and the best one. `adaptation_seeds.py` repeats the best row and the plain recipes with
+three seeds.
 """
 
 from diffcse_jax.apps.study import Settings, Study
@@ -49,4 +50,6 @@ VARIANTS: dict[str, Settings] = {
 def get_study() -> Study:
     short = {"train.batch_size": 48, "train.chunk_size": 0, "train.steps": 60, "eval.every": 20}
     variants = {name: {**settings, **short} for name, settings in VARIANTS.items()}
-    return Study(base="base/leads", variants=variants, seeds=(1,), tasks=("STSBenchmark",), start=("own",))
+    return Study(
+        base="base/leads", variants=variants, seeds=(1,), tasks=("STSBenchmark",), start=("own",)
+    )

@@ -2,7 +2,8 @@
 
 Command:   diffcse study --config adaptation_batch --config.data.train_file=documents.txt
            With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv
-Settings:  those of `configs/adapt.py`. A step computes at most 64 pairs at a time, so memory does not grow.
+Settings:  those of `configs/adapt.py`. A step computes at most 64 pairs at a time, so memory does
+           not grow.
 """
 
 from diffcse_jax.apps.study import Study

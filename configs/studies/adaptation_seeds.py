@@ -6,8 +6,8 @@ Command:   diffcse study --config adaptation_seeds --config.data.train_file=docu
            --variants SimCSE DiffCSE --config.eval.metric=halves_retrieval
 Metric:    `lead_retrieval` on a tenth of the documents.
 
-The papers' recipes train on single sentences, 48 per step, at the learning rate of `configs/base/sentence_encoder.py`.
-The generator is that of `configs/diffcse_minilm.py`.
+The papers' recipes train on single sentences, 48 per step, at the learning rate of
+`configs/base/sentence_encoder.py`. The generator is that of `configs/diffcse_minilm.py`.
 """
 
 from diffcse_jax.apps.study import Settings, Study

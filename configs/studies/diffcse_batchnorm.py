@@ -1,9 +1,11 @@
 """DiffCSE and SimCSE with and without BatchNorm in the projector, BERT-base (DiffCSE Table 5, on STS-B dev).
 
 Command:   diffcse study --config diffcse_batchnorm
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; 1 epoch for SimCSE.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; 1 epoch
+           for SimCSE.
 
-Without BatchNorm the projector is that of SimCSE, dense + tanh. Both SimCSE rows have SimCSE's optimizer settings.
+Without BatchNorm the projector is that of SimCSE, dense + tanh. Both SimCSE rows have SimCSE's
+optimizer settings.
 """
 
 from diffcse_jax.apps.study import Study, settings_of

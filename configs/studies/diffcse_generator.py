@@ -3,7 +3,8 @@
 Command:   diffcse study --config diffcse_generator
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
-The paper names sizes, not checkpoints. The smaller ones are checkpoints of Turc et al. (2019) with those sizes.
+The paper names sizes, not checkpoints. The smaller ones are checkpoints of Turc et al. (2019) with
+those sizes.
 """
 
 from diffcse_jax.apps.study import Study, settings_of
@@ -19,7 +20,9 @@ GENERATORS = {
 
 
 def get_study() -> Study:
-    others = {name: {"generator.name_or_path": checkpoint} for name, checkpoint in GENERATORS.items()}
+    others = {
+        name: {"generator.name_or_path": checkpoint} for name, checkpoint in GENERATORS.items()
+    }
     return Study(
         base="diffcse_base",
         variants={"DistilBERT-base": {}, **others, "SimCSE": settings_of("simcse_base")},

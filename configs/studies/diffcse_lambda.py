@@ -14,7 +14,9 @@ WEIGHTS = (0.0, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)
 def get_study() -> Study:
     return Study(
         base="diffcse_base",
-        variants={f"difference.weight={weight}": {"difference.weight": weight} for weight in WEIGHTS},
+        variants={
+            f"difference.weight={weight}": {"difference.weight": weight} for weight in WEIGHTS
+        },
         tasks=("STSBenchmark",),
         published={
             "difference.weight=0.0": {"STS-B dev": 82.22},

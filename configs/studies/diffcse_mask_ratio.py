@@ -14,7 +14,9 @@ RATIOS = (0.3, 0.15, 0.2, 0.25, 0.4, 0.5)
 def get_study() -> Study:
     return Study(
         base="diffcse_base",
-        variants={f"difference.mask_ratio={ratio}": {"difference.mask_ratio": ratio} for ratio in RATIOS},
+        variants={
+            f"difference.mask_ratio={ratio}": {"difference.mask_ratio": ratio} for ratio in RATIOS
+        },
         tasks=("STSBenchmark",),
         published={
             "difference.mask_ratio=0.3": {"STS-B dev": 84.56},

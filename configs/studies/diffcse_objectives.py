@@ -1,11 +1,12 @@
 """DiffCSE with other losses, and with the next sentence, BERT-base (DiffCSE Table 3, on STS-B dev).
 
 Command:   diffcse study --config diffcse_objectives --config.data.train_file=documents.txt
-Data:      a text in the order of its documents, with blank lines between documents. 2 epochs; 1 epoch for SimCSE. All
-           rows split it into the same sentences. SimCSE's Wikipedia sentences (`wiki1m`) are shuffled, so the rows with
-           the next sentence refuse them.
+Data:      a text in the order of its documents, with blank lines between documents. 2 epochs; 1
+           epoch for SimCSE. All rows split it into the same sentences. SimCSE's Wikipedia sentences
+           (`wiki1m`) are shuffled, so the rows with the next sentence refuse them.
 
-The paper does not say where its next sentences come from. The published scores of the other rows are for `wiki1m`.
+The paper does not say where its next sentences come from. The published scores of the other rows
+are for `wiki1m`.
 """
 
 from diffcse_jax.apps.study import Study, settings_of
@@ -29,7 +30,9 @@ def get_study() -> Study:
     }
     return Study(
         base="diffcse_base",
-        variants={name: {**settings, "data.pairs": "dropout"} for name, settings in variants.items()},
+        variants={
+            name: {**settings, "data.pairs": "dropout"} for name, settings in variants.items()
+        },
         tasks=("STSBenchmark",),
         published={
             "DiffCSE": {"STS-B dev": 84.56},

@@ -2,7 +2,8 @@
 
 Command:   diffcse study --config diffcse_sts
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs; 1 epoch for SimCSE.
-Start:     The first row is BERT-base before training, with the mean of the embedding output and the last layer.
+Start:     The first row is BERT-base before training, with the mean of the embedding output and the
+           last layer.
 """
 
 from diffcse_jax.apps.study import Study, settings_of
@@ -10,7 +11,12 @@ from diffcse_jax.evaluation.results import PUBLISHED
 
 
 def get_study() -> Study:
-    trained = ("SimCSE-BERT-base", "DiffCSE-BERT-base", "SimCSE-RoBERTa-base", "DiffCSE-RoBERTa-base")
+    trained = (
+        "SimCSE-BERT-base",
+        "DiffCSE-BERT-base",
+        "SimCSE-RoBERTa-base",
+        "DiffCSE-RoBERTa-base",
+    )
     return Study(
         base="simcse_base",
         variants={

@@ -9,7 +9,12 @@ from diffcse_jax.evaluation.results import PUBLISHED
 
 
 def get_study() -> Study:
-    published = ("SimCSE-BERT-base", "SimCSE-BERT-base with MLM", "DiffCSE-BERT-base", "DiffCSE-RoBERTa-base")
+    published = (
+        "SimCSE-BERT-base",
+        "SimCSE-BERT-base with MLM",
+        "DiffCSE-BERT-base",
+        "DiffCSE-RoBERTa-base",
+    )
     return Study(
         base="simcse_base",
         variants={
@@ -17,7 +22,8 @@ def get_study() -> Study:
             "SimCSE-BERT-base with MLM": {"mlm.weight": 0.1},
             "DiffCSE-BERT-base": settings_of("diffcse_base_transfer"),
             "SimCSE-RoBERTa-base": settings_of("simcse_roberta_base"),
-            "SimCSE-RoBERTa-base with MLM": settings_of("simcse_roberta_base") | {"mlm.weight": 0.1},
+            "SimCSE-RoBERTa-base with MLM": settings_of("simcse_roberta_base")
+            | {"mlm.weight": 0.1},
             "DiffCSE-RoBERTa-base": settings_of("diffcse_roberta_base_transfer"),
         },
         tasks=("transfer",),

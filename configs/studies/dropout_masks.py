@@ -1,15 +1,17 @@
 """The report on adjusting dropout: twelve schedules for SimCSE and DiffCSE, then both ways of fine-tuning.
 
 Command:   diffcse study --config dropout_masks
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; then the labelled sets of
-           CS 224N, read as in `configs/finetune_multitask.py`.
-Rows:      BERT-base before training; both methods with dropout 0.1 in all blocks and with masks 1 to 12 (the report's
-           Table 1). Each is fine-tuned in two ways: all parameters at once, and the heads first.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; then the
+           labelled sets of CS 224N, read as in `configs/finetune_multitask.py`.
+Rows:      BERT-base before training; both methods with dropout 0.1 in all blocks and with masks 1
+           to 12 (the report's Table 1). Each is fine-tuned in two ways: all parameters at once, and
+           the heads first.
 
-The report comes without code, and we do not have its scores. It trains on about 300,000 sentences from the domains of
-its tasks, of up to 200 words, at a learning rate of 3e-5. Its generator is the frozen encoder with its own head. Here
-everything except the schedule is as in `diffcse_base`. To come closer to the report, set `data.max_length=256`,
-`optim.learning_rate=3e-5` and an empty `generator.name_or_path`, and use your own text.
+The report comes without code, and we do not have its scores. It trains on about 300,000 sentences
+from the domains of its tasks, of up to 200 words, at a learning rate of 3e-5. Its generator is the
+frozen encoder with its own head. Here everything except the schedule is as in `diffcse_base`. To
+come closer to the report, set `data.max_length=256`, `optim.learning_rate=3e-5` and an empty
+`generator.name_or_path`, and use your own text.
 """
 
 from diffcse_jax.apps.study import Settings, Study
@@ -31,7 +33,10 @@ MASKS = {  # one rate for each of the twelve blocks
 }
 SCHEDULES: dict[str, Settings] = {
     "0.1 everywhere": {},
-    **{name: {"model.hidden_dropout": rates, "model.attention_dropout": rates} for name, rates in MASKS.items()},
+    **{
+        name: {"model.hidden_dropout": rates, "model.attention_dropout": rates}
+        for name, rates in MASKS.items()
+    },
 }
 
 

@@ -1,16 +1,18 @@
 """The losses side by side on a 6-block BERT that needs no hub: minutes per run on two CPU cores, with any text.
 
 Command:   diffcse study --config minilm --config.data.train_file=sentences.txt
-Encoder:   MiniLM, trained as in `configs/diffcse_minilm.py`: steps of 32, learning rate 3e-5, its own masked-LM head.
-           All rows have its pooler and its projector.
-Steps:     150 with three seeds, or 100 with one seed; the names of the rows say which. Compare rows of 100 steps only
-           with one another.
-Start:     The first two rows are MiniLM as it is usually used (mean pooling), and with the pooler that is trained
-           here. MiniLM is a sentence encoder already. Training begins from the second row.
+Encoder:   MiniLM, trained as in `configs/diffcse_minilm.py`: steps of 32, learning rate 3e-5, its
+           own masked-LM head. All rows have its pooler and its projector.
+Steps:     150 with three seeds, or 100 with one seed; the names of the rows say which. Compare rows
+           of 100 steps only with one another.
+Start:     The first two rows are MiniLM as it is usually used (mean pooling), and with the pooler
+           that is trained here. MiniLM is a sentence encoder already. Training begins from the
+           second row.
 
-The dropout schedules `mask 4` and `mask 11` (`configs/studies/dropout_masks.py`) are made for twelve blocks. Each of
-the six blocks has the mean rate of the two blocks that it stands for. RankCSE learns from MiniLM with mean pooling. The
-weight of Barlow Twins is our choice. Supervised SimCSE reads other text, so it is in `minilm_supervised.py`.
+The dropout schedules `mask 4` and `mask 11` (`configs/studies/dropout_masks.py`) are made for
+twelve blocks. Each of the six blocks has the mean rate of the two blocks that it stands for.
+RankCSE learns from MiniLM with mean pooling. The weight of Barlow Twins is our choice. Supervised
+SimCSE reads other text, so it is in `minilm_supervised.py`.
 """
 
 from diffcse_jax.apps.study import Settings, Study
@@ -42,7 +44,9 @@ SHORT: dict[str, Settings] = {
 
 
 def get_study() -> Study:
-    short = {f"{name}, 100 steps": {**settings, "train.steps": 100} for name, settings in SHORT.items()}
+    short = {
+        f"{name}, 100 steps": {**settings, "train.steps": 100} for name, settings in SHORT.items()
+    }
     return Study(
         base="diffcse_minilm",
         variants={

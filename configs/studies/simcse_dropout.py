@@ -3,7 +3,8 @@
 Command:   diffcse study --config simcse_dropout
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
-A rate applies to all hidden states, including the output of the embedding layer, and to attention probabilities.
+A rate applies to all hidden states, including the output of the embedding layer, and to attention
+probabilities.
 """
 
 from diffcse_jax.apps.study import Study
@@ -16,7 +17,10 @@ def get_study() -> Study:
         base="simcse_base",
         variants={
             "p=0.1": {},
-            **{f"p={p}": {"model.hidden_dropout": (p,), "model.attention_dropout": (p,)} for p in OTHER_RATES},
+            **{
+                f"p={p}": {"model.hidden_dropout": (p,), "model.attention_dropout": (p,)}
+                for p in OTHER_RATES
+            },
             "fixed 0.1": {"model.dropout_masks": "shared"},
         },
         tasks=("STSBenchmark",),

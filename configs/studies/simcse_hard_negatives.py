@@ -3,8 +3,8 @@
 Command:   diffcse study --config simcse_hard_negatives
 Data:      SNLI and MNLI as triples (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512.
 
-The paper has another row, with neutral sentences. The triples do not contain them, so it needs a file that has them in
-one more column (`hard_neg_2`).
+The paper has another row, with neutral sentences. The triples do not contain them, so it needs a
+file that has them in one more column (`hard_neg_2`).
 """
 
 from diffcse_jax.apps.study import Study

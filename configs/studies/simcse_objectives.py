@@ -1,9 +1,9 @@
 """SimCSE and next sentences as positives, with one encoder and with two, BERT-base (SimCSE Table 2, on STS-B dev).
 
 Command:   diffcse study --config simcse_objectives --config.data.train_file=documents.txt
-Data:      1 epoch of a text in the order of its documents, with blank lines between documents. All rows split it into
-           the same sentences. SimCSE's Wikipedia sentences (`wiki1m`) are shuffled, so the rows with the next sentence
-           refuse them.
+Data:      1 epoch of a text in the order of its documents, with blank lines between documents. All
+           rows split it into the same sentences. SimCSE's Wikipedia sentences (`wiki1m`) are
+           shuffled, so the rows with the next sentence refuse them.
 """
 
 from diffcse_jax.apps.study import Settings, Study
@@ -21,7 +21,10 @@ def get_study() -> Study:
     return Study(
         base="simcse_base",
         variants={
-            f"{name}, {encoders}": {**settings, "contrast.second_encoder": encoders == "two encoders"}
+            f"{name}, {encoders}": {
+                **settings,
+                "contrast.second_encoder": encoders == "two encoders",
+            }
             for name, settings in OBJECTIVES.items()
             for encoders in ("one encoder", "two encoders")
         },

@@ -1,12 +1,14 @@
 """Unsupervised and supervised SimCSE with other poolers and projectors, BERT-base (SimCSE Table 6, on STS-B dev).
 
 Command:   diffcse study --config simcse_pooler
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64. Supervised rows read triples of
-           SNLI and MNLI (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64. Supervised
+           rows read triples of SNLI and MNLI (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of
+           512.
 
-`MLP` keeps the projector for encoding, and `MLP (train)` only trains with it. The published models are `MLP (train)`
-without supervision and `MLP` with supervision. `First-last` is the mean of the embedding output and the last layer, as
-in the authors' code of that time. Their later code computes `avg_first_block_last`.
+`MLP` keeps the projector for encoding, and `MLP (train)` only trains with it. The published models
+are `MLP (train)` without supervision and `MLP` with supervision. `First-last` is the mean of the
+embedding output and the last layer, as in the authors' code of that time. Their later code computes
+`avg_first_block_last`.
 """
 
 from diffcse_jax.apps.study import Settings, Study, settings_of

@@ -1,9 +1,10 @@
 """Unsupervised and supervised SimCSE on the seven STS tasks (SimCSE Table 5, with the settings of Table A.1).
 
 Command:   diffcse study --config simcse_sts
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch. Supervised rows read triples of SNLI and MNLI
-           (SimCSE's `nli_for_simcse.csv`), 3 epochs.
-Start:     The first row is BERT-base before training, with the mean of the embedding output and the last layer.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch. Supervised rows read triples of
+           SNLI and MNLI (SimCSE's `nli_for_simcse.csv`), 3 epochs.
+Start:     The first row is BERT-base before training, with the mean of the embedding output and the
+           last layer.
 """
 
 from diffcse_jax.apps.study import Study, settings_of
@@ -21,10 +22,14 @@ def get_study() -> Study:
             "SimCSE-BERT-base": {},
             "SimCSE-BERT-large": settings_of("simcse_large"),
             "SimCSE-RoBERTa-base": settings_of("simcse_roberta_base"),
-            "SimCSE-RoBERTa-large": settings_of("simcse_roberta_base") | ROBERTA_LARGE | {"optim.learning_rate": 3e-5},
+            "SimCSE-RoBERTa-large": settings_of("simcse_roberta_base")
+            | ROBERTA_LARGE
+            | {"optim.learning_rate": 3e-5},
             "supervised SimCSE-BERT-base": supervised,
             "supervised SimCSE-RoBERTa-base": supervised | ROBERTA_BASE,
-            "supervised SimCSE-RoBERTa-large": supervised | ROBERTA_LARGE | {"optim.learning_rate": 1e-5},
+            "supervised SimCSE-RoBERTa-large": supervised
+            | ROBERTA_LARGE
+            | {"optim.learning_rate": 1e-5},
         },
         start=("avg_first_last",),
         published={

@@ -3,7 +3,8 @@
 Command:   diffcse study --config simcse_temperature
 Data:      SNLI and MNLI as triples (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512.
 
-The paper does not name the model of this table. Its score at 0.05 is that of supervised SimCSE in the other tables.
+The paper does not name the model of this table. Its score at 0.05 is that of supervised SimCSE in
+the other tables.
 """
 
 from diffcse_jax.apps.study import Study

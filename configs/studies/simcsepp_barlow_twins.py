@@ -3,8 +3,8 @@
 Command:   diffcse study --config simcsepp_barlow_twins
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
-With 704 artificial rows, a batch of 64 has 768 rows, as many as an embedding has dimensions. As in the authors' code,
-Barlow Twins is added to the contrastive loss. Its weight is our choice.
+With 704 artificial rows, a batch of 64 has 768 rows, as many as an embedding has dimensions. As in
+the authors' code, Barlow Twins is added to the contrastive loss. Its weight is our choice.
 """
 
 from diffcse_jax.apps.study import Study

@@ -3,8 +3,8 @@
 Command:   diffcse study --config simcsepp_noise
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
-`+ noise` adds Gaussian noise of variance 0.1. `- noise` takes the mean of 10 dropout samples for positives, and of 5
-samples of each view for negatives.
+`+ noise` adds Gaussian noise of variance 0.1. `- noise` takes the mean of 10 dropout samples for
+positives, and of 5 samples of each view for negatives.
 """
 
 from diffcse_jax.apps.study import Study

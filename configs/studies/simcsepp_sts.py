@@ -1,7 +1,8 @@
 """SimCSE, SimCSE++ and DiffCSE on the seven STS tasks, BERT-base and BERT-large (SimCSE++ Table 3).
 
 Command:   diffcse study --config simcsepp_sts
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; 2 epochs for DiffCSE.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; 2 epochs
+           for DiffCSE.
 Published: The scores are for one seed each.
 """
 

@@ -71,7 +71,9 @@ class DemoOptions:
             "weight": weight,
             "passages": self.passages,
         }
-        return IndexSettings(mode, **{name: value for name, value in given.items() if value not in (None, "")})
+        return IndexSettings(
+            mode, **{name: value for name, value in given.items() if value not in (None, "")}
+        )
 
 
 def serve(options: DemoOptions) -> None:
@@ -82,13 +84,19 @@ def serve(options: DemoOptions) -> None:
         )
     folder = expand_path(options.source)
     if options.source != STDIN and (is_index(folder) or find_store(folder)):
-        raise ConfigError(f"--input {options.source} is an index or embeddings. Name the text that it was made of")
+        raise ConfigError(
+            f"--input {options.source} is an index or embeddings. Name the text that it was made of"
+        )
     settings = options.settings()
     settings.check()
-    source = open_documents_to_search(options.source, columns=options.columns, id_column=options.id_column)
+    source = open_documents_to_search(
+        options.source, columns=options.columns, id_column=options.id_column
+    )
     documents = read_documents(source, strict=options.strict)
     names = filter(None, (options.model, options.against))
-    models = {name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names}
+    models = {
+        name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names
+    }
     address = (options.host, options.port)
     page = Page(folder.name, len(documents), examples_of(documents), models, options.top_k)
     with SearchServer(page, address) as server:  # first: the port may be in use
@@ -162,7 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, values = self._answer()
         page = {"query": "", "hits": None, "problem": "", "milliseconds": 0.0} | values
-        body = render("demo.html.j2", corpus=self.server.page, longest_query=LONGEST_QUERY, **page).encode()
+        body = render(
+            "demo.html.j2", corpus=self.server.page, longest_query=LONGEST_QUERY, **page
+        ).encode()
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

@@ -78,7 +78,9 @@ def encode(
     if output != "-":
         _require_format(path, output)
     rows: list[Placed] = []
-    for source in [open_documents_to_search(each, columns=columns, id_column=id_column) for each in inputs]:
+    for source in [
+        open_documents_to_search(each, columns=columns, id_column=id_column) for each in inputs
+    ]:
         # The rows of .npy are the lines, so none may be missing.
         is_npy = path.suffix == ".npy"
         ledger = Ledger(source.name, strict=strict or is_npy, refuse_empty=is_npy)
@@ -87,7 +89,9 @@ def encode(
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
     texts = [passage.searched for _, passage in rows]
-    vectors = encoder.encode(texts, batch_size, normalize=normalize, show_progress=True, prompt=prompt)
+    vectors = encoder.encode(
+        texts, batch_size, normalize=normalize, show_progress=True, prompt=prompt
+    )
     lines = _json_lines(rows, vectors)
     if output == "-":
         sys.stdout.writelines(lines)
@@ -107,7 +111,9 @@ def encode(
 def _require_format(path: Path, output: str) -> None:
     """Raise `ConfigError` unless a file in one of the formats can be written."""
     if path.suffix not in FORMATS:
-        raise ConfigError(f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}")
+        raise ConfigError(
+            f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}"
+        )
     if path.exists() and not path.is_file():
         raise ConfigError(f"--output {output} is a folder, a pipe or a device. Name a file")
 
@@ -131,7 +137,9 @@ def _renamed(partial: Path, path: Path) -> Iterator[None]:
         partial.unlink(missing_ok=True)
 
 
-def _json_lines(rows: Sequence[Placed], vectors: Float32[np.ndarray, "rows dimension"]) -> Iterator[str]:
+def _json_lines(
+    rows: Sequence[Placed], vectors: Float32[np.ndarray, "rows dimension"]
+) -> Iterator[str]:
     """Yield an object for each text, with the shortest numbers that are exact in float32."""
     for row, vector in zip(rows_table(rows).to_pylist(), vectors, strict=True):
         columns = json.loads(row.pop("columns") or "{}")
@@ -193,7 +201,8 @@ def embed(
             for folder in (output, state_of(output)):
                 folder.mkdir(parents=True, exist_ok=True)
             with lock(state_of(output) / ".lock", wait=True):
-                for path in paths:  # those of other processes, too: `search` warns of what is not finished
+                # those of other processes, too: `search` warns of what is not finished
+                for path in paths:
                     if not input_state(output, path).exists():
                         job.write_state(path)
             job.run(mine)
@@ -202,7 +211,8 @@ def embed(
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
     log_line(f"{who}embedded {job.embedded:,} texts into {output}", on_all=True)
-    hosts.decided_by_first(lambda: None)  # waits for all, because the first one to exit would end the others
+    # waits for all, because the first one to exit would end the others
+    hosts.decided_by_first(lambda: None)
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
@@ -210,12 +220,17 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     found: dict[str, str] = {}
     for pattern in map(os.path.expanduser, patterns):
         is_pattern = glob.has_magic(pattern) and not os.path.exists(pattern)
-        matches = glob.glob(pattern) if is_pattern else [pattern]  # a missing file is reported when it is opened
+        # a missing file is reported when it is opened
+        matches = glob.glob(pattern) if is_pattern else [pattern]
         if not matches:
-            raise DataError(f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes")
+            raise DataError(
+                f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes"
+            )
         for path in matches:
             if (other := found.setdefault(Path(path).name, path)) != path:
-                raise DataError(f"--input: {other} and {path} have the same name, also for output: use two folders")
+                raise DataError(
+                    f"--input: {other} and {path} have the same name, also for output: use two folders"
+                )
     return [found[name] for name in sorted(found)]
 
 
@@ -238,7 +253,9 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
     earlier = read_settings(parts[0]) if parts else settings
     settings["model"] = earlier.get("model")  # the same model may be moved
     if changed := [name for name, value in settings.items() if earlier.get(name) != value]:
-        values = "; ".join(f"{name}: {earlier.get(name)!r} then, {settings[name]!r} now" for name in changed)
+        values = "; ".join(
+            f"{name}: {earlier.get(name)!r} then, {settings[name]!r} now" for name in changed
+        )
         raise ConfigError(
             f"{output} was begun with other settings: {values}. Use the earlier settings, or give "
             "another --output, or "
@@ -263,17 +280,23 @@ class _Job:
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
-            log_line(f"resuming {self.output}: {complete}, {found:,} Parquet files exist", on_all=True)
+            log_line(
+                f"resuming {self.output}: {complete}, {found:,} Parquet files exist", on_all=True
+            )
         with self.encoder.warning_once(), Progress("embedding", "texts") as progress:
             for path in pending:
                 try:
                     held = lock(input_state(self.output, path).with_suffix(".lock"))
                 except InUseError as error:
-                    advice = "divide the inputs: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
+                    advice = (
+                        "divide the inputs: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
+                    )
                     raise InUseError(f"{error}. Wait until it ends, or {advice}") from error
                 with held:
                     self.write_state(path, digests[path])
-                    self.write_state(path, digests[path], self.write_parts(path, inputs[path], progress))
+                    self.write_state(
+                        path, digests[path], self.write_parts(path, inputs[path], progress)
+                    )
 
     def write_state(self, path: str, digest: str = "", parts: Sequence[str] | None = None) -> None:
         """Record an input, its SHA-256 once it is read, and its Parquet files if all are there."""
@@ -297,7 +320,9 @@ class _Job:
                 f"changed. Give another --output, or remove {state} and the Parquet files of this "
                 "name"
             )
-        written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
+        written = isinstance(parts, list) and all(
+            (self.output / str(part)).is_file() for part in parts
+        )
         return written and earlier.get("sha256") == digest
 
     def write_parts(self, path: str, source: Documents, progress: Progress) -> list[str]:
@@ -324,8 +349,12 @@ class _Job:
         vectors = self.encoder.encode(texts, self.batch_size, normalize=normalize, prompt=prompt)
         partial = state_of(self.output) / f"{name}.tmp"
         with _renamed(partial, self.output / name):
-            stored = vector_table(rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings)
-            pq.write_table(stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True)
+            stored = vector_table(
+                rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings
+            )
+            pq.write_table(
+                stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True
+            )
 
     def split(self, chunk: Sequence[Placed], prompt: str) -> list[Placed]:
         """Split passages that are longer than the model reads."""

@@ -49,21 +49,32 @@ def init(options: InitOptions) -> Path:
     """Write the checkpoint as a Hugging Face folder, and return the folder.
 
     Raises:
-        UserError: Options contradict each other, a text or checkpoint cannot be read, or `output` is not empty.
+        UserError: Options contradict each other, a text or checkpoint cannot be read, or `output`
+            is not empty.
     """
     if bool(options.inputs) == bool(options.model):
-        raise ConfigError("give --input for a new model of random weights, or --model to keep blocks of a checkpoint")
+        raise ConfigError(
+            "give --input for a new model of random weights, or --model to keep blocks of a checkpoint"
+        )
     if STDIN in options.inputs:
-        raise ConfigError("--input: the text is read twice, which standard input cannot be. Name a file")
+        raise ConfigError(
+            "--input: the text is read twice, which standard input cannot be. Name a file"
+        )
     output = io.expand_path(options.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"{output} is not an empty folder. Remove it or name another one")
     with tempfile.TemporaryDirectory() as temporary:
-        checkpoint = first_blocks(options) if options.model else random_weights(options, Path(temporary))
+        checkpoint = (
+            first_blocks(options) if options.model else random_weights(options, Path(temporary))
+        )
         with io.disk_errors(output, safe="Nothing was changed."), io.replace_dir(output) as folder:
             write_checkpoint(checkpoint, folder)
     sizes = checkpoint.config
-    numbers = sum(array.size for part in (checkpoint.transformer, checkpoint.mlm_head or {}) for array in part.values())
+    numbers = sum(
+        array.size
+        for part in (checkpoint.transformer, checkpoint.mlm_head or {})
+        for array in part.values()
+    )
     head = "with" if checkpoint.mlm_head else "without"
     log_line(
         f"{sizes.num_blocks} blocks of {sizes.hidden_size}, {sizes.vocab_size:,} tokens, {head} a masked-LM head: "
@@ -79,17 +90,29 @@ def first_blocks(options: InitOptions) -> hf.Pretrained:
     """Return the checkpoint `options.model` with its first blocks, its embeddings, and its masked-LM head if any."""
     for name in ("hidden_size", "heads", "vocabulary_size"):
         if getattr(options, name):
-            raise ConfigError(f"--{name} is that of --model. Leave it out, or give --input for a new model")
+            raise ConfigError(
+                f"--{name} is that of --model. Leave it out, or give --input for a new model"
+            )
     checkpoint = hf.read(options.model)
     found, kept = checkpoint.config.num_blocks, options.blocks
     if not 1 <= kept <= found:
-        raise ConfigError(f"--blocks={kept}: {options.model} has {found} blocks. Give a number from 1 to {found}")
+        raise ConfigError(
+            f"--blocks={kept}: {options.model} has {found} blocks. Give a number from 1 to {found}"
+        )
     dropped = tuple(f"blocks.{number}." for number in range(kept, found))
-    transformer = {name: array for name, array in checkpoint.transformer.items() if not name.startswith(dropped)}
+    transformer = {
+        name: array
+        for name, array in checkpoint.transformer.items()
+        if not name.startswith(dropped)
+    }
     hf_config = {name: _cut(name, value, kept) for name, value in checkpoint.hf_config.items()}
     sizes = hf.transformer_config(hf_config, source=options.model)
     return dataclasses.replace(
-        checkpoint, hf_config=hf_config, config=sizes, transformer=layers.Params(transformer), pooler=None
+        checkpoint,
+        hf_config=hf_config,
+        config=sizes,
+        transformer=layers.Params(transformer),
+        pooler=None,
     )
 
 
@@ -130,7 +153,9 @@ def random_weights(options: InitOptions, folder: Path) -> hf.Pretrained:
     sizes = hf.transformer_config(hf_config, source="diffcse init")
 
     def initial(module: Callable[..., Any], name: str) -> layers.Params:
-        params = layers.initial(partial(module, sizes), fold_in_name(jax.random.key(options.seed), name))
+        params = layers.initial(
+            partial(module, sizes), fold_in_name(jax.random.key(options.seed), name)
+        )
         return layers.Params({name: np.asarray(array) for name, array in params.items()})
 
     transformer, head = initial(Transformer, "encoder"), initial(MaskedLMHead, "mlm_head")
@@ -148,11 +173,14 @@ def learn_vocabulary(inputs: tuple[str, ...], size: int) -> dict[str, int]:
     common = sorted(characters, key=lambda each: (-characters[each], each))
     alphabet = sorted([each for each in common if not each.isspace()][:MOST_CHARACTERS])
     if size < (least := len(SPECIAL) + 2 * len(alphabet)):
-        raise ConfigError(f"--vocabulary_size={size}: the text has {len(alphabet)} characters. Give {least} or more")
+        raise ConfigError(
+            f"--vocabulary_size={size}: the text has {len(alphabet)} characters. Give {least} or more"
+        )
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=size,
-        # The trainer numbers the other tokens by the order of a hash table, which differs in each process. Among
-        # equally frequent pairs of tokens that number decides, so all tokens of one character get theirs here.
+        # The trainer numbers the other tokens by the order of a hash table, which differs in each
+        # process. Among equally frequent pairs of tokens that number decides, so all tokens of one
+        # character get theirs here.
         special_tokens=[*SPECIAL, *alphabet, *(f"##{each}" for each in alphabet)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -162,7 +190,9 @@ def learn_vocabulary(inputs: tuple[str, ...], size: int) -> dict[str, int]:
     return tokenizer.get_vocab()
 
 
-def texts_of(inputs: tuple[str, ...], what: str, *, says_what_was_read: bool = False) -> Iterator[str]:
+def texts_of(
+    inputs: tuple[str, ...], what: str, *, says_what_was_read: bool = False
+) -> Iterator[str]:
     """Yield the text of each document of the inputs."""
     is_empty = True
     for name in inputs:

@@ -83,7 +83,10 @@ def render_report(run: RunSummary, comparison: Comparison) -> str:
         models = [models[0] | {"model": str(run.workdir)}]
     scores = []
     for columns, rows in compared(models, with_published=True):
-        cells = [[row.label, *(row.cells.get(column, "\N{EN DASH}") for column in columns)] for row in rows]
+        cells = [
+            [row.label, *(row.cells.get(column, "\N{EN DASH}") for column in columns)]
+            for row in rows
+        ]
         scores.append((["model", *map(task_title, columns)], cells))
     return render(
         "report.html.j2",
@@ -141,7 +144,9 @@ def encoders_of(run: RunSummary) -> dict[str, Loader]:
     before = f"{name} ({pooler}) before training" if pooler else f"{name} before training"
     return {
         before: partial(SentenceEncoder.from_pretrained, name, pooler=pooler),
-        run.label: partial(SentenceEncoder.from_pretrained, export if export.is_dir() else run.workdir),
+        run.label: partial(
+            SentenceEncoder.from_pretrained, export if export.is_dir() else run.workdir
+        ),
     }
 
 
@@ -155,7 +160,9 @@ def compare(encoders: Mapping[str, Loader], sample: Sample) -> Comparison:
     texts, problems = list(dict.fromkeys(text for _, text in sample.pairs)), []
     for label, load in encoders.items():
         try:
-            sides = encode_pairs(load(), [each.query for each in searches], texts, symmetric=sample.symmetric)
+            sides = encode_pairs(
+                load(), [each.query for each in searches], texts, symmetric=sample.symmetric
+            )
         except UserError as error:
             problems.append(f"{label}: {str(error).splitlines()[0]}")
             continue

@@ -39,7 +39,8 @@ LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 
-Load = Callable[[EncoderRecord | None], SentenceEncoder]  # loads the encoder, by default the recorded one
+# loads the encoder, by default the recorded one
+Load = Callable[[EncoderRecord | None], SentenceEncoder]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,9 @@ def _check(options: SearchOptions) -> None:
     if not all(map(str.strip, options.queries)):
         raise DataError("QUERY: the text is empty. Give a query")
     if options.source == options.queries_file == STDIN and not options.queries:
-        raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
+        raise ConfigError(
+            "--input -: standard input cannot hold the queries, too. Give QUERY or --queries"
+        )
     if options.add and options.replace:
         raise ConfigError("--add and --replace exclude each other. Give one of them")
     if (options.add or options.replace) and not options.output:
@@ -117,7 +120,9 @@ def _open(options: SearchOptions, load: Load) -> Index:
     if store:
         _refuse(options, ["columns", "id_column", "passages"], store.folder)
     if not options.output:
-        return _build(_settings(options, has_store=store is not None), store or _read(options), options, load)
+        return _build(
+            _settings(options, has_store=store is not None), store or _read(options), options, load
+        )
     _require_outside(options.output, folder)
     try:
         with writing(options.output, wait=False) as writer:
@@ -136,7 +141,9 @@ def _open_index(folder: Path, options: SearchOptions, load: Load) -> Index:
     _give_encoder(index, options, load)
     if options.output and options.output.resolve() != folder.resolve():
         if is_index(options.output) and not options.replace:
-            raise ConfigError(f"{options.output} is an index already. To replace it, give --replace")
+            raise ConfigError(
+                f"{options.output} is an index already. To replace it, give --replace"
+            )
         index.save(options.output)
     return index
 
@@ -144,15 +151,22 @@ def _open_index(folder: Path, options: SearchOptions, load: Load) -> Index:
 def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
     """Raise `ConfigError` for options that come too late: embeddings or an index exist already."""
     given = [name for name in names if getattr(options, name) not in (None, "", ())]
-    flags = ["--no-passages" if name == "passages" and not options.passages else f"--{name}" for name in given]
+    flags = [
+        "--no-passages" if name == "passages" and not options.passages else f"--{name}"
+        for name in given
+    ]
     if flags:
-        raise ConfigError(f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the text")
+        raise ConfigError(
+            f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the text"
+        )
 
 
 def _require_outside(output: Path, source: Path) -> None:
     """Raise `ConfigError` if an index would be read as text the next time."""
     root, folder = source.resolve(), output.resolve()
-    if folder.is_relative_to(root) and not any(part.startswith(".") for part in folder.relative_to(root).parts):
+    if folder.is_relative_to(root) and not any(
+        part.startswith(".") for part in folder.relative_to(root).parts
+    ):
         raise ConfigError(
             f"--output {output} is inside --input {source}, so its files would be read as text. "
             "Choose a folder outside, or one whose name starts with a dot"
@@ -167,13 +181,17 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
         is_free = not has_store and options.threshold is None
         mode, weight = recommended(options.model if is_free else None)
         if mode != "dense":
-            log_line(f"notice: {options.model} recommends --mode {mode}. --mode dense compares embeddings only")
+            log_line(
+                f"notice: {options.model} recommends --mode {mode}. --mode dense compares embeddings only"
+            )
         given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
     settings = IndexSettings(**given, id_column=options.id_column)
     _check_options_of_mode(options, settings.mode)
     settings.check()
     if not has_store and settings.mode != "lexical" and not options.model:
-        raise ConfigError(f"{options.source} is text. Name the encoder with --model, for example --model minilm")
+        raise ConfigError(
+            f"{options.source} is text. Name the encoder with --model, for example --model minilm"
+        )
     return settings
 
 
@@ -198,12 +216,17 @@ def _check_threshold(options: SearchOptions, mode: str) -> None:
 
 def _read(options: SearchOptions) -> list[Document]:
     """Read the text. This comes before the encoder, which takes seconds to load."""
-    source = open_documents_to_search(options.source, columns=options.columns, id_column=options.id_column)
+    source = open_documents_to_search(
+        options.source, columns=options.columns, id_column=options.id_column
+    )
     return read_documents(source, strict=options.strict)
 
 
 def _build(
-    settings: IndexSettings, source: VectorStore | Sequence[Document], options: SearchOptions, load: Load
+    settings: IndexSettings,
+    source: VectorStore | Sequence[Document],
+    options: SearchOptions,
+    load: Load,
 ) -> Index:
     """Build an index of texts or of embeddings."""
     if isinstance(source, VectorStore):
@@ -249,7 +272,9 @@ def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, loa
         return _keep_store(writer, old, store, options, load)
     documents, before = _read(options), old.documents
     _give_encoder(old, options, load)
-    changes = old.put_input(options.input(), documents, batch_size=options.batch_size, show_progress=True)
+    changes = old.put_input(
+        options.input(), documents, batch_size=options.batch_size, show_progress=True
+    )
     log_line(f"index: {changes}")
     if old.documents is not before:
         old.write(writer)
@@ -271,7 +296,9 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
     for name in ("columns", "id_column"):
         given, there = getattr(own, name), getattr(recorded, name)
         if given and given != there:
-            before, now = (each if isinstance(each, str) else " ".join(each) for each in (there, given))
+            before, now = (
+                each if isinstance(each, str) else " ".join(each) for each in (there, given)
+            )
             raise ConfigError(
                 f"--{name}: {options.output} was built with {before or 'none'}, not {now}. "
                 "Leave this out, or give --replace to build the index again"
@@ -295,11 +322,15 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
             )
 
 
-def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchOptions, load: Load) -> Index:
+def _keep_store(
+    writer: Writer, old: Index, store: VectorStore, options: SearchOptions, load: Load
+) -> Index:
     """Bring an index of embeddings up to date."""
     own = options.input()
     if old.inputs != (own,):
-        raise ConfigError(f"--add {options.source}: only texts can be added to an index, not embeddings")
+        raise ConfigError(
+            f"--add {options.source}: only texts can be added to an index, not embeddings"
+        )
     if old.record:  # before the embeddings are copied
         old.record.require(store.encoder, old.name)
     new = Index.of_store(store, old.settings)
@@ -332,7 +363,10 @@ def _read_queries(name: str) -> Iterator[list[str]]:
     """Yield some queries at a time; each by itself as it is typed on a terminal."""
     is_typed = name == STDIN and sys.stdin.isatty()
     ledger = Ledger(name)
-    texts = (document.text().strip() for document in documents_of(open_documents_to_search(name, "--queries"), ledger))
+    texts = (
+        document.text().strip()
+        for document in documents_of(open_documents_to_search(name, "--queries"), ledger)
+    )
     while chunk := list(itertools.islice(texts, 1 if is_typed else QUERIES_AT_ONCE)):
         yield chunk
     if ledger.has_losses:
@@ -358,7 +392,9 @@ def _as_text(query: str, hits: Hits) -> str:
             for mode, label in (("dense", "by meaning"), ("lexical", "by words"))
             if mode in hit.ranks
         )
-        head = "  ".join(filter(None, [f"  {hit.score:6.3f}", hit.place(), ranks and f"[{ranks}]", hit.title]))
+        head = "  ".join(
+            filter(None, [f"  {hit.score:6.3f}", hit.place(), ranks and f"[{ranks}]", hit.title])
+        )
         lines += _wrapped(head, indent=" " * 10, break_long_words=False)  # paths can be copied
         lines += _wrapped(" " * 10 + hit.snippet, indent=" " * 10)
     if hits.note:

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     import ml_collections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
-ENTRY_POINTS = "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
+# the group of entry points under which other packages offer losses
+ENTRY_POINTS = "diffcse_jax.losses"
 TASKS = "finetune.tasks."  # groups of keys, whose names users choose, begin with this
 CLASS = ".class"  # ends the key that names the class of a loss which was given to `train`
 OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")  # dev metrics on the user's own files
@@ -73,7 +74,9 @@ class Config:
     eval: EvalConfig = EvalConfig()
     mesh: MeshConfig = MeshConfig()
     precision: str = option(
-        "auto", "type of the computation; `auto`: bfloat16 on accelerators", choices=("auto", "float32", "bfloat16")
+        "auto",
+        "type of the computation; `auto`: bfloat16 on accelerators",
+        choices=("auto", "float32", "bfloat16"),
     )
     distributed: bool = option(
         False,
@@ -93,36 +96,50 @@ class Config:
     finetune: Finetune = Finetune()
     mlm: masked_lm.AuxiliaryMaskedLM = masked_lm.AuxiliaryMaskedLM()
     reconstruction: masked_lm.Reconstruction = masked_lm.Reconstruction()
-    # Losses from elsewhere: of other packages, by the names of their entry points, and those given to `train`. Their
-    # keys are next to the other losses' keys.
+    # Losses from elsewhere: of other packages, by the names of their entry points, and those given
+    # to `train`. Their keys are next to the other losses' keys.
     installed: Table = Table()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, for_reading: bool = False) -> "Config":
         """Build a checked configuration from what differs from the defaults.
 
-        The values are in groups (`{"train": {"steps": 60}}`) or by key (`{"train.steps": 60}`). A `ConfigError` names
-        a key that is unknown, a value of the wrong type or out of range, or values that cannot work together.
+        The values are in groups (`{"train": {"steps": 60}}`) or by key (`{"train.steps": 60}`). A
+        `ConfigError` names a key that is unknown, a value of the wrong type or out of range, or
+        values that cannot work together.
 
-        A run is only read, and not trained, with `for_reading`. Then it does not matter if the class of a loss that was
-        given to `train` is not found here.
+        A run is only read, and not trained, with `for_reading`. Then it does not matter if the
+        class of a loss that was given to `train` is not found here.
         """
         given = flat(values)
         own: dict[str, Any] = {
-            field.name: field.type for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)
+            field.name: field.type
+            for field in dataclasses.fields(cls)
+            if dataclasses.is_dataclass(field.type)
         }
         classes = named_classes(given, for_reading=for_reading)
         absent = tuple(f"{name}." for name, kind in classes.items() if kind is AbsentLoss)
-        given = {key: value for key, value in given.items() if not key.startswith(absent) or key.endswith(".weight")}
-        given = {key: value for key, value in given.items() if key.removesuffix(CLASS) not in classes}
+        given = {
+            key: value
+            for key, value in given.items()
+            if not key.startswith(absent) or key.endswith(".weight")
+        }
+        given = {
+            key: value for key, value in given.items() if key.removesuffix(CLASS) not in classes
+        }
         known = known_keys(given, classes)
-        groups = collections.defaultdict[str, dict[str, Any]](dict)  # the given options of each group
+        # the given options of each group
+        groups = collections.defaultdict[str, dict[str, Any]](dict)
         for key, value in given.items():
             group, _, name = key.rpartition(".")
             if key in known:
                 value = os.fspath(value) if isinstance(value, os.PathLike) else value
                 groups[group][name] = _check_value(key, value, known[key])
-            elif isinstance(value, Mapping) and not value and (key in own or f"{key}.".startswith(TASKS)):
+            elif (
+                isinstance(value, Mapping)
+                and not value
+                and (key in own or f"{key}.".startswith(TASKS))
+            ):
                 groups[key] = {}
             elif key in own:
                 raise ConfigError(f"{key}={value!r}: expected a group of keys")
@@ -130,11 +147,17 @@ class Config:
                 raise ConfigError(unknown_key_message(key))
         for group in sorted(group for group in groups if group.startswith(TASKS)):
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name := group.removeprefix(TASKS)):
-                raise ConfigError(f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _")
+                raise ConfigError(
+                    f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _"
+                )
             groups["finetune"].setdefault("tasks", Table())[name] = LabelledTask(**groups[group])
         built = {name: kind(**groups[name]) for name, kind in own.items()}
-        others = sorted(name for name in {*groups, *classes} - own.keys() if name and "." not in name)
-        installed = {name: (classes.get(name) or installed_losses()[name])(**groups[name]) for name in others}
+        others = sorted(
+            name for name in {*groups, *classes} - own.keys() if name and "." not in name
+        )
+        installed = {
+            name: (classes.get(name) or installed_losses()[name])(**groups[name]) for name in others
+        }
         config = cls(**groups[""], **built, installed=Table(installed))
         if contradiction := next(_contradictions(config), ""):
             raise ConfigError(contradiction)
@@ -154,13 +177,23 @@ class Config:
     @property
     def given_losses(self) -> list[str]:
         """The names of the losses that were given to `train` as objects."""
-        return [name for name, loss in self.installed.items() if type(loss) is not installed_losses().get(name)]
+        return [
+            name
+            for name, loss in self.installed.items()
+            if type(loss) is not installed_losses().get(name)
+        ]
 
     @cached_property
     def losses(self) -> dict[str, Loss]:
         """The losses to train with, by name, in alphabetical order."""
-        groups = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | self.installed
-        found = {name: group.active() for name, group in sorted(groups.items()) if isinstance(group, Loss)}
+        groups = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+        } | self.installed
+        found = {
+            name: group.active()
+            for name, group in sorted(groups.items())
+            if isinstance(group, Loss)
+        }
         losses = {name: loss for name, loss in found.items() if loss is not None}
         for loss in losses.values():
             loss.check(self.run_info)
@@ -210,8 +243,8 @@ class Config:
     def encoding_pooler(self) -> str:
         """The pooler to evaluate and export with, once `own` is resolved.
 
-        `cls` means Hugging Face's `pooler_output` (position 0, dense, tanh), so it needs the trained head. If the head
-        is dropped, the pooler is `cls_before_pooler`.
+        `cls` means Hugging Face's `pooler_output` (position 0, dense, tanh), so it needs the
+        trained head. If the head is dropped, the pooler is `cls_before_pooler`.
         """
         dropped = self.model.pooler == "cls" and not self.keeps_projector
         return "cls_before_pooler" if dropped else self.model.pooler
@@ -228,7 +261,9 @@ def installed_losses() -> dict[str, type[Loss]]:
         try:
             loss = found[entry.name] = entry.load()
         except Exception as error:  # whatever the other package raises
-            raise ConfigError(f"the loss {entry.name} ({entry.value}) cannot be imported: {error}") from error
+            raise ConfigError(
+                f"the loss {entry.name} ({entry.value}) cannot be imported: {error}"
+            ) from error
         _check_class(entry.name, entry.value, loss)
     return found
 
@@ -238,7 +273,9 @@ def _check_class(name: str, path: str, loss: Any) -> None:
         raise ConfigError(f"the loss {name} ({path}) is not a dataclass that extends Loss")
     for field in dataclasses.fields(loss):
         if "doc" not in field.metadata:
-            raise ConfigError(f"the loss {name} ({path}): declare {field.name} with diffcse_jax.losses.option(...)")
+            raise ConfigError(
+                f"the loss {name} ({path}): declare {field.name} with diffcse_jax.losses.option(...)"
+            )
 
 
 def settings_of(losses: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,11 +288,17 @@ def settings_of(losses: Mapping[str, Any]) -> dict[str, Any]:
     taken = {field.name for field in dataclasses.fields(Config)} | installed_losses().keys()
     for name, loss in losses.items():
         if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise ConfigError(f"losses: {name!r} is taken or is not a word of lower-case letters. Choose another name")
+            raise ConfigError(
+                f"losses: {name!r} is taken or is not a word of lower-case letters. Choose another name"
+            )
         if not (isinstance(loss, Loss) and dataclasses.is_dataclass(loss)):
-            raise ConfigError(f"losses[{name!r}]: expected an instance of a dataclass that extends Loss, got {loss!r}")
+            raise ConfigError(
+                f"losses[{name!r}]: expected an instance of a dataclass that extends Loss, got {loss!r}"
+            )
         if loss.active() is None:
-            raise ConfigError(f"losses[{name!r}] is off: its weight is 0. Give it a weight, such as 0.1")
+            raise ConfigError(
+                f"losses[{name!r}] is off: its weight is 0. Give it a weight, such as 0.1"
+            )
         values[f"{name}{CLASS}"] = class_path(loss)
         values |= {f"{name}.{key}": value for key, value in dataclasses.asdict(loss).items()}
     return values
@@ -265,7 +308,8 @@ def class_path(loss: Loss) -> str:
     """Return where a later process finds the class of a loss, such as `my_losses:Uniformity`.
 
     Raises:
-        ConfigError: It is not found there, because it was defined inside a function or has been defined again.
+        ConfigError: It is not found there, because it was defined inside a function or has been
+            defined again.
     """
     kind = type(loss)
     path = f"{kind.__module__}:{kind.__qualname__}"
@@ -294,7 +338,9 @@ class AbsentLoss(Loss):
 
     def loss(self, forward: Any, inputs: Any, key: Any) -> Any:
         """Raise an error: a run with this loss is only read."""
-        raise ConfigError("the class of a loss of this run is not found here, so the run cannot be trained")
+        raise ConfigError(
+            "the class of a loss of this run is not found here, so the run cannot be trained"
+        )
 
 
 def named_classes(given: Mapping[str, Any], *, for_reading: bool = False) -> dict[str, type[Loss]]:
@@ -326,13 +372,17 @@ def known_keys(
 ) -> dict[str, dataclasses.Field]:
     """Return every dotted key with its field.
 
-    Users name the tables of `finetune.tasks`, so only those of keys `near` are known. If all of these are in groups of
-    our own or of `classes`, other packages are not imported.
+    Users name the tables of `finetune.tasks`, so only those of keys `near` are known. If all of
+    these are in groups of our own or of `classes`, other packages are not imported.
     """
-    groups: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)} | dict(classes)
+    groups: dict[str, Any] = {
+        field.name: field.type for field in dataclasses.fields(Config)
+    } | dict(classes)
     if near is None or {key.partition(".")[0] for key in near} - groups.keys():
         groups |= installed_losses() | dict(classes)
-    groups |= {".".join(key.split(".")[:3]): LabelledTask for key in near or () if key.startswith(TASKS)}
+    groups |= {
+        ".".join(key.split(".")[:3]): LabelledTask for key in near or () if key.startswith(TASKS)
+    }
     return {
         f"{name}.{field.name}".removeprefix("."): field
         for name, group in (groups | {"": Config}).items()
@@ -346,7 +396,8 @@ def _nearest_key(key: str) -> str:
     """Return the known key that is nearest to an unknown one, or an empty string if none is near."""
     keys = [*known_keys([key])]
     group, dot, name = key.rpartition(".")
-    name = {"lambda": "weight", "lr": "learning_rate"}.get(name, name)  # the names of papers and of other programs
+    # the names of papers and of other programs
+    name = {"lambda": "weight", "lr": "learning_rate"}.get(name, name)
     meant = f"{group}{dot}{name}"
     near = [known for known in keys if known == meant or known.startswith(f"{meant}.")]
     near = near or [known for known in keys if known.endswith(f".{name}")]  # of another group
@@ -362,7 +413,9 @@ def unknown_key_message(key: str) -> str:
 
 def machine_keys() -> frozenset[str]:
     """Return the keys that change no result: where and how fast a run is computed, and what it logs."""
-    return frozenset(key for key, field in known_keys().items() if field.metadata["changes"] == "nothing")
+    return frozenset(
+        key for key, field in known_keys().items() if field.metadata["changes"] == "nothing"
+    )
 
 
 def resume_keys(config: Config) -> frozenset[str]:
@@ -376,8 +429,13 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values by dotted key: `{"model.pooler": "cls", ...}`."""
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        group = flat(value) if isinstance(value, Mapping) and value else None  # an empty table is a leaf
-        leaves |= {name: value} if group is None else {f"{name}.{key}": leaf for key, leaf in group.items()}
+        # an empty table is a leaf
+        group = flat(value) if isinstance(value, Mapping) and value else None
+        leaves |= (
+            {name: value}
+            if group is None
+            else {f"{name}.{key}": leaf for key, leaf in group.items()}
+        )
     return leaves
 
 
@@ -394,8 +452,12 @@ def _check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
     """Return a value in the type of its field, or raise a `ConfigError` if the field does not accept it."""
     kind, is_tuple = _item_type(field)
     if is_tuple and not isinstance(value, (tuple, list)):
-        raise ConfigError(f"{key}: expected a tuple of {kind.__name__} such as (0.1,), got {value!r}")
-    choices, aliases, low, high = (field.metadata[name] for name in ("choices", "aliases", "low", "high"))
+        raise ConfigError(
+            f"{key}: expected a tuple of {kind.__name__} such as (0.1,), got {value!r}"
+        )
+    choices, aliases, low, high = (
+        field.metadata[name] for name in ("choices", "aliases", "low", "high")
+    )
     checked = []
     for item in value if is_tuple else (value,):
         if kind is float and type(item) is int and abs(item) <= sys.float_info.max:
@@ -423,7 +485,9 @@ def _read_value(key: str, text: str, field: dataclasses.Field) -> Any:
         with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(text)
     if is_tuple and not isinstance(value, (tuple, list)):
-        value = [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
+        value = (
+            [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
+        )
     return _check_value(key, value, field)
 
 
@@ -455,8 +519,8 @@ def configuration(
 ) -> tuple[str, Config]:
     """Return the name of a configuration and the checked configuration.
 
-    It is given by the name of a file in configs/, the path of a file, the values that differ from the defaults, a
-    `Config`, or a ConfigDict. `changes` override its values, by key or in groups.
+    It is given by the name of a file in configs/, the path of a file, the values that differ from
+    the defaults, a `Config`, or a ConfigDict. `changes` override its values, by key or in groups.
     """
     if isinstance(given, Mapping | ConvertsToDict):
         name, values = "custom", given if isinstance(given, Mapping) else given.to_dict()
@@ -479,17 +543,25 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     try:
         functions = runpy.run_path(str(path))
         if "get_config" not in functions:
-            raise ConfigError(f"--config: {path} does not define get_config(), which returns the configuration")
+            raise ConfigError(
+                f"--config: {path} does not define get_config(), which returns the configuration"
+            )
         return functions["get_config"]().to_dict()
     except UserError:
         raise
     except Exception as error:  # whatever the code of the file raises
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
+        ]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         raise ConfigError(f"--config: {where}: {type(error).__name__}: {error}") from error
 
 
-def read_overrides(arguments: Iterable[str], flag: str = "config", others: Sequence[str] = ()) -> dict[str, Any]:
+def read_overrides(
+    arguments: Iterable[str], flag: str = "config", others: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the values of arguments `--FLAG.KEY=VALUE`, by key. `others` are the command's own options, for advice."""
     values: dict[str, Any] = {}
     following = iter(arguments)
@@ -538,7 +610,9 @@ def _contradictions(config: Config) -> Iterator[str]:
 def _contradictions_of_networks(config: Config) -> Iterator[str]:
     """Yield what is wrong with the pooler, the projector, the generator and the sizes of embeddings."""
     model, matryoshka = config.model, config.matryoshka
-    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
+    if not model.projector_train_only and (
+        model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)
+    ):
         yield "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'"
     if config.trains_generator_head and config.generator.head_steps == 0:
         needing = " and ".join(config.settings_that_need("generator"))
@@ -581,7 +655,9 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
     options = config.eval
     missing: dict[str, str] = {}  # what metrics need and do not have
     if not options.pairs_file:
-        missing |= dict.fromkeys(("pairs_spearman", "pairs_retrieval"), "eval.pairs_file, a file of pairs")
+        missing |= dict.fromkeys(
+            ("pairs_spearman", "pairs_retrieval"), "eval.pairs_file, a file of pairs"
+        )
     if "STSBenchmark" not in options.tasks:
         missing["stsb_spearman"] = "STSBenchmark in eval.tasks"
     if not options.tasks:
@@ -593,7 +669,11 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
     if not config.keeps_mlm_head:
         missing[MASKED_ACCURACY] = "a masked LM. Set mlm.weight > 0 and mlm.tied=True"
     kinds_with_path = [name.partition(":")[0] for name in OWN_METRICS]
-    for key, metrics in (("beside", options.beside), ("hold", options.hold), ("metric", (options.metric,))):
+    for key, metrics in (
+        ("beside", options.beside),
+        ("hold", options.hold),
+        ("metric", (options.metric,)),
+    ):
         for metric in metrics:
             kind, _, path = metric.partition(":")
             if metric not in DEV_METRICS and not (path and kind in kinds_with_path):

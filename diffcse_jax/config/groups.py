@@ -1,7 +1,8 @@
 """The groups of keys that every run has: each key once, with its type, default, range and description.
 
-The defaults are the published DiffCSE run of BERT-base for STS (Chuang et al. 2022, Table 12), in the form of the
-authors' code where it differs from the paper. The groups of losses are the losses themselves (`losses/`).
+The defaults are the published DiffCSE run of BERT-base for STS (Chuang et al. 2022, Table 12), in
+the form of the authors' code where it differs from the paper. The groups of losses are the losses
+themselves (`losses/`).
 """
 
 import dataclasses
@@ -11,7 +12,8 @@ from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, is_pooler
 
 SWITCH = ("auto", "on", "off")
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
-OF_DOCUMENTS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval")  # metrics that need held-out documents
+# metrics that need held-out documents
+OF_DOCUMENTS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval")
 HELD_OUT_METRICS = (*OF_DOCUMENTS, "halves_retrieval")  # without labels
 MASKED_ACCURACY = "masked_accuracy"
 DEV_METRICS = (
@@ -31,7 +33,9 @@ SECOND_TEXTS = {  # what the second view is, by data.pairs
 class ModelConfig:
     """The encoder, its sentence embedding and its dropout."""
 
-    name_or_path: str = option("bert-base-uncased", "encoder checkpoint: a folder, a hub id, or `minilm`")
+    name_or_path: str = option(
+        "bert-base-uncased", "encoder checkpoint: a folder, a hub id, or `minilm`"
+    )
     pooler: str = option(
         "cls",
         "how hidden states become the sentence embedding: position 0 of the last layer (`cls`, `cls_before_pooler`); "
@@ -48,7 +52,9 @@ class ModelConfig:
         "head between embedding and losses: `mlp` (dense + tanh, SimCSE) or `batchnorm` (DiffCSE appendix A)",
         choices=("none", "mlp", "batchnorm"),
     )
-    projector_train_only: bool = option(True, "drop the projector when encoding (SimCSE's mlp_only_train)")
+    projector_train_only: bool = option(
+        True, "drop the projector when encoding (SimCSE's mlp_only_train)"
+    )
     hidden_dropout: tuple[float, ...] = option(
         (0.1,),
         "dropout rate of hidden states: one for embeddings and all blocks, or one per block, with which the embedding "
@@ -57,7 +63,10 @@ class ModelConfig:
         high=0.99,
     )
     attention_dropout: tuple[float, ...] = option(
-        (0.1,), "dropout rate of attention probabilities: one rate for all blocks, or one per block", low=0.0, high=0.99
+        (0.1,),
+        "dropout rate of attention probabilities: one rate for all blocks, or one per block",
+        low=0.0,
+        high=0.99,
     )
     dropout_masks: str = option(
         "independent",
@@ -105,7 +114,9 @@ class DataConfig:
         low=0.0,
         high=1.0,
     )
-    next_within: int = option(1, "the next sentence or passage is one of this many that follow (SimCSE Table 2)", low=1)
+    next_within: int = option(
+        1, "the next sentence or passage is one of this many that follow (SimCSE Table 2)", low=1
+    )
     augmentation: str = option(
         "none",
         "change of the second view of single sentences (SimCSE Table 1): `crop`, `word_deletion` and `mlm` (the "
@@ -114,16 +125,23 @@ class DataConfig:
         choices=("none", "crop", "word_deletion", "delete_one_word", "synonyms", "mlm"),
     )
     augmentation_ratio: float = option(
-        0.1, "share of words that `crop` and `word_deletion` remove, or of tokens that `mlm` masks", low=0.0, high=1.0
+        0.1,
+        "share of words that `crop` and `word_deletion` remove, or of tokens that `mlm` masks",
+        low=0.0,
+        high=1.0,
     )
-    synonyms_file: str = option("", "for `synonyms`: a word and its synonyms on each line, separated by tabs")
+    synonyms_file: str = option(
+        "", "for `synonyms`: a word and its synonyms on each line, separated by tabs"
+    )
     prompts: tuple[str, ...] = option(
         (),
         "text in front of each sentence, for all columns or one for each: the name of a prompt that the starting "
         "checkpoint records, a prompt itself such as 'query: ', or `none`; empty: its prompt of queries for the first "
         "column and that of documents for the others, and one prompt where both views are of one kind",
     )
-    max_length: int = option(32, "tokens per sentence, with [CLS], [SEP] and the prompt; longer ones are cut", low=3)
+    max_length: int = option(
+        32, "tokens per sentence, with [CLS], [SEP] and the prompt; longer ones are cut", low=3
+    )
     on_bad_line: str = option(
         "skip",
         "files that cannot be read, and lines that are empty, contain NUL bytes or have a wrong number of fields: "
@@ -136,7 +154,9 @@ class DataConfig:
         "none, unless the text is `wiki1m` or `docstrings`",
         changes="selection",
     )
-    cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens", changes="nothing")
+    cache_dir: str = option(
+        "", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens", changes="nothing"
+    )
 
     @property
     def reads_documents(self) -> bool:
@@ -155,19 +175,33 @@ class TrainConfig:
         "equal chunks as possible: less memory, a second forward pass, the same loss and gradients; 0: off",
         low=0,
     )
-    packing: str = option("auto", "skip padding; `auto`: on for CPUs and TPUs", choices=SWITCH, changes="nothing")
-    recompute: str = option("auto", "recompute activations; `auto`: on for CPUs", choices=SWITCH, changes="nothing")
-    epochs: int = option(2, "passes over the data; the last, incomplete batch of an epoch is left out", low=1)
+    packing: str = option(
+        "auto", "skip padding; `auto`: on for CPUs and TPUs", choices=SWITCH, changes="nothing"
+    )
+    recompute: str = option(
+        "auto", "recompute activations; `auto`: on for CPUs", choices=SWITCH, changes="nothing"
+    )
+    epochs: int = option(
+        2, "passes over the data; the last, incomplete batch of an epoch is left out", low=1
+    )
     steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
-    seed: int = option(42, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1)
-    log_every: int = option(10, "steps between rows of metrics.jsonl; 1 for up to 100 steps", low=1, changes="nothing")
-    max_bad_steps: int = option(5, "skipped steps (NaN or infinite loss) that a run survives", low=0, changes="nothing")
+    seed: int = option(
+        42, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1
+    )
+    log_every: int = option(
+        10, "steps between rows of metrics.jsonl; 1 for up to 100 steps", low=1, changes="nothing"
+    )
+    max_bad_steps: int = option(
+        5, "skipped steps (NaN or infinite loss) that a run survives", low=0, changes="nothing"
+    )
 
     @property
     def chunks(self) -> int:
         """The number of chunks of a batch: as few equal ones as `chunk_size` allows."""
         counts = (n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0)
-        return next(n for n in counts if self.batch_size // n <= (self.chunk_size or self.batch_size))
+        return next(
+            n for n in counts if self.batch_size // n <= (self.chunk_size or self.batch_size)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,17 +209,28 @@ class OptimConfig:
     """AdamW and its learning rate."""
 
     learning_rate: float = option(7e-6, "peak learning rate", low=0.0)
-    weight_decay: float = option(0.0, "decoupled weight decay of matrices (not of biases and norms)", low=0.0)
-    clip_norm: float = option(1.0, "largest global norm of the gradient; larger ones are scaled; 0: off", low=0.0)
+    weight_decay: float = option(
+        0.0, "decoupled weight decay of matrices (not of biases and norms)", low=0.0
+    )
+    clip_norm: float = option(
+        1.0, "largest global norm of the gradient; larger ones are scaled; 0: off", low=0.0
+    )
     warmup_steps: int = option(0, "steps of linear warm-up", low=0)
-    schedule: str = option("linear", "after warm-up: `linear` decay to 0 or `constant`", choices=("linear", "constant"))
+    schedule: str = option(
+        "linear", "after warm-up: `linear` decay to 0 or `constant`", choices=("linear", "constant")
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
     """Dev metrics, and which checkpoint is exported."""
 
-    every: int = option(125, "steps between dev evaluations and checkpoints; 0: at the end", low=0, changes="selection")
+    every: int = option(
+        125,
+        "steps between dev evaluations and checkpoints; 0: at the end",
+        low=0,
+        changes="selection",
+    )
     metric: str = option(
         "stsb_spearman",
         "dev metric that selects the checkpoint to export: `stsb_spearman`; `average_spearman` of eval.tasks; "
@@ -196,10 +241,16 @@ class EvalConfig:
         "one), `halves_retrieval` (of a sentence); `retrieval:FOLDER`, nDCG@10 of a search collection; "
         "`masked_accuracy`, share of the masked tokens of held-out documents that a masked LM recovers",
     )
-    beside: tuple[str, ...] = option((), "metrics that are only logged: as eval.metric, or `pairs_retrieval:FILE`")
-    tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets", choices=("STSBenchmark", "SICKRelatedness"))
+    beside: tuple[str, ...] = option(
+        (), "metrics that are only logged: as eval.metric, or `pairs_retrieval:FILE`"
+    )
+    tasks: tuple[str, ...] = option(
+        ("STSBenchmark",), "STS dev sets", choices=("STSBenchmark", "SICKRelatedness")
+    )
     data_dir: str = option(
-        "", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or the hub's", changes="nothing"
+        "",
+        "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or the hub's",
+        changes="nothing",
     )
     pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
     batch_size: int = option(64, "sentences per batch when encoding", low=1, changes="nothing")
@@ -225,7 +276,9 @@ class EvalConfig:
         high=1.0,
         changes="selection",
     )
-    patience: int = option(0, "stop after this many evaluations in a row without a better eval.metric; 0: off", low=0)
+    patience: int = option(
+        0, "stop after this many evaluations in a row without a better eval.metric; 0: off", low=0
+    )
     guard: bool = option(
         False,
         "also score general quality at each evaluation: Spearman on STS-B dev or, without it, agreement with the "
@@ -243,6 +296,12 @@ class EvalConfig:
 class MeshConfig:
     """How batches and weights are split over devices."""
 
-    data: int = option(0, "devices over which batches are split; 0: all devices", low=0, changes="nothing")
-    model: int = option(1, "devices over which weights are split (tensor parallelism)", low=1, changes="nothing")
-    fully_sharded: bool = option(False, "also split parameters and optimizer state over mesh.data", changes="nothing")
+    data: int = option(
+        0, "devices over which batches are split; 0: all devices", low=0, changes="nothing"
+    )
+    model: int = option(
+        1, "devices over which weights are split (tensor parallelism)", low=1, changes="nothing"
+    )
+    fully_sharded: bool = option(
+        False, "also split parameters and optimizer state over mesh.data", changes="nothing"
+    )

@@ -1,7 +1,8 @@
 """Batches of tokens for the train step. Batch `i` is a function of the store, the seed and `i`.
 
-NumPy gathers a whole batch at once, because Grain is slow with single sentences. The train step is compiled for each
-shape of a batch, so a run has few shapes. Lengths depend on the text alone, not on devices or packing.
+NumPy gathers a whole batch at once, because Grain is slow with single sentences. The train step is
+compiled for each shape of a batch, so a run has few shapes. Lengths depend on the text alone, not
+on devices or packing.
 """
 
 import collections
@@ -58,16 +59,22 @@ def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
     counts = collections.Counter(longest)
 
     def positions(shorter: int) -> int:
-        return sum(count * (shorter if length <= shorter else max_length) for length, count in counts.items())
+        return sum(
+            count * (shorter if length <= shorter else max_length)
+            for length, count in counts.items()
+        )
 
     best = min((max_length, *(length for length in BUCKETS if length < max_length)), key=positions)
     return tuple(sorted({best, max_length}))
 
 
-def choose_shapes(needed: Sequence[BatchShape], lengths: Sequence[int], steps: int) -> tuple[BatchShape, ...]:
+def choose_shapes(
+    needed: Sequence[BatchShape], lengths: Sequence[int], steps: int
+) -> tuple[BatchShape, ...]:
     """Choose at most four shapes that fit all batches.
 
-    Each one added is the one that saves the most positions. It must save more than its compilation costs.
+    Each one added is the one that saves the most positions. It must save more than its compilation
+    costs.
 
     Args:
         needed: The shapes that a sample of the batches needs.
@@ -119,16 +126,17 @@ class Packing(NamedTuple):
 
     chunks: int = 1  # parts that the networks compute one after the other
     anchors: bool = False  # also lay out the anchors alone, but not those of next sentences
-    fullest: int = STEPS_OF_SHARE - 1  # sixteenths of real positions; fuller batches keep their padding
+    # sixteenths of real positions; fuller batches keep their padding
+    fullest: int = STEPS_OF_SHARE - 1
 
 
 @dataclasses.dataclass(eq=False)
 class BatchSource:
     """Random access to the batches of a run: a `Batch` of NumPy arrays with the rows of one process.
 
-    The sentence of a single column becomes two views, which dropout or an augmentation makes different, unless no loss
-    compares views. All processes pad a batch to the smallest of the run's lengths that holds the longest sentence of
-    the global batch.
+    The sentence of a single column becomes two views, which dropout or an augmentation makes
+    different, unless no loss compares views. All processes pad a batch to the smallest of the run's
+    lengths that holds the longest sentence of the global batch.
     """
 
     store: Examples
@@ -137,27 +145,35 @@ class BatchSource:
     steps: int  # the number of batches
     seed: int  # determines the order of the examples, together with the epoch
     pad_token_id: int
-    shards: Shards = dataclasses.field(default_factory=Shards)  # the part of each global batch to return
+    # the part of each global batch to return
+    shards: Shards = dataclasses.field(default_factory=Shards)
     packing: Packing | None = None  # how batches are laid out; None: padding is also computed
     next_sentence: bool = False  # the last column is the next sentence and not a view
-    augmentation: Augmentation | None = None  # changes second views, as a function of the seed and the batch's number
+    # changes second views, as a function of the seed and the batch's number
+    augmentation: Augmentation | None = None
     prompt_tokens: int = 0  # at the start of the first column, which `augmentation` keeps
-    labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)  # by task: to add
+    # by task: to add
+    labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)
     compares_views: bool = True  # False: a single column stays one view
 
     def __post_init__(self) -> None:
         if self.batch_size % self.shards.total:
-            raise ValueError(f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards")
+            raise ValueError(
+                f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards"
+            )
         columns = list(range(len(self.store.columns)))
         views = columns[:-1] if self.next_sentence else columns
-        if len(views) == 1 and self.compares_views and not self.labels:  # a labelled sentence stays one view
+        # a labelled sentence stays one view
+        if len(views) == 1 and self.compares_views and not self.labels:
             views = views * 2
-        # The columns of the views and, if there is one, the next sentence, which is repeated for each view.
+        # The columns of the views and, if there is one, the next sentence, which is repeated for
+        # each view.
         self._columns = [views]
         if self.next_sentence:
             self._columns.append(columns[-1:] * len(views))
         self._lock = threading.Lock()
-        # Prefetching threads straddle two epochs. Augmented views are read for lengths first, then for tokens.
+        # Prefetching threads straddle two epochs. Augmented views are read for lengths first, then
+        # for tokens.
         self._order = functools.lru_cache(maxsize=2)(self._ordered)
         self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)
         sample = [self._lengths(index) for index in range(min(SAMPLE, max(1, self.steps)))]
@@ -196,14 +212,26 @@ class BatchSource:
         parts = [part.reshape(-1) for part in lengths]
         if self.packing.anchors:
             parts.append(lengths[0][:, 0])
-        fullest = max(in_blocks(part, self.shards.total, self.packing.chunks).mean(axis=1).max() for part in parts)
+        fullest = max(
+            in_blocks(part, self.shards.total, self.packing.chunks).mean(axis=1).max()
+            for part in parts
+        )
         shape = BatchShape.of(length, fullest / length)
         return shape if shape.sixteenths <= self.packing.fullest else BatchShape.of(length, 1.0)
 
-    def _batch(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
+    def _batch(
+        self,
+        input_ids: Int[np.ndarray, "B V T"],
+        lengths: Int[np.ndarray, "B V"],
+        shape: BatchShape,
+    ) -> Batch:
         """Return this process's views, with their layout if padding is left out."""
         batch = Batch(input_ids, (np.arange(shape.length) < lengths[..., None]).astype(np.int32))
-        return batch._replace(layout=self._layout(lengths.reshape(-1), shape)) if shape.packed else batch
+        return (
+            batch._replace(layout=self._layout(lengths.reshape(-1), shape))
+            if shape.packed
+            else batch
+        )
 
     def _layout(self, lengths: Int[np.ndarray, " rows"], shape: BatchShape) -> PackedLayout:
         """Return the layout of this process's rows of these lengths."""
@@ -223,8 +251,12 @@ class BatchSource:
         """Return the second views of a global batch, padded to the maximal length, and their lengths."""
         assert self.augmentation is not None
         input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, 0)
-        generator = np.random.Generator(np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")]))
-        second, lengths = self.augmentation(input_ids[:, 0], lengths[:, 0], generator, self.prompt_tokens)
+        generator = np.random.Generator(
+            np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")])
+        )
+        second, lengths = self.augmentation(
+            input_ids[:, 0], lengths[:, 0], generator, self.prompt_tokens
+        )
         padding = np.arange(second.shape[1]) >= lengths[:, None]
         return np.where(padding, np.int32(self.pad_token_id), second), lengths
 
@@ -251,7 +283,8 @@ class Batches(Protocol):
 def make_batches(source: Batches) -> "grain.DatasetIterator":
     """Return an iterator that prepares batches in threads.
 
-    `get_state()` is a small dict that counts the delivered batches. After `set_state()` the same batches follow.
+    `get_state()` is a small dict that counts the delivered batches. After `set_state()` the same
+    batches follow.
     """
     import grain  # here, because the rest of this module and a train step run without it
 

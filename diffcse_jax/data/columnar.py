@@ -124,7 +124,9 @@ class _Stored(NamedTuple):
 
         return FileRows(columns, read, notes)
 
-    def _read(self, stored: list[str], places: dict[str, int], ledger: Ledger) -> Iterator[NumberedRow]:
+    def _read(
+        self, stored: list[str], places: dict[str, int], ledger: Ledger
+    ) -> Iterator[NumberedRow]:
         values = _Values()
         number = 0
         try:

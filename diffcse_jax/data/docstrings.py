@@ -1,7 +1,7 @@
 """Docstrings of the standard library and of scientific packages, so that a first run needs no download.
 
-Source files are parsed, never imported. One function in ten is held out for evaluation: the summary and the rest of
-its docstring are a pair, and its sentences are left out of the corpus.
+Source files are parsed, never imported. One function in ten is held out for evaluation: the summary
+and the rest of its docstring are a pair, and its sentences are left out of the corpus.
 """
 
 import ast
@@ -24,22 +24,43 @@ from diffcse_jax.data.rst import without_roles
 from diffcse_jax.data.sentences import SENTENCE_END, ends_with_abbreviation
 
 PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
-SKIPPED_FOLDERS = {"test", "tests", "_testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "_testing",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
 HELD_OUT_SHARE = 10  # one function in ten
 WORDS = range(5, 61)  # words of a sentence
 REST_WORDS = range(8, 61)  # words of the second half of a pair
 
-PROSE_SECTIONS = {"notes", "note", "summary", "extended summary", "description", "warnings", "warning", "details"}
+PROSE_SECTIONS = {
+    "notes",
+    "note",
+    "summary",
+    "extended summary",
+    "description",
+    "warnings",
+    "warning",
+    "details",
+}
 UNDERLINE = re.compile(r"([=\-~^*#`\"'])\1{2,}$")
 FIELD_HEADING = re.compile(r"[A-Z][A-Za-z ]{2,30}::?$")
-LIST_ITEM = re.compile(r"([-*+•]|\(?(\d{1,2}|[a-z])[.)])\s|[:|>+@.]|[\w, *]+ : |[a-z]\w*:\s|\w+ +-- ")
+LIST_ITEM = re.compile(
+    r"([-*+•]|\(?(\d{1,2}|[a-z])[.)])\s|[:|>+@.]|[\w, *]+ : |[a-z]\w*:\s|\w+ +-- "
+)
 MATH = re.compile(r":math:`[^`]*`|\$[^$]*\$")
 UNFIT = "\0"  # in a sentence that is left out
 MARKUP = (  # pattern and replacement
     (re.compile(r"``([^`]*)``"), r"\1"),
     (re.compile(r"`([^`<]*?)\s*(?:<[^`]*>)?`_{0,2}"), r"\1"),  # `name`, `text <target>`_
     (re.compile(r"\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*"), r"\1\2"),
-    (re.compile(r"\b(and|by|from|in|of|see|than|to|with)\s+\[[\w#*]+\]_"), UNFIT),  # a citation used as a noun
+    # a citation used as a noun
+    (re.compile(r"\b(and|by|from|in|of|see|than|to|with)\s+\[[\w#*]+\]_"), UNFIT),
     (re.compile(r"\s*\[[\w#*]+\]_"), ""),
 )
 CODE = re.compile(
@@ -64,11 +85,14 @@ def docstring_sentences() -> Iterable[str]:
 def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
     """Return held-out pairs: the first sentence of a function's docstring, and up to 60 words of the rest.
 
-    A hash of the function's name chooses at most `limit` pairs. No half occurs twice or in `docstring_sentences`.
+    A hash of the function's name chooses at most `limit` pairs. No half occurs twice or in
+    `docstring_sentences`.
     """
     pairs = []
     for item in sorted(_docstrings()[1], key=lambda item: _hash(item.name)):
-        rests = itertools.accumulate(item.sentences[1:], lambda text, sentence: f"{text} {sentence}")
+        rests = itertools.accumulate(
+            item.sentences[1:], lambda text, sentence: f"{text} {sentence}"
+        )
         rest = [text for text in rests if len(text.split()) < REST_WORDS.stop]
         if item.has_summary and rest and len(rest[-1].split()) in REST_WORDS:
             pairs.append((item.sentences[0], rest[-1]))
@@ -101,7 +125,9 @@ def _docstrings() -> tuple[list[Docstring], list[Docstring]]:
     held_out: list[Docstring] = []
     for module, file in _source_files():
         for item, is_function in _docstrings_of(module, file):
-            (held_out if is_function and _hash(item.name) % HELD_OUT_SHARE == 0 else training).append(item)
+            (
+                held_out if is_function and _hash(item.name) % HELD_OUT_SHARE == 0 else training
+            ).append(item)
     kept_out = {sentence for item in held_out for sentence in item.sentences}
     for number, (name, sentences, has_summary) in enumerate(training):
         kept = tuple(sentence for sentence in sentences if sentence not in kept_out)
@@ -120,7 +146,9 @@ def spans_of(docstring: str) -> list[str]:
         elif FIELD_HEADING.match(lines[0]):
             continue
         is_prose = in_prose and lines
-        if not is_prose or any(line[:1].isspace() or LIST_ITEM.match(line) or UNDERLINE.match(line) for line in lines):
+        if not is_prose or any(
+            line[:1].isspace() or LIST_ITEM.match(line) or UNDERLINE.match(line) for line in lines
+        ):
             continue
         text = without_roles(MATH.sub(UNFIT, " ".join(" ".join(lines).split())))
         for pattern, plain in MARKUP:
@@ -181,5 +209,9 @@ def _docstrings_of(module: str, file: Path) -> Iterator[tuple[Docstring, bool]]:
             sentences = tuple(filter(is_english, spans))
             has_summary = bool(sentences) and sentences[0] == spans[0]
             yield Docstring(name, sentences, has_summary), isinstance(node, functions)
-        children = (child for child in ast.iter_child_nodes(node) if isinstance(child, (*functions, ast.ClassDef)))
+        children = (
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, (*functions, ast.ClassDef))
+        )
         pending += [(f"{name}.{child.name}", child) for child in children]

@@ -36,9 +36,9 @@ class Document:
     """A text with its identity.
 
     Attributes:
-        id: The value of the column `_id` or `id` (or of one that the user names), after the path if an
-            earlier file has the same id (see `IdsOfFiles`); otherwise the path of the file and the
-            row, such as `faq.csv:3`; for texts in memory their number.
+        id: The value of the column `_id` or `id` (or of one that the user names), after the path if
+            an earlier file has the same id (see `IdsOfFiles`); otherwise the path of the file and
+            the row, such as `faq.csv:3`; for texts in memory their number.
         sections: The text.
         place: Where the text stands, for messages and hits.
         columns: The other columns of its row, which hits repeat.
@@ -96,9 +96,15 @@ class IdsOfFiles:
             return ""
         (first, file), ids = next(iter(self._shared.items()))
         others = len(self._shared) - 1
-        more = f", and {others:,} more {'pairs' if others > 1 else 'pair'} of files share ids" if others else ""
+        more = (
+            f", and {others:,} more {'pairs' if others > 1 else 'pair'} of files share ids"
+            if others
+            else ""
+        )
         shared = counted(len(ids), "id{s}")
-        return f"{first} and {file} share {shared}{more}; each file's rows are documents of their own"
+        return (
+            f"{first} and {file} share {shared}{more}; each file's rows are documents of their own"
+        )
 
 
 def text_document(text: str, place: Place, title: str = "") -> Document:

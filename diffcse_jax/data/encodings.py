@@ -20,7 +20,8 @@ from diffcse_jax.errors import counted
 BLOCK = 1 << 20  # bytes that are read at once
 SAMPLE = 1 << 16  # bytes from which an encoding is guessed
 BROKEN = "\ufffd"  # stands for what cannot be decoded
-HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")  # escapes in JSON, and characters of damaged strings
+# escapes in JSON, and characters of damaged strings
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 
 UTF8 = "utf-8"
 BYTE_ORDER_MARKS = {
@@ -40,7 +41,8 @@ OTHERS = (
     *("koi8-r", "koi8-u", "iso8859-2", "mac-roman", "cp850", "cp866"),
 )
 SEVERAL_BYTES = ("cp932", "cp949", "shift", "euc", "iso2022", "gb", "big5")  # how names begin
-FEWEST_BYTES = 3  # bytes beyond ASCII from which an encoding is guessed; with fewer, it is windows-1252
+# bytes beyond ASCII from which an encoding is guessed; with fewer, it is windows-1252
+FEWEST_BYTES = 3
 ASCII = bytes(range(128))
 LATIN = string.ascii_letters.encode() + b" "
 CONTROLS = bytes([*range(1, 9), *range(14, 32)])  # those that text does not have, without NUL

@@ -69,8 +69,8 @@ class Source(NamedTuple):
 def find_source(name: str, option: str = "data.train_file") -> Source:
     """Find what a name stands for, or raise a `DataError` that names the option.
 
-    It is a file; a folder; a pattern with `*`, `?`, `[...]` or `**` (folders of any depth); `wiki1m`
-    or `docstrings`; or `-`, standard input.
+    It is a file; a folder; a pattern with `*`, `?`, `[...]` or `**` (folders of any depth);
+    `wiki1m` or `docstrings`; or `-`, standard input.
     """
     if name in (DOCSTRINGS, STDIN):
         return Source(name)
@@ -209,4 +209,6 @@ def fingerprint(source: Source, columns: Sequence[str] = ()) -> str:
     for folder in source.data_sets:
         files += sorted(file for file in folder.rglob("*") if file.is_file())
     parts = [f"{extension(file)} {sha256([file])}" for file in files]
-    return hashlib.sha256("\n".join([*parts, *columns]).encode(errors="surrogateescape")).hexdigest()
+    return hashlib.sha256(
+        "\n".join([*parts, *columns]).encode(errors="surrogateescape")
+    ).hexdigest()

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 from diffcse_jax.data.encodings import encodable
 from diffcse_jax.data.ledger import EMPTY, NOT_OBJECT, Ledger, Place
 from diffcse_jax.data.lines import extension, read_lines, read_text
-from diffcse_jax.data.values import LONGEST_ROW, FileRows, NumberedRow, chosen_split, listed, sample_of
+from diffcse_jax.data.values import (
+    LONGEST_ROW,
+    FileRows,
+    NumberedRow,
+    chosen_split,
+    listed,
+    sample_of,
+)
 from diffcse_jax.errors import DataError, counted
 
 LONGEST_OBJECT = 1 << 28  # characters of a file with one object, which is read as a whole

@@ -24,7 +24,8 @@ class Layout(NamedTuple):
         title: The column of the title, if there is one. The name of a column may be empty.
         id: The column that identifies rows, if there is one.
         are_separate: Each column of text is a text of its own. Otherwise they are one text.
-        is_whole: The rows are single texts, which search does not divide unless the model reads less.
+        is_whole: The rows are single texts, which search does not divide unless the model reads
+            less.
         note: What was assumed, for the user; empty if nothing was.
     """
 
@@ -36,7 +37,9 @@ class Layout(NamedTuple):
     note: str = ""
 
 
-def layout_of(name: str, columns: Sequence[str], text_columns: Sequence[str], id_column: str = "") -> Layout | None:
+def layout_of(
+    name: str, columns: Sequence[str], text_columns: Sequence[str], id_column: str = ""
+) -> Layout | None:
     """Return the layout of a table by the names of its columns, or None if it has no text.
 
     Args:
@@ -68,20 +71,26 @@ def require_columns(name: str, columns: Sequence[str], missing: Sequence[str]) -
         )
 
 
-def document_of(values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger) -> Document | None:
+def document_of(
+    values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
+) -> Document | None:
     """Return the document of a row; None, with an entry in the ledger, if it has no text."""
     sections = _sections(values, layout, place, ledger)
     if not sections:
         return None
     used = {*layout.texts, layout.title, layout.id}
-    others = {name: value for name, value in values.items() if name not in used and not is_missing(value)}
+    others = {
+        name: value for name, value in values.items() if name not in used and not is_missing(value)
+    }
     own_id = text_in(values, layout.id)
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
     return Document(own_id or id_of(place), sections, place, others, is_whole)
 
 
-def _sections(values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger) -> tuple[Section, ...]:
+def _sections(
+    values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
+) -> tuple[Section, ...]:
     found: list[tuple[str, str]] = []  # columns and their texts
     absent = []
     for column in layout.texts:

@@ -1,8 +1,8 @@
 """The ledger of a source: everything that was there, what was read, and what was not, with the reason.
 
-Whatever reads text makes entries here, so that the numbers add up: each file that was found is either read or listed
-with a reason, and each text in a file is either kept or counted with a reason. What is kept with a change is also
-counted. A new pass over a source begins a new ledger.
+Whatever reads text makes entries here, so that the numbers add up: each file that was found is
+either read or listed with a reason, and each text in a file is either kept or counted with a
+reason. What is kept with a change is also counted. A new pass over a source begins a new ledger.
 """
 
 import collections
@@ -88,8 +88,8 @@ class Ledger:
 
     Args:
         name: The source, as the user named it.
-        strict: Raise `DataError` at the first loss: a file that is not read, or a text that is left out. Empty lines
-            and empty files hold no text, so they are not a loss.
+        strict: Raise `DataError` at the first loss: a file that is not read, or a text that is left
+            out. Empty lines and empty files hold no text, so they are not a loss.
         refuse_empty: With `strict`, also raise for an empty line.
         noun: What the source holds, for messages, as `counted` takes it.
     """
@@ -102,9 +102,11 @@ class Ledger:
     unread: dict[str, Entry] = dataclasses.field(default_factory=dict)  # files, by reason
     texts: int = 0  # lines, rows or documents that were kept
     left_out: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the others, by reason
-    changed: dict[tuple[str, str], Entry] = dataclasses.field(default_factory=dict)  # by kind and outcome
+    # by kind and outcome
+    changed: dict[tuple[str, str], Entry] = dataclasses.field(default_factory=dict)
     made: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    notes: dict[str, None] = dataclasses.field(default_factory=dict)  # what was assumed or changed, each once
+    # what was assumed or changed, each once
+    notes: dict[str, None] = dataclasses.field(default_factory=dict)
 
     def read_file(self) -> None:
         """Count a file that gave text."""
@@ -114,17 +116,21 @@ class Ledger:
         """List a file that is not read. It is not a loss if it holds no text, such as a picture."""
         self.unread.setdefault(reason, Entry(is_loss=is_loss)).add(Place(name))
         if self.strict and is_loss:
-            raise DataError(f"{name} was not read: {reason}. Mend or remove it, or leave out --strict")
+            raise DataError(
+                f"{name} was not read: {reason}. Mend or remove it, or leave out --strict"
+            )
 
     def keep(self, number: int = 1) -> None:
         """Count texts that are used."""
         self.texts += number
 
-    def leave_out(self, reason: str, place: Place = NOWHERE, number: int = 1, *, is_loss: bool | None = None) -> None:
+    def leave_out(
+        self, reason: str, place: Place = NOWHERE, number: int = 1, *, is_loss: bool | None = None
+    ) -> None:
         """Count texts that are not used, with the place of the first.
 
-        It is not a loss if the configuration wants it, such as for boilerplate. By default it is one,
-        unless the text is empty, which `refuse_empty` decides.
+        It is not a loss if the configuration wants it, such as for boilerplate. By default it is
+        one, unless the text is empty, which `refuse_empty` decides.
         """
         if is_loss is None:
             is_loss = reason != EMPTY or self.refuse_empty
@@ -172,7 +178,9 @@ class Ledger:
         found = []
         if self.files or made:
             source = f"{counted(self.files, 'file{s}')} of " if self.files > 1 else ""
-            found.append(f"read {source}{self.name}: {', '.join(made) or counted(self.texts, self.noun)}")
+            found.append(
+                f"read {source}{self.name}: {', '.join(made) or counted(self.texts, self.noun)}"
+            )
         return [*found, *self.oddities(), *self.notes]
 
     def oddities(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Text in memory: strings, tuples, dicts and tables of other libraries.
 
-Training writes it to a file, from which a run trains and, after an interruption, resumes. Search reads
-it as documents.
+Training writes it to a file, from which a run trains and, after an interruption, resumes. Search
+reads it as documents.
 """
 
 import dataclasses
@@ -25,18 +25,24 @@ from diffcse_jax.io import cache_folder, disk_errors, write_text
 EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
 LOOKED_AT = 1000  # dicts whose keys are collected
 
-Text = str | Sequence[str] | Mapping[str, object]  # a sentence; a pair, triple, ...; columns by name
+# a sentence; a pair, triple, ...; columns by name
+Text = str | Sequence[str] | Mapping[str, object]
 
 
 def as_texts(given: Any) -> Iterable[Any]:
     """Return the texts of an iterable, or the rows of a table (pandas, polars, pyarrow, datasets)."""
-    if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):  # polars; pyarrow
+    # polars; pyarrow
+    if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):
         return rows()
     if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
         return given.to_dict("records")
     is_text = isinstance(given, str | bytes | Mapping)  # a mapping has columns, or splits
     if is_text or not isinstance(given, Iterable):
-        keys = f" with the keys {', '.join(map(str, [*given][:5]))}" if isinstance(given, Mapping) else ""
+        keys = (
+            f" with the keys {', '.join(map(str, [*given][:5]))}"
+            if isinstance(given, Mapping)
+            else ""
+        )
         raise DataError(f"cannot read texts from a {type(given).__name__}{keys}. {EXPECTED}")
     return given
 
@@ -48,8 +54,8 @@ def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> D
     """Return texts in memory as documents.
 
     Args:
-        given: Strings, dicts, or a table; see `as_texts`. A dict has a `sentence` or `text`, and perhaps
-            a `title`; its other keys are columns, which hits repeat.
+        given: Strings, dicts, or a table; see `as_texts`. A dict has a `sentence` or `text`, and
+            perhaps a `title`; its other keys are columns, which hits repeat.
         id_column: The key that identifies dicts. By default it is `_id` or `id`, if there is one.
             Other texts are identified by their number.
         first: The number of the first text.
@@ -118,14 +124,23 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     """
     rows = [tuple(map(str, row.values())) for row in _columns(texts)]
     ledger = Ledger("the given rows")
-    is_usable = [usable(row, Place(row=number), ledger) is not None for number, row in enumerate(rows, 1)]
-    keys = [[digest(text) for text in row] if ok else [] for row, ok in zip(rows, is_usable, strict=True)]
+    is_usable = [
+        usable(row, Place(row=number), ledger) is not None for number, row in enumerate(rows, 1)
+    ]
+    keys = [
+        [digest(text) for text in row] if ok else []
+        for row, ok in zip(rows, is_usable, strict=True)
+    ]
     found = held_out_together([digest(row[0]) for row in rows], keys, share)
     is_held_out = found.chosen
     if note := found.describe(share, "row{s}"):
         log_line(f"notice: {note}")
-    held_out = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if out and ok]
-    trained_on = [row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if not (out and ok)]
+    held_out = [
+        row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if out and ok
+    ]
+    trained_on = [
+        row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if not (out and ok)
+    ]
     if not trained_on or len(held_out) < 2:
         raise DataError(
             f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows for training and "
@@ -140,7 +155,8 @@ def _write(lines: Iterable[str], suffix: str) -> Path:
     """Write lines to a file in the cache folder, whose name is a hash of them."""
     text = "".join(f"{line}\n" for line in lines)
     path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}"
-    partial = path.with_name(f"{os.getpid()}-{path.name}")  # several processes may write the same text
+    # several processes may write the same text
+    partial = path.with_name(f"{os.getpid()}-{path.name}")
     instead = "set XDG_CACHE_HOME to another folder"
     with disk_errors(path.parent, safe="Nothing was started.", instead=instead):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +173,11 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
             row: dict[str, object] = {"text": text}
         elif isinstance(text, Mapping):
             row = {str(name): value for name, value in text.items()}
-        elif isinstance(text, Sequence) and len(text) > 1 and all(isinstance(each, str) for each in text):
+        elif (
+            isinstance(text, Sequence)
+            and len(text) > 1
+            and all(isinstance(each, str) for each in text)
+        ):
             row = dict(zip(column_names(len(text)), text, strict=True))
         else:
             raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")

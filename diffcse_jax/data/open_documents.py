@@ -1,7 +1,7 @@
 """Open any text that a user may name, as documents.
 
-`open_documents_to_search` reads the text of all commands but training. All training text can also be
-encoded and searched.
+`open_documents_to_search` reads the text of all commands but training. All training text can also
+be encoded and searched.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ def open_documents_to_search(
     known columns `title` and `text` are read, or else all columns of text.
 
     Args:
-        name: A file, folder, pattern or known name, or `-` for the lines of standard input. The last two
-            have no columns: `columns` and `id_column` are refused.
+        name: A file, folder, pattern or known name, or `-` for the lines of standard input. The
+            last two have no columns: `columns` and `id_column` are refused.
         option: The option that named it, for errors.
         columns: The columns of a table that are read. Each is a text of its own.
         id_column: The column that identifies rows. By default it is `_id` or `id`, if there is one.
@@ -60,9 +60,13 @@ def _require_columns_apply(source: Source, option: str) -> None:
     do_not_apply = "so --columns and --id_column do not apply"
     if source.is_stdin:
         remedy = "Write the table to a file and name it"
-        raise DataError(f"{option} {source.name}: standard input is read as lines, {do_not_apply}. {remedy}")
+        raise DataError(
+            f"{option} {source.name}: standard input is read as lines, {do_not_apply}. {remedy}"
+        )
     if source.is_docstrings:
-        raise DataError(f"{option} {source.name}: docstrings have no columns, {do_not_apply}. Leave them out")
+        raise DataError(
+            f"{option} {source.name}: docstrings have no columns, {do_not_apply}. Leave them out"
+        )
 
 
 class Reading(NamedTuple):
@@ -135,7 +139,9 @@ def _open(source: Source, reading: Reading) -> _Opened:
     return _Opened(lines, prose, found, skipped)
 
 
-def _open_tables(source: Source, reading: Reading) -> tuple[list[tuple[Table, Layout]], list[Skipped]]:
+def _open_tables(
+    source: Source, reading: Reading
+) -> tuple[list[tuple[Table, Layout]], list[Skipped]]:
     """Open the tables of a source; return those with text, and the others with the reason.
 
     A table that cannot be read is an error only if it is the one file that the user named.
@@ -156,7 +162,9 @@ def _open_tables(source: Source, reading: Reading) -> tuple[list[tuple[Table, La
             found.append((table, layout))
         else:
             reason = f"without a column of text. It has: {listed(table.columns)}"
-            skipped.append(Skipped(str(path), reason if table.columns else NO_TEXT, bool(table.columns)))
+            skipped.append(
+                Skipped(str(path), reason if table.columns else NO_TEXT, bool(table.columns))
+            )
     return found, skipped
 
 
@@ -234,4 +242,7 @@ def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
 def has_blank_lines(file: Path) -> bool:
     """Return whether blank lines separate text, by the first lines."""
     first = itertools.islice(read_lines(file, str(file), Ledger(str(file))), LOOKED_AT)
-    return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line[1].strip()))) > 1
+    return (
+        sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line[1].strip())))
+        > 1
+    )

@@ -20,7 +20,8 @@ CHARACTERS_PER_TOKEN = 4  # of English
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # the largest number of tokens of a passage, with one token per character
-RULES = "11"  # change it when this file or what it imports change the rows, so that stores are rebuilt
+# change it when this file or what it imports change the rows, so that stores are rebuilt
+RULES = "11"
 
 
 def stored_length(data: DataConfig) -> int:
@@ -92,8 +93,8 @@ def _leads(source: _Source) -> Iterator[_Made]:
     """Yield the lead and the rest of each section.
 
     For half of the titles, chosen by a hash, the first sentence is the lead instead: a model that
-    learns from titles only becomes worse for users who ask in sentences. With `data.cloze`, a section
-    without a lead becomes passages (see `sampling.Cloze`).
+    learns from titles only becomes worse for users who ask in sentences. With `data.cloze`, a
+    section without a lead becomes passages (see `sampling.Cloze`).
     """
     data, ledger = source.data, source.ledger
     for section in source.document.sections:
@@ -109,7 +110,9 @@ def _leads(source: _Source) -> Iterator[_Made]:
         yield from (_Made((text, text), Kind.PASSAGE) for text in passages)
         ledger.make("passage{s} without a title or first sentence", len(passages))
         if not passages:
-            ledger.leave_out("in sections too short for a pair", source.document.place, is_loss=False)
+            ledger.leave_out(
+                "in sections too short for a pair", source.document.place, is_loss=False
+            )
 
 
 def _is_odd(texts: Sequence[str]) -> bool:
@@ -146,7 +149,9 @@ def _consecutive(source: _Source) -> Iterator[list[str]]:
     for section in source.document.sections:
         texts = section.sentences()
         is_dropped = [source.split.drops(text, source.ledger) for text in texts]
-        for dropped, group in itertools.groupby(zip(is_dropped, texts, strict=True), lambda x: x[0]):
+        for dropped, group in itertools.groupby(
+            zip(is_dropped, texts, strict=True), lambda x: x[0]
+        ):
             if not dropped:
                 yield [text for _, text in group]
 
@@ -158,7 +163,9 @@ def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:
         parts, count = math.ceil(width(sentence) / characters), len(words(sentence))
         bounds = [count * part // parts for part in range(parts + 1)]
         pieces += [some_words(sentence, *each) for each in itertools.pairwise(bounds)]
-    return [text for text in joined_passages(pieces, characters) if len(words(text)) >= FEWEST_WORDS]
+    return [
+        text for text in joined_passages(pieces, characters) if len(words(text)) >= FEWEST_WORDS
+    ]
 
 
 # By `data.pairs`: the columns, and the function that makes rows of a document.

@@ -42,8 +42,8 @@ def examples_of(
 ) -> Examples:
     """Return the examples that `data.pairs` makes of a text, or raise an error if the text cannot give them.
 
-    `prompt_tokens` are the lengths of the prompts with which the sentences of each column begin. With `next_sentence`,
-    the last column is the next sentence.
+    `prompt_tokens` are the lengths of the prompts with which the sentences of each column begin.
+    With `next_sentence`, the last column is the next sentence.
     """
     if data.pairs == "crops":
         return Crops(store, data.max_length, prompt_tokens[0])
@@ -53,7 +53,9 @@ def examples_of(
     if not (next_sentence or data.pairs in ("neighbours", "passages")):
         return store
     if data.train_file == "wiki1m":
-        raise DataError("data.train_file=wiki1m has shuffled sentences, without next ones. Name a text of documents")
+        raise DataError(
+            "data.train_file=wiki1m has shuffled sentences, without next ones. Name a text of documents"
+        )
     return Neighbours(store, data.next_within)
 
 
@@ -61,7 +63,11 @@ class _Drawn(Examples):
     """Examples drawn from rows of a store. Row `kept[i]` with the choice `c` is the example i + c * len(kept)."""
 
     def __init__(self, store: TokenStore, kept: Int[np.ndarray, " examples"]):
-        self.token_ids, self.offsets, self.max_length = store.token_ids, store.offsets, store.max_length
+        self.token_ids, self.offsets, self.max_length = (
+            store.token_ids,
+            store.offsets,
+            store.max_length,
+        )
         self._kept = kept
 
     def __len__(self) -> int:
@@ -106,13 +112,16 @@ class Neighbours(_Drawn):
 class Crops(_Drawn):
     """Pairs of random spans of a passage.
 
-    A span's share of the passage's tokens is drawn from `CROP_SHARES`; it has at least `FEWEST_CROPPED` tokens. It
-    stands between [CLS], with the prompt if there is one, and [SEP], and has at most `max_length` tokens with these.
+    A span's share of the passage's tokens is drawn from `CROP_SHARES`; it has at least
+    `FEWEST_CROPPED` tokens. It stands between [CLS], with the prompt if there is one, and [SEP],
+    and has at most `max_length` tokens with these.
     """
 
     def __init__(self, store: TokenStore, max_length: int, prompt_tokens: int = 0):
         self._before = 1 + prompt_tokens
-        super().__init__(store, np.flatnonzero(np.diff(store.offsets) - self._before - 1 >= 2 * FEWEST_CROPPED))
+        super().__init__(
+            store, np.flatnonzero(np.diff(store.offsets) - self._before - 1 >= 2 * FEWEST_CROPPED)
+        )
         self.columns, self.max_length = ("crop", "crop"), max_length
         if not len(self):
             raise DataError(
@@ -121,7 +130,9 @@ class Crops(_Drawn):
             )
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
-        return generator.permutation(len(self)) + len(self) * generator.integers(DRAWS, size=len(self))
+        return generator.permutation(len(self)) + len(self) * generator.integers(
+            DRAWS, size=len(self)
+        )
 
     def lengths(self, rows: ExampleNumbers) -> OfSentences:
         return self.positions(rows, 0)[1]
@@ -134,7 +145,9 @@ class Crops(_Drawn):
         numbers = _uniform(rows[:, None] * 4 + np.arange(4))
         sizes = np.floor((low + (high - low) * numbers[:, :2]) * tokens).astype(np.int64)
         sizes = np.clip(sizes, FEWEST_CROPPED, None).clip(None, self.max_length - self._before - 1)
-        starts = first + self._before + np.floor(numbers[:, 2:] * (tokens - sizes + 1)).astype(np.int64)
+        starts = (
+            first + self._before + np.floor(numbers[:, 2:] * (tokens - sizes + 1)).astype(np.int64)
+        )
         column = np.arange(width) - self._before  # counts from the first token of the span
         inside = np.where(column < sizes[..., None], starts[..., None] + column, end[..., None] - 1)
         positions = np.where(column < 0, first[..., None] + self._before + column, inside)
@@ -144,13 +157,18 @@ class Crops(_Drawn):
 class Cloze(_Drawn):
     """Pairs of a lead and its rest, and of a window of words and the passage from which it is taken out.
 
-    A row of the kind `PASSAGE` has the passage in both columns, and an epoch uses a share of the passages. `WINDOW`
-    limits the words of a window; at least `WINDOW[0]` words are left. In text without spaces, where hardly a token
-    begins a word, tokens count as words. `prompt_tokens` is the length of the prompt of each column.
+    A row of the kind `PASSAGE` has the passage in both columns, and an epoch uses a share of the
+    passages. `WINDOW` limits the words of a window; at least `WINDOW[0]` words are left. In text
+    without spaces, where hardly a token begins a word, tokens count as words. `prompt_tokens` is
+    the length of the prompt of each column.
     """
 
     def __init__(
-        self, store: TokenStore, share: float, begins_word: Bool[np.ndarray, " vocab"], prompt_tokens: Sequence[int]
+        self,
+        store: TokenStore,
+        share: float,
+        begins_word: Bool[np.ndarray, " vocab"],
+        prompt_tokens: Sequence[int],
     ):
         super().__init__(store, np.arange(len(store)))
         self.columns, self._store, self._begins_word = store.columns, store, begins_word
@@ -176,7 +194,9 @@ class Cloze(_Drawn):
     def positions(self, rows: ExampleNumbers, width: int) -> tuple[TokenIds, OfSentences]:
         kept = self._kept_tokens(rows)
         side_by_side = np.argsort(~kept, axis=2, kind="stable")
-        return self.offsets[self.sentences(rows)][..., None] + side_by_side[..., :width], kept.sum(axis=2)
+        return self.offsets[self.sentences(rows)][..., None] + side_by_side[..., :width], kept.sum(
+            axis=2
+        )
 
     def _kept_tokens(self, rows: ExampleNumbers) -> Bool[np.ndarray, "B C T"]:
         """Return which tokens of both texts are kept: the window, and what is left."""
@@ -190,11 +210,14 @@ class Cloze(_Drawn):
         count = begins.sum(axis=1)
         low = np.minimum(WINDOW[0], count // 2)
         numbers = _uniform(rows[:, None] * 2 + np.arange(2))
-        size = low + np.floor(numbers[:, 0] * (np.minimum(WINDOW[1], count - low) - low + 1)).astype(np.int64)
+        size = low + np.floor(
+            numbers[:, 0] * (np.minimum(WINDOW[1], count - low) - low + 1)
+        ).astype(np.int64)
         start = np.floor(numbers[:, 1] * (count - size + 1)).astype(np.int64)
         word = begins.cumsum(axis=1) - 1
         window = inside & (word >= start[:, None]) & (word < (start + size)[:, None])
-        around = (positions < query) | (positions == lengths[:, :1] - 1)  # [CLS], the prompt and [SEP]
+        # [CLS], the prompt and [SEP]
+        around = (positions < query) | (positions == lengths[:, :1] - 1)
         kept = np.stack([around | np.roll(window, query - passage, axis=1), ~window], axis=1)
         kept |= ~self._is_passage[self.text_rows(rows)][:, None, None]
         return kept & (positions < lengths[..., None])
@@ -210,9 +233,10 @@ def _uniform(numbers: Integer[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shap
 
 # Augmented second views (SimCSE Table 1)
 #
-# All augmentations act on whole words. WordPiece marks tokens that continue a word (`##`), so that punctuation is a
-# word. Byte-level BPE and SentencePiece mark tokens that begin a word, so that punctuation belongs to the word before
-# it. With any other tokenizer each token is a word. [CLS] and [SEP] stay.
+# All augmentations act on whole words. WordPiece marks tokens that continue a word (`##`), so that
+# punctuation is a word. Byte-level BPE and SentencePiece mark tokens that begin a word, so that
+# punctuation belongs to the word before it. With any other tokenizer each token is a word. [CLS]
+# and [SEP] stay.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,7 +249,11 @@ class Augmentation:
     synonyms: Synonyms = dataclasses.field(default_factory=dict)
 
     def __call__(
-        self, input_ids: Ids, lengths: Lengths, generator: np.random.Generator, prompt_tokens: int = 0
+        self,
+        input_ids: Ids,
+        lengths: Lengths,
+        generator: np.random.Generator,
+        prompt_tokens: int = 0,
     ) -> tuple[Ids, Lengths]:
         """Return the changed sentences and their lengths. Prompts stay, and values at padding have no meaning."""
         positions, first = np.arange(input_ids.shape[1]), 1 + prompt_tokens
@@ -235,11 +263,15 @@ class Augmentation:
             return self._with_synonym(input_ids, lengths, begins, generator)
         number = begins.cumsum(axis=1) - 1  # the word of each token
         kept_words = self._kept_words(begins.sum(axis=1), input_ids.shape[1], generator)
-        kept = (positions < lengths[:, None]) & (~ordinary | np.take_along_axis(kept_words, np.maximum(number, 0), 1))
+        kept = (positions < lengths[:, None]) & (
+            ~ordinary | np.take_along_axis(kept_words, np.maximum(number, 0), 1)
+        )
         side_by_side = np.argsort(~kept, axis=1, kind="stable")
         return np.take_along_axis(input_ids, side_by_side, axis=1), kept.sum(axis=1)
 
-    def _kept_words(self, counts: Lengths, most: int, generator: np.random.Generator) -> Bool[np.ndarray, "B words"]:
+    def _kept_words(
+        self, counts: Lengths, most: int, generator: np.random.Generator
+    ) -> Bool[np.ndarray, "B words"]:
         """Choose the words to keep, at least one."""
         numbers, draws = np.arange(most), generator.random((len(counts), most))
         if self.kind == "crop":
@@ -252,23 +284,37 @@ class Augmentation:
         return order >= removed[:, None]
 
     def _with_synonym(
-        self, input_ids: Ids, lengths: Lengths, begins: Bool[np.ndarray, "B T"], generator: np.random.Generator
+        self,
+        input_ids: Ids,
+        lengths: Lengths,
+        begins: Bool[np.ndarray, "B T"],
+        generator: np.random.Generator,
     ) -> tuple[Ids, Lengths]:
         """Replace a random word of each sentence. A sentence that grows beyond T is cut, but keeps its last token."""
         changed, new_lengths = input_ids.copy(), lengths.copy()
         for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):
             bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
-            words = [each for each in itertools.pairwise(bounds) if tuple(ids[slice(*each)]) in self.synonyms]
+            words = [
+                each
+                for each in itertools.pairwise(bounds)
+                if tuple(ids[slice(*each)]) in self.synonyms
+            ]
             if words:
                 start, end = words[int(generator.integers(len(words)))]
                 choices = self.synonyms[tuple(ids[start:end])]
-                inside = [*ids[:start], *choices[int(generator.integers(len(choices)))], *ids[end : length - 1]]
+                inside = [
+                    *ids[:start],
+                    *choices[int(generator.integers(len(choices)))],
+                    *ids[end : length - 1],
+                ]
                 new = [*inside[: input_ids.shape[1] - 1], ids[length - 1]]
                 changed[row, : len(new)], new_lengths[row] = new, len(new)
         return changed, new_lengths
 
 
-def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokenizerFast) -> Augmentation | None:
+def open_augmentation(
+    data: DataConfig, tokenizer: transformers.PreTrainedTokenizerFast
+) -> Augmentation | None:
     """Open the augmentation that `data.augmentation` names; None if it does not change second views here."""
     if data.augmentation in ("none", "mlm"):
         return None
@@ -287,7 +333,9 @@ def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"
         prefix = backend.model.continuing_subword_prefix
         begins[[number for token, number in vocabulary.items() if token.startswith(prefix)]] = False
     elif any(token.startswith(WORD_MARKS) for token in vocabulary):
-        begins[[number for token, number in vocabulary.items() if not token.startswith(WORD_MARKS)]] = False
+        begins[
+            [number for token, number in vocabulary.items() if not token.startswith(WORD_MARKS)]
+        ] = False
     return begins
 
 
@@ -302,11 +350,18 @@ def _read_synonyms(path: Path, backend: tokenizers.Tokenizer, unknown: int | Non
         texts = usable(line.split("\t"), place, ledger)
         if texts is None or len(texts) < 2:
             raise DataError(f"{place}: expected a word and its synonyms, separated by tabs")
-        # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
+        # A vocabulary can have different tokens for a word after a space and at the start of a
+        # sentence.
         for before in (" ", ""):
-            word, *others = (tuple(backend.encode(before + text, add_special_tokens=False).ids) for text in texts)
+            word, *others = (
+                tuple(backend.encode(before + text, add_special_tokens=False).ids) for text in texts
+            )
             if word and unknown not in word:
-                table[word] |= dict.fromkeys(other for other in others if other and unknown not in other)
+                table[word] |= dict.fromkeys(
+                    other for other in others if other and unknown not in other
+                )
     if not any(table.values()):
-        raise DataError(f"data.synonyms_file: {path} does not contain a word and a synonym of the vocabulary")
+        raise DataError(
+            f"data.synonyms_file: {path} does not contain a word and a synonym of the vocabulary"
+        )
     return {word: tuple(others) for word, others in table.items() if others}

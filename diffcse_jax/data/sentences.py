@@ -141,11 +141,16 @@ def joined_passages(sentences: Sequence[str], characters: int) -> list[str]:
     One sentence may be longer.
     """
     total = sum(map(width, sentences))
-    room = max(characters / 2, characters - total / max(1, len(sentences)))  # the last sentence may reach beyond it
+    # the last sentence may reach beyond it
+    room = max(characters / 2, characters - total / max(1, len(sentences)))
     size = max(1, total / max(1, math.ceil(total / room)))
     starts = itertools.accumulate(map(width, sentences), initial=0)
     groups = itertools.groupby(zip(starts, sentences, strict=False), lambda entry: entry[0] // size)
-    return [text for _, group in groups for text in _halved([sentence for _, sentence in group], characters)]
+    return [
+        text
+        for _, group in groups
+        for text in _halved([sentence for _, sentence in group], characters)
+    ]
 
 
 def _halved(sentences: Sequence[str], characters: int) -> list[str]:

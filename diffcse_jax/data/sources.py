@@ -37,7 +37,9 @@ def open_split(data: DataConfig) -> Split:
     if source.is_docstrings:
         documents = docstrings.docstring_documents()
     elif source.is_file and extension(source.files[0]) in LINES:
-        documents = Documents(source.name, lambda ledger: _blocks(source, ledger), lambda: fingerprint(source))
+        documents = Documents(
+            source.name, lambda ledger: _blocks(source, ledger), lambda: fingerprint(source)
+        )
     else:
         documents = documents_of(source, Reading(data.columns, with_code=False))
     return Split(documents, data.held_out, strict=data.on_bad_line == "error")

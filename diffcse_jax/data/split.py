@@ -1,7 +1,7 @@
 """Documents for training, and documents that are held out for evaluation.
 
-The source is read once. A hash of a document's words decides whether it is held out, so that neither
-the order nor other documents matter. Documents that share a text are held out together.
+The source is read once. A hash of a document's words decides whether it is held out, so that
+neither the order nor other documents matter. Documents that share a text are held out together.
 """
 
 import functools
@@ -41,8 +41,8 @@ Numbered = tuple[int, Document]  # the number of a document in the order of the 
 class Split:
     """The documents of a source, divided into training and held-out ones.
 
-    If a share is held out, the source is read once, at the first use, and its documents are kept in a
-    temporary file. Otherwise each pass reads the source.
+    If a share is held out, the source is read once, at the first use, and its documents are kept in
+    a temporary file. Otherwise each pass reads the source.
 
     Args:
         documents: The source.
@@ -120,11 +120,13 @@ class _Read:
     def __init__(self, documents: Documents, ledger: Ledger, share: float):
         self.ledger = ledger
         folder = tempfile.mkdtemp(prefix="diffcse_jax-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # also at the end of Python
+        # also at the end of Python
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.file = Path(folder) / "documents.jsonl"
         whole: list[int] = []  # the digest of each document
         texts_of_each: list[UInt64[np.ndarray, " texts"]] = []
-        identities: list[list[int]] = []  # digests that documents have in common if they belong together
+        # digests that documents have in common if they belong together
+        identities: list[list[int]] = []
         place = Path("a temporary file in TMPDIR or /tmp")
         with (
             disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"),
@@ -192,8 +194,8 @@ def held_out_together(
     """Choose items to hold out, so that items that share a key stay together.
 
     Args:
-        own: A 64-bit hash of each item. An item that shares no key is held out if its hash is in the
-            share. Of a group, one member decides, chosen by another hash.
+        own: A 64-bit hash of each item. An item that shares no key is held out if its hash is in
+            the share. Of a group, one member decides, chosen by another hash.
         keys: Hashes of what each item may have in common with others.
         share: The share of the items to hold out.
         fewest: If the share gives fewer groups, this many are held out: those with the lowest
@@ -227,7 +229,9 @@ def _groups(keys: Sequence[Sequence[int]]) -> np.ndarray:
     items = np.repeat(np.arange(len(keys)), [len(each) for each in keys])
     distinct, numbers = np.unique(flat, return_inverse=True)
     size = len(keys) + len(distinct)
-    edges = scipy.sparse.coo_array((np.ones(len(flat), np.int8), (items, len(keys) + numbers)), shape=(size, size))
+    edges = scipy.sparse.coo_array(
+        (np.ones(len(flat), np.int8), (items, len(keys) + numbers)), shape=(size, size)
+    )
     _, labels = scipy.sparse.csgraph.connected_components(edges, directed=False)
     return np.unique(labels[: len(keys)], return_inverse=True)[1]
 
@@ -240,7 +244,9 @@ def _identities(document: Document) -> list[int]:
     return [*lines, digest(titles[0])] if has_title else lines
 
 
-def _boilerplate(bodies: Sequence[int], texts_of_each: Sequence[UInt64[np.ndarray, " _"]]) -> set[int]:
+def _boilerplate(
+    bodies: Sequence[int], texts_of_each: Sequence[UInt64[np.ndarray, " _"]]
+) -> set[int]:
     """Return the digests of texts that many different documents contain.
 
     Documents with equal bodies, such as answers that several questions share, count once.

@@ -13,7 +13,14 @@ from diffcse_jax.data.delimited import open_delimited
 from diffcse_jax.data.json_rows import open_json
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.lines import extension
-from diffcse_jax.data.values import FileRows, NumberedRow, is_missing, listed, sample_of, text_columns
+from diffcse_jax.data.values import (
+    FileRows,
+    NumberedRow,
+    is_missing,
+    listed,
+    sample_of,
+    text_columns,
+)
 
 _OPENERS: dict[str, Callable[[Path, str], FileRows]] = {
     ".csv": open_delimited,
@@ -88,7 +95,9 @@ def open_table(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
     return Table(name, found.columns, texts, tuple(notes), found)
 
 
-def _nested(columns: Sequence[str], sample: Sequence[Mapping[str, Any]], name: str) -> Iterator[str]:
+def _nested(
+    columns: Sequence[str], sample: Sequence[Mapping[str, Any]], name: str
+) -> Iterator[str]:
     """Yield a note about columns that hold objects or lists of objects: their text is not read."""
     nested = []
     for column in columns:

@@ -1,8 +1,9 @@
 """Token stores: texts tokenised once, which training maps into memory.
 
-A token store is a folder: `token_ids` (of all sentences, without a header), `offsets.npy` (where each sentence starts),
-`rows.npy` (what each row is, see `ROW`) and `meta.json`. The folder's name is a hash of all that determines its
-content. `meta.json` contains the SHA-256 of the arrays, which is checked at each opening.
+A token store is a folder: `token_ids` (of all sentences, without a header), `offsets.npy` (where
+each sentence starts), `rows.npy` (what each row is, see `ROW`) and `meta.json`. The folder's name
+is a hash of all that determines its content. `meta.json` contains the SHA-256 of the arrays, which
+is checked at each opening.
 """
 
 import hashlib
@@ -41,7 +42,8 @@ class Examples:
     columns: tuple[str, ...]  # an example has one sentence per column
     max_length: int  # the largest number of tokens of a sentence
     token_ids: Integer[np.ndarray, " tokens"]  # of the whole text
-    offsets: Int[np.ndarray, " sentences_and_1"]  # where each sentence of the text starts in `token_ids`, and the end
+    # where each sentence of the text starts in `token_ids`, and the end
+    offsets: Int[np.ndarray, " sentences_and_1"]
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // len(self.columns)
@@ -66,7 +68,9 @@ class Examples:
         """
         return self.offsets[self.sentences(rows)][..., None] + np.arange(width), self.lengths(rows)
 
-    def gather(self, rows: ExampleNumbers, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
+    def gather(
+        self, rows: ExampleNumbers, width: int, pad_token_id: int
+    ) -> tuple[TokenIds, OfSentences]:
         """Return the token ids (int32), padded to `width`, and the lengths of the sentences."""
         positions, lengths = self.positions(rows, width)
         real = np.arange(width) < lengths[..., None]
@@ -79,7 +83,8 @@ class TokenStore(Examples):
 
     def __init__(self, folder: Path):
         meta = io.read_json_object(folder / META)
-        self.folder, self.name = folder, folder.name  # a hash of the text, the tokenizer and how both were read
+        # a hash of the text, the tokenizer and how both were read
+        self.folder, self.name = folder, folder.name
         self.columns, self.max_length = tuple(meta["columns"]), meta["max_length"]
         self.note: str = meta["note"]  # what was skipped or left out when the store was built
         self.token_ids = np.memmap(folder / "token_ids", meta["dtype"], mode="r")
@@ -116,35 +121,55 @@ def build_or_open(
         corpus: The text. Each column is tokenised as a sentence of its own.
         tokenizer: A fast tokenizer. Its own truncation and padding are ignored.
         max_length: Tokens per sentence, including special tokens; longer sentences are cut.
-        cache_dir: The folder of all stores. Empty: `~/.cache/diffcse_jax/tokens` (or below $XDG_CACHE_HOME).
+        cache_dir: The folder of all stores. Empty: `~/.cache/diffcse_jax/tokens` (or below
+            $XDG_CACHE_HOME).
         prompts: The text in front of each sentence, by column. Empty: none.
     """
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
     text = corpus.fingerprint()
-    parts = [FORMAT_VERSION, text, corpus.columns, corpus.strict, backend.to_str(), corpus.reading, list(prompts)]
+    parts = [
+        FORMAT_VERSION,
+        text,
+        corpus.columns,
+        corpus.strict,
+        backend.to_str(),
+        corpus.reading,
+        list(prompts),
+    ]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
     built, lock_file = False, folder.with_name(f".{name}.lock")
-    with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
+    with io.disk_errors(
+        folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"
+    ):
         if _damage(folder):
             with io.lock(lock_file, wait=True):
                 if damage := _damage(folder):  # another process may have built it meanwhile
                     if folder.exists():
-                        print(f"warning: {damage}", file=sys.stderr)  # not log_line: each host has its own disk
+                        # not log_line: each host has its own disk
+                        print(f"warning: {damage}", file=sys.stderr)
                     with io.replace_dir(folder) as new:
                         ledger = corpus.new_ledger()
                         dtype = _write_arrays(corpus, ledger, backend, new, prompts)
                         if corpus.fingerprint() != text:
-                            raise DataError(f"{corpus.name} changed while it was read. Start again once it is complete")
-                        meta = {"columns": corpus.columns, "max_length": max_length, "note": ledger.summary()}
+                            raise DataError(
+                                f"{corpus.name} changed while it was read. Start again once it is complete"
+                            )
+                        meta = {
+                            "columns": corpus.columns,
+                            "max_length": max_length,
+                            "note": ledger.summary(),
+                        }
                         io.write_sealed(new / META, meta | {"dtype": dtype.name}, [*new.iterdir()])
                     built = True
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
     size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
     note = f" ({store.note})" if store.note else ""
-    log_line(f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}")
+    log_line(
+        f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}"
+    )
     if built and not corpus.reading:  # rows of documents need further passes
         row = zip(corpus.columns, next(corpus.rows()).texts, strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
@@ -161,7 +186,11 @@ def _damage(folder: Path) -> str:
 
 
 def _write_arrays(
-    corpus: Corpus, ledger: Ledger, backend: tokenizers.Tokenizer, folder: Path, prompts: Sequence[str]
+    corpus: Corpus,
+    ledger: Ledger,
+    backend: tokenizers.Tokenizer,
+    folder: Path,
+    prompts: Sequence[str],
 ) -> np.dtype:
     """Write the arrays of a store, block by block, and return the type of token ids."""
     assert backend.truncation is not None
@@ -171,13 +200,20 @@ def _write_arrays(
     ends = [np.zeros(1, np.int64)]  # one array per block
     kinds = [np.zeros(0, ROW)]
     rows = corpus.rows(ledger)
-    with (folder / "token_ids").open("wb") as file, Progress(f"tokenising {corpus.name}", "rows") as progress:
+    with (
+        (folder / "token_ids").open("wb") as file,
+        Progress(f"tokenising {corpus.name}", "rows") as progress,
+    ):
         while block := list(itertools.islice(rows, BLOCK_ROWS)):
             kinds.append(np.array([(row.document, row.follows, row.kind) for row in block], ROW))
             sentences, cut = tokenise(backend, _prompted(block, prompts))
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
-            file.write(np.fromiter(itertools.chain.from_iterable(sentences), dtype, lengths.sum()).tobytes())
+            file.write(
+                np.fromiter(
+                    itertools.chain.from_iterable(sentences), dtype, lengths.sum()
+                ).tobytes()
+            )
             ledger.make(f"text{{s}} cut to {longest} tokens", sum(cut))
             progress.update(len(block))
     np.save(folder / "offsets.npy", np.concatenate(ends))

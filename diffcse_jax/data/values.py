@@ -23,7 +23,8 @@ class FileRows(NamedTuple):
     """The rows of a file, as the reader of its format gives them."""
 
     columns: tuple[str, ...]
-    read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]  # starts a pass over some columns
+    # starts a pass over some columns
+    read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]
     notes: tuple[str, ...] = ()  # what was assumed
     is_open: bool = False  # later rows may have other columns
 
@@ -53,7 +54,9 @@ def chosen_split(names: Sequence[str], name: str) -> tuple[str, str]:
         return names[0], ""
     if "train" not in names:
         found = listed(names)
-        raise DataError(f"{name} has several parts: {found}. Name a folder or file with one of them")
+        raise DataError(
+            f"{name} has several parts: {found}. Name a folder or file with one of them"
+        )
     others = [each for each in names if each != "train"]
     return "train", f"{name}: read the part 'train', not {listed(others)}"
 
@@ -123,7 +126,9 @@ def as_text(value: Any) -> str | None:
 
 ID_NAME = re.compile(r"(?i:^(.*[_\-. ])?(id|ids|uuid|guid)$)|[a-z](Id|ID|Uuid|UUID)$")
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://|www\.|mailto:)\S|\S+@\S+\.\S+$", re.IGNORECASE)
-SCRIPT_WITHOUT_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff\uac00-\ud7af]")
+SCRIPT_WITHOUT_SPACES = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff\uac00-\ud7af]"
+)
 LETTER = r"[^\W\d_]"
 WORD = re.compile(f"{LETTER}+")
 DIGIT = re.compile(r"\d")

@@ -22,7 +22,9 @@ class Encoder(Protocol):
     truncate_dim: int | None
     prompts: Prompts
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Embeddings:
         """Return one embedding per sentence. Without a prompt, the default one is used if there is one."""
         ...
 
@@ -31,11 +33,17 @@ class CachedEncoder:
     """Computes each sentence once, however many tasks ask for it, and keeps its embedding."""
 
     def __init__(self, encoder: Encoder):
-        self.pooler, self.truncate_dim, self.prompts = encoder.pooler, encoder.truncate_dim, encoder.prompts
+        self.pooler, self.truncate_dim, self.prompts = (
+            encoder.pooler,
+            encoder.truncate_dim,
+            encoder.prompts,
+        )
         self.encoder = encoder  # for what is not computed from embeddings
         self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Embeddings:
         """Return one embedding per sentence."""
         prompt = self.prompts.choose(prompt)
         known = self._embeddings.setdefault(prompt, {})
@@ -46,7 +54,10 @@ class CachedEncoder:
 
 
 def encode_groups(
-    encoder: Encoder, groups: Sequence[Sequence[str]], batch_size: int = 64, prompt: str | None = None
+    encoder: Encoder,
+    groups: Sequence[Sequence[str]],
+    batch_size: int = 64,
+    prompt: str | None = None,
 ) -> list[Float32[np.ndarray, "_ dim"]]:
     """Return the embeddings of each group of sentences, from one call of the encoder."""
     sentences = [sentence for group in groups for sentence in group]
@@ -55,11 +66,17 @@ def encode_groups(
 
 
 def encode_pairs(
-    encoder: Encoder, queries: Sequence[str], targets: Sequence[str], batch_size: int = 64, *, symmetric: bool = False
+    encoder: Encoder,
+    queries: Sequence[str],
+    targets: Sequence[str],
+    batch_size: int = 64,
+    *,
+    symmetric: bool = False,
 ) -> list[Float32[np.ndarray, "_ dim"]]:
     """Return the embeddings of queries and those of targets, with the encoder's prompts of queries and documents.
 
-    `symmetric` says that both are texts of one kind, such as the halves of sentences. They have one prompt.
+    `symmetric` says that both are texts of one kind, such as the halves of sentences. They have one
+    prompt.
     """
     prompts = encoder.prompts
     if symmetric or prompts.query == prompts.document:
@@ -100,11 +117,14 @@ class Task:
     """A data set and how it is scored."""
 
     name: str
-    splits: Mapping[str, tuple[str, ...]]  # files of each split (or subset), relative to SentEval's `downstream` folder
-    read: Callable[..., Any]  # returns the content of a split's files, or raises a `DataError` that names file and line
+    # files of each split (or subset), relative to SentEval's `downstream` folder
+    splits: Mapping[str, tuple[str, ...]]
+    # returns the content of a split's files, or raises a `DataError` that names file and line
+    read: Callable[..., Any]
     # Returns named scores, x 100, of an encoder on the content of the splits.
     score: Callable[[Encoder, Mapping[str, Any], EvaluationSettings], dict[str, Any]]
-    modes: tuple[str, ...] = ("test", "fasttest", "dev")  # that it has data for; `dev` does not read the split `test`
+    # that it has data for; `dev` does not read the split `test`
+    modes: tuple[str, ...] = ("test", "fasttest", "dev")
     one_split: bool = False  # only the last split is read
 
     def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
@@ -115,13 +135,20 @@ class Task:
 
     def missing(self, folder: Path, mode: str) -> list[Path]:
         """Return the files that `run` would read and that do not exist."""
-        return [path for paths in self.files(folder, mode).values() for path in paths if not path.is_file()]
+        return [
+            path
+            for paths in self.files(folder, mode).values()
+            for path in paths
+            if not path.is_file()
+        ]
 
     def load(self, folder: Path, split: str) -> Any:
         """Return the content of a split."""
         return self.read(*(folder / file for file in self.splits[split]))
 
-    def run(self, encoder: Encoder, folder: Path, settings: EvaluationSettings = DEFAULTS) -> dict[str, Any]:
+    def run(
+        self, encoder: Encoder, folder: Path, settings: EvaluationSettings = DEFAULTS
+    ) -> dict[str, Any]:
         """Return named scores, x 100, of an encoder on the data in a folder."""
         files = self.files(folder, settings.mode)
         content = {split: self.load(folder, split) for split in files}

@@ -28,7 +28,8 @@ SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
 BLOCK = 8192  # embeddings held in float64 at once
 NAMES_OF_CODE = ("auto_map", "configuration_files")  # in config.json
 OPTIMIZER = optax.adam(1e-3)
-WRITTEN = ("config", "modules.json", sentence_folder.TEXT_SETTINGS)  # files that are written for the chosen pooler
+# files that are written for the chosen pooler
+WRITTEN = ("config", "modules.json", sentence_folder.TEXT_SETTINGS)
 
 
 def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
@@ -55,7 +56,8 @@ class TorchEncoder:
         import transformers
         from sentence_transformers import SentenceTransformer
 
-        ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)  # checks both
+        # checks both
+        ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)
         self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
         self._tokenizer, self._max_length = ours.tokenizer, ours.max_length
         source = files.transformer_folder(files.find_folder(path_or_id))
@@ -67,45 +69,85 @@ class TorchEncoder:
             config = read_json_object(source / "config.json")
             config = {key: value for key, value in config.items() if key not in NAMES_OF_CODE}
             write_json(folder / "config.json", config | {"output_hidden_states": True})
-            sentence_folder.write(folder, ours.recorded, ours.config.num_blocks, ours.config.hidden_size)
+            sentence_folder.write(
+                folder, ours.recorded, ours.config.num_blocks, ours.config.hidden_size
+            )
             _, settings = sentence_folder.text_settings(source)
-            write_json(folder / sentence_folder.TEXT_SETTINGS, settings | {"max_seq_length": self._max_length})
+            write_json(
+                folder / sentence_folder.TEXT_SETTINGS,
+                settings | {"max_seq_length": self._max_length},
+            )
             try:
                 with quiet_transformers():
                     self._model = SentenceTransformer(
-                        name, trust_remote_code=False, local_files_only=True, model_kwargs={"dtype": "float32"}
+                        name,
+                        trust_remote_code=False,
+                        local_files_only=True,
+                        model_kwargs={"dtype": "float32"},
                     )
                     _, loaded = transformers.AutoModel.from_pretrained(
-                        name, trust_remote_code=False, local_files_only=True, output_loading_info=True
+                        name,
+                        trust_remote_code=False,
+                        local_files_only=True,
+                        output_loading_info=True,
                     )
             except Exception as error:  # transformers raises a dozen types
-                raise CheckpointError(f"{path_or_id}: sentence-transformers cannot load the model: {error}") from error
-        # transformers makes up missing weights. A pooler's do not matter: the chosen one is a module of its own.
-        if missing := sorted(key for key in loaded["missing_keys"] if not key.startswith("pooler.")):
-            raise CheckpointError(f"{path_or_id}: transformers does not find the weights {', '.join(missing)[:500]}")
+                raise CheckpointError(
+                    f"{path_or_id}: sentence-transformers cannot load the model: {error}"
+                ) from error
+        # transformers makes up missing weights. A pooler's do not matter: the chosen one is a
+        # module of its own.
+        if missing := sorted(
+            key for key in loaded["missing_keys"] if not key.startswith("pooler.")
+        ):
+            raise CheckpointError(
+                f"{path_or_id}: transformers does not find the weights {', '.join(missing)[:500]}"
+            )
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Embeddings:
         """Return embeddings. Sentences longer than the model's positions are cut."""
         prompt = self.prompts.choose(prompt)
-        lengths = map(len, self._tokenizer([prompt + each for each in sentences], verbose=False)["input_ids"])
-        warn_of_cut(sum(length > self._max_length for length in lengths), len(sentences), self._max_length)
-        found = self._model.encode([*sentences], prompt=prompt, batch_size=batch_size, show_progress_bar=False)
+        lengths = map(
+            len, self._tokenizer([prompt + each for each in sentences], verbose=False)["input_ids"]
+        )
+        warn_of_cut(
+            sum(length > self._max_length for length in lengths), len(sentences), self._max_length
+        )
+        found = self._model.encode(
+            [*sentences], prompt=prompt, batch_size=batch_size, show_progress_bar=False
+        )
         return require_finite(found)
 
 
-# Post-processing: baselines that transform the embeddings of a frozen encoder, fitted on unlabelled sentences
+# Post-processing: baselines that transform the embeddings of a frozen encoder, fitted on unlabelled
+# sentences
 
 
 class PostProcessed:
     """An encoder whose embeddings x become (x - mean) @ matrix."""
 
-    def __init__(self, encoder: Encoder, mean: Float32[np.ndarray, " dim"], matrix: Float32[np.ndarray, "dim target"]):
-        self.pooler, self.truncate_dim, self.prompts = encoder.pooler, encoder.truncate_dim, encoder.prompts
+    def __init__(
+        self,
+        encoder: Encoder,
+        mean: Float32[np.ndarray, " dim"],
+        matrix: Float32[np.ndarray, "dim target"],
+    ):
+        self.pooler, self.truncate_dim, self.prompts = (
+            encoder.pooler,
+            encoder.truncate_dim,
+            encoder.prompts,
+        )
         self._encoder, self._mean, self._matrix = encoder, mean, matrix
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Embeddings:
         """Return transformed embeddings."""
-        return (self._encoder.encode(sentences, batch_size=batch_size, prompt=prompt) - self._mean) @ self._matrix
+        return (
+            self._encoder.encode(sentences, batch_size=batch_size, prompt=prompt) - self._mean
+        ) @ self._matrix
 
 
 def post_process(encoder: Encoder, specification: str) -> PostProcessed:
@@ -118,16 +160,25 @@ def post_process(encoder: Encoder, specification: str) -> PostProcessed:
     sentences = list(dict.fromkeys(filter(None, map(str.strip, texts))))
     embeddings = encoder.encode(sentences)
     try:
-        return PostProcessed(encoder, *(whitening(embeddings) if method == "whitening" else decorrelation(embeddings)))
+        return PostProcessed(
+            encoder,
+            *(whitening(embeddings) if method == "whitening" else decorrelation(embeddings)),
+        )
     except DataError as error:
         raise DataError(f"--post {specification}: {error}") from error
 
 
-def whitening(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
+def whitening(
+    embeddings: Embeddings,
+) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
     """Return the mean, and a map to the directions of variance, each scaled to variance 1 (Su et al. 2021)."""
     mean = embeddings.mean(axis=0, dtype=np.float64)
-    blocks = (embeddings[start : start + BLOCK] - mean for start in range(0, len(embeddings), BLOCK))
-    variances, directions = np.linalg.eigh(sum(block.T @ block for block in blocks) / len(embeddings))
+    blocks = (
+        embeddings[start : start + BLOCK] - mean for start in range(0, len(embeddings), BLOCK)
+    )
+    variances, directions = np.linalg.eigh(
+        sum(block.T @ block for block in blocks) / len(embeddings)
+    )
     variances, directions = variances[::-1], directions[:, ::-1]
     spanned = int((variances > SMALLEST_VARIANCE * variances[0]).sum())
     if spanned < len(variances):
@@ -136,14 +187,19 @@ def whitening(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Floa
     return mean.astype(np.float32), (directions / np.sqrt(variances)).astype(np.float32)
 
 
-def decorrelation(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
+def decorrelation(
+    embeddings: Embeddings,
+) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
     """Return the mean, and a linear map trained so that each dimension resembles only itself (SimCSE++, equation 5).
 
-    A sentence is its own second view. Each dimension is scaled to variance 1, which the loss does not see.
+    A sentence is its own second view. Each dimension is scaled to variance 1, which the loss does
+    not see.
     """
     mean, std = embeddings.mean(axis=0), embeddings.std(axis=0)
     if len(embeddings) < 2 or not std.all():
-        raise DataError(f"{len(embeddings)} different sentences leave dimensions constant. Give more text")
+        raise DataError(
+            f"{len(embeddings)} different sentences leave dimensions constant. Give more text"
+        )
     inputs = (embeddings - mean) / std
     generator = np.random.default_rng(0)
     matrix = jnp.eye(embeddings.shape[1])
@@ -157,7 +213,9 @@ def decorrelation(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], 
 
 @jax.jit
 def _dcl_step(
-    matrix: Float32[Array, "dim dim"], opt_state: optax.OptState, batch: Float32[Array | np.ndarray, "batch dim"]
+    matrix: Float32[Array, "dim dim"],
+    opt_state: optax.OptState,
+    batch: Float32[Array | np.ndarray, "batch dim"],
 ) -> tuple[Float32[Array, "dim dim"], optax.OptState]:
     def loss(matrix: Float32[Array, "dim dim"]) -> Float32[Array, ""]:
         mapped = jnp.dot(batch, matrix, precision="highest")

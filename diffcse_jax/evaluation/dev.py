@@ -1,7 +1,8 @@
 """The dev evaluation of a training run: its metrics, one of which chooses the best checkpoint, and their text.
 
-All processes of a run must call the encoder in the same way, because otherwise they wait for one another forever.
-Therefore the first process decides on the metrics and reads their text. The others get both from it and need no files.
+All processes of a run must call the encoder in the same way, because otherwise they wait for one
+another forever. Therefore the first process decides on the metrics and reads their text. The others
+get both from it and need no files.
 """
 
 import collections
@@ -39,7 +40,8 @@ STS_METRICS = {"stsb_spearman", "average_spearman"}
 STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
 DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
 MOST_PAIRS = 1000
-MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 pairs cannot tell from chance
+# they are scored only once, and find losses that 1,000 pairs cannot tell from chance
+MOST_HOLD_PAIRS = 4000
 FEWEST_WORDS = 6  # in a sentence that is halved
 MOST_WORDS = 64  # in the rest of a document after its lead
 MOST_TOKENS = 128  # in a passage that is searched
@@ -47,7 +49,8 @@ WINDOWS = 2  # for each passage
 KEYWORDS = 5  # for each passage
 
 TrainingTexts = Callable[[], Iterable[str]]
-Texts = dict[str, Any]  # a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs
+# a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs
+Texts = dict[str, Any]
 Pairs = list[tuple[str, str]]  # queries, and the texts that they should find
 Query = tuple[str, str, int, int]  # a pair, and the numbers of its passage and document
 
@@ -56,11 +59,14 @@ Query = tuple[str, str, int, int]  # a pair, and the numbers of its passage and 
 class DevEvaluation:
     """The dev evaluation of a run."""
 
-    chosen: Any  # the metric that chooses the best checkpoint; in fine-tuning it measures another kind of model
+    # the metric that chooses the best checkpoint; in fine-tuning it measures another kind of model
+    chosen: Any
     text: str  # identifies the text of that metric
     also: Sequence[Metric] = ()  # the metrics of `eval.beside`, which are only reported
-    hold: Sequence[RetrievalMetric] = ()  # the metrics of `eval.hold`, which the exported model may not lower
-    drift_check: Metric | None = None  # measures general quality, which training on a narrow domain may lower
+    # the metrics of `eval.hold`, which the exported model may not lower
+    hold: Sequence[RetrievalMetric] = ()
+    # measures general quality, which training on a narrow domain may lower
+    drift_check: Metric | None = None
 
     @property
     def metric(self) -> str:
@@ -84,7 +90,9 @@ class DevEvaluation:
         encoder = CachedEncoder(encoder)
         return {metric.name: metric.measure(encoder).outcomes for metric in self.hold}
 
-    def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
+    def regressions(
+        self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]
+    ) -> list[str]:
         """Return the metrics of `eval.hold` in which the model is significantly worse, as text."""
         found = []
         for metric in self.hold:
@@ -92,7 +100,9 @@ class DevEvaluation:
             low, high = metric.interval(start[name], model[name])
             if high < 0:
                 interval = f"95% interval {low:+.2f} to {high:+.2f} over {metric.units}"
-                found.append(f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} ({interval})")
+                found.append(
+                    f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} ({interval})"
+                )
         return found
 
 
@@ -105,13 +115,15 @@ def build_dev_evaluation(
 ) -> DevEvaluation:
     """Build the evaluation that `eval` describes, the same on all processes.
 
-    If STS data is needed and missing, `halves_retrieval` on training sentences replaces the metric that chooses, and
-    other metrics that need the data are left out, with a warning on standard error.
+    If STS data is needed and missing, `halves_retrieval` on training sentences replaces the metric
+    that chooses, and other metrics that need the data are left out, with a warning on standard
+    error.
 
     Args:
         config: The run's configuration.
         training: Starts a pass over the sentences of the training text.
-        start: Returns the encoder of the starting checkpoint, for the drift check. None: no drift check.
+        start: Returns the encoder of the starting checkpoint, for the drift check. None: no drift
+            check.
         split: The documents of the text, if they are open already. They are not read again.
         tokens: The tokens of the training text, for `masked_accuracy`.
     """
@@ -122,7 +134,9 @@ def build_dev_evaluation(
         text=json_digest(chosen),
         also=[_metric_of(texts, options.batch_size, tokens) for texts in also],
         hold=[_metric_of(texts, options.batch_size) for texts in hold],
-        drift_check=build_drift_check(options, start) if start and (options.guard or options.max_drop) else None,
+        drift_check=build_drift_check(options, start)
+        if start and (options.guard or options.max_drop)
+        else None,
     )
 
 
@@ -135,7 +149,9 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
         return STSB.load(senteval_folder(options.data_dir), "dev")
 
     if stsb := decided_by_first(stsb_dev):
-        return metrics.CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: ScoredPairs(*stsb)})
+        return metrics.CorrelationMetric(
+            DRIFT_STSB, options.batch_size, {DRIFT_STSB: ScoredPairs(*stsb)}
+        )
     cosines = metrics.general_cosines(start(), options.batch_size)
     return metrics.AgreementMetric(DRIFT_AGREEMENT, options.batch_size, cosines)
 
@@ -153,7 +169,9 @@ def _all_texts(
     if problem := _missing_sts_data(options.data_dir, options.tasks) if needs_sts else "":
         if metric in STS_METRICS:
             metric = "halves_retrieval"
-            log_line(f"warning: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
+            log_line(
+                f"warning: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}"
+            )
         if left_out := STS_METRICS.intersection(also):
             log_line(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
         also = [name for name in also if name not in {*STS_METRICS, metric}]
@@ -179,7 +197,12 @@ def _all_texts(
 
 
 def _texts(
-    config: Config, metric: str, training: TrainingTexts, split: Split | None, *, most: int = MOST_PAIRS
+    config: Config,
+    metric: str,
+    training: TrainingTexts,
+    split: Split | None,
+    *,
+    most: int = MOST_PAIRS,
 ) -> Texts:
     """Return a metric and its text. If pairs are made from documents or sentences, there are at most `most`."""
     options = config.eval
@@ -198,23 +221,33 @@ def _texts(
             )
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
-        return texts | {"queries": retrieval.read_retrieval_pairs(file or options.pairs_file, strict=is_strict)}
+        return texts | {
+            "queries": retrieval.read_retrieval_pairs(file or options.pairs_file, strict=is_strict)
+        }
     if kind == search_collections.COLLECTION:
-        return texts | {"collection": search_collections.read_collection(expand_path(file), strict=is_strict)}
+        return texts | {
+            "collection": search_collections.read_collection(expand_path(file), strict=is_strict)
+        }
     path = expand_path(options.pairs_file)  # the metric is pairs_spearman
     own = read_pairs(path, Form(0, (1, 2), labels=(-1e9, 1e9)))
     if np.ptp(own.gold) == 0:
-        raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
+        raise DataError(
+            f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores"
+        )
     return texts | {"sets": {metric: own}}
 
 
-def masked_texts(config: Config, split: Split | None, tokens: TrainingTokens | None) -> list[list[int]]:
+def masked_texts(
+    config: Config, split: Split | None, tokens: TrainingTokens | None
+) -> list[list[int]]:
     """Return the tokens of at most `MOST_PAIRS` passages of the held-out documents, chosen by a hash."""
     if split is None or tokens is None:
         raise DataError(f"{MASKED_ACCURACY} is measured only while a masked LM is trained")
     length = config.data.max_length
     sections = (section for _, document in split.held_out() for section in document.sections)
-    passages = {text for section in sections for text in short_passages(section.sentences(), length)}
+    passages = {
+        text for section in sections for text in short_passages(section.sentences(), length)
+    }
     chosen = heapq.nsmallest(MOST_PAIRS, passages, key=digest)
     if not chosen:
         raise DataError(
@@ -233,8 +266,12 @@ def _metric_of(texts: Texts, batch_size: int, tokens: TrainingTokens | None = No
     if "queries" in texts:
         return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
     if "collection" in texts:
-        return metrics.CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
-    return metrics.CorrelationMetric(name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()})
+        return metrics.CollectionMetric(
+            name, batch_size, search_collections.Collection(*texts["collection"])
+        )
+    return metrics.CorrelationMetric(
+        name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()}
+    )
 
 
 def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:
@@ -306,10 +343,14 @@ def _queries_of(split: Split, max_length: int, metric: str) -> Iterator[Query]:
         for section in document.sections:
             for pairs in HELD_OUT_PAIRS[metric](section, max_length):
                 passage = next(passages)
-                yield from ((*pair, passage, number) for pair in pairs if usable(pair, Place(), unusable))
+                yield from (
+                    (*pair, passage, number) for pair in pairs if usable(pair, Place(), unusable)
+                )
 
 
-def choose_queries(queries: Iterable[Query], limit: int, order: Callable[[str], int] = digest) -> list[Query]:
+def choose_queries(
+    queries: Iterable[Query], limit: int, order: Callable[[str], int] = digest
+) -> list[Query]:
     """Choose at most `limit` queries: those with the lowest `order`, a hash, whatever order they come in.
 
     Chosen queries of different passages share no text. Memory holds at most four times the limit.
@@ -323,7 +364,9 @@ def choose_queries(queries: Iterable[Query], limit: int, order: Callable[[str], 
     places = {(text, passage) for *texts, passage, _ in candidates for text in texts}
     occurrences = collections.Counter(text for text, _ in places)
     shared = {text for text, count in occurrences.items() if count > 1}
-    return [query for query in candidates if query[0] != query[1] and shared.isdisjoint(query[:2])][:limit]
+    return [query for query in candidates if query[0] != query[1] and shared.isdisjoint(query[:2])][
+        :limit
+    ]
 
 
 def training_halves(training: Callable[[], Iterable[str]], most: int) -> Pairs:
@@ -361,13 +404,22 @@ def _neighbours(section: Section, tokens: int) -> Iterator[Pairs]:
 
 
 def _halves_of_sentences(section: Section, tokens: int) -> Iterator[Pairs]:
-    return ([halve(sentence)] for sentence in section.sentences() if len(words(sentence)) >= FEWEST_WORDS)
+    return (
+        [halve(sentence)]
+        for sentence in section.sentences()
+        if len(words(sentence)) >= FEWEST_WORDS
+    )
 
 
 def _mixed(section: Section, tokens: int) -> Iterator[Pairs]:
     for number, passage in enumerate(short_passages(section.sentences(), tokens)):
         title = [(section.title, passage)] if section.title and not number else []
-        yield [*title, *_sentences_and_rests(passage), *_windows_and_rests(passage), (_keywords(passage), passage)]
+        yield [
+            *title,
+            *_sentences_and_rests(passage),
+            *_windows_and_rests(passage),
+            (_keywords(passage), passage),
+        ]
 
 
 def _sentences_and_rests(passage: str) -> Iterator[tuple[str, str]]:
@@ -385,7 +437,9 @@ def _windows_and_rests(passage: str) -> Iterator[tuple[str, str]]:
         random_size, random_start = divmod(digest(f"{number} {passage}"), 1 << 32)
         size = shortest + random_size % (min(longest, count - shortest) - shortest + 1)
         start = random_start % (count - size + 1)
-        rest = join(filter(None, [some_words(passage, 0, start), some_words(passage, start + size)]))
+        rest = join(
+            filter(None, [some_words(passage, 0, start), some_words(passage, start + size)])
+        )
         yield some_words(passage, start, start + size), rest
 
 

@@ -19,11 +19,14 @@ def choose_weight(
     """Choose the weight of BM25 for queries, each with the rows that it should find, by nDCG@10.
 
     `dense` are cosine similarities, and `lexical` are BM25 scores. The weight is the default,
-    unless another one of `TRIED_WEIGHTS` is better by more than one standard error over the queries.
+    unless another one of `TRIED_WEIGHTS` is better by more than one standard error over the
+    queries.
     """
     tried = [DEFAULT_WEIGHT, *TRIED_WEIGHTS]
     gains = np.zeros((len(relevant), len(tried)))
-    for query, (by_cosine, by_words, wanted) in enumerate(zip(dense, lexical, relevant, strict=True)):
+    for query, (by_cosine, by_words, wanted) in enumerate(
+        zip(dense, lexical, relevant, strict=True)
+    ):
         for column, weight in enumerate(tried):
             scores = combine(by_cosine, by_words, weight, by_cosine, by_words)
             gains[query, column] = ndcg(best_rows(scores, 10), dict.fromkeys(wanted, 1.0))

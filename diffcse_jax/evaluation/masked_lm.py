@@ -73,7 +73,9 @@ def guess_most_frequent(token_ids: Integer[np.ndarray, " tokens"], special: Sequ
 
 
 def guess_after(
-    previous: Int[np.ndarray, " blanks"], token_ids: Integer[np.ndarray, " tokens"], special: Sequence[int]
+    previous: Int[np.ndarray, " blanks"],
+    token_ids: Integer[np.ndarray, " tokens"],
+    special: Sequence[int],
 ) -> Int[np.ndarray, " blanks"]:
     """Return the most frequent token of a text after each `previous` one, or of the whole text if it has no such one.
 
@@ -84,7 +86,8 @@ def guess_after(
     size = int(token_ids.max()) + 1
     pairs, counts = np.unique(first[used] * size + second[used], return_counts=True)
     by_count = pairs[np.argsort(counts, kind="stable")].tolist()
-    followers = {pair // size: pair % size for pair in by_count}  # the last pair of a token is its most frequent one
+    # the last pair of a token is its most frequent one
+    followers = {pair // size: pair % size for pair in by_count}
     default = guess_most_frequent(token_ids, special)
     return np.array([followers.get(token, default) for token in previous.tolist()])
 
@@ -93,8 +96,9 @@ def guess_after(
 class MaskedAccuracy(Metric):
     """The share of masked tokens that a masked LM recovers. The masks are the same in each measurement.
 
-    Beside it are the shares that two guesses recover: the most frequent token of the training text (`unigram`), and the
-    most frequent one after the previous token (`bigram`). A model below them has learnt nothing from the context.
+    Beside it are the shares that two guesses recover: the most frequent token of the training text
+    (`unigram`), and the most frequent one after the previous token (`bigram`). A model below them
+    has learnt nothing from the context.
     """
 
     token_ids: Sequence[Sequence[int]]  # of each text
@@ -116,7 +120,10 @@ class MaskedAccuracy(Metric):
             "unigram": guess_most_frequent(counted, special),
             "bigram": guess_after(self.blanks.previous, counted, special),
         }
-        return {f"{self.name}_{name}": 100 * float(np.mean(answer == target)) for name, answer in answers.items()}
+        return {
+            f"{self.name}_{name}": 100 * float(np.mean(answer == target))
+            for name, answer in answers.items()
+        }
 
     def measure(self, encoder: Any) -> Measured:
         if isinstance(encoder, CachedEncoder):
@@ -132,8 +139,12 @@ class MaskedAccuracy(Metric):
 
     @property
     def remark(self) -> str:
-        guesses = ", ".join(f"{name.rpartition('_')[2]} {score:.2f}" for name, score in self.guesses.items())
-        return f"Guesses by frequency get {guesses}. This metric does not compare sentence embeddings."
+        guesses = ", ".join(
+            f"{name.rpartition('_')[2]} {score:.2f}" for name, score in self.guesses.items()
+        )
+        return (
+            f"Guesses by frequency get {guesses}. This metric does not compare sentence embeddings."
+        )
 
     @property
     def units(self) -> str:

@@ -30,7 +30,8 @@ class Metric:
     name: str
     batch_size: int
     units: ClassVar[Any] = ""  # what intervals are over, such as `1,000 queries of 300 documents`
-    aspect: ClassVar[str] = ""  # in which a model with a higher score is better, such as ` as a masked LM`
+    # in which a model with a higher score is better, such as ` as a masked LM`
+    aspect: ClassVar[str] = ""
     remark: ClassVar[Any] = ""  # what a reader must know about the scores, for the verdict
     # The number of independent items, which intervals resample, and what: `(300, "documents")`.
     sample: ClassVar[Any] = (0, "")

@@ -5,7 +5,8 @@
 
     mteb.evaluate(MtebEncoder("runs/diffcse_base"), mteb.get_tasks(tasks=["STSBenchmark"]))
 
-MTEB's data differs from SentEval's in casing and tokenisation. Report the two kinds of scores separately.
+MTEB's data differs from SentEval's in casing and tokenisation. Report the two kinds of scores
+separately.
 """
 
 from typing import Any
@@ -26,19 +27,26 @@ from diffcse_jax.run_folder.finding import find_run
 class MtebEncoder(AbsEncoder):
     """A `SentenceEncoder` for mteb. Similarity is the cosine. The device is ignored.
 
-    Queries and documents get the model's prompts; texts of other tasks get its default prompt, if there is one.
+    Queries and documents get the model's prompts; texts of other tasks get its default prompt, if
+    there is one.
 
-    mteb caches scores by a model's name and revision. Both contain a hash of all that determines an embedding, so that
-    no model gets the cached scores of another. `revision` replaces the hash.
+    mteb caches scores by a model's name and revision. Both contain a hash of all that determines an
+    embedding, so that no model gets the cached scores of another. `revision` replaces the hash.
     """
 
     def __init__(
-        self, model_name: str, revision: str | None = None, device: str | None = None, *, pooler: str | None = None
+        self,
+        model_name: str,
+        revision: str | None = None,
+        device: str | None = None,
+        *,
+        pooler: str | None = None,
     ):
         self.encoder = SentenceEncoder.from_pretrained(model_name, pooler=pooler)
         fingerprint = self.encoder.fingerprint()
         path = expand_path(model_name).resolve()
-        folder = (find_run(path) or find_run(path.parent) or path).name  # a run's name for its exports
+        # a run's name for its exports
+        folder = (find_run(path) or find_run(path.parent) or path).name
         self.mteb_model_meta = ModelMeta.create_empty(
             {
                 "name": f"diffcse_jax/{folder}-{fingerprint[:8]}",
@@ -50,10 +58,16 @@ class MtebEncoder(AbsEncoder):
         )
 
     def encode(
-        self, inputs: DataLoader[BatchedInput], *, prompt_type: PromptType | None = None, **options: Any
+        self,
+        inputs: DataLoader[BatchedInput],
+        *,
+        prompt_type: PromptType | None = None,
+        **options: Any,
     ) -> Float32[np.ndarray, "sentences dim"]:
         sentences = [sentence for batch in inputs for sentence in batch["text"]]
         prompts, prompt = self.encoder.prompts, None
         if prompt_type is not None:
             prompt = prompts.query if prompt_type == PromptType.query else prompts.document
-        return self.encoder.encode(sentences, batch_size=options.get("batch_size", 64), prompt=prompt)
+        return self.encoder.encode(
+            sentences, batch_size=options.get("batch_size", 64), prompt=prompt
+        )

@@ -14,11 +14,17 @@ from diffcse_jax.evaluation.systems import BM25, HYBRID
 
 Results = dict[str, Any]
 RECORDED = ("backend", "mode", "aggregation", "post")  # settings kept with results
-GROUPS = {"sts": tuple(task.name for task in STS_TASKS), "transfer": tuple(task.name for task in TRANSFER_TASKS)}
+GROUPS = {
+    "sts": tuple(task.name for task in STS_TASKS),
+    "transfer": tuple(task.name for task in TRANSFER_TASKS),
+}
 
 # A task's column shows the first of these scores that the task has.
 SCORES = ("spearman", "acc", "devacc", CHOOSES, "mrr")
-PROBES = {"geometry": ("alignment", "uniformity"), "retrieval": tuple(f"recall@{k}" for k in CUTOFFS)}
+PROBES = {
+    "geometry": ("alignment", "uniformity"),
+    "retrieval": tuple(f"recall@{k}" for k in CUTOFFS),
+}
 SHORT_NAMES = {"STSBenchmark": "STS-B", "SICKRelatedness": "SICK-R"} | {
     f"average {group}": "average" for group in GROUPS
 }
@@ -34,7 +40,9 @@ class TableRow(NamedTuple):
 
 def _published() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
-    for group, rows in tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8")).items():
+    for group, rows in tomllib.loads(
+        Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
+    ).items():
         for row in rows:
             scores = row["scores"]
             if group in GROUPS:
@@ -52,11 +60,15 @@ def scores_by_column(results: Results) -> dict[str, float]:
     for name, scores in tasks.items():
         if shown := [scores[key] for key in SCORES if key in scores]:
             columns[name] = shown[0]
-    columns |= {f"average {group}": mean for group, mean in results["averages"].items() if mean is not None}
+    columns |= {
+        f"average {group}": mean for group, mean in results["averages"].items() if mean is not None
+    }
     for name, scores in tasks.items():
         if HYBRID in scores:
             columns |= {f"{name} + {BM25}": scores[HYBRID], f"{name} {BM25}": scores[BM25]}
-    return columns | {key: tasks[task][key] for task, keys in PROBES.items() if task in tasks for key in keys}
+    return columns | {
+        key: tasks[task][key] for task, keys in PROBES.items() if task in tasks for key in keys
+    }
 
 
 def sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:
@@ -71,7 +83,11 @@ def sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:
 def by_column(seeds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Return the values of the columns that all seeds have."""
     columns = seeds[0] if seeds else {}
-    return {column: [seed[column] for seed in seeds] for column in columns if all(column in seed for seed in seeds)}
+    return {
+        column: [seed[column] for seed in seeds]
+        for column in columns
+        if all(column in seed for seed in seeds)
+    }
 
 
 def format_scores(scores: Mapping[str, float]) -> dict[str, str]:
@@ -85,7 +101,9 @@ def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
     means = format_scores({column: statistics.mean(values) for column, values in columns.items()})
     if len(seeds) == 1:
         return means
-    deviations = format_scores({column: statistics.stdev(values) for column, values in columns.items()})
+    deviations = format_scores(
+        {column: statistics.stdev(values) for column, values in columns.items()}
+    )
     return {column: f"{means[column]} ± {deviations[column]}" for column in columns}
 
 
@@ -98,17 +116,24 @@ def task_title(name: str) -> str:
     return SHORT_NAMES.get(name, name)
 
 
-def table(columns: Sequence[str], rows: Iterable[TableRow], style: str = "text", labels: str = "model") -> str:
+def table(
+    columns: Sequence[str], rows: Iterable[TableRow], style: str = "text", labels: str = "model"
+) -> str:
     """Return rows below a line of titles, as `text`, `markdown` or `latex`, which needs the package booktabs."""
     titles = [labels, *map(task_title, columns)]
-    lines = [titles, *([row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows)]
+    lines = [
+        titles,
+        *([row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows),
+    ]
     if style == "latex":
         escapes = {character: f"\\{character}" for character in "_%&#${}"}
         escaped = str.maketrans(escapes | {"±": r"$\pm$", "<": "$<$", "~": r"\textasciitilde{}"})
         cells = [[cell.translate(escaped) for cell in line] for line in lines]
         head, *body = (" & ".join(line) + r" \\" for line in cells)
         begin = rf"\begin{{tabular}}{{l{'r' * len(columns)}}}"
-        return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
+        return "\n".join(
+            [begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+        )
     first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
     padded = [[line[0].ljust(first), *map(str.rjust, line[1:], widths)] for line in lines]
     if style == "text":
@@ -117,7 +142,9 @@ def table(columns: Sequence[str], rows: Iterable[TableRow], style: str = "text",
     return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
 
 
-def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[list[str], list[TableRow]]]:
+def compared(
+    models: Sequence[Results], *, with_published: bool
+) -> list[tuple[list[str], list[TableRow]]]:
     """Return the columns and rows of tables: poolers and tasks, published scores and each model."""
     scores = [scores_by_column(results) for results in models]
     measured = [
@@ -137,7 +164,9 @@ def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[l
 
 def compare(models: Sequence[Results], *, with_published: bool, style: str) -> str:
     """Return the tables of `compared` in a style of `table`."""
-    return "\n\n".join(table(*each, style) for each in compared(models, with_published=with_published))
+    return "\n\n".join(
+        table(*each, style) for each in compared(models, with_published=with_published)
+    )
 
 
 def details(results: Results) -> str:
@@ -151,14 +180,24 @@ def details(results: Results) -> str:
         title = task_title(name)
         numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
         numbers |= {"dev spearman": scores["dev"]["spearman"]} if "dev" in scores else {}
-        lines.append(f"{title}: {', '.join(f'{key} {score}' for key, score in format_scores(numbers).items())}")
+        lines.append(
+            f"{title}: {', '.join(f'{key} {score}' for key, score in format_scores(numbers).items())}"
+        )
         if other := scores.get("against"):
             difference = f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f})"
             interval = f"95% interval {other['low']:+.2f} to {other['high']:+.2f}"
-            lines.append(f"{title}: {CHOOSES} {difference}, {interval}, p = {other['p']:.4f} (randomisation test)")
+            lines.append(
+                f"{title}: {CHOOSES} {difference}, {interval}, p = {other['p']:.4f} (randomisation test)"
+            )
         for example in scores.get("examples", ()):
-            lines += [f"  {example['query']}", *(f"    {score:.2f} {text}" for text, score in example["hits"])]
-    lines += [f"{task_title(name)}: not the official data: {why}" for name, why in results["not_official"].items()]
+            lines += [
+                f"  {example['query']}",
+                *(f"    {score:.2f} {text}" for text, score in example["hits"]),
+            ]
+    lines += [
+        f"{task_title(name)}: not the official data: {why}"
+        for name, why in results["not_official"].items()
+    ]
     by_reason: dict[str, list[str]] = {}
     for name, why in results["missing"].items():
         by_reason.setdefault(why, []).append(task_title(name))

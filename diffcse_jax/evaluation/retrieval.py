@@ -20,7 +20,14 @@ from diffcse_jax.data.sentences import canonical
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tables import KINDS, open_table
 from diffcse_jax.errors import DataError, require_extra
-from diffcse_jax.evaluation import Embeddings, Encoder, EvaluationSettings, Task, encode_groups, encode_pairs
+from diffcse_jax.evaluation import (
+    Embeddings,
+    Encoder,
+    EvaluationSettings,
+    Task,
+    encode_groups,
+    encode_pairs,
+)
 from diffcse_jax.evaluation.answers import Answers, answers_of
 from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.evaluation.senteval_data import numbered_lines

@@ -12,8 +12,22 @@ from typing import Any
 
 import tqdm
 
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError, NotDownloadedError, warn_user
-from diffcse_jax.evaluation import CachedEncoder, Encoder, EvaluationSettings, Task, retrieval, search_collections, sts
+from diffcse_jax.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NotDownloadedError,
+    warn_user,
+)
+from diffcse_jax.evaluation import (
+    CachedEncoder,
+    Encoder,
+    EvaluationSettings,
+    Task,
+    retrieval,
+    search_collections,
+    sts,
+)
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import queries_of_documents
 from diffcse_jax.evaluation.results import GROUPS, RECORDED, Results, compare, details
@@ -33,7 +47,10 @@ def score_documents(encoder: Encoder, file: str, settings: EvaluationSettings) -
     return found | {"systems": [system.summary() for system in systems]}
 
 
-TASKS = {task.name: task for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)}
+TASKS = {
+    task.name: task
+    for task in (*sts.STS_TASKS, *TRANSFER_TASKS, sts.GEOMETRY, retrieval.STSB_RETRIEVAL)
+}
 # The tasks on the user's own files, which are named KIND:FILE.
 OWN: dict[str, Callable[[Encoder, str, EvaluationSettings], dict[str, Any]]] = {
     search_collections.COLLECTION: retrieval.score_collection,
@@ -43,7 +60,12 @@ OWN: dict[str, Callable[[Encoder, str, EvaluationSettings], dict[str, Any]]] = {
 # Names of several tasks.
 NAMES = GROUPS | {"full": GROUPS["sts"] + GROUPS["transfer"]}
 # Other names, without case and punctuation.
-ALIASES = {"stsb": "STSBenchmark", "stsbench": "STSBenchmark", "sickr": "SICKRelatedness", "all": "full"}
+ALIASES = {
+    "stsb": "STSBenchmark",
+    "stsbench": "STSBenchmark",
+    "sickr": "SICKRelatedness",
+    "all": "full",
+}
 
 
 def own_kind(name: str) -> str:
@@ -58,7 +80,9 @@ def find_task(name: str) -> Task:
     if not file:
         return TASKS[name]
     # The scoring function reads the file, so the task has no splits.
-    return Task(name, {}, read=tuple, score=lambda encoder, _, settings: OWN[kind](encoder, file, settings))
+    return Task(
+        name, {}, read=tuple, score=lambda encoder, _, settings: OWN[kind](encoder, file, settings)
+    )
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
@@ -138,7 +162,8 @@ def evaluate_model(
     tasks, mode = _plan(settings), settings.mode
     folder, missing = _find_data(tasks, settings)
     encoder = CachedEncoder(load_encoder(model, settings))
-    # Tasks on the user's own files use the prompts of queries and documents, and other tasks the default prompt.
+    # Tasks on the user's own files use the prompts of queries and documents, and other tasks the
+    # default prompt.
     uses_prompts = encoder.prompts.default or all(map(own_kind, tasks))
     if not uses_prompts and (warning := encoder.prompts.warning(model)):
         warn_user(warning)
@@ -154,7 +179,9 @@ def evaluate_model(
         "missing": missing,
     }
     keep(found)
-    for name in tqdm.tqdm([name for name in tasks if name not in missing], desc=model, unit="task", disable=None):
+    for name in tqdm.tqdm(
+        [name for name in tasks if name not in missing], desc=model, unit="task", disable=None
+    ):
         scores = tasks[name].run(encoder, folder, settings)
         found["tasks"][name] = scores | scores.get("aggregations", {}).get(settings.aggregation, {})
         found["averages"] = averages(found["tasks"], mode)
@@ -164,7 +191,9 @@ def evaluate_model(
     return found
 
 
-def _find_data(tasks: Mapping[str, Task], settings: EvaluationSettings) -> tuple[Path, dict[str, str]]:
+def _find_data(
+    tasks: Mapping[str, Task], settings: EvaluationSettings
+) -> tuple[Path, dict[str, str]]:
     """Return SentEval's folder, and why data of tasks is missing, by task."""
     official = [name for name in tasks if not own_kind(name)]
     folder = Path()
@@ -191,8 +220,12 @@ def _plan(settings: EvaluationSettings) -> dict[str, Task]:
             retrieval.read_queries(settings.queries)
         except DataError as error:
             raise DataError(f"--queries: {error}") from error
-    if (settings.runs or settings.against) and search_collections.COLLECTION not in map(own_kind, names):
-        raise ConfigError("--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks")
+    if (settings.runs or settings.against) and search_collections.COLLECTION not in map(
+        own_kind, names
+    ):
+        raise ConfigError(
+            "--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks"
+        )
     if settings.runs:
         check_run_files(settings)
     return {name: find_task(name) for name in names}
@@ -207,7 +240,9 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
     for group, score in (("sts", "spearman"), ("transfer", "devacc" if mode == "dev" else "acc")):
         names, means[group] = expand_groups([group], mode), None
         if all(name in tasks for name in names):
-            means[group] = round(statistics.fmean(round(tasks[name][score], 2) for name in names), 2)
+            means[group] = round(
+                statistics.fmean(round(tasks[name][score], 2) for name in names), 2
+            )
     return means
 
 

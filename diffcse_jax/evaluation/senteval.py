@@ -3,10 +3,11 @@
 File formats, folds, choice of the regularization, rounding and random numbers are those of SentEval
 (`tools/validation.py`), in the settings that SimCSE and DiffCSE report.
 
-SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. Fits on equally many rows
-therefore start from the same weights and see the same permutations, whatever the rows and the L2 regularization. Here
-several classifiers train side by side in one compiled program, each with all regularizations. Initial weights, batches,
-updates and early stopping are those of the original (`tools/classifier.py` with `nhid` 0), up to rounding.
+SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. Fits on
+equally many rows therefore start from the same weights and see the same permutations, whatever the
+rows and the L2 regularization. Here several classifiers train side by side in one compiled program,
+each with all regularizations. Initial weights, batches, updates and early stopping are those of the
+original (`tools/classifier.py` with `nhid` 0), up to rounding.
 """
 
 import functools
@@ -22,7 +23,13 @@ from jaxtyping import Array, Float, Float32, Int, Int32
 
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import Encoder, EvaluationSettings, Task, encode_groups
-from diffcse_jax.evaluation.senteval_data import Form, numbered_lines, parse_rows, read_lines, single_spaced
+from diffcse_jax.evaluation.senteval_data import (
+    Form,
+    numbered_lines,
+    parse_rows,
+    read_lines,
+    single_spaced,
+)
 
 SEED = 1111
 REGULARIZATIONS = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -30,7 +37,8 @@ DEV_FRACTION = 0.05
 LAST_PASS = 200  # no block starts after this many passes
 FITS_AT_ONCE = 16  # with more, batches no longer fit into the caches of a CPU
 NO_ROW = -1
-FEWEST_PER_CLASS = 20  # so that every class is in each of ten folds, and in each of ten folds within nine of them
+# so that every class is in each of ten folds, and in each of ten folds within nine of them
+FEWEST_PER_CLASS = 20
 BINARY = {"0": 0, "1": 1}
 QUESTIONS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
 
@@ -39,7 +47,8 @@ RowNumbers = Int[np.ndarray, "..."]
 Inputs = Float32[np.ndarray, "_ dim"]
 Weights = Float32[np.ndarray, "classes dim_and_bias"]
 Batches = Int32[Array | np.ndarray, "*fits batches batch_size"]
-_State = tuple[Any, optax.OptState]  # weights and state of the optimizer, of all fits or under `jax.vmap` of one
+# weights and state of the optimizer, of all fits or under `jax.vmap` of one
+_State = tuple[Any, optax.OptState]
 
 
 class Recipe(NamedTuple):
@@ -48,7 +57,8 @@ class Recipe(NamedTuple):
     optimizer: optax.GradientTransformation
     batch_size: int  # rows per update; the last batch of a pass may be smaller
     tenacity: int  # blocks without improvement that are allowed; the next one ends training
-    passes_per_block: int  # passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`)
+    # passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`)
+    passes_per_block: int
     folds: int = 10  # of cross-validation
 
 
@@ -88,10 +98,13 @@ class Fit(NamedTuple):
 
     train: Int[np.ndarray, " train"]
     dev: Int[np.ndarray, " dev"]
-    permuted: int = 0  # number of rows that were permuted and split into `train` and `dev`; 0 if they were given
+    # number of rows that were permuted and split into `train` and `dev`; 0 if they were given
+    permuted: int = 0
 
 
-def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int) -> Features:
+def encode_examples(
+    encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int
+) -> Features:
     """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
     examples = [example for split in splits.values() for example in split]
     sides = [list(side) for side in zip(*(example.sentences for example in examples), strict=True)]
@@ -105,8 +118,12 @@ def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], c
 def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
     """Test each outer fold once; inner folds choose its regularization."""
     outer = stratified_folds(features.splits["train"], features.labels, recipe.folds)
-    inner = [fit for fold in outer for fit in stratified_folds(fold.train, features.labels, recipe.folds)]
-    accuracies, weights = train_classifiers(features, [*inner, *(hold_out(fold.train) for fold in outer)], recipe)
+    inner = [
+        fit for fold in outer for fit in stratified_folds(fold.train, features.labels, recipe.folds)
+    ]
+    accuracies, weights = train_classifiers(
+        features, [*inner, *(hold_out(fold.train) for fold in outer)], recipe
+    )
     by_fold = accuracies[: len(inner)].reshape(len(outer), recipe.folds, -1)
     dev, test = [], []
     for of_fold, final, fold in zip(by_fold, weights[len(inner) :], outer, strict=True):
@@ -115,7 +132,12 @@ def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
         test.append(features.test(final[best], fold.dev)["acc"])
     # NumPy rounds differently from Python.
     acc, devacc = (float(np.round(np.mean(scores), 2)) for scores in (test, dev))
-    return {"acc": acc, "devacc": devacc, "ndev": len(features.labels), "ntest": len(features.labels)}
+    return {
+        "acc": acc,
+        "devacc": devacc,
+        "ndev": len(features.labels),
+        "ntest": len(features.labels),
+    }
 
 
 def cross_validation(features: Features, recipe: Recipe) -> Scores:
@@ -138,7 +160,9 @@ def fixed_splits(features: Features, recipe: Recipe) -> Scores:
     return {"devacc": score, "ntrain": len(train), "ndev": len(dev)} | tested
 
 
-def stratified_folds(rows: RowNumbers, labels: Int[np.ndarray, " examples"], folds: int) -> list[Fit]:
+def stratified_folds(
+    rows: RowNumbers, labels: Int[np.ndarray, " examples"], folds: int
+) -> list[Fit]:
     """Return a fit for each fold, whose dev rows are those of the fold. Rows keep their order.
 
     The folds are those of scikit-learn's `StratifiedKFold(folds, shuffle=True, random_state=1111)`.
@@ -156,7 +180,9 @@ def stratified_folds(rows: RowNumbers, labels: Int[np.ndarray, " examples"], fol
     return [Fit(rows[fold_of != fold], rows[fold_of == fold]) for fold in range(folds)]
 
 
-def best_regularization(accuracies: Float[np.ndarray, "folds regularizations"]) -> tuple[int, float]:
+def best_regularization(
+    accuracies: Float[np.ndarray, "folds regularizations"],
+) -> tuple[int, float]:
     """Return the position of the best regularization (the first, if rounded scores are equal) and its score, x 100."""
     scores = [float(np.round(100 * np.mean(column), 2)) for column in accuracies.T]
     return int(np.argmax(scores)), max(scores)
@@ -177,7 +203,10 @@ def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
 
 def train_classifiers(
     features: Features, fits: Sequence[Fit], recipe: Recipe
-) -> tuple[Float[np.ndarray, "fits regularizations"], Float32[np.ndarray, "fits regularizations classes dim_and_bias"]]:
+) -> tuple[
+    Float[np.ndarray, "fits regularizations"],
+    Float32[np.ndarray, "fits regularizations classes dim_and_bias"],
+]:
     """Train a classifier for each fit and each of `REGULARIZATIONS`. The fits refer to rows of `features`.
 
     Returns:
@@ -188,13 +217,18 @@ def train_classifiers(
     initial = initial_weights(features.classes, features.inputs.shape[1])
     weights = np.broadcast_to(initial, (len(fits), len(REGULARIZATIONS), *initial.shape))
     state: _State = jax.tree.map(np.array, (weights, jax.vmap(recipe.optimizer.init)(weights)))
-    best, best_weights, failures = np.full(weights.shape[:2], -1), weights.copy(), np.zeros(weights.shape[:2], int)
+    best, best_weights, failures = (
+        np.full(weights.shape[:2], -1),
+        weights.copy(),
+        np.zeros(weights.shape[:2], int),
+    )
     for batches in _blocks(fits, recipe):
         running = np.flatnonzero((failures <= recipe.tenacity).any(axis=1))
         if not running.size:
             break
         for start in range(0, len(running), FITS_AT_ONCE):
-            # All groups have the same size, so that one compilation serves all. Repetition fills the last group.
+            # All groups have the same size, so that one compilation serves all. Repetition fills
+            # the last group.
             group = np.resize(running[start : start + FITS_AT_ONCE], min(len(fits), FITS_AT_ONCE))
             before = jax.tree.map(lambda part, group=group: part[group], state)
             of_group = batches[group], dev_rows[group]
@@ -234,12 +268,18 @@ def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Batches]:
     for (permuted, _), generator in generators.items():
         generator.permutation(permuted)
     for _ in range(0, LAST_PASS + 1, recipe.passes_per_block):
-        positions = {key: _positions(generator, key[1], recipe) for key, generator in generators.items()}
+        positions = {
+            key: _positions(generator, key[1], recipe) for key, generator in generators.items()
+        }
         # Position NO_ROW is the last one: it finds the NO_ROW that is appended.
-        yield _padded([np.append(fit.train, NO_ROW)[positions[fit.permuted, len(fit.train)]] for fit in fits])
+        yield _padded(
+            [np.append(fit.train, NO_ROW)[positions[fit.permuted, len(fit.train)]] for fit in fits]
+        )
 
 
-def _positions(generator: np.random.RandomState, rows: int, recipe: Recipe) -> Int[np.ndarray, "batches batch_size"]:
+def _positions(
+    generator: np.random.RandomState, rows: int, recipe: Recipe
+) -> Int[np.ndarray, "batches batch_size"]:
     """Cut permutations of `range(rows)` into batches. `NO_ROW` fills the last batch of each pass."""
     batches_per_pass = -(-rows // recipe.batch_size)
     passes = np.full((recipe.passes_per_block, batches_per_pass * recipe.batch_size), NO_ROW)
@@ -275,7 +315,8 @@ def _train_block(
             gradient = _gradient(weights, features[rows], labels[rows], rows != NO_ROW)
             updates, opt_state = optimizer.update(gradient, opt_state)
             updated = optax.apply_updates(weights, updates), opt_state
-            has_batch = rows[0] != NO_ROW  # false after the last batch of a fit with fewer rows than others
+            # false after the last batch of a fit with fewer rows than others
+            has_batch = rows[0] != NO_ROW
             return jax.tree.map(lambda new, old: jnp.where(has_batch, new, old), updated, state)
 
         state = jax.lax.fori_loop(0, most_batches, update, state)
@@ -288,10 +329,16 @@ def _train_block(
 
 def _gradient(weights: Array, features: Array, labels: Array, real: Array) -> Array:
     """Return the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
-    errors = jax.nn.softmax(_logits(weights, features)) - jax.nn.one_hot(labels, weights.shape[1])[:, None]
+    errors = (
+        jax.nn.softmax(_logits(weights, features))
+        - jax.nn.one_hot(labels, weights.shape[1])[:, None]
+    )
     weight = real.astype(jnp.float32) / jnp.maximum(real.sum(), 1).astype(jnp.float32)
     penalty = jnp.array(REGULARIZATIONS)[:, None, None] * weights
-    return jnp.einsum("brc,bd->rcd", errors * weight[:, None, None], features, precision="highest") + penalty
+    return (
+        jnp.einsum("brc,bd->rcd", errors * weight[:, None, None], features, precision="highest")
+        + penalty
+    )
 
 
 def _logits(weights: Array | np.ndarray, features: Array) -> Array:
@@ -308,15 +355,28 @@ def read_examples(path: Path, form: Form) -> list[Example]:
 
 def read_two_classes(positive: Path, negative: Path) -> list[Example]:
     """Read a file for each of two classes, in Latin-1, with a sentence on each line."""
-    lines = [(label, line) for label, path in ((1, positive), (0, negative)) for line in read_lines(path, "latin-1")]
+    lines = [
+        (label, line)
+        for label, path in ((1, positive), (0, negative))
+        for line in read_lines(path, "latin-1")
+    ]
     # 0x85 ends a line, too; empty lines are empty sentences.
-    return _sorted([(label, (single_spaced(part),)) for label, line in lines for part in f"{line}\n".splitlines()])
+    return _sorted(
+        [
+            (label, (single_spaced(part),))
+            for label, line in lines
+            for part in f"{line}\n".splitlines()
+        ]
+    )
 
 
 def _sorted(rows: Sequence[tuple[int, tuple[str, ...]]]) -> list[Example]:
     """Sort examples by word counts and label: SentEval numbers and splits them so."""
     examples = (Example(sentences, label) for label, sentences in rows)
-    return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
+    return sorted(
+        examples,
+        key=lambda example: (*(len(each.split()) for each in example.sentences), example.label),
+    )
 
 
 def score_examples(
@@ -329,13 +389,16 @@ def score_examples(
 ) -> Scores:
     """Return accuracies, x 100, rounded as SentEval rounds them.
 
-    `devacc` chooses the regularization, `acc` is of the test split, and `ntrain`, `ndev` and `ntest` count examples.
+    `devacc` chooses the regularization, `acc` is of the test split, and `ntrain`, `ndev` and
+    `ntest` count examples.
     """
     found = [example.label for example in content["train"]]
     fewest = min(range(classes), key=found.count)
     if (count := found.count(fewest)) < FEWEST_PER_CLASS:
         counts = counted(count, "training example{s}")
-        raise DataError(f"there are {counts} of class {fewest}; every class needs {FEWEST_PER_CLASS}")
+        raise DataError(
+            f"there are {counts} of class {fewest}; every class needs {FEWEST_PER_CLASS}"
+        )
     return procedure(encode_examples(encoder, content, classes), SETTINGS[settings.mode])
 
 
@@ -346,7 +409,9 @@ def _task(
     procedure: Callable[[Features, Recipe], Scores],
     classes: int = 2,
 ) -> Task:
-    return Task(name, splits, read, functools.partial(score_examples, classes=classes, procedure=procedure))
+    return Task(
+        name, splits, read, functools.partial(score_examples, classes=classes, procedure=procedure)
+    )
 
 
 TWO_FILES = {
@@ -361,14 +426,31 @@ _MRPC = functools.partial(read_examples, form=Form(0, (3, 4), BINARY, header=Tru
 
 TRANSFER_TASKS = (
     *(
-        _task(name, {"train": tuple(f"{name}/{file}" for file in files)}, read_two_classes, nested_cross_validation)
+        _task(
+            name,
+            {"train": tuple(f"{name}/{file}" for file in files)},
+            read_two_classes,
+            nested_cross_validation,
+        )
         for name, files in TWO_FILES.items()
     ),
     _task(
-        "SST2", {split: (f"SST/binary/sentiment-{split}",) for split in ("train", "dev", "test")}, _SST2, fixed_splits
+        "SST2",
+        {split: (f"SST/binary/sentiment-{split}",) for split in ("train", "dev", "test")},
+        _SST2,
+        fixed_splits,
     ),
-    _task("TREC", {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}, _TREC, cross_validation, 6),
     _task(
-        "MRPC", {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}, _MRPC, cross_validation
+        "TREC",
+        {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)},
+        _TREC,
+        cross_validation,
+        6,
+    ),
+    _task(
+        "MRPC",
+        {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")},
+        _MRPC,
+        cross_validation,
     ),
 )

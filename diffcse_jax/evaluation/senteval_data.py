@@ -14,12 +14,20 @@ from typing import Any, NamedTuple
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import cache_folder, expand_path, hub_file, replace_dir, why_unreadable
 
-DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of SentEval's data
+# folders of SentEval's data
+DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")
 OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
     Path(__file__).with_name("official.toml").read_text(encoding="utf-8")
 )
-PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # float() also accepts 1_0 and nan
+PLACES = (
+    "senteval",
+    "downstream",
+    "senteval/downstream",
+    "data/downstream",
+    "SentEval/data/downstream",
+)
+# float() also accepts 1_0 and nan
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def is_local(data_dir: str) -> bool:
@@ -34,9 +42,13 @@ def senteval_folder(data_dir: str) -> Path:
     """
     if not is_local(data_dir):
         return _hub_folder()
-    folder = expand_path(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
+    folder = (
+        expand_path(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
+    )
     if not folder.is_dir():
-        raise DataError(f"no evaluation data: there is no folder {folder}. Name SentEval's `downstream` folder")
+        raise DataError(
+            f"no evaluation data: there is no folder {folder}. Name SentEval's `downstream` folder"
+        )
     candidates = (folder, *(folder / place for place in PLACES))
     return next((c for c in candidates if any((c / name).is_dir() for name in DATA_SETS)), folder)
 
@@ -51,7 +63,9 @@ def _hub_folder() -> Path:
     extract(archive, folder)
     found = sorted(path.parent for path in folder.rglob("STS") if path.is_dir())
     if not found:
-        raise DataError(f"{folder} does not contain a folder STS. Delete it to download SentEval's data again")
+        raise DataError(
+            f"{folder} does not contain a folder STS. Delete it to download SentEval's data again"
+        )
     return found[0]
 
 
@@ -72,9 +86,11 @@ class Form(NamedTuple):
 
     label: int  # the column of the label, from 0
     sentences: tuple[int, ...]  # the columns of the sentences
-    labels: Mapping[str, int] | tuple[float, float]  # classes by their names, or the scale of ratings
+    # classes by their names, or the scale of ratings
+    labels: Mapping[str, int] | tuple[float, float]
     encoding: str = "utf-8-sig"  # a byte-order mark is allowed
-    separators: str = ""  # of the first columns, instead of tabs, each where it occurs first in a line
+    # of the first columns, instead of tabs, each where it occurs first in a line
+    separators: str = ""
     header: bool = False
 
     def value(self, text: str) -> float | None:
@@ -105,10 +121,14 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
 
 def numbered_lines(path: Path, encoding: str = "utf-8-sig") -> list[tuple[int, str]]:
     """Read the lines that are not blank, with their numbers."""
-    return [(number, line) for number, line in enumerate(read_lines(path, encoding), 1) if line.strip()]
+    return [
+        (number, line) for number, line in enumerate(read_lines(path, encoding), 1) if line.strip()
+    ]
 
 
-def parse_rows(lines: Iterable[tuple[int, str]], form: Form, source: Path | str) -> list[tuple[Any, tuple[str, ...]]]:
+def parse_rows(
+    lines: Iterable[tuple[int, str]], form: Form, source: Path | str
+) -> list[tuple[Any, tuple[str, ...]]]:
     """Return the class or rating and the sentences of numbered lines. Quotes are text.
 
     A header is skipped, and refused if it is a valid row. Errors name the source.
@@ -127,8 +147,14 @@ def parse_rows(lines: Iterable[tuple[int, str]], form: Form, source: Path | str)
         elif value is not None:
             rows.append((value, tuple(single_spaced(fields[column]) for column in form.sentences)))
         elif len(fields) < least:
-            kind = f"columns separated by {' and '.join(map(repr, form.separators))}" if form.separators else "columns"
-            raise DataError(f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in {line[:60]!r}")
+            kind = (
+                f"columns separated by {' and '.join(map(repr, form.separators))}"
+                if form.separators
+                else "columns"
+            )
+            raise DataError(
+                f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in {line[:60]!r}"
+            )
         else:
             found = fields[form.label][:60]
             raise DataError(f"{source}, line {number}: expected {form.expected}, found {found!r}")
@@ -146,7 +172,9 @@ def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
     """Say which splits differ in size from the official data, or return an empty string."""
     official = OFFICIAL_SIZES.get(task, {})
     counts = {subset: found["n"] for subset, found in scores.get("subsets", {}).items()}
-    counts |= {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
+    counts |= {
+        split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores
+    }
     counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
     counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}
     return ", ".join(

@@ -1,7 +1,7 @@
 """Semantic textual similarity (STS): how cosine similarities of embeddings correlate with human ratings.
 
-File formats and formulas are those of SimCSE's copy of SentEval. Nothing is trained. The geometry of the embeddings of
-STS-B follows SimCSE (section 5) and DiffCSE (section 5 and appendix).
+File formats and formulas are those of SimCSE's copy of SentEval. Nothing is trained. The geometry
+of the embeddings of STS-B follows SimCSE (section 5) and DiffCSE (section 5 and appendix).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,21 @@ from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError, UserError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, EvaluationSettings, Task, encode_groups
-from diffcse_jax.evaluation.senteval_data import OFFICIAL_SIZES, Form, numbered_lines, parse_rows, read_lines
+from diffcse_jax.evaluation.senteval_data import (
+    OFFICIAL_SIZES,
+    Form,
+    numbered_lines,
+    parse_rows,
+    read_lines,
+)
 from diffcse_jax.hosts import log_line
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
 
 RATINGS = (0.0, 5.0)  # the scale of the ratings in all STS data sets
 COEFFICIENTS = ("spearman", "pearson")
 POSITIVE_RATING = 4.0  # alignment is over pairs rated higher
-RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))  # groups exclude their lower bound, except for 0
+# groups exclude their lower bound, except for 0
+RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
 BINS = np.linspace(-1, 1, 41)
 
 
@@ -39,7 +46,11 @@ def similarities(
     encoder: Encoder, sets: Mapping[str, ScoredPairs], batch_size: int = 64
 ) -> dict[str, Float32[np.ndarray, " pairs"]]:
     """Return the cosine similarity of each pair by set. All sets are encoded in one call."""
-    embeddings = iter(encode_groups(encoder, [side for p in sets.values() for side in (p.first, p.second)], batch_size))
+    embeddings = iter(
+        encode_groups(
+            encoder, [side for p in sets.values() for side in (p.first, p.second)], batch_size
+        )
+    )
     return {name: cosine(next(embeddings), next(embeddings)) for name in sets}
 
 
@@ -47,10 +58,14 @@ def cosine(u: Embeddings, v: Embeddings) -> Float32[np.ndarray, " sentences"]:
     """Return the cosine similarity of each row; 0 if an embedding is zero, as in SentEval."""
     u, v = np.nan_to_num(u), np.nan_to_num(v)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num((u * v).sum(axis=1) / (np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1)))
+        return np.nan_to_num(
+            (u * v).sum(axis=1) / (np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1))
+        )
 
 
-def correlations(system: Float[np.ndarray, " n"], gold: Sequence[float] | Float[np.ndarray, " n"]) -> dict[str, Any]:
+def correlations(
+    system: Float[np.ndarray, " n"], gold: Sequence[float] | Float[np.ndarray, " n"]
+) -> dict[str, Any]:
     """Return `spearman` (average ranks for ties) and `pearson`, x 100, and the number of pairs `n`.
 
     Both coefficients are 0 if all similarities or all ratings are equal.
@@ -58,7 +73,11 @@ def correlations(system: Float[np.ndarray, " n"], gold: Sequence[float] | Float[
     if np.ptp(system) == 0 or np.ptp(gold) == 0:
         return {"spearman": 0.0, "pearson": 0.0, "n": len(gold)}
     spearman, pearson = scipy.stats.spearmanr(system, gold), scipy.stats.pearsonr(system, gold)
-    return {"spearman": 100 * float(spearman.statistic), "pearson": 100 * float(pearson.statistic), "n": len(gold)}
+    return {
+        "spearman": 100 * float(spearman.statistic),
+        "pearson": 100 * float(pearson.statistic),
+        "n": len(gold),
+    }
 
 
 def read_pairs(path: Path, form: Form) -> ScoredPairs:
@@ -70,12 +89,16 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
     """Read a file of tab-separated pairs and a file of their ratings, line by line. Unrated pairs are skipped."""
     pairs, golds = read_lines(sentences), read_lines(ratings)
     if len(pairs) != len(golds):
-        raise DataError(f"{sentences} has {len(pairs)} lines, but {ratings} has {len(golds)}. They must match")
+        raise DataError(
+            f"{sentences} has {len(pairs)} lines, but {ratings} has {len(golds)}. They must match"
+        )
     rated = []
     for number, (gold, pair) in enumerate(zip(golds, pairs, strict=True), 1):
         if rating := gold.split("\t")[0].strip():
             if (found := len(pair.strip().split("\t"))) != 2:
-                raise DataError(f"{sentences}, line {number}: expected 2 sentences separated by a tab, found {found}")
+                raise DataError(
+                    f"{sentences}, line {number}: expected 2 sentences separated by a tab, found {found}"
+                )
             rated.append((number, f"{rating}\t{pair}"))
     return _scored(parse_rows(rated, Form(0, (1, 2), RATINGS), f"{ratings} with {sentences.name}"))
 
@@ -85,18 +108,22 @@ def _scored(rows: Sequence[tuple[float, tuple[str, ...]]]) -> ScoredPairs:
     return ScoredPairs([*first], [*second], [rating for rating, _ in rows])
 
 
-def score_pairs(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: EvaluationSettings) -> dict[str, Any]:
+def score_pairs(
+    encoder: Encoder, content: Mapping[str, ScoredPairs], settings: EvaluationSettings
+) -> dict[str, Any]:
     """Return scores of the test split, if it is read, and of the dev split."""
     systems = similarities(encoder, content)
     scores = {split: correlations(systems[split], pairs.gold) for split, pairs in content.items()}
     return scores.get("test", scores["dev"]) | {"dev": scores["dev"]}
 
 
-def score_year(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: EvaluationSettings) -> dict[str, Any]:
+def score_year(
+    encoder: Encoder, content: Mapping[str, ScoredPairs], settings: EvaluationSettings
+) -> dict[str, Any]:
     """Return scores of all subsets together, of each subset, and under each aggregation, x 100.
 
-    `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
-    coefficients, and `wmean` weights them by pairs (BERT-flow, whitening).
+    `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean`
+    averages the subsets' coefficients, and `wmean` weights them by pairs (BERT-flow, whitening).
     """
     systems = similarities(encoder, content)
     golds = {subset: pairs.gold for subset, pairs in content.items()}
@@ -114,7 +141,9 @@ def score_year(encoder: Encoder, content: Mapping[str, ScoredPairs], settings: E
 def _year(name: str) -> Task:
     """Return one of STS12 to STS16: subsets of test data, each with a file of pairs and a file of ratings."""
     stem = f"STS/{name}-en-test/STS"
-    subsets = {part: (f"{stem}.input.{part}.txt", f"{stem}.gs.{part}.txt") for part in OFFICIAL_SIZES[name]}
+    subsets = {
+        part: (f"{stem}.input.{part}.txt", f"{stem}.gs.{part}.txt") for part in OFFICIAL_SIZES[name]
+    }
     return Task(name, subsets, read_parallel_pairs, score_year, modes=("test", "fasttest"))
 
 
@@ -146,13 +175,17 @@ def score_geometry(
     positive = gold > POSITIVE_RATING
     texts = pairs.first + pairs.second
     if not positive.any() or len({*texts}) == 1:
-        raise DataError(f"geometry needs pairs of STS-B rated above {POSITIVE_RATING:g}, and different sentences")
+        raise DataError(
+            f"geometry needs pairs of STS-B rated above {POSITIVE_RATING:g}, and different sentences"
+        )
     first, second = encode_groups(encoder, [pairs.first, pairs.second])
     distinct = np.concatenate([first, second])[np.unique(texts, return_index=True)[1]]
     cosines = (normalize(first) * normalize(second)).sum(axis=1)
     spectrum = np.linalg.svd(distinct, compute_uv=False)
     return {
-        "alignment": float(alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()),
+        "alignment": float(
+            alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()
+        ),
         "uniformity": float(uniformity(jnp.asarray(distinct))),
         "n": len(pairs.gold),
         "similarity_by_rating": similarity_by_rating(cosines, gold),
@@ -160,22 +193,36 @@ def score_geometry(
     }
 
 
-def similarity_by_rating(cosines: Float32[np.ndarray, " n"], gold: Float[np.ndarray, " n"]) -> list[dict[str, Any]]:
+def similarity_by_rating(
+    cosines: Float32[np.ndarray, " n"], gold: Float[np.ndarray, " n"]
+) -> list[dict[str, Any]]:
     """Return number, mean, standard deviation and density (over `BINS`) of the cosines in each rating group."""
     groups = []
     for low, high in RATING_GROUPS:
         group = cosines[(gold > low) & (gold <= high) | ((gold == 0) & (low == 0))]
         inside = np.clip(group, BINS[0], BINS[-1])  # rounding can lift a cosine above 1
-        density = np.histogram(inside, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
+        density = (
+            np.histogram(inside, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
+        )
         mean, std = (float(group.mean()), float(group.std())) if len(group) else (None, None)
-        found = {"ratings": f"{low}-{high}", "n": len(group), "mean": mean, "std": std, "density": density.tolist()}
+        found = {
+            "ratings": f"{low}-{high}",
+            "n": len(group),
+            "mean": mean,
+            "std": std,
+            "density": density.tolist(),
+        }
         groups.append(found)
     return groups
 
 
 def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """Draw `similarity_by_rating.png` and `singular_values.png` for the results that have the task `geometry`."""
-    results = {model["model"]: model["tasks"]["geometry"] for model in models if "geometry" in model["tasks"]}
+    results = {
+        model["model"]: model["tasks"]["geometry"]
+        for model in models
+        if "geometry" in model["tasks"]
+    }
     if not results:
         return []
     try:
@@ -191,14 +238,29 @@ def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     values = spectrum.subplots()
     for axes, (model, geometry) in zip(panels, results.items(), strict=True):
         for group in geometry["similarity_by_rating"]:
-            axes.plot((BINS[:-1] + BINS[1:]) / 2, group["density"], label=f"{group['ratings']} ({group['n']} pairs)")
-        axes.set(xlabel="cosine similarity", ylabel="density", title=f"STS-B pairs by human rating\n{model}")
+            axes.plot(
+                (BINS[:-1] + BINS[1:]) / 2,
+                group["density"],
+                label=f"{group['ratings']} ({group['n']} pairs)",
+            )
+        axes.set(
+            xlabel="cosine similarity",
+            ylabel="density",
+            title=f"STS-B pairs by human rating\n{model}",
+        )
         axes.legend(title="rating", fontsize="small")
-        values.semilogy(range(1, len(geometry["singular_values"]) + 1), geometry["singular_values"], label=model)
-    values.set(xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B embeddings")
+        values.semilogy(
+            range(1, len(geometry["singular_values"]) + 1), geometry["singular_values"], label=model
+        )
+    values.set(
+        xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B embeddings"
+    )
     values.legend(fontsize="small")
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {folder / "similarity_by_rating.png": densities, folder / "singular_values.png": spectrum}
+    pictures = {
+        folder / "similarity_by_rating.png": densities,
+        folder / "singular_values.png": spectrum,
+    }
     for path, picture in pictures.items():
         picture.savefig(path, dpi=120)
     return [*pictures]

@@ -1,6 +1,7 @@
 """Write a trained model as a Hugging Face folder that sentence-transformers reads as well, and check it.
 
-The folder is read back, also by PyTorch if installed, and compared with the encoder before it gets its name.
+The folder is read back, also by PyTorch if installed, and compared with the encoder before it gets
+its name.
 """
 
 import contextlib
@@ -43,7 +44,13 @@ SAMPLES = (
     "Numbers: 1, 22, 333; symbols: @ # & * ( )",
 )
 
-_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+_TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
 _PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
 
 
@@ -66,15 +73,18 @@ def export(
         with_onnx: Add an ONNX file.
         hub_id: The model's id on the hub, `USER/NAME`, for the model card.
         license: The license for the model card, if it differs from the base model's.
-        language: The codes of languages for the model card, if they differ from those of the training text.
+        language: The codes of languages for the model card, if they differ from those of the
+            training text.
 
     Returns:
-        The content of `export_check.json` without checksums: for each reader of the folder, the largest difference
-        between its embeddings of sample sentences and those of the encoder in memory.
+        The content of `export_check.json` without checksums: for each reader of the folder, the
+        largest difference between its embeddings of sample sentences and those of the encoder in
+        memory.
 
     Raises:
-        UserError: There is nothing to export, an option is invalid, `output` has other content or cannot be written,
-            or the embeddings differ. A failed export leaves no files, and an earlier one stays.
+        UserError: There is nothing to export, an option is invalid, `output` has other content or
+            cannot be written, or the embeddings differ. A failed export leaves no files, and an
+            earlier one stays.
     """
     source, output = io.expand_path(model), io.expand_path(output).resolve()
     for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if with_onnx else ():
@@ -86,7 +96,9 @@ def export(
     with io.disk_errors(output, safe=safe, instead="name another folder"):
         is_empty = output.is_dir() and not any(output.iterdir())
         if output.exists() and not is_empty and not (output / files.EXPORT_CHECK).is_file():
-            raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
+            raise CheckpointError(
+                f"{output} is not empty and not an earlier export. Name another folder"
+            )
         with io.replace_dir(output) as folder:
             write_folder(saved, folder, truncate_dim)
             if saved.selection.search:
@@ -110,7 +122,8 @@ def export(
             io.write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.selection.interpolation, saved.step)}")
     print(_describe(check))
-    has_pooler = saved.checkpoint.pooler or saved.checkpoint.mlm_head  # a masked LM has none in transformers
+    # a masked LM has none in transformers
+    has_pooler = saved.checkpoint.pooler or saved.checkpoint.mlm_head
     if hf.FAMILIES[saved.checkpoint.config.family].pooler and not has_pooler:
         print(
             "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
@@ -123,22 +136,30 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     """Write configuration, weights, tokenizer and modules into an existing folder."""
     trained = saved.checkpoint
     sizes = trained.config
-    write_checkpoint(trained, folder, output_hidden_states=saved.pooler in sentence_folder.TWO_LAYER_POOLERS)
+    write_checkpoint(
+        trained, folder, output_hidden_states=saved.pooler in sentence_folder.TWO_LAYER_POOLERS
+    )
     record = saved.recorded._replace(truncate_dim=truncate_dim)
     sentence_folder.write(folder, record, sizes.num_blocks, sizes.hidden_size)
     length = sentence_folder.max_length_of(trained.folder, sizes.max_length)
-    io.write_json(folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
+    io.write_json(
+        folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False}
+    )
 
 
-def write_checkpoint(checkpoint: hf.Pretrained, folder: Path, *, output_hidden_states: bool = False) -> None:
+def write_checkpoint(
+    checkpoint: hf.Pretrained, folder: Path, *, output_hidden_states: bool = False
+) -> None:
     """Write configuration, weights and tokenizer of a checkpoint into an existing folder.
 
-    With a masked-LM head, it is a folder of a class such as `BertForMaskedLM`, whose decoder is the word embeddings.
+    With a masked-LM head, it is a folder of a class such as `BertForMaskedLM`, whose decoder is the
+    word embeddings.
     """
     family = checkpoint.config.family
     architecture = hf.architecture(checkpoint.config, has_mlm_head=bool(checkpoint.mlm_head))
     hf_config = dict(checkpoint.hf_config) | {"architectures": [architecture], "dtype": "float32"}
-    for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
+    # the last two name files that are not exported
+    for key in ("torch_dtype", "auto_map", "configuration_files"):
         hf_config.pop(key, None)
     if checkpoint.mlm_head:
         hf_config["tie_word_embeddings"] = True
@@ -158,11 +179,16 @@ def write_checkpoint(checkpoint: hf.Pretrained, folder: Path, *, output_hidden_s
         if (checkpoint.folder / name).is_file():
             shutil.copyfile(checkpoint.folder / name, folder / name)
     if (folder / _TOKENIZER_FILES[0]).is_file():
-        io.write_json(folder / _TOKENIZER_FILES[0], _without_paths(io.read_json_object(folder / _TOKENIZER_FILES[0])))
+        io.write_json(
+            folder / _TOKENIZER_FILES[0],
+            _without_paths(io.read_json_object(folder / _TOKENIZER_FILES[0])),
+        )
     unlimited_tokenizer(load_tokenizer(checkpoint.folder)).save(str(folder / "tokenizer.json"))
 
 
-def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:
+def check_folder(
+    saved: SavedEncoder, folder: Path, truncate_dim: int | None = None
+) -> dict[str, Any]:
     """Compare the embeddings that each available reader of the folder gives with those of the encoder in memory.
 
     Raises:
@@ -175,7 +201,9 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
 
     expected = embeddings(SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim).encode)
     if not np.isfinite(expected).all():
-        raise CheckpointError(f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite")
+        raise CheckpointError(
+            f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite"
+        )
     differences = {}
     for name, encode in _readers(folder).items():
         with _errors_of(name):
@@ -189,7 +217,11 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
                 f"the export does not match the model: read by {name}, its embeddings differ by "
                 f"{differences[name]:.2e}, which is more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
             )
-    return {"maximal_absolute_difference": differences, "tolerance": TOLERANCE, "sentences": len(SAMPLES)}
+    return {
+        "maximal_absolute_difference": differences,
+        "tolerance": TOLERANCE,
+        "sentences": len(SAMPLES),
+    }
 
 
 def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
@@ -220,7 +252,9 @@ def _errors_of(reader: str) -> Iterator[None]:
 
 def _describe(check: Mapping[str, Any]) -> str:
     """Return the differences in `export_check.json` as a sentence."""
-    readers = ", ".join(f"{name} {value:.1e}" for name, value in check["maximal_absolute_difference"].items())
+    readers = ", ".join(
+        f"{name} {value:.1e}" for name, value in check["maximal_absolute_difference"].items()
+    )
     return f"Largest difference from the trained model's embeddings on {check['sentences']} sentences: {readers}."
 
 
@@ -240,9 +274,10 @@ def _installed(module: str) -> bool:
 def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
     """Add transformer, pooling, truncation to `truncate_dim` and normalisation as one graph to an exported folder.
 
-    Its inputs are `input_ids`, `attention_mask` and, if the family has them, `token_type_ids`, each of shape (batch,
-    length). It returns `sentence_embedding`, (batch, dim), of length 1, and `last_hidden_state`, (batch, length,
-    hidden). The names are those of sentence-transformers' `backend="onnx"`.
+    Its inputs are `input_ids`, `attention_mask` and, if the family has them, `token_type_ids`, each
+    of shape (batch, length). It returns `sentence_embedding`, (batch, dim), of length 1, and
+    `last_hidden_state`, (batch, length, hidden). The names are those of sentence-transformers'
+    `backend="onnx"`.
     """
     import torch
     from sentence_transformers import SentenceTransformer
@@ -250,12 +285,16 @@ def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
     # Attention in plain operations: not every operator set has the fused one.
     options = {"attn_implementation": "eager"}
     with quiet_transformers():
-        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, model_kwargs=options)
+        model = SentenceTransformer(
+            str(folder), device="cpu", trust_remote_code=False, model_kwargs=options
+        )
     tokenizer = load_tokenizer(folder)
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     names = [name for name in inputs if name in tokenizer.model_input_names]
     # Two lengths, to trace padding.
-    tokens = tokenizer(["a cat", "a cat that sleeps on the warm stones"], padding=True, return_tensors="pt")
+    tokens = tokenizer(
+        ["a cat", "a cat that sleeps on the warm stones"], padding=True, return_tensors="pt"
+    )
 
     class Graph(torch.nn.Module):
         def __init__(self) -> None:
@@ -282,12 +321,15 @@ def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
             input_names=names,
             output_names=["last_hidden_state", "sentence_embedding"],
             dynamic_axes=axes | {"sentence_embedding": {0: "batch"}},
-            opset_version=17,  # the first one with layer normalisation; ONNX Runtime reads it since 1.12
+            # the first one with layer normalisation; ONNX Runtime reads it since 1.12
+            opset_version=17,
             dynamo=False,
         )
 
 
-def encode_onnx(folder: Path, sentences: Sequence[str], prompt: str = "") -> Float32[np.ndarray, "sentences dim"]:
+def encode_onnx(
+    folder: Path, sentences: Sequence[str], prompt: str = ""
+) -> Float32[np.ndarray, "sentences dim"]:
     """Return embeddings of length 1 by ONNX Runtime on CPU. Sentences longer than the model's positions are cut."""
     from onnxruntime import InferenceSession
 

@@ -26,11 +26,20 @@ from diffcse_jax.version import __version__
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 BIBTEX: dict[str, str] = {
     name: entry.strip()
-    for name, entry in tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8")).items()
+    for name, entry in tomllib.loads(
+        Path(__file__).with_name("papers.toml").read_text(encoding="utf-8")
+    ).items()
 }
 
 _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
-_TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "transformers", "diffcse", "jax")
+_TAGS = (
+    "sentence-transformers",
+    "feature-extraction",
+    "sentence-similarity",
+    "transformers",
+    "diffcse",
+    "jax",
+)
 _MASKED_LM_TAGS = ("fill-mask", "transformers", "diffcse", "jax")
 _LANGUAGES = {"wiki1m": ("en",), "docstrings": ("en",)}  # of texts with a name
 _DATASETS = {"wiki1m": HUB_REPOSITORY}
@@ -51,9 +60,10 @@ def model_card(
 ) -> str:
     """Return the content of README.md: metadata as YAML, then Markdown.
 
-    `name` is the title of a model without an id on the hub. `license` replaces the license of the starting checkpoint,
-    and `language` the languages of the training text. `results` are those of `recorded_results`. `check` is a sentence
-    on how closely readers of the folder agree with the trained model, and `graph` the path of the ONNX file, if any.
+    `name` is the title of a model without an id on the hub. `license` replaces the license of the
+    starting checkpoint, and `language` the languages of the training text. `results` are those of
+    `recorded_results`. `check` is a sentence on how closely readers of the folder agree with the
+    trained model, and `graph` the path of the ONNX file, if any.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.checkpoint.config
     whole = saved.checkpoint.embedding_size(saved.pooler)
@@ -61,7 +71,8 @@ def model_card(
     text = described or portable(config)["data"]["train_file"]
     if not language:
         of_text = config.data.language or _LANGUAGES.get(text, ())
-        language = base.language if saved.selection.interpolation == 0 else of_text  # 0: the starting checkpoint itself
+        # 0: the starting checkpoint itself
+        language = base.language if saved.selection.interpolation == 0 else of_text
     tags = [*(_MASKED_LM_TAGS if config.trains_masked_lm else _TAGS)]
     tags += ["matryoshka"] if config.matryoshka.sizes else []
     tags += ["onnx"] if graph else []
@@ -77,7 +88,11 @@ def model_card(
     )
     ours = f"this model ({saved.applied})"
     start = f"{base.name} before training ({saved.applied_before})" if baseline else base.name
-    tests = {label: scores_by_column(found) for label, found in ((start, results[1]), (ours, results[0])) if found}
+    tests = {
+        label: scores_by_column(found)
+        for label, found in ((start, results[1]), (ours, results[0]))
+        if found
+    }
     dev_metric = _without_folder("metric", saved.dev_metric)
     verdict = saved.selection.verdict.replace(config.model.name_or_path, base.name)
     card = ModelCard.from_template(
@@ -95,13 +110,17 @@ def model_card(
         cut=None if truncate_dim == whole else truncate_dim,
         origin=origin(saved.selection.interpolation, saved.step),
         dev_metric=dev_metric,
-        dev_table=_score_table({start: baseline.dev if baseline else {}, ours: saved.dev}) if saved.dev else "",
+        dev_table=_score_table({start: baseline.dev if baseline else {}, ours: saved.dev})
+        if saved.dev
+        else "",
         verdict=verdict.replace(saved.dev_metric, dev_metric).rstrip("."),
         test_table=_score_table(tests),
         not_official=results[0].get("not_official", {}),
         max_length=max_length_of(saved.checkpoint.folder, sizes.max_length),
         other_poolers=OTHER_POOLERS,
-        prompts=", ".join(f"{kind} `{prompt}`" for kind, prompt in saved.prompts.by_name.items() if prompt),
+        prompts=", ".join(
+            f"{kind} `{prompt}`" for kind, prompt in saved.prompts.by_name.items() if prompt
+        ),
         has_pooler=bool(hf.FAMILIES[sizes.family].pooler),
         graph=graph,
         command=command_of(config),
@@ -115,7 +134,11 @@ def model_card(
 
 
 def _score_table(scores: Mapping[str, Mapping[str, float]]) -> str:
-    rows = [TableRow(label, format_scores(by_column)) for label, by_column in scores.items() if by_column]
+    rows = [
+        TableRow(label, format_scores(by_column))
+        for label, by_column in scores.items()
+        if by_column
+    ]
     columns = dict.fromkeys(column for row in rows for column in row.cells)
     return table([*columns], rows, "markdown") if rows else ""
 
@@ -137,19 +160,24 @@ def papers_of(config: Config) -> list[str]:
 def command_of(config: Config) -> str:
     """Return the command that trains with the same configuration, without the keys that depend on the machine.
 
-    It names the shipped configuration that differs in the fewest keys, and has one override per line.
+    It names the shipped configuration that differs in the fewest keys, and has one override per
+    line.
     """
     given = tuple(f"{name}." for name in config.given_losses)
     unnamed = machine_keys()
     values = {
-        key: value for key, value in flat(portable(config)).items() if key not in unnamed and not key.startswith(given)
+        key: value
+        for key, value in flat(portable(config)).items()
+        if key not in unnamed and not key.startswith(given)
     }
     changes = {}
     for name in sorted(path.stem for path in SHIPPED.glob("*.py")):
         shipped = flat(Config.from_dict(shipped_config(name).to_dict()).to_dict())
         changes[name] = {key: value for key, value in values.items() if shipped.get(key) != value}
     nearest = min(changes, key=lambda name: len(changes[name]))
-    overrides = (f"--config.{key}={shlex.quote(str(value))}" for key, value in changes[nearest].items())
+    overrides = (
+        f"--config.{key}={shlex.quote(str(value))}" for key, value in changes[nearest].items()
+    )
     command = "finetune" if config.needs("labels") else "train"
     lines = " \\\n    ".join([f"diffcse {command} --config {nearest}", *overrides])
     names = ", ".join(config.given_losses)
@@ -173,25 +201,38 @@ def _without_folder(key: str, value: Any) -> Any:
     if key in ("metric", "beside"):  # retrieval:FOLDER and pairs_retrieval:FILE
         kind, colon, path = value.partition(":")
         return f"{kind}{colon}{PurePath(path).name}"
-    return PurePath(value.replace("\\", "/")).name if key.endswith("file") or is_local(value) else value
+    return (
+        PurePath(value.replace("\\", "/")).name
+        if key.endswith("file") or is_local(value)
+        else value
+    )
 
 
-def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None) -> tuple[Results, Results | None]:
+def recorded_results(
+    source: Path, saved: SavedEncoder, truncate_dim: int | None
+) -> tuple[Results, Results | None]:
     """Return the test results of the exported model, empty if unknown, and of its starting checkpoint, or None.
 
-    `diffcse evaluate` has written them to the folder of the run. Files older than the selection are left out.
+    `diffcse evaluate` has written them to the folder of the run. Files older than the selection are
+    left out.
     """
     run = find_run(source) or source
     since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0
-    files = [path for name in RESULTS if (path := run / name).is_file() and path.stat().st_mtime >= since]
+    files = [
+        path for name in RESULTS if (path := run / name).is_file() and path.stat().st_mtime >= since
+    ]
     comparable = {"mode": "test", "aggregation": "all", "post": None}  # as published
     found = [row for path in files for row in read_results(path)]
     rows = [row for row in found if all(row.get(key) == value for key, value in comparable.items())]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
     exported, start = (saved.applied, truncate_dim), saved.config.model.name_or_path
     for row in rows:
-        if (row["pooler"], row.get("truncate_dim")) == exported and expand_path(row["model"]).resolve() in places:
+        if (row["pooler"], row.get("truncate_dim")) == exported and expand_path(
+            row["model"]
+        ).resolve() in places:
             of_start = saved.applied_before
             poolers = {of_start} if of_start else {row["pooler"] for row in rows}
-            return row, next((row for row in rows if row["model"] == start and row["pooler"] in poolers), None)
+            return row, next(
+                (row for row in rows if row["model"] == start and row["pooler"] in poolers), None
+            )
     return {}, None

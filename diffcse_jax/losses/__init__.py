@@ -1,8 +1,8 @@
 """What a loss is, and the training loss: a weighted sum of losses. Each module of this folder is about one idea.
 
-A loss has options, networks that it adds, inputs that it prepares, and a value. It is a frozen dataclass whose fields
-are its options. The same object is a group of keys in the configuration: `config.contrast.temperature` is the key
-`contrast.temperature`. `docs/extending.md` adds a loss.
+A loss has options, networks that it adds, inputs that it prepares, and a value. It is a frozen
+dataclass whose fields are its options. The same object is a group of keys in the configuration:
+`config.contrast.temperature` is the key `contrast.temperature`. `docs/extending.md` adds a loss.
 """
 
 import abc
@@ -47,8 +47,9 @@ def option(
         aliases: Other names of choices.
         low: The smallest accepted number.
         high: The largest accepted number.
-        changes: What depends on the option: `training` (the trained parameters), `selection` (only which of the trained
-            checkpoints is exported) or `nothing` (only where and how fast a run is computed, and what it logs).
+        changes: What depends on the option: `training` (the trained parameters), `selection` (only
+            which of the trained checkpoints is exported) or `nothing` (only where and how fast a
+            run is computed, and what it logs).
     """
     metadata = {"doc": doc, "choices": choices, "also": also, "aliases": aliases}
     metadata |= {"low": low, "high": high, "changes": changes}
@@ -67,7 +68,8 @@ class PretrainedCheckpoints(NamedTuple):
 
     encoder: Pretrained
     generator: Pretrained | None  # only if a loss needs it
-    teachers: Mapping[str, Network] = MappingProxyType({})  # frozen sentence encoders by the names that losses give
+    # frozen sentence encoders by the names that losses give
+    teachers: Mapping[str, Network] = MappingProxyType({})
     discriminator: Pretrained | None = None  # only if `difference.discriminator` names one
 
 
@@ -80,11 +82,17 @@ class GeneratorOptions:
         "frozen masked LM (folder or hub id) with the encoder's vocabulary; `start`: the starting checkpoint with its "
         "own masked-LM head; empty: first train such a head on the frozen encoder",
     )
-    decode: str = option("argmax", "the likeliest token (code) or a random one (paper)", choices=("argmax", "sample"))
-    positions: str = option("all", "positions that it fills: `all` (code) or `masked`", choices=("all", "masked"))
+    decode: str = option(
+        "argmax", "the likeliest token (code) or a random one (paper)", choices=("argmax", "sample")
+    )
+    positions: str = option(
+        "all", "positions that it fills: `all` (code) or `masked`", choices=("all", "masked")
+    )
     dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")
     head_steps: int = option(2000, "steps that train a masked-LM head on the frozen encoder", low=0)
-    head_mask_ratio: float = option(0.30, "share of tokens masked while the head trains", low=0.0, high=1.0)
+    head_mask_ratio: float = option(
+        0.30, "share of tokens masked while the head trains", low=0.0, high=1.0
+    )
     head_batch_size: int = option(64, "batch size while the head trains", low=1)
     head_learning_rate: float = option(1e-3, "learning rate of the head", low=0.0)
 
@@ -104,7 +112,8 @@ class Loss(abc.ABC):
 
     weight: float = option(0.0, "weight of this loss in the sum", low=0.0)
 
-    # True: `matryoshka.sizes` adds this loss of shortened embeddings. Only for losses that compare embeddings.
+    # True: `matryoshka.sizes` adds this loss of shortened embeddings. Only for losses that compare
+    # embeddings.
     compares_embeddings: ClassVar[bool] = False
 
     def active(self) -> "Loss | None":
@@ -121,12 +130,15 @@ class Loss(abc.ABC):
     def needs(self) -> frozenset[str]:
         """The names of what the loss needs from the step and the data.
 
-        - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ by dropout;
+        - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ
+          by dropout;
         - `hidden_size`: embeddings of the size of the encoder's hidden states;
         - `anchors`: a further pass over the anchors alone;
-        - `mask_token`: a tokenizer that has a mask token; `generator`: the networks of the frozen masked LM;
+        - `mask_token`: a tokenizer that has a mask token; `generator`: the networks of the frozen
+          masked LM;
         - `next_sentence`: the sentence after each example in its document, `batch.next`;
-        - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse finetune` provides.
+        - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse
+          finetune` provides.
         """
         return frozenset({"vectors"})
 
@@ -161,7 +173,9 @@ class Loss(abc.ABC):
         """
 
     @abc.abstractmethod
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         """Compute the loss of a batch.
 
         Args:
@@ -178,21 +192,32 @@ class Loss(abc.ABC):
 class MatryoshkaOptions:
     """Embeddings that can be shortened after training (Kusupati et al. 2022)."""
 
-    sizes: tuple[int, ...] = option((), "smaller embedding sizes, trained as well (Kusupati et al. 2022)", low=1)
+    sizes: tuple[int, ...] = option(
+        (), "smaller embedding sizes, trained as well (Kusupati et al. 2022)", low=1
+    )
 
 
-def prepare(losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Inputs:
+def prepare(
+    losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
+) -> Inputs:
     """Compute the inputs of every loss, without gradients. Each loss gets a random key of its own."""
-    return {name: loss.prepare(frozen, batch, fold_in_name(key, name), run) for name, loss in losses.items()}
+    return {
+        name: loss.prepare(frozen, batch, fold_in_name(key, name), run)
+        for name, loss in losses.items()
+    }
 
 
 def total_loss(
-    losses: Mapping[str, Loss], matryoshka: MatryoshkaOptions, forward: SharedForward, inputs: Inputs, key: PRNGKeyArray
+    losses: Mapping[str, Loss],
+    matryoshka: MatryoshkaOptions,
+    forward: SharedForward,
+    inputs: Inputs,
+    key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Compute the weighted sum of the losses of one batch, and metrics by name.
 
-    A loss that compares embeddings is the sum of the losses of whole embeddings and of those cut to each size of
-    `matryoshka`. `inputs` is what `prepare` returned. The key is for dropout.
+    A loss that compares embeddings is the sum of the losses of whole embeddings and of those cut to
+    each size of `matryoshka`. `inputs` is what `prepare` returned. The key is for dropout.
     """
     total, metrics = jnp.zeros([]), Metrics()
     for name, loss in losses.items():
@@ -209,11 +234,13 @@ def total_loss(
     if forward.embedded and forward.batch.labels is None:
         z1, z2 = (normalize(z) for z in jax.lax.stop_gradient(forward.projected_views[:2]))
         positive = (z1 * z2).sum(axis=1)
-        # The sum of all similarities is a product of two sums, so that no matrix of similarities is needed.
+        # The sum of all similarities is a product of two sums, so that no matrix of similarities is
+        # needed.
         negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
         metrics |= {
             "similarity_positive": positive.mean(),
-            "similarity_negative": negative / (len(z1) * (len(z1) - 1)),  # of pairs of different examples
+            # of pairs of different examples
+            "similarity_negative": negative / (len(z1) * (len(z1) - 1)),
             "alignment": alignment(z1, z2).mean(),
             "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
         }

@@ -15,7 +15,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
-from diffcse_jax.models.forward import START_AS_TEACHER, Computation, SharedForward, fold_in_name, start_as_teacher
+from diffcse_jax.models.forward import (
+    START_AS_TEACHER,
+    Computation,
+    SharedForward,
+    fold_in_name,
+    start_as_teacher,
+)
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
@@ -37,30 +43,39 @@ def info_nce(
 ) -> Float[Array, " batch"]:
     """Compute the contrastive loss of SimCSE per anchor (Gao et al. 2021, Eq. 4; with hard negatives Eq. 8).
 
-    Each anchor should be closest to its own positive. The other positives in the batch act as negatives.
+    Each anchor should be closest to its own positive. The other positives in the batch act as
+    negatives.
 
-    l_i = -log exp(s(a_i, p_i)) / sum_j [exp(s(a_i, p_j)) + alpha^[i=j] sum_k exp(s(a_i, n_kj))], s = cos / temperature
+    l_i = -log exp(s(a_i, p_i)) / sum_j [exp(s(a_i, p_j)) + alpha^[i=j] sum_k exp(s(a_i, n_kj))], s
+    = cos / temperature
 
     Args:
         anchors: Embeddings a. They are normalised here.
         positives: Embeddings p of the matching texts.
         temperature: Divides the similarities. Smaller values sharpen the softmax.
         similarity: `cosine` or `dot`.
-        hard_negatives: Embeddings n_k. Each array holds one per anchor, which is a negative of all anchors.
+        hard_negatives: Embeddings n_k. Each array holds one per anchor, which is a negative of all
+            anchors.
         hard_negative_weight: alpha, the weight of an anchor's own hard negatives.
-        left_out: Pairs that are not in the denominator: columns for the positives, then for each array of hard
-            negatives. An anchor's own positive must not be among them.
+        left_out: Pairs that are not in the denominator: columns for the positives, then for each
+            array of hard negatives. An anchor's own positive must not be among them.
     """
-    similarities = jnp.concatenate([COMPARISONS[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1)
-    # Subtracting a row's positive changes no softmax. Before the division it keeps digits: otherwise similarities that
-    # are close to the positive would be rounded like a number twenty times as large.
+    similarities = jnp.concatenate(
+        [COMPARISONS[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1
+    )
+    # Subtracting a row's positive changes no softmax. Before the division it keeps digits:
+    # otherwise similarities that are close to the positive would be rounded like a number twenty
+    # times as large.
     own = jax.lax.stop_gradient(jnp.diagonal(similarities))
     logits = (similarities - own[:, None]) / temperature
     own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(anchors), dtype=logits.dtype)
-    logits += jnp.concatenate([jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)], axis=1)
+    logits += jnp.concatenate(
+        [jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)], axis=1
+    )
     if left_out is not None:
         logits = jnp.where(left_out, -jnp.inf, logits)
-    # log_softmax subtracts the maximum before it sums. logsumexp - positive would lose digits, also in the gradient.
+    # log_softmax subtracts the maximum before it sums. logsumexp - positive would lose digits, also
+    # in the gradient.
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
 
 
@@ -76,12 +91,14 @@ def separate_info_nce(
 ) -> Float[Array, " batch"]:
     """Compute a contrast in which negatives are compared by other embeddings than positives (SimCSE++ Eq. 3).
 
-    Paper: l_i = -log exp(s+) / (exp(s+) + m sum_{j != i} exp(s(n1_i, n2_j))), s+ = s(z1_i, z2_i). The authors' code has
-    no factor on the sum: m multiplies s+ in numerator and denominator. The published numbers come from the code.
+    Paper: l_i = -log exp(s+) / (exp(s+) + m sum_{j != i} exp(s(n1_i, n2_j))), s+ = s(z1_i, z2_i).
+    The authors' code has no factor on the sum: m multiplies s+ in numerator and denominator. The
+    published numbers come from the code.
 
     Args:
         positives: z1 and z2. In the equation: the views, with dropout.
-        negatives: n1 and n2. In the equation: both are the same sentences in a pass without dropout.
+        negatives: n1 and n2. In the equation: both are the same sentences in a pass without
+            dropout.
         temperature: Divides the similarities.
         ratio: m.
         form: `code` or `paper`.
@@ -100,23 +117,29 @@ def separate_info_nce(
     return -jax.nn.log_softmax(jnp.concatenate([positive[:, None], others], axis=1), axis=1)[:, 0]
 
 
-# Duplicates: texts that say the same should not be negatives of one another. A mask has a row for each anchor and, as
-# the logits of InfoNCE, a column for each positive and then for each hard negative. It never masks an own positive.
+# Duplicates: texts that say the same should not be negatives of one another. A mask has a row for
+# each anchor and, as the logits of InfoNCE, a column for each positive and then for each hard
+# negative. It never masks an own positive.
 
 
 def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "batch negatives"]:
     """Find negatives whose text equals the anchor's or its positive's, up to the length at which sentences are cut.
 
-    The positive of another example is a duplicate if either text of that example equals either text of this one. A hard
-    negative is a duplicate if it equals either text of this example.
+    The positive of another example is a duplicate if either text of that example equals either text
+    of this one. A hard negative is a duplicate if it equals either text of this example.
     """
     anchors, positives, *hard_negatives = jnp.moveaxis(input_ids, 1, 0)
 
     def equals_the_pair(texts: jax.Array) -> jax.Array:
-        anchor, positive = ((ours[:, None] == texts[None]).all(axis=-1) for ours in (anchors, positives))
+        anchor, positive = (
+            (ours[:, None] == texts[None]).all(axis=-1) for ours in (anchors, positives)
+        )
         return anchor | positive
 
-    blocks = [equals_the_pair(anchors) | equals_the_pair(positives), *map(equals_the_pair, hard_negatives)]
+    blocks = [
+        equals_the_pair(anchors) | equals_the_pair(positives),
+        *map(equals_the_pair, hard_negatives),
+    ]
     return _without_own_positives(blocks)
 
 
@@ -125,7 +148,8 @@ def near_duplicates(views: Sequence[View], *, threshold: float) -> Bool[Array, "
 
     Args:
         views: Embeddings of the anchors, of the positives, and of each column of hard negatives.
-        threshold: The bound, a cosine. 0: the anchor's similarity to its positive, as in GISTEmbed (Solatorio 2024).
+        threshold: The bound, a cosine. 0: the anchor's similarity to its positive, as in GISTEmbed
+            (Solatorio 2024).
     """
     anchors, *others = views
     similarities = [cosine_similarity(anchors, candidates) for candidates in others]
@@ -143,8 +167,12 @@ class Contrast(Loss):
     """Contrast of the two views: SimCSE, supervised SimCSE and the variants of SimCSE++."""
 
     weight: float = option(1.0, "weight of the InfoNCE loss (SimCSE Eq. 4)", low=0.0)
-    similarity: str = option("cosine", "how embeddings are compared: SimCSE Table D.1", choices=tuple(COMPARISONS))
-    temperature: float = option(0.05, "temperature that divides the similarities (Table D.1: 1 for `dot`)", low=1e-6)
+    similarity: str = option(
+        "cosine", "how embeddings are compared: SimCSE Table D.1", choices=tuple(COMPARISONS)
+    )
+    temperature: float = option(
+        0.05, "temperature that divides the similarities (Table D.1: 1 for `dot`)", low=1e-6
+    )
     positives: str = option(
         "dropout",
         "positive pairs (SimCSE++ Table 1): the two views, with Gaussian `noise`, or each a `mean` of samples",
@@ -156,19 +184,29 @@ class Contrast(Loss):
         "with Gaussian `noise`, or the `mean` of both views (SimCSE++ code) over several dropout samples (Table 1)",
         choices=("dropout", "off_dropout", "noise", "mean"),
     )
-    noise_variance: float = option(0.1, "variance of the Gaussian noise (SimCSE++ Table 1)", low=0.0)
+    noise_variance: float = option(
+        0.1, "variance of the Gaussian noise (SimCSE++ Table 1)", low=0.0
+    )
     samples: int = option(
         1,
         "dropout samples of each view in a mean, each a pass of the encoder: for positives K of SimCSE++ Table 1 (10), "
         "for negatives half of K, because their mean is over both views",
         low=1,
     )
-    negative_ratio: float = option(1.0, "ratio m of SimCSE++; unused if both kinds of pairs are `dropout`", low=1e-6)
-    negative_ratio_form: str = option(
-        "code", "what m multiplies: positives (`code`, published) or negatives (Eq. 3)", choices=("code", "paper")
+    negative_ratio: float = option(
+        1.0, "ratio m of SimCSE++; unused if both kinds of pairs are `dropout`", low=1e-6
     )
-    hard_negative_weight: float = option(1.0, "weight of own hard negatives (alpha of SimCSE Eq. 8)", low=1e-6)
-    symmetric: bool = option(False, "train the mean of both directions (CLIP); hard negatives belong to view 1")
+    negative_ratio_form: str = option(
+        "code",
+        "what m multiplies: positives (`code`, published) or negatives (Eq. 3)",
+        choices=("code", "paper"),
+    )
+    hard_negative_weight: float = option(
+        1.0, "weight of own hard negatives (alpha of SimCSE Eq. 8)", low=1e-6
+    )
+    symmetric: bool = option(
+        False, "train the mean of both directions (CLIP); hard negatives belong to view 1"
+    )
     second_encoder: bool = option(
         False,
         "embed positives and hard negatives with a second encoder, at first a copy of the first (SimCSE Table 2); both "
@@ -180,7 +218,10 @@ class Contrast(Loss):
         choices=("none", "text", "similarity"),
     )
     duplicate_similarity: float = option(
-        0.0, "cosine above which pairs are near-duplicates; 0: that of the anchor's pair (GISTEmbed)", low=0.0, high=1.0
+        0.0,
+        "cosine above which pairs are near-duplicates; 0: that of the anchor's pair (GISTEmbed)",
+        low=0.0,
+        high=1.0,
     )
     compares_embeddings = True
 
@@ -199,7 +240,9 @@ class Contrast(Loss):
 
     def check(self, run: RunInfo) -> None:
         if self.symmetric and not self._compares_views:
-            raise ConfigError("contrast.symmetric=True does not work with positives or negatives other than 'dropout'")
+            raise ConfigError(
+                "contrast.symmetric=True does not work with positives or negatives other than 'dropout'"
+            )
         if self.second_encoder and self.negatives in ("off_dropout", "mean"):
             raise ConfigError(
                 f"contrast.negatives={self.negatives!r} compares embeddings of one encoder. Use 'dropout' or "
@@ -224,7 +267,9 @@ class Contrast(Loss):
         """Return the second encoder and the frozen checkpoint that finds near-duplicates, if they are used."""
         encoder, networks = checkpoints.encoder, {}
         if self.second_encoder:
-            networks["second_encoder"] = Network(partial(Transformer, encoder.config), encoder.transformer)
+            networks["second_encoder"] = Network(
+                partial(Transformer, encoder.config), encoder.transformer
+            )
         if self.mask_duplicates == "similarity":
             networks[START_AS_TEACHER] = start_as_teacher(encoder, run.pooler)
         return networks
@@ -238,16 +283,21 @@ class Contrast(Loss):
         if self.mask_duplicates == "similarity":
             views = batch.by_view(frozen.map_chunks(frozen.network(START_AS_TEACHER), batch.rows))
             duplicates |= near_duplicates(views, threshold=self.duplicate_similarity)
-            backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)  # view 2 is the anchor
+            # view 2 is the anchor
+            backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)
         return duplicates, backward
 
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         left_out, left_out_backward = (None, None) if inputs is None else inputs
         if self._compares_views:
             z1, z2, *hard = forward.projected_views
             contrast = partial(info_nce, temperature=self.temperature, similarity=self.similarity)
             alpha = self.hard_negative_weight
-            losses = contrast(z1, z2, hard_negatives=hard, hard_negative_weight=alpha, left_out=left_out)
+            losses = contrast(
+                z1, z2, hard_negatives=hard, hard_negative_weight=alpha, left_out=left_out
+            )
             if self.symmetric:
                 losses = (losses + contrast(z2, z1, left_out=left_out_backward)) / 2
         else:
@@ -272,7 +322,10 @@ class Contrast(Loss):
                 return (forward.projected(forward.batch.anchors, None, name="off_dropout"),) * 2
             z1, z2 = forward.projected_means(self.samples if kind == "mean" else 1)
             if kind == "noise":
-                noise = jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape)) * self.noise_variance**0.5
+                noise = (
+                    jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape))
+                    * self.noise_variance**0.5
+                )
                 z1, z2 = z1 + noise[0], z2 + noise[1]
             return z1, z2
 

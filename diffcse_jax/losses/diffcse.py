@@ -1,22 +1,25 @@
 """DiffCSE, difference-based contrastive learning (Chuang et al. 2022, Section 3): from a sentence to the loss.
 
-Contrastive learning makes sentence embeddings insensitive to small changes. DiffCSE adds a task that depends on them:
-which tokens of an edited sentence differ from the original? This file contains all of it, in the order of computation:
+Contrastive learning makes sentence embeddings insensitive to small changes. DiffCSE adds a task
+that depends on them: which tokens of an edited sentence differ from the original? This file
+contains all of it, in the order of computation:
 
-    x     a sentence                          the cat  sat    on the mat
-    x'    some tokens are masked              the cat [MASK]  on the [MASK]     mask_tokens
-    x''   a frozen masked LM fills them       the cat  slept  on the mat        generate
-    y     which tokens were replaced           0   0    1     0   0   0         label
-    h     the sentence embedding of x, shared with the contrast
-    D     reads x'' with h in the place of its first token                      discriminate
-    L     the mean of -log D(y_t) over all positions t                          replaced_token_detection
+    x     a sentence                          the cat  sat    on the mat x'    some tokens are
+    masked              the cat [MASK]  on the [MASK]     mask_tokens x''   a frozen masked LM fills
+    them       the cat  slept  on the mat        generate y     which tokens were replaced
+    0   0    1     0   0   0         label h     the sentence embedding of x, shared with the
+    contrast D     reads x'' with h in the place of its first token
+    discriminate L     the mean of -log D(y_t) over all positions t
+    replaced_token_detection
 
-Only h can tell D what x said where x'' differs. The gradient flows through h into the encoder: to help D, an embedding
-must record what its sentence says. D starts as a copy of the encoder, or as an ELECTRA discriminator, which has learnt
-this task without h. After training, D and the generator are dropped.
+Only h can tell D what x said where x'' differs. The gradient flows through h into the encoder: to
+help D, an embedding must record what its sentence says. D starts as a copy of the encoder, or as an
+ELECTRA discriminator, which has learnt this task without h. After training, D and the generator are
+dropped.
 
-The whole loss is contrast + lambda L, with lambda = 0.005. Where the authors' code differs from the paper, the code's
-rule is the default, because it produced the published numbers, and an option selects the paper's rule.
+The whole loss is contrast + lambda L, with lambda = 0.005. Where the authors' code differs from the
+paper, the code's rule is the default, because it produced the published numbers, and an option
+selects the paper's rule.
 
 `DiffCSE`, at the end, is the loss that trains. It looks up how sentences are edited, and what is
 predicted about them, in the tables `EDITS` and `PREDICTIONS`. `diffcse_variants.py` adds the
@@ -34,7 +37,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
-from diffcse_jax.losses import GeneratorOptions, Loss, Metrics, PretrainedCheckpoints, RunInfo, option
+from diffcse_jax.losses import (
+    GeneratorOptions,
+    Loss,
+    Metrics,
+    PretrainedCheckpoints,
+    RunInfo,
+    option,
+)
 from diffcse_jax.models.forward import (
     FEW,
     MOST,
@@ -68,25 +78,32 @@ class Edited(NamedTuple):
 # x -> x': mask.
 
 
-def mask_tokens(key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, ratio: float, style: str) -> Masked:
+def mask_tokens(
+    key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, ratio: float, style: str
+) -> Masked:
     """Mask random tokens.
 
     Args:
-        key: A random key. What happens to a token depends on it, the row's number and the position, not on padding.
+        key: A random key. What happens to a token depends on it, the row's number and the position,
+            not on padding.
         rows: The sentences.
         vocabulary: The tokenizer's vocabulary. Its special tokens are never masked.
         ratio: The probability with which each token is selected.
-        style: `bert`: 80 % of the selected tokens become [MASK], 10 % become a random token of the whole vocabulary,
-            and 10 % stay. `mask`: all become [MASK].
+        style: `bert`: 80 % of the selected tokens become [MASK], 10 % become a random token of the
+            whole vocabulary, and 10 % stay. `mask`: all become [MASK].
     """
     ids = rows.input_ids
-    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(row_keys(key, len(ids)))
+    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(
+        row_keys(key, len(ids))
+    )
     shape = (ids.shape[1],)
     ordinary = ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
     selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, shape))(select_keys)
     new_ids = jnp.array(vocabulary.mask_id, ids.dtype)
     if style == "bert":
-        random_ids = jax.vmap(lambda key: jax.random.randint(key, shape, 0, vocabulary.size, ids.dtype))(id_keys)
+        random_ids = jax.vmap(
+            lambda key: jax.random.randint(key, shape, 0, vocabulary.size, ids.dtype)
+        )(id_keys)
         draw = jax.vmap(lambda key: jax.random.uniform(key, shape))(style_keys)
         new_ids = jnp.where(draw < 0.8, new_ids, jnp.where(draw < 0.9, random_ids, ids))
     return Masked(rows._replace(input_ids=jnp.where(selected, new_ids, ids)), selected)
@@ -104,8 +121,9 @@ def generate(
 ) -> Edited:
     """Let the generator fill masked sentences, and label the tokens that differ from the originals.
 
-    It chooses the most probable token or a random one (`options.decode`), at all positions or at the selected ones
-    (`options.positions`), but never at position 0 and never at padding. The key is for its dropout and for sampling.
+    It chooses the most probable token or a random one (`options.decode`), at all positions or at
+    the selected ones (`options.positions`), but never at position 0 and never at padding. The key
+    is for its dropout and for sampling.
     """
     generator, head = frozen.network("generator"), frozen.network("generator_head")
     word_embeddings = frozen.params["generator.embeddings.word.embedding"]
@@ -118,16 +136,21 @@ def generate(
     def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
         return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
 
-    def fill(rows: TokenRows, filled: jax.Array, dropout_keys: jax.Array, keys: jax.Array | None) -> jax.Array:
+    def fill(
+        rows: TokenRows, filled: jax.Array, dropout_keys: jax.Array, keys: jax.Array | None
+    ) -> jax.Array:
         states = generator(rows, keys=dropout_keys)[-1]
         shares = FEW if options.positions == "masked" else MOST
         return frozen.gather_positions(choose, filled, states, keys, shares=shares)
 
-    dropout_keys, decode_keys = (row_keys(part, len(rows.input_ids)) for part in jax.random.split(key))
+    dropout_keys, decode_keys = (
+        row_keys(part, len(rows.input_ids)) for part in jax.random.split(key)
+    )
     keys = None
     if options.decode == "sample":
         keys = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
-    filled = (rows.attention_mask > 0).at[:, 0].set(False)  # with `all`, also [SEP], as in the authors' code
+    # with `all`, also [SEP], as in the authors' code
+    filled = (rows.attention_mask > 0).at[:, 0].set(False)
     if options.positions == "masked":
         filled &= masked.selected
     return label(frozen.map_chunks(fill, masked.rows, filled, dropout_keys, keys), rows, filled)
@@ -136,10 +159,13 @@ def generate(
 # x'', x -> y: label.
 
 
-def label(tokens: Int[Array, "rows length"], rows: TokenRows, filled: Bool[Array, "rows length"]) -> Edited:
+def label(
+    tokens: Int[Array, "rows length"], rows: TokenRows, filled: Bool[Array, "rows length"]
+) -> Edited:
     """Put the generator's tokens into the sentences, and label those that differ from the original.
 
-    A token that the generator guessed right has the label 0. Padding becomes id 0, as in the authors' code.
+    A token that the generator guessed right has the label 0. Padding becomes id 0, as in the
+    authors' code.
     """
     ids, mask = rows.input_ids, rows.attention_mask
     edited = jnp.where(filled, tokens.astype(ids.dtype), ids) * mask.astype(ids.dtype)
@@ -159,8 +185,9 @@ def discriminate(
 ) -> PyTree:
     """Apply the discriminator to edited sentences, conditioned on the embeddings of the originals.
 
-    The embedding h takes the place of the first token of x'', after the embedding layer. Only h can tell the
-    discriminator what x said where x'' differs, and only through h does this loss reach the encoder.
+    The embedding h takes the place of the first token of x'', after the embedding layer. Only h can
+    tell the discriminator what x said where x'' differs, and only through h does this loss reach
+    the encoder.
 
     Args:
         forward: The sentence embeddings and the trained networks.
@@ -176,7 +203,9 @@ def discriminate(
     def read(rows: TokenRows, keys: jax.Array, h: jax.Array, *values: PyTree) -> PyTree:
         return head(discriminator(rows, condition=h, keys=keys)[-1], *values)
 
-    return forward.computation.map_chunks(read, rows, row_keys(key, len(rows.input_ids)), h, *values)
+    return forward.computation.map_chunks(
+        read, rows, row_keys(key, len(rows.input_ids)), h, *values
+    )
 
 
 # D, y -> L: the loss.
@@ -187,8 +216,8 @@ def replaced_token_detection(
 ) -> Float[Array, "rows length"]:
     """Compute -log D(y_t) for each token, the cross-entropy of two classes (DiffCSE Section 3).
 
-    The logits are D's, of the classes 0 (kept) and 1 (replaced). The authors' code takes the mean over all positions,
-    the paper a sum over tokens.
+    The logits are D's, of the classes 0 (kept) and 1 (replaced). The authors' code takes the mean
+    over all positions, the paper a sum over tokens.
     """
     # The cross-entropy of two classes is the softplus of the margin against the right class.
     margin = logits[..., 1] - logits[..., 0]
@@ -202,7 +231,9 @@ def replaced_token_detection(
 class MaskOptions:
     """How the tokens of a sentence are masked before the generator fills them."""
 
-    mask_ratio: float = option(0.30, "share of tokens to mask; for `replace` and `mixed`", low=0.0, high=1.0)
+    mask_ratio: float = option(
+        0.30, "share of tokens to mask; for `replace` and `mixed`", low=0.0, high=1.0
+    )
     mask_style: str = option(
         "bert",
         "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] (paper)",
@@ -211,7 +242,9 @@ class MaskOptions:
 
     def masked(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
         vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-        return mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
+        return mask_tokens(
+            mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style
+        )
 
 
 def replace(
@@ -255,8 +288,12 @@ class EditOptions(MaskOptions):
         "drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
         choices=EDITS,  # which grow with the table
     )
-    insert_ratio: float = option(0.15, "share of gaps that get a token; for `insert` and `mixed`", low=0.0, high=1.0)
-    delete_ratio: float = option(0.15, "share of tokens that are dropped; for `delete` and `mixed`", low=0.0, high=1.0)
+    insert_ratio: float = option(
+        0.15, "share of gaps that get a token; for `insert` and `mixed`", low=0.0, high=1.0
+    )
+    delete_ratio: float = option(
+        0.15, "share of tokens that are dropped; for `delete` and `mixed`", low=0.0, high=1.0
+    )
 
 
 # The prediction: x'', y, h -> L.
@@ -286,7 +323,8 @@ def detect_replaced_tokens(
     counted = real
     if options.loss_positions == "all":
         rows = rows.padded()  # so that D also computes padding
-        # The authors' batches end where their longest sentence ends. Ours may be padded further, to static lengths.
+        # The authors' batches end where their longest sentence ends. Ours may be padded further, to
+        # static lengths.
         counted = jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
     head = forward.computation.network("token_classifier")
     logits = discriminate(forward, rows, head, condition=options.condition, key=key)
@@ -314,7 +352,8 @@ class Prediction(NamedTuple):
     """What the discriminator predicts about edited sentences."""
 
     loss: Callable[..., tuple[Float[Array, ""], Metrics]]  # as `detect_replaced_tokens`
-    heads: Callable[[PretrainedCheckpoints], dict[str, Network]]  # the networks besides the discriminator
+    # the networks besides the discriminator
+    heads: Callable[[PretrainedCheckpoints], dict[str, Network]]
     panels: Mapping[str, tuple[str, ...]]  # see `Loss.panels`
     papers: tuple[str, ...] = ("diffcse",)
     # Raises a `ConfigError` for options that do not fit.
@@ -357,7 +396,9 @@ class DiffCSE(EditOptions, Loss):
         "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "
         "needs the encoder's vocabulary and hidden size; empty: a copy of the encoder, with a new head",
     )
-    loss_positions: str = option("all", "mean over all positions (code) or real tokens", choices=("all", "real"))
+    loss_positions: str = option(
+        "all", "mean over all positions (code) or real tokens", choices=("all", "real")
+    )
 
     def active(self) -> Loss | None:
         return None if self.objective == "none" else super().active()
@@ -396,18 +437,27 @@ class DiffCSE(EditOptions, Loss):
 
         if self.sentence != "both":
             return edited(_sentences(batch, self.sentence), key)
-        return {name: edited(_sentences(batch, name), fold_in_name(key, name)) for name in ("same", "next")}
+        return {
+            name: edited(_sentences(batch, name), fold_in_name(key, name))
+            for name in ("same", "next")
+        }
 
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         """Compute the loss of the prediction: x'', y, h -> L. For both sentences, it is their mean."""
 
-        def predict(name: str, edited: Edited, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        def predict(
+            name: str, edited: Edited, key: PRNGKeyArray
+        ) -> tuple[Float[Array, ""], Metrics]:
             original = _sentences(forward.batch, name).input_ids
             return PREDICTIONS[self.objective].loss(self, forward, edited, original, key)
 
         if self.sentence != "both":
             return predict(self.sentence, inputs, key)
-        results = [predict(name, edited, fold_in_name(key, name)) for name, edited in inputs.items()]
+        results = [
+            predict(name, edited, fold_in_name(key, name)) for name, edited in inputs.items()
+        ]
         return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
 
 

@@ -1,7 +1,7 @@
 """The ablations of DiffCSE (Chuang et al. 2022, Tables 3, 4, 15): other edits and predictions.
 
-Each is a function, and a line in one of the tables `EDITS` and `PREDICTIONS` of `diffcse.py`. There,
-`replace` and `detect_replaced_tokens` are the edit and the prediction of DiffCSE itself.
+Each is a function, and a line in one of the tables `EDITS` and `PREDICTIONS` of `diffcse.py`.
+There, `replace` and `detect_replaced_tokens` are the edit and the prediction of DiffCSE itself.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ from diffcse_jax.models.forward import (
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense, Network
 
-# Edits (Table 4). Label 1 is on inserted tokens, on replaced tokens, and on tokens whose predecessor
-# was dropped.
+# Edits (Table 4). Label 1 is on inserted tokens, on replaced tokens, and on tokens whose
+# predecessor was dropped.
 
 
 def insert(
@@ -158,7 +158,8 @@ def change_lengths(
     dropped = ordinary & drawn(delete_keys, delete_ratio)
     inserted = has_next & drawn(insert_keys, insert_ratio) if insert_ratio else nothing
     after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
-    mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id  # read only if something is inserted
+    # read only if something is inserted
+    mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id
 
     # Each token is followed by the gap after it. Then the tokens that exist move together.
     def interleave(tokens: jax.Array, gaps: jax.Array) -> jax.Array:
@@ -174,7 +175,9 @@ def change_lengths(
 
     def place(values: jax.Array) -> jax.Array:
         empty = jnp.zeros((positions,), values.dtype)
-        return jax.vmap(lambda where, values: empty.at[where].set(values, mode="drop"))(destinations, values)
+        return jax.vmap(lambda where, values: empty.at[where].set(values, mode="drop"))(
+            destinations, values
+        )
 
     new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
     attention_mask = place(exists.astype(rows.attention_mask.dtype))
@@ -202,7 +205,9 @@ def _check_tokens_have_originals(options: DiffCSE) -> None:
 
 def _language_model(checkpoints: PretrainedCheckpoints) -> dict[str, Network]:
     encoder = checkpoints.encoder
-    return {"discriminator_lm_head": Network(partial(MaskedLMHead, encoder.config), encoder.mlm_head)}
+    return {
+        "discriminator_lm_head": Network(partial(MaskedLMHead, encoder.config), encoder.mlm_head)
+    }
 
 
 def _mask_only(
@@ -224,7 +229,8 @@ def predict_masked_tokens(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Compute the mean cross-entropy of the original tokens at masked positions.
 
-    There is no generator. The arguments are those of `detect_replaced_tokens`, with masked sentences.
+    There is no generator. The arguments are those of `detect_replaced_tokens`, with masked
+    sentences.
     """
     rows, selected = masked
     computation = forward.computation
@@ -236,10 +242,14 @@ def predict_masked_tokens(
         correct = jnp.argmax(logits, axis=-1) == targets
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-    def at_rows(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def at_rows(
+        states: jax.Array, selected: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
 
-    losses, correct = discriminate(forward, rows, at_rows, selected, original, condition=options.condition, key=key)
+    losses, correct = discriminate(
+        forward, rows, at_rows, selected, original, condition=options.condition, key=key
+    )
     return mean_where(losses, selected), {"conditional_mlm_accuracy": mean_where(correct, selected)}
 
 
@@ -254,18 +264,22 @@ def correct_tokens(
 
     The arguments are those of `detect_replaced_tokens`.
 
-    The task and its copy mechanism are those of COCO-LM (Meng et al. 2021, "corrective language modeling"). A head
-    gives the probability p_copy that a token is the original one. The language model predicts the rest:
+    The task and its copy mechanism are those of COCO-LM (Meng et al. 2021, "corrective language
+    modeling"). A head gives the probability p_copy that a token is the original one. The language
+    model predicts the rest:
 
         p(x) = p_copy [x = input token] + (1 - p_copy) p_LM(x)
 
-    The loss is the mean of -log p(original), plus the mean binary cross-entropy of p_copy. p_copy gets no gradient from
-    the first term. Both means are over all real tokens except position 0, which the sentence embedding replaces.
-    (COCO-LM takes the first mean over masked tokens only; DiffCSE asks for every position.)
+    The loss is the mean of -log p(original), plus the mean binary cross-entropy of p_copy. p_copy
+    gets no gradient from the first term. Both means are over all real tokens except position 0,
+    which the sentence embedding replaces. (COCO-LM takes the first mean over masked tokens only;
+    DiffCSE asks for every position.)
     """
     rows, replaced = edited
     computation = forward.computation
-    language_model, copy = (computation.network(name) for name in ("discriminator_lm_head", "copy_head"))
+    language_model, copy = (
+        computation.network(name) for name in ("discriminator_lm_head", "copy_head")
+    )
     word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
     where = (rows.attention_mask > 0).at[:, 0].set(False)
 
@@ -278,7 +292,9 @@ def correct_tokens(
 
     def at_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> PyTree:
         copy_logits = copy(states)[..., 0].astype(jnp.float32)
-        return computation.gather_positions(at_token, where, states, copy_logits, *values, shares=MOST), copy_logits
+        return computation.gather_positions(
+            at_token, where, states, copy_logits, *values, shares=MOST
+        ), copy_logits
 
     (losses, correct), copy_logits = discriminate(
         forward, rows, at_rows, where, replaced, original, condition=options.condition, key=key
@@ -302,7 +318,9 @@ def corrective_language_model(
     `kept` is true where the input is the target.
     """
     copy_logits = jax.lax.stop_gradient(copy_logits)
-    generated = jax.nn.log_sigmoid(-copy_logits) - optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    generated = jax.nn.log_sigmoid(-copy_logits) - optax.softmax_cross_entropy_with_integer_labels(
+        logits, targets
+    )
     return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)
 
 
@@ -323,7 +341,9 @@ PREDICTIONS |= {
     "corrective_lm": Prediction(
         correct_tokens,
         _language_model_that_copies,
-        panels={"corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")},
+        panels={
+            "corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")
+        },
         papers=("diffcse", "coco_lm"),
         check=_check_tokens_have_originals,
     ),
@@ -337,14 +357,19 @@ PREDICTIONS |= {
 class EditedContrast(EditOptions, Loss):
     """A contrast with edited sentences, as further positives or negatives of their originals (DiffCSE Table 15).
 
-    DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or as another one. Each
-    step edits the anchors again. The paper does not say how it combined its terms; this is our reading:
+    DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or
+    as another one. Each step edits the anchors again. The paper does not say how it combined its
+    terms; this is our reading:
 
-    - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in place of it.
-    - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), in place of `contrast`.
+    - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in
+      place of it.
+    - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), in
+      place of `contrast`.
     """
 
-    weight: float = option(0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0)
+    weight: float = option(
+        0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0
+    )
     role: str = option(
         "positive",
         "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for all, in its place",
@@ -361,7 +386,9 @@ class EditedContrast(EditOptions, Loss):
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
         return EDITS[self.edit].function(frozen, batch.anchors, self, key, run)
 
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
         edits = forward.projected(inputs.rows, row_keys(key, len(z1)), name="edited_contrast")
         if self.role == "positive":

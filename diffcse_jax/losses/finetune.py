@@ -1,7 +1,7 @@
 """Losses of labelled tasks, for fine-tuning on several tasks at a time (the "adjusting dropout" report).
 
-A task is a group of keys in the table `finetune.tasks`. Each batch belongs to one task. `diffcse finetune` reads the
-data, mixes the batches and scores the tasks.
+A task is a group of keys in the table `finetune.tasks`. Each batch belongs to one task. `diffcse
+finetune` reads the data, mixes the batches and scores the tasks.
 """
 
 import dataclasses
@@ -27,13 +27,23 @@ class LabelledTask:
 
     file: str = option("", "training rows: csv, tsv or jsonl (also .gz, .xz) with named columns")
     dev_file: str = option("", "dev rows; empty: the share dev_share of `file`")
-    dev_share: float = option(0.1, "share of `file` used as dev rows, chosen by a hash of the text", low=0.0, high=0.5)
+    dev_share: float = option(
+        0.1, "share of `file` used as dev rows, chosen by a hash of the text", low=0.0, high=0.5
+    )
     test_file: str = option("", "rows without labels, for predictions; empty: no predictions")
-    texts: tuple[str, ...] = option(("sentence",), "column of the sentence, or the two columns of a sentence pair")
+    texts: tuple[str, ...] = option(
+        ("sentence",), "column of the sentence, or the two columns of a sentence pair"
+    )
     label: str = option("label", "column of the label or value")
     id: str = option("", "column with the names of the rows in predictions; empty: line numbers")
-    kind: str = option("classification", "kind of label: a class or a number", choices=("classification", "regression"))
-    labels: tuple[str, ...] = option((), "the classes; empty: the classes of the training rows, sorted")
+    kind: str = option(
+        "classification",
+        "kind of label: a class or a number",
+        choices=("classification", "regression"),
+    )
+    labels: tuple[str, ...] = option(
+        (), "the classes; empty: the classes of the training rows, sorted"
+    )
     weight: float = option(1.0, "weight of the task's loss", low=0.0)
     ratio: int = option(1, "batches of this task in each block of batches", low=1)
     features: tuple[str, ...] = option(
@@ -42,7 +52,9 @@ class LabelledTask:
         choices=("first", "second", "difference", "product", "cosine"),
     )
     depth: int = option(1, "dense layers of the head", low=1)
-    activation: str = option("tanh", "activation between the layers of the head", choices=("tanh", "relu", "gelu"))
+    activation: str = option(
+        "tanh", "activation between the layers of the head", choices=("tanh", "relu", "gelu")
+    )
     dropout: float = option(0.2, "dropout rate before each layer of the head", low=0.0, high=0.99)
 
     @property
@@ -67,14 +79,26 @@ class LabelledTask:
 class Finetune(Loss):
     """The loss of the task that a batch belongs to, on the embeddings that encoding gives."""
 
-    weight: float = option(0.0, "weight of the labelled tasks, which `diffcse finetune` trains", low=0.0)
+    weight: float = option(
+        0.0, "weight of the labelled tasks, which `diffcse finetune` trains", low=0.0
+    )
     tasks: Table = Table()  # noqa: RUF009 - groups of the type `LabelledTask` by name
-    data_dir: str = option("", "folder that file names are relative to; empty: the current one", changes="nothing")
-    stages: str = option("together", "train all together, or the heads first", choices=("together", "heads_first"))
+    data_dir: str = option(
+        "", "folder that file names are relative to; empty: the current one", changes="nothing"
+    )
+    stages: str = option(
+        "together", "train all together, or the heads first", choices=("together", "heads_first")
+    )
     heads_epochs: int = option(10, "passes over a task's rows while only the heads train", low=1)
-    heads_steps: int = option(0, "steps of each head while only the heads train; 0: from heads_epochs", low=0)
-    heads_learning_rate: float = option(3e-5, "peak learning rate while only the heads train", low=0.0)
-    heads_weight_decay: float = option(1e-3, "decoupled weight decay while only the heads train", low=0.0)
+    heads_steps: int = option(
+        0, "steps of each head while only the heads train; 0: from heads_epochs", low=0
+    )
+    heads_learning_rate: float = option(
+        3e-5, "peak learning rate while only the heads train", low=0.0
+    )
+    heads_weight_decay: float = option(
+        1e-3, "decoupled weight decay while only the heads train", low=0.0
+    )
 
     def active(self) -> Loss | None:
         return self if self.weight > 0 and self.tasks else None
@@ -85,7 +109,9 @@ class Finetune(Loss):
 
     @property
     def data_description(self) -> str:
-        return ", ".join(f"{name} ({PurePath(task.file).name}, labelled)" for name, task in self.tasks.items())
+        return ", ".join(
+            f"{name} ({PurePath(task.file).name}, labelled)" for name, task in self.tasks.items()
+        )
 
     needs = frozenset({"vectors", "labels"})
 
@@ -93,7 +119,9 @@ class Finetune(Loss):
         size = checkpoints.encoder.embedding_size(run.pooler)
         return {head_of(name): Network(build_head(task, size)) for name, task in self.tasks.items()}
 
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         ((name, labels),) = forward.batch.labels.items()
         task: LabelledTask = self.tasks[name]
         head = forward.computation.network(head_of(name))
@@ -125,13 +153,23 @@ def score_name(name: str, task: LabelledTask) -> str:
 
 def build_head(task: LabelledTask, size: int) -> partial[TaskHead]:
     """Return a function that builds the head of a task for embeddings of a size. Its classes must be known."""
-    inputs = sum(1 if name == "cosine" else size for name in task.features) if task.is_pair else size
+    inputs = (
+        sum(1 if name == "cosine" else size for name in task.features) if task.is_pair else size
+    )
     return partial(
-        TaskHead, inputs, size, task.outputs, depth=task.depth, activation=task.activation, rate=task.dropout
+        TaskHead,
+        inputs,
+        size,
+        task.outputs,
+        depth=task.depth,
+        activation=task.activation,
+        rate=task.dropout,
     )
 
 
-def features(task: LabelledTask, embeddings: Sequence[Float[Array, "rows hidden"]]) -> Float[Array, "rows features"]:
+def features(
+    task: LabelledTask, embeddings: Sequence[Float[Array, "rows hidden"]]
+) -> Float[Array, "rows features"]:
     """Return what the head reads: the embeddings of single sentences, or `task.features` of pairs."""
     if not task.is_pair:
         return embeddings[0]
@@ -145,6 +183,8 @@ def features(task: LabelledTask, embeddings: Sequence[Float[Array, "rows hidden"
 
 FUNCTIONS = {  # of outputs and labels, one value per example
     "cross_entropy": optax.softmax_cross_entropy_with_integer_labels,
-    "binary_cross_entropy": lambda logits, labels: optax.sigmoid_binary_cross_entropy(logits[:, 0], labels),
+    "binary_cross_entropy": lambda logits, labels: optax.sigmoid_binary_cross_entropy(
+        logits[:, 0], labels
+    ),
     "squared_error": lambda outputs, labels: optax.squared_error(outputs[:, 0], labels),
 }

@@ -25,9 +25,16 @@ class AuxiliaryMaskedLM(Loss):
     Alone, without a loss that compares embeddings, it pre-trains a masked LM (Devlin et al. 2019).
     """
 
-    weight: float = option(0.0, "weight of the encoder's auxiliary masked LM (SimCSE appendix A: 0.1)", low=0.0)
-    mask_ratio: float = option(0.15, "share of tokens masked for the auxiliary masked LM", low=0.0, high=1.0)
-    tied: bool = option(False, "decode with the word embeddings, as BERT; False: train a copy of them (SimCSE's code)")
+    weight: float = option(
+        0.0, "weight of the encoder's auxiliary masked LM (SimCSE appendix A: 0.1)", low=0.0
+    )
+    mask_ratio: float = option(
+        0.15, "share of tokens masked for the auxiliary masked LM", low=0.0, high=1.0
+    )
+    tied: bool = option(
+        False,
+        "decode with the word embeddings, as BERT; False: train a copy of them (SimCSE's code)",
+    )
     papers = ("simcse",)
     needs = frozenset({"mask_token"})
 
@@ -38,43 +45,79 @@ class AuxiliaryMaskedLM(Loss):
         if head is None:
             head = layers.initial(partial(MaskedLMHead, encoder.config), jax.random.key(run.seed))
         decoder = {} if self.tied else {"decoder": encoder.transformer["embeddings.word.embedding"]}
-        return {"mlm_head": Network(partial(MaskedLMHead, encoder.config, tied=self.tied), {**head, **decoder})}
+        return {
+            "mlm_head": Network(
+                partial(MaskedLMHead, encoder.config, tied=self.tied), {**head, **decoder}
+            )
+        }
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Masked:
-        return mask_tokens(key, batch.rows, vocabulary=frozen.networks.vocabulary, ratio=self.mask_ratio, style="bert")
+        return mask_tokens(
+            key,
+            batch.rows,
+            vocabulary=frozen.networks.vocabulary,
+            ratio=self.mask_ratio,
+            style="bert",
+        )
 
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         computation, original = forward.computation, forward.batch.rows.input_ids
         encoder, head = computation.network("encoder"), computation.network("mlm_head")
-        word_embeddings = computation.params["encoder.embeddings.word.embedding"] if self.tied else None
+        word_embeddings = (
+            computation.params["encoder.embeddings.word.embedding"] if self.tied else None
+        )
 
         def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits = head(states, word_embeddings)
             correct = jnp.argmax(logits, axis=-1) == targets
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-        def at_rows(masked: Masked, keys: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def at_rows(
+            masked: Masked, keys: jax.Array, targets: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
             states = encoder(masked.rows, keys=keys)[-1]
-            return computation.gather_positions(at_tokens, masked.selected, states, targets, shares=FEW)
+            return computation.gather_positions(
+                at_tokens, masked.selected, states, targets, shares=FEW
+            )
 
-        losses, correct = computation.map_chunks(at_rows, inputs, row_keys(key, len(original)), original)
-        return mean_where(losses, inputs.selected), {"mlm_accuracy": mean_where(correct, inputs.selected)}
+        losses, correct = computation.map_chunks(
+            at_rows, inputs, row_keys(key, len(original)), original
+        )
+        return mean_where(losses, inputs.selected), {
+            "mlm_accuracy": mean_where(correct, inputs.selected)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class Reconstruction(Loss):
     """A small head recovers masked tokens from the generator's states and the sentence embedding (InfoCSE).
 
-    Wu et al. 2022. The head sees the original sentence only through its embedding, so the encoder learns from it. The
-    loss is a sum over all masked tokens, hence its small weight.
+    Wu et al. 2022. The head sees the original sentence only through its embedding, so the encoder
+    learns from it. The loss is a sum over all masked tokens, hence its small weight.
     """
 
-    weight: float = option(0.0, "weight of the reconstruction, a sum over masked tokens (InfoCSE: 0.00001)", low=0.0)
-    mask_ratio: float = option(0.40, "share of tokens masked for the reconstruction", low=0.0, high=1.0)
-    blocks: int = option(2, "trained blocks that reconstruct tokens; they start as the generator's last blocks", low=1)
-    layer: int = option(0, "block of the generator to read (InfoCSE: 6 of 12); 0: the one below those `blocks`", low=0)
+    weight: float = option(
+        0.0, "weight of the reconstruction, a sum over masked tokens (InfoCSE: 0.00001)", low=0.0
+    )
+    mask_ratio: float = option(
+        0.40, "share of tokens masked for the reconstruction", low=0.0, high=1.0
+    )
+    blocks: int = option(
+        2,
+        "trained blocks that reconstruct tokens; they start as the generator's last blocks",
+        low=1,
+    )
+    layer: int = option(
+        0,
+        "block of the generator to read (InfoCSE: 6 of 12); 0: the one below those `blocks`",
+        low=0,
+    )
     condition: str = option(
-        "pooled", "the embedding that the head reads: before or after the projector", choices=("pooled", "projected")
+        "pooled",
+        "the embedding that the head reads: before or after the projector",
+        choices=("pooled", "projected"),
     )
 
     papers = ("infocse",)
@@ -94,32 +137,52 @@ class Reconstruction(Loss):
             )
         for key, value in (("blocks", self.blocks), ("layer", self.layer)):
             if value > sizes.num_blocks:
-                raise ConfigError(f"reconstruction.{key}={value}, but the generator has {sizes.num_blocks} blocks")
+                raise ConfigError(
+                    f"reconstruction.{key}={value}, but the generator has {sizes.num_blocks} blocks"
+                )
         params = reconstruction_start(generator.transformer, generator.mlm_head, sizes, self.blocks)
-        return {"reconstruction_head": Network(partial(ReconstructionHead, sizes, self.blocks), params)}
+        return {
+            "reconstruction_head": Network(partial(ReconstructionHead, sizes, self.blocks), params)
+        }
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Return masked sentences, the states of one of the generator's blocks, without dropout, and its embeddings."""
         generator, vocabulary = frozen.network("generator"), frozen.networks.vocabulary
-        masked = mask_tokens(key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert")
+        masked = mask_tokens(
+            key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert"
+        )
         # XLA does not compute the blocks above this layer, because nothing uses them.
         layer = self.layer or len(generator.blocks) - self.blocks
         states = frozen.map_chunks(lambda rows: generator(rows)[layer], masked.rows)
         return masked, states, frozen.params["generator.embeddings.word.embedding"]
 
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         masked, generator_states, word_embeddings = inputs
         computation, original = forward.computation, forward.batch.rows.input_ids
         head = computation.network("reconstruction_head")
-        embeddings = forward.embeddings.projected if self.condition == "projected" else forward.embeddings.pooled
+        embeddings = (
+            forward.embeddings.projected
+            if self.condition == "projected"
+            else forward.embeddings.pooled
+        )
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
-            return optax.softmax_cross_entropy_with_integer_labels(head.vocabulary(states, word_embeddings), targets)
+            return optax.softmax_cross_entropy_with_integer_labels(
+                head.vocabulary(states, word_embeddings), targets
+            )
 
-        def row_losses(masked: Masked, states: jax.Array, h: jax.Array, keys: jax.Array, ids: jax.Array) -> jax.Array:
+        def row_losses(
+            masked: Masked, states: jax.Array, h: jax.Array, keys: jax.Array, ids: jax.Array
+        ) -> jax.Array:
             outputs = head(masked.rows, states, h, keys=keys)
-            return computation.gather_positions(token_losses, masked.selected, outputs, ids, shares=FEW)
+            return computation.gather_positions(
+                token_losses, masked.selected, outputs, ids, shares=FEW
+            )
 
         keys = row_keys(key, len(original))
-        losses = computation.map_chunks(row_losses, masked, generator_states, embeddings, keys, original)
+        losses = computation.map_chunks(
+            row_losses, masked, generator_states, embeddings, keys, original
+        )
         return losses.sum(), {"reconstruction_per_token": mean_where(losses, masked.selected)}

@@ -1,6 +1,7 @@
 """Losses between lists of similarities: RankCSE's consistency and distillation.
 
-Each sentence ranks the others of the batch by similarity. These losses compare such lists (RankCSE: Liu et al. 2023).
+Each sentence ranks the others of the batch by similarity. These losses compare such lists (RankCSE:
+Liu et al. 2023).
 """
 
 import dataclasses
@@ -12,18 +13,31 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
-from diffcse_jax.models.forward import START_AS_TEACHER, Computation, SharedForward, start_as_teacher
+from diffcse_jax.models.forward import (
+    START_AS_TEACHER,
+    Computation,
+    SharedForward,
+    start_as_teacher,
+)
 from diffcse_jax.models.layers import Network
-from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, cosine_similarity, is_pooler, similarity_lists
+from diffcse_jax.models.pooling import (
+    OTHER_NAMES,
+    POOLERS,
+    cosine_similarity,
+    is_pooler,
+    similarity_lists,
+)
 
-Lists = Float[Array, "rows candidates"]  # similarities of each sentence to the candidates, or logits
+# similarities of each sentence to the candidates, or logits
+Lists = Float[Array, "rows candidates"]
 
 
 @dataclasses.dataclass(frozen=True)
 class RankingConsistency(Loss):
     """Both views of a sentence should rank the batch alike. Hard negatives are not ranked.
 
-    l_i = JS(softmax_j(cos(z1_i, z2_j) / tau), softmax_j(cos(z2_i, z1_j) / tau)), with JS the Jensen-Shannon divergence.
+    l_i = JS(softmax_j(cos(z1_i, z2_j) / tau), softmax_j(cos(z2_i, z1_j) / tau)), with JS the
+    Jensen-Shannon divergence.
     """
 
     weight: float = option(0.0, "weight of ranking consistency (beta of RankCSE)", low=0.0)
@@ -31,9 +45,12 @@ class RankingConsistency(Loss):
     compares_embeddings = True
     papers = ("rankcse",)
 
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
-        # The second matrix is computed, not transposed: a transpose would move it between devices that split the rows.
+        # The second matrix is computed, not transposed: a transpose would move it between devices
+        # that split the rows.
         rankings = (cosine_similarity(*pair) / self.temperature for pair in ((z1, z2), (z2, z1)))
         return jensen_shannon(*rankings).mean(), {}
 
@@ -56,19 +73,35 @@ class RankingDistillation(Loss):
         "frozen encoders with the same vocabulary: run or model folders, hub ids, or `start` (the starting checkpoint)",
     )
     poolers: tuple[str, ...] = option(
-        (), "each teacher's pooler; empty: as recorded", choices=(*POOLERS, ""), also=is_pooler, aliases=OTHER_NAMES
+        (),
+        "each teacher's pooler; empty: as recorded",
+        choices=(*POOLERS, ""),
+        also=is_pooler,
+        aliases=OTHER_NAMES,
     )
-    shares: tuple[float, ...] = option((), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0)
-    form: str = option("listmle", "likelihood of the teachers' order or cross-entropy", choices=("listmle", "listnet"))
-    temperature: float = option(0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6)
-    teacher_temperature: float = option(0.025, "temperature of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6)
+    shares: tuple[float, ...] = option(
+        (), "weight of each teacher, scaled to sum 1; empty: equal weights", low=0.0
+    )
+    form: str = option(
+        "listmle",
+        "likelihood of the teachers' order or cross-entropy",
+        choices=("listmle", "listnet"),
+    )
+    temperature: float = option(
+        0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6
+    )
+    teacher_temperature: float = option(
+        0.025, "temperature of the teachers (tau3 of RankCSE); for `listnet`", low=1e-6
+    )
     compares_embeddings = True
     papers = ("rankcse",)
 
     def check(self, run: RunInfo) -> None:
         count = len(self.teachers)
         if not count:
-            raise ConfigError("distillation.weight > 0 needs teachers. Name some, or `start`, in distillation.teachers")
+            raise ConfigError(
+                "distillation.weight > 0 needs teachers. Name some, or `start`, in distillation.teachers"
+            )
         if len(set(self.teachers)) < count:
             raise ConfigError(f"distillation.teachers names a teacher twice: {self.teachers}")
         for key, values in (("poolers", self.poolers), ("shares", self.shares)):
@@ -76,14 +109,26 @@ class RankingDistillation(Loss):
                 found = f"{counted(len(values), 'value{s}')} for {counted(count, 'teacher{s}')}"
                 raise ConfigError(f"distillation.{key} has {found}. Give one per teacher, or none.")
         if self.shares and not sum(self.shares) > 0:
-            raise ConfigError("distillation.shares are all 0. Leave them out to give all teachers the same weight.")
-        if START_AS_TEACHER in self.teachers and self.poolers and self.poolers[self.teachers.index(START_AS_TEACHER)]:
-            raise ConfigError("distillation.poolers: model.pooler is the pooler of `start`. Give '' for it.")
+            raise ConfigError(
+                "distillation.shares are all 0. Leave them out to give all teachers the same weight."
+            )
+        if (
+            START_AS_TEACHER in self.teachers
+            and self.poolers
+            and self.poolers[self.teachers.index(START_AS_TEACHER)]
+        ):
+            raise ConfigError(
+                "distillation.poolers: model.pooler is the pooler of `start`. Give '' for it."
+            )
 
     @property
     def named_teachers(self) -> dict[str, str]:
         poolers = self.poolers or ("",) * len(self.teachers)
-        return {name: pooler for name, pooler in zip(self.teachers, poolers, strict=True) if name != START_AS_TEACHER}
+        return {
+            name: pooler
+            for name, pooler in zip(self.teachers, poolers, strict=True)
+            if name != START_AS_TEACHER
+        }
 
     @property
     def _by_network(self) -> dict[str, str]:
@@ -94,7 +139,10 @@ class RankingDistillation(Loss):
         }
 
     def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
-        by_name = {**checkpoints.teachers, START_AS_TEACHER: start_as_teacher(checkpoints.encoder, run.pooler)}
+        by_name = {
+            **checkpoints.teachers,
+            START_AS_TEACHER: start_as_teacher(checkpoints.encoder, run.pooler),
+        }
         return {network: by_name[name] for network, name in self._by_network.items()}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
@@ -106,7 +154,9 @@ class RankingDistillation(Loss):
         shares = jnp.array(self.shares or (1.0,) * len(lists))
         return jnp.tensordot(shares / shares.sum(), jnp.stack(lists), axes=1, precision="highest")
 
-    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
         scores = similarity_lists(forward.projected_views) / self.temperature
         if self.form == "listmle":
             return list_mle(scores, inputs).mean(), {}
@@ -124,8 +174,8 @@ def list_net(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
 def list_mle(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
     """Compute ListMLE: the negative log-likelihood of the teacher's order of candidates (Xia et al. 2008).
 
-    l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best first. Ties keep the
-    order of the batch.
+    l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best
+    first. Ties keep the order of the batch.
     """
     order = jnp.argsort(-teacher, axis=1, stable=True)
     ordered = jnp.take_along_axis(scores, order, axis=1)

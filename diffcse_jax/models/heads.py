@@ -30,7 +30,9 @@ from diffcse_jax.models.transformer import Blocks, TransformerConfig, new_keys
 class MlpProjector(nnx.Module):
     """Dense + tanh: SimCSE's projector, and the pooler of Hugging Face's BERT and RoBERTa."""
 
-    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ):
         self.dense = Dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
 
     def __call__(self, pooled: Float[Array, "rows hidden"]) -> Float[Array, "rows hidden"]:
@@ -40,7 +42,9 @@ class MlpProjector(nnx.Module):
 class BatchNormProjector(nnx.Module):
     """Linear(D, 2D) - BatchNorm - ReLU - Linear(2D, D) - BatchNorm without scale and shift (DiffCSE appendix A)."""
 
-    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ):
         size = config.hidden_size
         self.expand = Dense(size, 2 * size, bias=False, dtype=dtype, rngs=rngs)
         self.expand_norm = BatchNorm(2 * size, affine=True)
@@ -55,8 +59,8 @@ class BatchNormProjector(nnx.Module):
 class BatchNorm(nnx.Module):
     """Batch normalisation over rows, as PyTorch computes it in training mode.
 
-    Mean and variance are those of the global batch, in float32. There are no running statistics: a projector with
-    batch normalisation is dropped when encoding.
+    Mean and variance are those of the global batch, in float32. There are no running statistics: a
+    projector with batch normalisation is dropped when encoding.
     """
 
     def __init__(self, size: int, *, affine: bool):
@@ -79,16 +83,29 @@ class MaskedLMHead(nnx.Module):
     If `tied`, the decoder is the encoder's table of word embeddings, which each call receives.
     """
 
-    def __init__(self, config: TransformerConfig, *, tied: bool = True, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        tied: bool = True,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         size = config.word_size
-        self.transform = Dense(config.hidden_size, size, bias=config.mlm_transform_bias, dtype=dtype, rngs=rngs)
+        self.transform = Dense(
+            config.hidden_size, size, bias=config.mlm_transform_bias, dtype=dtype, rngs=rngs
+        )
         self.norm = LayerNorm(size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
-        self.decoder = None if tied else nnx.Param(BERT_INIT(rngs.params(), (config.vocab_size, size)))
+        self.decoder = (
+            None if tied else nnx.Param(BERT_INIT(rngs.params(), (config.vocab_size, size)))
+        )
         self.activation = config.mlm_activation or config.activation
 
     def __call__(
-        self, hidden_states: Float[Array, "*tokens hidden"], word_embeddings: Float[Array, "vocab size"] | None = None
+        self,
+        hidden_states: Float[Array, "*tokens hidden"],
+        word_embeddings: Float[Array, "vocab size"] | None = None,
     ) -> Float[Array, "*tokens vocab"]:
         """Return float32 logits over the vocabulary."""
         decoder = word_embeddings if self.decoder is None else self.decoder[...]
@@ -100,7 +117,9 @@ class MaskedLMHead(nnx.Module):
 class ReplacedTokenHead(nnx.Module):
     """ELECTRA's head for replaced tokens (Clark et al. 2020): dense, activation, dense."""
 
-    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ):
         self.dense = Dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
         self.output = Dense(config.hidden_size, 1, dtype=dtype, rngs=rngs)
         self.activation = config.activation
@@ -117,8 +136,17 @@ class ReconstructionHead(Blocks):
     A sentence embedding at position 0 helps them to reconstruct the masked tokens.
     """
 
-    def __init__(self, config: TransformerConfig, count: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        super().__init__(config, range(config.num_blocks - count, config.num_blocks), dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        config: TransformerConfig,
+        count: int,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(
+            config, range(config.num_blocks - count, config.num_blocks), dtype=dtype, rngs=rngs
+        )
         self.vocabulary = MaskedLMHead(config, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -138,13 +166,17 @@ class ReconstructionHead(Blocks):
         return self.run(states, rows, keys_of_blocks)[-1]
 
 
-def reconstruction_start(transformer: Params, mlm_head: Params, config: TransformerConfig, count: int) -> Params:
+def reconstruction_start(
+    transformer: Params, mlm_head: Params, config: TransformerConfig, count: int
+) -> Params:
     """Return the initial parameters of a `ReconstructionHead` with `count` blocks: those of the masked LM itself."""
     start = prefixed(mlm_head, "vocabulary")
     for name in ("attention_bias", "final_norm"):
         start |= prefixed(subset(transformer, name), name)
     for block in range(count):
-        start |= prefixed(subset(transformer, f"blocks.{config.num_blocks - count + block}"), f"blocks.{block}")
+        start |= prefixed(
+            subset(transformer, f"blocks.{config.num_blocks - count + block}"), f"blocks.{block}"
+        )
     return start
 
 
@@ -174,17 +206,23 @@ class TaskHead(nnx.Module):
         rngs: nnx.Rngs,
     ):
         sizes = (inputs, *(hidden,) * (depth - 1), outputs)
-        self.layers = nnx.List(linear(*pair, dtype=dtype, rngs=rngs) for pair in itertools.pairwise(sizes))
+        self.layers = nnx.List(
+            linear(*pair, dtype=dtype, rngs=rngs) for pair in itertools.pairwise(sizes)
+        )
         self.activation = activation
         self.rate = rate
 
-    def __call__(self, features: Float[Array, "rows inputs"], *, keys: RowKeys = None) -> Float[Array, "rows outputs"]:
+    def __call__(
+        self, features: Float[Array, "rows inputs"], *, keys: RowKeys = None
+    ) -> Float[Array, "rows outputs"]:
         """Return float32 outputs."""
         states = features
         for number, layer in enumerate(self.layers):
             if number:
                 states = ACTIVATIONS[self.activation](states)
-            layer_keys = None if keys is None else jax.vmap(partial(jax.random.fold_in, data=number))(keys)
+            layer_keys = (
+                None if keys is None else jax.vmap(partial(jax.random.fold_in, data=number))(keys)
+            )
             states = layer(dropout(states, self.rate, layer_keys))
         return states.astype(jnp.float32)
 
@@ -228,7 +266,8 @@ class RecordedHead(NamedTuple):
     pooler: str = ""  # of the embeddings that the modules read
     layers: tuple[HeadLayer, ...] = ()
     params: Params = Params()  # of `SentenceHead`
-    similarity: str = "cosine"  # how embeddings are compared (`similarity_fn_name`), a name in `pooling.SIMILARITIES`
+    # how embeddings are compared (`similarity_fn_name`), a name in `pooling.SIMILARITIES`
+    similarity: str = "cosine"
 
     def of(self, pooler: str, trained: Params | None = None) -> "RecordedHead":
         """Return the head, empty for another pooler than the recorded one; with its trained parameters, if given."""
@@ -255,7 +294,9 @@ class RecordedHead(NamedTuple):
     def ranks_by_cosine(self) -> bool:
         """Whether the recorded similarity ranks embeddings as the cosine similarity does."""
         has_length_1 = bool(self.layers) and self.layers[-1].kind == "Normalize"
-        return self.similarity == "cosine" or (has_length_1 and self.similarity in ("dot", "euclidean"))
+        return self.similarity == "cosine" or (
+            has_length_1 and self.similarity in ("dot", "euclidean")
+        )
 
 
 NO_HEAD = RecordedHead()
@@ -264,7 +305,9 @@ NO_HEAD = RecordedHead()
 class SentenceHead(nnx.Module):
     """Applies modules to pooled embeddings, one after the other."""
 
-    def __init__(self, layers: tuple[HeadLayer, ...], *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self, layers: tuple[HeadLayer, ...], *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ):
         self.layers = nnx.List(_Module(layer, dtype=dtype, rngs=rngs) for layer in layers)
 
     def __call__(self, pooled: Float[Array, "rows size"]) -> Float[Array, "rows dimension"]:
@@ -277,12 +320,20 @@ class _Module(nnx.Module):
     def __init__(self, layer: HeadLayer, *, dtype: DTypeLike, rngs: nnx.Rngs):
         sizes = layer.in_features, layer.out_features
         self.layer = layer
-        self.linear = Dense(*sizes, bias=layer.bias, dtype=dtype, rngs=rngs) if layer.kind == "Dense" else None
-        self.norm = LayerNorm(layer.dimension, 1e-5, dtype=dtype) if layer.kind == "LayerNorm" else None
+        self.linear = (
+            Dense(*sizes, bias=layer.bias, dtype=dtype, rngs=rngs)
+            if layer.kind == "Dense"
+            else None
+        )
+        self.norm = (
+            LayerNorm(layer.dimension, 1e-5, dtype=dtype) if layer.kind == "LayerNorm" else None
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.linear is not None:
-            return TORCH_ACTIVATIONS[self.layer.activation_function.rpartition(".")[2]](self.linear(x))
+            return TORCH_ACTIVATIONS[self.layer.activation_function.rpartition(".")[2]](
+                self.linear(x)
+            )
         if self.norm is not None:
             return self.norm(x)
         return normalize(x) if self.layer.kind == "Normalize" else x

@@ -1,8 +1,9 @@
 """Hugging Face checkpoints: read and write them. One table of names serves both directions.
 
-A family's module in `families/` lists the checkpoint's name of every module and ours. Reading follows the table from
-left to right, writing from right to left. Dense kernels are transposed on the way, because PyTorch stores (out, in).
-One error names all missing, unknown and misshapen tensors of a checkpoint. Code in a checkpoint never runs.
+A family's module in `families/` lists the checkpoint's name of every module and ours. Reading
+follows the table from left to right, writing from right to left. Dense kernels are transposed on
+the way, because PyTorch stores (out, in). One error names all missing, unknown and misshapen
+tensors of a checkpoint. Code in a checkpoint never runs.
 """
 
 import copy
@@ -22,9 +23,26 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import log_line, quiet_transformers
 from diffcse_jax.io import read_sealed
 from diffcse_jax.models import files, layers
-from diffcse_jax.models.families import Family, bert, distilbert, electra, gte, modernbert, mpnet, nomic_bert, roberta
+from diffcse_jax.models.families import (
+    Family,
+    bert,
+    distilbert,
+    electra,
+    gte,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+)
 from diffcse_jax.models.files import FLOATS
-from diffcse_jax.models.heads import NO_HEAD, SENTENCE_HEAD, MaskedLMHead, MlpProjector, RecordedHead, ReplacedTokenHead
+from diffcse_jax.models.heads import (
+    NO_HEAD,
+    SENTENCE_HEAD,
+    MaskedLMHead,
+    MlpProjector,
+    RecordedHead,
+    ReplacedTokenHead,
+)
 from diffcse_jax.models.layers import ACTIVATIONS, Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
@@ -77,7 +95,8 @@ class Pretrained:
     pooler: Params | None = None
     mlm_head: Params | None = None
     discriminator_head: Params | None = None
-    evaluated_with: str = ""  # the pooler that the authors of a published checkpoint evaluate it with
+    # the pooler that the authors of a published checkpoint evaluate it with
+    evaluated_with: str = ""
     sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
     inside: Path | None = None  # the folder with `modules.json`, if `folder` is inside it
 
@@ -102,7 +121,9 @@ class Pretrained:
     def digest(self) -> str:
         """Return the SHA-256 of all arrays: names, shapes, types and bytes."""
         digest = hashlib.sha256()
-        parts = {part: getattr(self, part) for part in _PARTS} | {SENTENCE_HEAD: self.sentence_head.params}
+        parts = {part: getattr(self, part) for part in _PARTS} | {
+            SENTENCE_HEAD: self.sentence_head.params
+        }
         for part, params in parts.items():
             for name, array in sorted((params or {}).items()):
                 digest.update(f"{part}.{name} {array.shape} {array.dtype}\n".encode())
@@ -116,18 +137,24 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     A note names the heads of other tasks that the checkpoint has and that nothing reads.
 
     Raises:
-        CheckpointError: The checkpoint is missing, damaged or not supported, or its tensors do not fit.
+        CheckpointError: The checkpoint is missing, damaged or not supported, or its tensors do not
+            fit.
     """
     root = files.find_folder(name_or_path)
     if (check := root / files.EXPORT_CHECK).is_file():
-        read_sealed(check, f"Export the folder again. If you changed the file on purpose, remove {files.EXPORT_CHECK}")
+        read_sealed(
+            check,
+            f"Export the folder again. If you changed the file on purpose, remove {files.EXPORT_CHECK}",
+        )
     folder = files.transformer_folder(root)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
     family = FAMILIES[config.family]
     stored = _unwrapped(files.read_tensors(folder), family, name_or_path)
     evaluated_with = published_pooler(name_or_path, stored)
-    if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
+    if any(
+        name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored
+    ):
         stored = _encoding_part(stored, family, name_or_path)
     tensors = {_normalised(name, family): tensor for name, tensor in stored.items()}
     parts, problems, unknown = _read_parts(tensors, config)
@@ -136,9 +163,13 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     inside = {_normalised(name, family) for name in stored if _is_of_encoder(name, family)}
     if problems or unknown & inside:
         problems += [f"unknown: {name}" for name in sorted(unknown)]
-        more = [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
+        more = (
+            [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
+        )
         listed = "\n  ".join(problems[:MOST_PROBLEMS] + more)
-        raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
+        raise CheckpointError(
+            f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}"
+        )
     if unknown:
         heads = sorted({name.partition(".")[0] for name in unknown})
         names = hf_config.get("architectures")
@@ -151,7 +182,9 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     return checkpoint if folder == root else dataclasses.replace(checkpoint, inside=root)
 
 
-def _read_parts(tensors: Tensors, config: TransformerConfig) -> tuple[dict[str, Any], list[str], set[str]]:
+def _read_parts(
+    tensors: Tensors, config: TransformerConfig
+) -> tuple[dict[str, Any], list[str], set[str]]:
     """Return our parameters of each part, problems of tensors, and the names of other tensors."""
     parts: dict[str, Any] = {}
     problems: list[str] = []
@@ -169,12 +202,18 @@ def _read_parts(tensors: Tensors, config: TransformerConfig) -> tuple[dict[str, 
             if array is None:
                 problems.append(f"missing: {hf_name}")
             elif array.shape != ours.shape:
-                problems.append(f"wrong shape: {hf_name} is {array.shape}, config.json says {ours.shape}")
+                problems.append(
+                    f"wrong shape: {hf_name} is {array.shape}, config.json says {ours.shape}"
+                )
             elif array.dtype.name not in FLOATS:
-                problems.append(f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read")
+                problems.append(
+                    f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read"
+                )
             else:
                 for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
-                    parts[part][name] = np.ascontiguousarray(each.T if ours.transposed else each, dtype=np.float32)
+                    parts[part][name] = np.ascontiguousarray(
+                        each.T if ours.transposed else each, dtype=np.float32
+                    )
     return parts, problems, unknown
 
 
@@ -198,7 +237,9 @@ def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> di
     for hf_name, ours in _tensors_of(part, config).items():
         arrays = [np.asarray(params[name]) for name in ours.names]
         theirs = [array.T if ours.transposed else array for array in arrays]
-        tensors[hf_name] = np.ascontiguousarray(theirs[0] if len(theirs) == 1 else np.concatenate(theirs))
+        tensors[hf_name] = np.ascontiguousarray(
+            theirs[0] if len(theirs) == 1 else np.concatenate(theirs)
+        )
     return tensors
 
 
@@ -226,11 +267,15 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
     model_type = hf_config["model_type"]
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
+        raise CheckpointError(
+            f"{source}: architecture {model_type!r} is not supported; supported: {supported}"
+        )
     family = FAMILIES[model_type]
     try:
         if model_type not in transformers.CONFIG_MAPPING:
-            raise ValueError(f"transformers {transformers.__version__} has no {model_type}. Install a newer release")
+            raise ValueError(
+                f"transformers {transformers.__version__} has no {model_type}. Install a newer release"
+            )
         for key, required in family.supported.items():
             _expect(hf_config.get(key) in (required, None), key, repr(required), hf_config.get(key))
         for key in ("num_hidden_layers", "n_layers"):  # transformers makes a list of them
@@ -238,8 +283,12 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
             is_count = type(value) is int and 1 <= value <= MOST_BLOCKS
             _expect(is_count, key, f"a whole number from 1 to {MOST_BLOCKS}", value)
         with quiet_transformers():
-            parsed = transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(hf_config)))
-        _expect(type(parsed.pad_token_id) is int, "pad_token_id", "a whole number", parsed.pad_token_id)
+            parsed = transformers.CONFIG_MAPPING[model_type].from_dict(
+                copy.deepcopy(dict(hf_config))
+            )
+        _expect(
+            type(parsed.pad_token_id) is int, "pad_token_id", "a whole number", parsed.pad_token_id
+        )
         config = family.sizes(parsed)
         _check(config)
     except Exception as error:  # transformers raises errors of many types
@@ -249,27 +298,47 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
 
 
 def _check(config: TransformerConfig) -> None:
-    for name in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_positions", "word_size"):
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "num_heads",
+        "intermediate_size",
+        "max_positions",
+        "word_size",
+    ):
         value = getattr(config, name)
         _expect(1 <= value <= LARGEST_SIZE, name, f"from 1 to {LARGEST_SIZE:,}", value)
     _expect(config.type_vocab_size >= 0, "type_vocab_size", "at least 0", config.type_vocab_size)
     _expect(config.norm_epsilon > 0, "layer_norm_eps or norm_eps", "above 0", config.norm_epsilon)
     for base in config.rotary_bases:
         _expect(base > 0, "rope_theta", "above 0", base)
-    _expect(config.rotary_factor > 0, "the factor of rope_parameters", "above 0", config.rotary_factor)
+    _expect(
+        config.rotary_factor > 0, "the factor of rope_parameters", "above 0", config.rotary_factor
+    )
     for rate in (config.embedding_dropout, *config.hidden_dropout, *config.attention_dropout):
         _expect(0 <= rate < 1, "dropout rates", "from 0 to below 1", rate)
     if config.hidden_size % config.num_heads:
-        raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
+        raise ValueError(
+            f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}"
+        )
     if config.rotary_bases and config.hidden_size // config.num_heads % 2:
-        raise ValueError(f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions")
+        raise ValueError(
+            f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions"
+        )
     if config.max_length < 1:
         numbered = f"positions are numbered from pad_token_id + 1 = {config.position_offset}"
         raise ValueError(f"max_position_embeddings is {config.max_positions}, but {numbered}")
     last = config.vocab_size - 1
-    _expect(0 <= config.pad_token_id <= last, "pad_token_id", f"a token id up to {last}", config.pad_token_id)
+    _expect(
+        0 <= config.pad_token_id <= last,
+        "pad_token_id",
+        f"a token id up to {last}",
+        config.pad_token_id,
+    )
     for activation in (config.activation, config.mlm_activation or config.activation):
-        _expect(activation in ACTIVATIONS, "activation", f"one of {', '.join(ACTIVATIONS)}", activation)
+        _expect(
+            activation in ACTIVATIONS, "activation", f"one of {', '.join(ACTIVATIONS)}", activation
+        )
 
 
 def _expect(is_valid: bool, key: str, expected: str, value: Any) -> None:
@@ -282,7 +351,9 @@ def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str:
     if any(name.startswith(_BATCHNORM_PROJECTOR) for name in tensor_names):
         return "cls_before_pooler"
     name = name_or_path.partition("@")[0].rstrip("/").rpartition("/")[2]
-    return next((pooler for pattern, pooler in _EVALUATED_WITH.items() if re.fullmatch(pattern, name)), "")
+    return next(
+        (pooler for pattern, pooler in _EVALUATED_WITH.items() if re.fullmatch(pattern, name)), ""
+    )
 
 
 class _Tensor(NamedTuple):
@@ -302,7 +373,10 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
             for theirs, ours in family.block.items():
                 modules = [f"blocks.{index}.{module}" for module in ours.split("+")]
                 table[f"{family.block_prefix}{index}.{theirs}"] = modules
-    shapes = {name: array.shape for name, array in layers.shapes(functools.partial(_PARTS[part], config)).items()}
+    shapes = {
+        name: array.shape
+        for name, array in layers.shapes(functools.partial(_PARTS[part], config)).items()
+    }
     unnamed = {*shapes}
     tensors = {}
     for theirs, modules in table.items():
@@ -313,9 +387,13 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
             transposed = leaf == "kernel"
             first, *others = shapes[names[0]][::-1] if transposed else shapes[names[0]]
             hf_leaf = "bias" if leaf == "bias" else "weight"
-            tensors[f"{theirs}.{hf_leaf}"] = _Tensor(names, (first * len(names), *others), transposed)
+            tensors[f"{theirs}.{hf_leaf}"] = _Tensor(
+                names, (first * len(names), *others), transposed
+            )
             unnamed.difference_update(names)
-    assert not table or not unnamed, f"{config.family}: the tables have no names for {', '.join(unnamed)}"
+    assert not table or not unnamed, (
+        f"{config.family}: the tables have no names for {', '.join(unnamed)}"
+    )
     return tensors
 
 
@@ -356,14 +434,21 @@ def _is_of_encoder(name: str, family: Family) -> bool:
 def _normalised(name: str, family: Family) -> str:
     """Return the name of a tensor without the encoder's prefix, and not as TensorFlow names the arrays of norms."""
     name = name.removeprefix(family.prefix).removeprefix(family.other_prefix)
-    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
+    return re.sub(
+        r"LayerNorm\.beta$",
+        "LayerNorm.bias",
+        re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name),
+    )
 
 
-def _encoding_part(tensors: Mapping[str, np.ndarray], family: Family, name_or_path: str) -> dict[str, np.ndarray]:
+def _encoding_part(
+    tensors: Mapping[str, np.ndarray], family: Family, name_or_path: str
+) -> dict[str, np.ndarray]:
     """Return the tensors that encoding needs of what the authors' training code saves, and log what is left out.
 
-    The code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as one model: the encoder, the projector (`mlp`)
-    and, for DiffCSE, the discriminator and the generator. A projector of one dense layer is Hugging Face's pooler.
+    The code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as one model: the encoder, the
+    projector (`mlp`) and, for DiffCSE, the discriminator and the generator. A projector of one
+    dense layer is Hugging Face's pooler.
     """
     kept: dict[str, np.ndarray] = {}
     left_out = set()

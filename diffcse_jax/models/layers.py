@@ -1,8 +1,8 @@
 """The layers that all networks are made of, and networks as plain dictionaries of arrays.
 
-Parameters and their gradients are float32, whatever the computation type. A layer casts inside, so that sums over
-tokens, and later over devices, are float32. Three layers have their own backward pass for this reason and for speed:
-`python -m benchmarks.components` measures the alternatives.
+Parameters and their gradients are float32, whatever the computation type. A layer casts inside, so
+that sums over tokens, and later over devices, are float32. Three layers have their own backward
+pass for this reason and for speed: `python -m benchmarks.components` measures the alternatives.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,15 +62,18 @@ class Dense(nnx.Module):
 class Embedding(nnx.Module):
     """A table of `rows` vectors, looked up by numbers that are split over `devices` in equal, consecutive parts."""
 
-    def __init__(self, rows: int, features: int, *, devices: int = 1, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self, rows: int, features: int, *, devices: int = 1, dtype: DTypeLike, rngs: nnx.Rngs
+    ):
         self.embedding = nnx.Param(BERT_INIT(rngs.params(), (rows, features)))
         self.devices = devices
         self.dtype = dtype
 
     @jax.named_scope("embedding")
     def __call__(self, numbers: Int[Array, "*tokens"]) -> Float[Array, "*tokens features"]:
-        # Each device's numbers form a column. If a table is read twice, XLA concatenates both readings along the first
-        # axis to sum their gradients at once. If devices split that axis, tokens would move between them.
+        # Each device's numbers form a column. If a table is read twice, XLA concatenates both
+        # readings along the first axis to sum their gradients at once. If devices split that axis,
+        # tokens would move between them.
         columns = numbers.reshape(self.devices, -1).T
         vectors = jnp.take(self.embedding[...], columns, axis=0, mode="clip").astype(self.dtype)
         return vectors.swapaxes(0, 1).reshape(*numbers.shape, -1)
@@ -95,10 +98,13 @@ class LayerNorm(nnx.Module):
 
 
 @jax.named_scope("dropout")
-def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None) -> Shaped[Array, "*shape"]:
+def dropout(
+    x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None
+) -> Shaped[Array, "*shape"]:
     """Zero elements with probability `rate`, in steps of 1/65536, and rescale the others. Without keys, return `x`.
 
-    An element uses half a random word. `jax.random.bernoulli` uses a whole word and takes twice the time.
+    An element uses half a random word. `jax.random.bernoulli` uses a whole word and takes twice the
+    time.
 
     Args:
         x: Values.
@@ -117,19 +123,26 @@ def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(
-    x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs outputs"], dtype: DTypeLike | None = None
+    x: Float[Array, "*rows inputs"],
+    kernel: Float[Array, "inputs outputs"],
+    dtype: DTypeLike | None = None,
 ) -> Float[Array, "*rows outputs"]:
     """Return x @ kernel in `dtype`, by default the type of x. The kernel's gradient has the kernel's type.
 
-    The backward pass is two plain matrix products. Automatic differentiation would make the kernel's gradient a
-    contraction over several axes, which is slow on a CPU, in the type of x, which loses digits in sums of bfloat16.
+    The backward pass is two plain matrix products. Automatic differentiation would make the
+    kernel's gradient a contraction over several axes, which is slow on a CPU, in the type of x,
+    which loses digits in sums of bfloat16.
     """
     return jnp.dot(x, kernel.astype(x.dtype), preferred_element_type=dtype or x.dtype)
 
 
-def _matmul_backward(_dtype: Any, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
+def _matmul_backward(
+    _dtype: Any, saved: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array, ...]:
     x, kernel = saved
-    flat_x, flat_gradient = (rows.reshape(-1, rows.shape[-1]) for rows in (x, gradient.astype(x.dtype)))
+    flat_x, flat_gradient = (
+        rows.reshape(-1, rows.shape[-1]) for rows in (x, gradient.astype(x.dtype))
+    )
     x_gradient = jnp.dot(flat_gradient, kernel.astype(x.dtype).T).reshape(x.shape)
     return x_gradient, jnp.dot(flat_x.T, flat_gradient, preferred_element_type=kernel.dtype)
 
@@ -138,28 +151,43 @@ matmul.defvjp(lambda x, kernel, dtype: (matmul(x, kernel, dtype), (x, kernel)), 
 
 
 @jax.custom_vjp
-def _add(x: Float[Array, "*rows outputs"], bias: Float[Array, " outputs"]) -> Float[Array, "*rows outputs"]:
+def _add(
+    x: Float[Array, "*rows outputs"], bias: Float[Array, " outputs"]
+) -> Float[Array, "*rows outputs"]:
     """Return x + bias in the type of x. The bias's gradient is summed in the bias's type."""
     return x + jnp.broadcast_to(bias.astype(x.dtype), x.shape)
 
 
 _add.defvjp(
     lambda x, bias: (_add(x, bias), bias),
-    lambda bias, gradient: (gradient, gradient.reshape(-1, len(bias)).sum(axis=0, dtype=bias.dtype)),
+    lambda bias, gradient: (
+        gradient,
+        gradient.reshape(-1, len(bias)).sum(axis=0, dtype=bias.dtype),
+    ),
 )
 
 
 def _normalise_forward(
-    x: Float[Array, "rows size"], scale: Float[Array, " size"], bias: Float[Array, " size"], epsilon: float
+    x: Float[Array, "rows size"],
+    scale: Float[Array, " size"],
+    bias: Float[Array, " size"],
+    epsilon: float,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Return rows of mean 0 and variance 1, scaled and shifted. The backward pass keeps x, its mean and deviation."""
     mean = x.mean(axis=1, keepdims=True, dtype=jnp.float32)
     deviation = x.astype(jnp.float32) - mean
     inverse = jax.lax.rsqrt(jnp.square(deviation).mean(axis=1, keepdims=True) + epsilon)
-    return (deviation * inverse * scale[None] + bias[None]).astype(x.dtype), (x, mean, inverse, scale)
+    return (deviation * inverse * scale[None] + bias[None]).astype(x.dtype), (
+        x,
+        mean,
+        inverse,
+        scale,
+    )
 
 
-def _normalise_backward(_epsilon: float, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
+def _normalise_backward(
+    _epsilon: float, saved: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array, ...]:
     x, mean, inverse, scale = saved
     normalised, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
     scale_gradient, bias_gradient = (gradient * normalised).sum(axis=0), gradient.sum(axis=0)
@@ -169,15 +197,18 @@ def _normalise_backward(_epsilon: float, saved: tuple[jax.Array, ...], gradient:
     return x_gradient.astype(x.dtype), scale_gradient, bias_gradient
 
 
-_normalise = jax.custom_vjp(lambda *arguments: _normalise_forward(*arguments)[0], nondiff_argnums=(3,))
+_normalise = jax.custom_vjp(
+    lambda *arguments: _normalise_forward(*arguments)[0], nondiff_argnums=(3,)
+)
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 # Modules as plain dictionaries of arrays.
 #
-# A module is split once into its graph definition and a flat dictionary `{"blocks.0.output.kernel": array}`. `jax.jit`,
-# optimizers, checkpoints, sharding rules and weight conversion see the dictionary. A compiled function binds it to the
-# definition again. With flat names, a rule over parameters is one regular expression, and checkpoints are readable.
+# A module is split once into its graph definition and a flat dictionary `{"blocks.0.output.kernel":
+# array}`. `jax.jit`, optimizers, checkpoints, sharding rules and weight conversion see the
+# dictionary. A compiled function binds it to the definition again. With flat names, a rule over
+# parameters is one regular expression, and checkpoints are readable.
 
 Build = Callable[..., nnx.Module]  # makes a module, given rngs=
 Params = dict[str, Any]  # of jax.Array, numpy.ndarray or jax.ShapeDtypeStruct
@@ -208,13 +239,20 @@ def initial(build: Build, key: PRNGKeyArray) -> Params:
 
 def bind(graphdef: nnx.GraphDef, params: Mapping) -> Any:
     """Return the module of `graphdef` with these parameters."""
-    paths = {tuple(int(part) if part.isdigit() else part for part in name.split(".")): params[name] for name in params}
+    paths = {
+        tuple(int(part) if part.isdigit() else part for part in name.split(".")): params[name]
+        for name in params
+    }
     return nnx.merge(graphdef, nnx.from_flat_state(paths))
 
 
 def subset(params: Mapping, prefix: str) -> Params:
     """Return the entries below `prefix.`, without the prefix."""
-    return {name[len(prefix) + 1 :]: value for name, value in params.items() if name.startswith(prefix + ".")}
+    return {
+        name[len(prefix) + 1 :]: value
+        for name, value in params.items()
+        if name.startswith(prefix + ".")
+    }
 
 
 def prefixed(params: Mapping, prefix: str) -> Params:

@@ -14,12 +14,20 @@ from diffcse_jax.errors import ConfigError
 
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 CLS_POOLERS = ("cls", "cls_before_pooler")
-# Poolers that average over real tokens, and the hidden states they read. 0 is the output of the embedding layer.
-AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
-OTHER_POOLERS = ("max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")  # as sentence-transformers names them
+# Poolers that average over real tokens, and the hidden states they read. 0 is the output of the
+# embedding layer.
+AVERAGED_LAYERS = {
+    "avg": (-1,),
+    "avg_top2": (-2, -1),
+    "avg_first_last": (0, -1),
+    "avg_first_block_last": (1, -1),
+}
+# as sentence-transformers names them
+OTHER_POOLERS = ("max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 POOLERS = (*CLS_POOLERS, *AVERAGED_LAYERS, *OTHER_POOLERS)
 OTHER_NAMES = {"mean": "avg"}  # as sentence-transformers names it
-JOINED_POOLERS = ("cls_before_pooler", "avg", *OTHER_POOLERS)  # the poolers over the last layer can be joined by "+"
+# the poolers over the last layer can be joined by "+"
+JOINED_POOLERS = ("cls_before_pooler", "avg", *OTHER_POOLERS)
 # How embeddings are compared, by the names of sentence-transformers: distances are negative.
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda a, b: np.inner(normalize(a), normalize(b)),
@@ -53,12 +61,13 @@ def pool(
 ) -> Float[Array, "batch size"]:
     """Pool the outputs of the embedding layer and of each block, shapes (batch, length, hidden), before any head.
 
-    `cls` and `cls_before_pooler` read position 0 of the last layer. `avg` is its mean over real tokens, `avg_top2` that
-    of the last two layers, `avg_first_last` that of the embedding layer and the last layer (DiffCSE's code and SimCSE's
-    paper), and `avg_first_block_last` that of the first block and the last layer (SimCSE's code since 2022).
-    Over the real tokens of the last layer, `max` is the maximum, `mean_sqrt_len_tokens` the sum divided by the square
-    root of their number, `weightedmean` the mean with weights 1, 2, 3, ..., and `lasttoken` the last one.
-    Poolers joined by "+" are concatenated.
+    `cls` and `cls_before_pooler` read position 0 of the last layer. `avg` is its mean over real
+    tokens, `avg_top2` that of the last two layers, `avg_first_last` that of the embedding layer and
+    the last layer (DiffCSE's code and SimCSE's paper), and `avg_first_block_last` that of the first
+    block and the last layer (SimCSE's code since 2022). Over the real tokens of the last layer,
+    `max` is the maximum, `mean_sqrt_len_tokens` the sum divided by the square root of their number,
+    `weightedmean` the mean with weights 1, 2, 3, ..., and `lasttoken` the last one. Poolers joined
+    by "+" are concatenated.
     """
     if "+" in pooler:
         pooled = [pool(hidden_states, attention_mask, each) for each in pooler.split("+")]
@@ -70,18 +79,25 @@ def pool(
     if pooler == "lasttoken":
         return last[rows, jnp.where(attention_mask > 0, positions, 0).argmax(axis=1)]
     if pooler == "max":
-        maxima = jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(axis=1)
-        return jnp.where(attention_mask.any(axis=1)[:, None], maxima, 0)  # rows without tokens fill up batches
+        maxima = jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(
+            axis=1
+        )
+        # rows without tokens fill up batches
+        return jnp.where(attention_mask.any(axis=1)[:, None], maxima, 0)
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS.get(pooler, (-1,))]
     states = sum(layers[1:], start=layers[0]) / len(layers)
     weights = attention_mask.astype(states.dtype)[:, :, None]
     if pooler == "weightedmean":
         weights = weights * (positions + 1).astype(states.dtype)[:, :, None]
     total = jnp.maximum(weights.sum(axis=1), 1.0)
-    return (states * weights).sum(axis=1) / (jnp.sqrt(total) if pooler == "mean_sqrt_len_tokens" else total)
+    return (states * weights).sum(axis=1) / (
+        jnp.sqrt(total) if pooler == "mean_sqrt_len_tokens" else total
+    )
 
 
-def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows size"]:
+def embed(
+    network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None
+) -> Float[Array, "rows size"]:
     """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
     positions = 1 if pooler in CLS_POOLERS else None
     states = network(rows, keys=keys, last_positions=positions)
@@ -104,27 +120,37 @@ def similarities(
     return compared.astype(np.float32).reshape((*a.shape[:-1], *b.shape[:-1]))
 
 
-def standardize(embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float) -> Float[Array, "rows dim"]:
+def standardize(
+    embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float
+) -> Float[Array, "rows dim"]:
     """Scale columns to mean 0 and variance 1 over the rows. `ddof` is 0 for the biased variance, 1 for the unbiased."""
     deviation = embeddings - embeddings.mean(axis=0, keepdims=True)
     return deviation * jax.lax.rsqrt(embeddings.var(axis=0, ddof=ddof, keepdims=True) + epsilon)
 
 
-def dot_product(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
+def dot_product(
+    a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]
+) -> Float[Array, "rows columns"]:
     """Return the dot product of every row of `a` with every row of `b`."""
-    # In full float32: accelerators multiply in less by default, and a small temperature magnifies the error.
+    # In full float32: accelerators multiply in less by default, and a small temperature magnifies
+    # the error.
     return jnp.matmul(a, b.T, precision="highest")
 
 
-def cosine_similarity(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
+def cosine_similarity(
+    a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]
+) -> Float[Array, "rows columns"]:
     """Return the cosine similarity of every row of `a` with every row of `b`. Zero rows have similarity 0."""
     return dot_product(normalize(a), normalize(b))
 
 
-def similarity_lists(views: Sequence[Float[Array, "batch dim"]]) -> Float[Array, "batch candidates"]:
+def similarity_lists(
+    views: Sequence[Float[Array, "batch dim"]],
+) -> Float[Array, "batch candidates"]:
     """Return the cosine similarity of every first view with all other views of the batch.
 
-    There is one row per example. The columns are the second views of all examples, then the third views, and so on.
+    There is one row per example. The columns are the second views of all examples, then the third
+    views, and so on.
     """
     anchors, *others = views
     return cosine_similarity(anchors, jnp.concatenate(others))

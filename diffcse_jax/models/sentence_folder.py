@@ -1,10 +1,11 @@
 """What a sentence-transformers folder records about its encoder: prompts, pooling, and the modules that follow it.
 
-`modules.json` lists the modules of a folder: the transformer, a weighted mean of its layers (for poolers over two
-layers), pooling over tokens, and any number of dense layers, layer norms, dropouts and normalisations. A single dense +
-tanh layer after position 0 is the head of the pooler `cls`. `config_sentence_transformers.json` names prompts, texts
-that some encoders expect in front of each text, such as "query: ". It may have `truncate_dim`, the size that embeddings
-are cut to. Releases 2 to 6 of sentence-transformers read this layout.
+`modules.json` lists the modules of a folder: the transformer, a weighted mean of its layers (for
+poolers over two layers), pooling over tokens, and any number of dense layers, layer norms, dropouts
+and normalisations. A single dense + tanh layer after position 0 is the head of the pooler `cls`.
+`config_sentence_transformers.json` names prompts, texts that some encoders expect in front of each
+text, such as "query: ". It may have `truncate_dim`, the size that embeddings are cut to. Releases 2
+to 6 of sentence-transformers read this layout.
 """
 
 import dataclasses
@@ -20,15 +21,23 @@ import numpy as np
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.io import read_json_object, write_json, write_tensors
 from diffcse_jax.models.files import FLOATS, MODULES, read_modules, read_tensors
-from diffcse_jax.models.heads import HEAD_SETTINGS, NO_HEAD, TORCH_ACTIVATIONS, HeadLayer, RecordedHead, SentenceHead
+from diffcse_jax.models.heads import (
+    HEAD_SETTINGS,
+    NO_HEAD,
+    TORCH_ACTIVATIONS,
+    HeadLayer,
+    RecordedHead,
+    SentenceHead,
+)
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params, prefixed, shapes, subset
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, check_pooler
 
 SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"
-# Poolers over one layer by the mode of a Pooling module, in the order in which sentence-transformers concatenates them.
-# Since release 5.2 the module records `pooling_mode`, before that a key of its own for each mode.
+# Poolers over one layer by the mode of a Pooling module, in the order in which
+# sentence-transformers concatenates them. Since release 5.2 the module records `pooling_mode`,
+# before that a key of its own for each mode.
 _MODES = {
     "cls": "cls_before_pooler",
     "max": "max",
@@ -37,10 +46,16 @@ _MODES = {
     "weightedmean": "weightedmean",
     "lasttoken": "lasttoken",
 }
-_KEYS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weightedmean": "weightedmean_tokens"}
+_KEYS = {
+    "cls": "cls_token",
+    "mean": "mean_tokens",
+    "max": "max_tokens",
+    "weightedmean": "weightedmean_tokens",
+}
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
-_OTHER_KINDS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # in its name, until 2020
+# in its name, until 2020
+_OTHER_KINDS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
 QUERY = "query"
 DOCUMENT_NAMES = ("document", "passage", "corpus")  # the first with a recorded text is used
@@ -78,7 +93,9 @@ class Prompts:
         """The prompt of pairs whose texts are of one kind: the default prompt, or else that of queries."""
         return self.default or self.query
 
-    def choose(self, prompt: str | None = None, prompt_name: str | None = None, default: str | None = None) -> str:
+    def choose(
+        self, prompt: str | None = None, prompt_name: str | None = None, default: str | None = None
+    ) -> str:
         """Return the prompt if it is given, that of a name, or the default. Raise ConfigError if there is none."""
         if prompt is not None:
             return prompt
@@ -86,12 +103,16 @@ class Prompts:
             return self.default if default is None else default
         if prompt_name not in self.by_name:
             known = ", ".join(self.by_name) or "none"
-            raise ConfigError(f"prompt_name={prompt_name!r}: the model has no such prompt. It has: {known}")
+            raise ConfigError(
+                f"prompt_name={prompt_name!r}: the model has no such prompt. It has: {known}"
+            )
         return self.by_name[prompt_name]
 
     def warning(self, name: str) -> str:
         """Return a warning for texts that are encoded without a prompt; empty if the model needs none."""
-        if listed := ", ".join(f"{key} ({value!r})" for key, value in self.by_name.items() if value):
+        if listed := ", ".join(
+            f"{key} ({value!r})" for key, value in self.by_name.items() if value
+        ):
             return (
                 f"{name} was trained with prompts, and none is used here. It has: {listed}. Give a prompt_name, or use "
                 "encode_query and encode_document"
@@ -109,7 +130,11 @@ class Prompts:
         named = dict(self.by_name)
         if self.document:  # sentence-transformers looks for it under the first name only
             named[DOCUMENT_NAMES[0]] = self.document
-        return {"prompts": named, "default_prompt_name": self.default_name} if any(named.values()) else {}
+        return (
+            {"prompts": named, "default_prompt_name": self.default_name}
+            if any(named.values())
+            else {}
+        )
 
 
 NO_PROMPTS = Prompts()
@@ -123,21 +148,28 @@ def read_prompts(folder: Path) -> Prompts:
     if not isinstance(by_name, dict) or not all(isinstance(each, str) for each in by_name.values()):
         raise CheckpointError(f"{path}: `prompts` is not an object of texts")
     if default is not None and default not in by_name:
-        raise CheckpointError(f"{path}: default_prompt_name {str(default)[:60]!r} is not one of the prompts")
+        raise CheckpointError(
+            f"{path}: default_prompt_name {str(default)[:60]!r} is not one of the prompts"
+        )
     in_readme: list[str] = []
     if not any(by_name.values()) and os.path.isfile(folder / "README.md"):
-        in_readme = _IN_README.findall((folder / "README.md").read_text(encoding="utf-8", errors="replace"))
+        in_readme = _IN_README.findall(
+            (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+        )
     return Prompts(by_name, default, tuple(dict.fromkeys(in_readme)))
 
 
-def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[tuple[str, ...], Prompts]:
+def for_columns(
+    prompts: Prompts, asked: Sequence[str], columns: int
+) -> tuple[tuple[str, ...], Prompts]:
     """Return the prompt of each column of a training text, and the prompts of the trained model, or raise ConfigError.
 
     Args:
         prompts: The prompts of the starting checkpoint.
-        asked: `data.prompts`: for all columns or for each, the name of a recorded prompt, a prompt itself (which
-            contains a space or a colon) or `none`. Empty: the prompt of queries for the first column and that of
-            documents for the others. A single column gets one prompt for both views.
+        asked: `data.prompts`: for all columns or for each, the name of a recorded prompt, a prompt
+            itself (which contains a space or a colon) or `none`. Empty: the prompt of queries for
+            the first column and that of documents for the others. A single column gets one prompt
+            for both views.
         columns: The number of columns.
     """
     if not asked and columns == 1:
@@ -145,7 +177,9 @@ def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[t
     if not asked:
         return (prompts.query, *[prompts.document] * (columns - 1)), prompts
     if len(asked) not in (1, columns):
-        raise ConfigError(f"data.prompts has {len(asked)} prompts, and the text {columns} columns. Give 1 or {columns}")
+        raise ConfigError(
+            f"data.prompts has {len(asked)} prompts, and the text {columns} columns. Give 1 or {columns}"
+        )
     known = {**prompts.by_name, "none": ""}
     for each in asked:
         if each not in known and not re.search(r"[\s:]", each):
@@ -155,7 +189,8 @@ def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[t
             )
     texts = tuple(known.get(each, each) for each in asked) * (columns // len(asked))
     by_name = {**prompts.by_name, QUERY: texts[0], DOCUMENT_NAMES[0]: texts[-1]}
-    by_name |= {name: texts[-1] for name in DOCUMENT_NAMES if name in by_name}  # other names of documents' prompts
+    # other names of documents' prompts
+    by_name |= {name: texts[-1] for name in DOCUMENT_NAMES if name in by_name}
     return texts, dataclasses.replace(prompts, by_name=by_name)
 
 
@@ -172,30 +207,51 @@ class RecordedPooler(NamedTuple):
 def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: int) -> None:
     """Write the settings, `modules.json` and the modules that follow the transformer into a Hugging Face folder.
 
-    Poolers over two layers need `output_hidden_states` in its `config.json`. The pooler `cls` needs its head.
+    Poolers over two layers need `output_hidden_states` in its `config.json`. The pooler `cls` needs
+    its head.
     """
     pooler, prompts = record.pooler, record.prompts
     settings = {"similarity_fn_name": record.sentence_head.similarity} | prompts.settings()
     cut = {} if record.truncate_dim is None else {"truncate_dim": record.truncate_dim}
     write_json(folder / SETTINGS, settings | cut)
     size = {"word_embedding_dimension": hidden_size}
-    modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]  # kinds, configurations, weights
+    # kinds, configurations, weights
+    modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]
     if pooler in TWO_LAYER_POOLERS:
         weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
-        modules.append(("WeightedLayerPooling", size | {"layer_start": 0, "num_hidden_layers": num_blocks}, weights))
+        modules.append(
+            (
+                "WeightedLayerPooling",
+                size | {"layer_start": 0, "num_hidden_layers": num_blocks},
+                weights,
+            )
+        )
     modules.append(("Pooling", size | _pooling_config(pooler), {}))
     layers, params = record.sentence_head.layers, record.sentence_head.params
     if pooler == "cls":
         assert record.head is not None
-        layers, params = (_tanh_layer(hidden_size),), prefixed(subset(record.head, "dense"), "layers.0.linear")
+        layers, params = (
+            (_tanh_layer(hidden_size),),
+            prefixed(subset(record.head, "dense"), "layers.0.linear"),
+        )
     for index, layer in enumerate(layers):
         config = {key: getattr(layer, key) for key in HEAD_SETTINGS[layer.kind]}
         arrays = subset(params, f"layers.{index}")
-        modules.append((layer.kind, config, {_theirs(name): np.asarray(arrays[name]).T for name in arrays}))
+        modules.append(
+            (layer.kind, config, {_theirs(name): np.asarray(arrays[name]).T for name in arrays})
+        )
     entries = []
     for index, (kind, config, weights) in enumerate(modules):
-        path = f"{index}_{kind}" if index else ""  # the transformer's files are in the folder itself
-        entries.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"})
+        # the transformer's files are in the folder itself
+        path = f"{index}_{kind}" if index else ""
+        entries.append(
+            {
+                "idx": index,
+                "name": str(index),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
+        )
         if index:
             (folder / path).mkdir()
             write_json(folder / path / "config.json", config)
@@ -209,7 +265,9 @@ def _pooling_config(pooler: str) -> dict[str, Any]:
     modes = [of_pooler.get(each, "mean") for each in pooler.split("+")]
     if modes != [mode for mode in _MODES if mode in modes]:
         return {"pooling_mode": modes}
-    return {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in (*_FIRST_MODES, *modes)}
+    return {
+        f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in (*_FIRST_MODES, *modes)
+    }
 
 
 def _tanh_layer(size: int) -> HeadLayer:
@@ -241,7 +299,9 @@ def recorded(checkpoint: Pretrained) -> RecordedPooler:
         expected = layer.in_features or layer.dimension or size
         if expected != size:
             where = checkpoint.root / MODULES
-            raise CheckpointError(f"{where}: a module {layer.kind} reads {expected} features, and gets {size}")
+            raise CheckpointError(
+                f"{where}: a module {layer.kind} reads {expected} features, and gets {size}"
+            )
         size = layer.out_features or size
     return record
 
@@ -261,24 +321,39 @@ def read(folder: Path) -> RecordedPooler:
     settings = read_json_object(path) if path.is_file() else {}
     size, similarity = settings.get("truncate_dim"), settings.get("similarity_fn_name") or "cosine"
     _expect(size is None or _is_number(size), path, "truncate_dim", size, "a whole number from 1")
-    _expect(similarity in [*SIMILARITIES], path, "similarity_fn_name", similarity, f"one of {', '.join(SIMILARITIES)}")
+    _expect(
+        similarity in [*SIMILARITIES],
+        path,
+        "similarity_fn_name",
+        similarity,
+        f"one of {', '.join(SIMILARITIES)}",
+    )
     config = read_json_object(modules[place][1] / "config.json")
     prompts = read_prompts(folder)
     pooler = _pooler_of(config, modules[place][1])
     if place == 2:
         if pooler != "avg":
-            raise CheckpointError(f"{folder / MODULES}: WeightedLayerPooling with {pooler} pooling is not supported")
+            raise CheckpointError(
+                f"{folder / MODULES}: WeightedLayerPooling with {pooler} pooling is not supported"
+            )
         pooler = _layer_pooler(modules[1][1])
     layers, params = _read_head(modules[place + 1 :])
     if pooler == "cls_before_pooler" and layers and layers == (_tanh_layer(layers[0].in_features),):
         head = prefixed(subset(params, "layers.0.linear"), "dense")
-        return RecordedPooler("cls", head, size, RecordedHead("cls", similarity=similarity), prompts)
-    return RecordedPooler(pooler, None, size, RecordedHead(pooler, layers, params, similarity), prompts)
+        return RecordedPooler(
+            "cls", head, size, RecordedHead("cls", similarity=similarity), prompts
+        )
+    return RecordedPooler(
+        pooler, None, size, RecordedHead(pooler, layers, params, similarity), prompts
+    )
 
 
 def text_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Read how the transformer module reads text. Return the file and its content, which is empty if there is none."""
-    paths = [folder / TEXT_SETTINGS, *(folder / f"sentence_{kind}_config.json" for kind in _OTHER_KINDS)]
+    paths = [
+        folder / TEXT_SETTINGS,
+        *(folder / f"sentence_{kind}_config.json" for kind in _OTHER_KINDS),
+    ]
     path = next((path for path in paths if path.is_file()), paths[0])
     return path, read_json_object(path) if path.is_file() else {}
 
@@ -286,12 +361,19 @@ def text_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
 def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
     """Return the number of tokens that texts are cut to, at most `positions`.
 
-    It is the recorded length, or the length in training (`trained`) if that is larger. Without a record, it is
-    `positions`. Since release 6, sentence-transformers records the length with the tokenizer.
+    It is the recorded length, or the length in training (`trained`) if that is larger. Without a
+    record, it is `positions`. Since release 6, sentence-transformers records the length with the
+    tokenizer.
     """
     path, settings = text_settings(folder)
     recorded = settings.get("max_seq_length")
-    _expect(recorded is None or _is_number(recorded, 3), path, "max_seq_length", recorded, "a whole number from 3")
+    _expect(
+        recorded is None or _is_number(recorded, 3),
+        path,
+        "max_seq_length",
+        recorded,
+        "a whole number from 3",
+    )
     of_tokenizer = folder / "tokenizer_config.json"
     if recorded is None and of_tokenizer.is_file():
         found = read_json_object(of_tokenizer).get("model_max_length")
@@ -352,10 +434,24 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
         if kind_of_value is int:
             _expect(_is_number(value), path, key, value, "a whole number from 1")
         else:
-            _expect(isinstance(value, kind_of_value), path, key, value, f"a {kind_of_value.__name__}")
+            _expect(
+                isinstance(value, kind_of_value), path, key, value, f"a {kind_of_value.__name__}"
+            )
     for key in ("module_input_name", "module_output_name"):
-        _expect(config.get(key) in (None, "sentence_embedding"), path, key, config.get(key), "only sentence_embedding")
-    _expect(not config.get("use_residual"), path, "use_residual", config.get("use_residual"), "only False")
+        _expect(
+            config.get(key) in (None, "sentence_embedding"),
+            path,
+            key,
+            config.get(key),
+            "only sentence_embedding",
+        )
+    _expect(
+        not config.get("use_residual"),
+        path,
+        "use_residual",
+        config.get("use_residual"),
+        "only False",
+    )
     if kind == "Dense":
         library, _, activation = layer.activation_function.rpartition(".")
         is_known = library.startswith("torch.nn") and activation in TORCH_ACTIVATIONS
@@ -367,7 +463,9 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
 def _tensor(module: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     tensor = read_tensors(module).get(name)
     if tensor is None or tensor.shape != shape or tensor.dtype.name not in FLOATS:
-        raise CheckpointError(f"{module}: its weights have no floating-point tensor {name} of shape {shape}")
+        raise CheckpointError(
+            f"{module}: its weights have no floating-point tensor {name} of shape {shape}"
+        )
     return tensor
 
 
@@ -423,5 +521,7 @@ def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> Re
 def checked_truncation(truncate_dim: int | None, size: int) -> int | None:
     """Return the number of dimensions to keep (None: all), or raise ConfigError if the embedding has fewer."""
     if truncate_dim is not None and not 1 <= truncate_dim <= size:
-        raise ConfigError(f"truncate_dim={truncate_dim}: the embedding size is {size}. Keep 1 to {size}")
+        raise ConfigError(
+            f"truncate_dim={truncate_dim}: the embedding size is {size}. Keep 1 to {size}"
+        )
     return truncate_dim

@@ -55,7 +55,9 @@ class Shapes:
         """Return the numbers of rows of batches with this length, the smallest first."""
         most = max(1, CPU_TOKENS // length) if self.on_cpu else self.batch_size
         whole = min(self.batch_size, most)
-        one, few, whole = (-(-min(rows, whole) // self.devices) * self.devices for rows in (1, FEW_ROWS, whole))
+        one, few, whole = (
+            -(-min(rows, whole) // self.devices) * self.devices for rows in (1, FEW_ROWS, whole)
+        )
         return one, few, whole
 
     def _length(self, tokens: int) -> int:

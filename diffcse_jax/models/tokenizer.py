@@ -13,7 +13,8 @@ from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.sentence_folder import text_settings
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
-READ_FIRST = 16  # characters per wanted token that are tokenised first. English has 4 to 5 per token
+# characters per wanted token that are tokenised first. English has 4 to 5 per token
+READ_FIRST = 16
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
 
 
@@ -26,18 +27,26 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`. Code in the folder never runs."""
     _check_files(folder)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers and tokenizers raise a dozen types
         reason = str(error)
         if "trust_remote_code" in reason:  # advice to execute it
             reason = "it needs code from the folder, which is never executed here. Use a folder with tokenizer.json"
         raise CheckpointError(f"{folder}: cannot load the tokenizer: {reason}") from error
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
-        raise CheckpointError(f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer. Add a tokenizer.json")
+        raise CheckpointError(
+            f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer. Add a tokenizer.json"
+        )
     try:
         tokenizer.backend_tokenizer.encode("\u16a0")  # a rune
-    except Exception as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
-        raise CheckpointError(f"{folder}: the tokenizer cannot read an unknown word: {error}") from error
+    except (
+        Exception
+    ) as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
+        raise CheckpointError(
+            f"{folder}: the tokenizer cannot read an unknown word: {error}"
+        ) from error
     _, settings = text_settings(folder)
     if settings.get("do_lower_case") is True:
         backend = tokenizer.backend_tokenizer
@@ -50,13 +59,18 @@ def _check_files(folder: Path) -> None:
     """Raise `CheckpointError` for a folder that transformers would misread."""
     # Without any of these, transformers returns a tokenizer with an empty vocabulary.
     if not has_tokenizer(folder):
-        raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
+        raise CheckpointError(
+            f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)"
+        )
     for name in TOKENIZER_FILES:
         if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
             raise CheckpointError(problem)
     for path in folder.iterdir():
-        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
-            raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")
+        # transformers would wait
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise CheckpointError(
+                f"{folder} contains {path.name}, which is a pipe or a device. Remove it"
+            )
 
 
 def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> tokenizers.Tokenizer:
@@ -109,11 +123,13 @@ def check_token_ids(
         )
 
 
-def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
+def tokenise(
+    backend: tokenizers.Tokenizer, texts: Sequence[str]
+) -> tuple[list[list[int]], list[bool]]:
     """Return the tokens of texts, including special tokens, and whether the backend's truncation cut each text.
 
-    The beginning of a long text, up to a space, is tokenised first. The whole text is tokenised only if that gives too
-    few tokens, so the part that is cut costs nothing as a rule.
+    The beginning of a long text, up to a space, is tokenised first. The whole text is tokenised
+    only if that gives too few tokens, so the part that is cut costs nothing as a rule.
     """
     assert backend.truncation is not None
     size = READ_FIRST * backend.truncation["max_length"]
@@ -121,8 +137,12 @@ def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[
     cut: list[bool] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
         group = texts[first : first + TEXTS_AT_ONCE]
-        starts = [text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group]
-        for text, start, encoding in zip(group, starts, backend.encode_batch_fast(starts), strict=True):
+        starts = [
+            text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group
+        ]
+        for text, start, encoding in zip(
+            group, starts, backend.encode_batch_fast(starts), strict=True
+        ):
             if len(start) < len(text) and not encoding.overflowing:  # too few tokens
                 (encoding,) = backend.encode_batch_fast([text])
             ids.append(encoding.ids)
@@ -133,4 +153,6 @@ def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[
 def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
     """Warn if texts were cut to the tokens that a model reads."""
     if cut:
-        warn_user(f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the model reads")
+        warn_user(
+            f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the model reads"
+        )

@@ -1,10 +1,10 @@
 """The transformer encoder: embeddings and blocks of self-attention and a feed-forward network.
 
-`TransformerConfig` holds what differs between families (BERT, ModernBERT, ...). The modules in `families/` fill it.
-Inputs are single sentences, so token type 0 is added everywhere.
+`TransformerConfig` holds what differs between families (BERT, ModernBERT, ...). The modules in
+`families/` fill it. Inputs are single sentences, so token type 0 is added everywhere.
 
-Dropout depends on explicit keys, one per row, so a row does not depend on the rest of its batch. A call without keys is
-deterministic. Modules hold no random state.
+Dropout depends on explicit keys, one per row, so a row does not depend on the rest of its batch. A
+call without keys is deterministic. Modules hold no random state.
 """
 
 import dataclasses
@@ -23,8 +23,10 @@ from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
 LogitBias = Float[Array, "rows #heads _queries _length"]  # one for all queries, or one for each
-Grouped = Float[Array, "rows groups _length features"]  # queries, keys or values of heads, or of groups of heads
-HIDDEN = np.finfo(np.float32).min / 2  # bias on logits of tokens that are not seen; a sum of two is finite
+# queries, keys or values of heads, or of groups of heads
+Grouped = Float[Array, "rows groups _length features"]
+# bias on logits of tokens that are not seen; a sum of two is finite
+HIDDEN = np.finfo(np.float32).min / 2
 
 
 class InputEmbeddings(nnx.Module):
@@ -34,17 +36,22 @@ class InputEmbeddings(nnx.Module):
     """
 
     def __init__(self, config: "TransformerConfig", *, dtype: DTypeLike, rngs: nnx.Rngs):
-        embed = partial(Embedding, features=config.word_size, devices=config.devices, dtype=dtype, rngs=rngs)
+        embed = partial(
+            Embedding, features=config.word_size, devices=config.devices, dtype=dtype, rngs=rngs
+        )
         self.word = embed(config.vocab_size)
         self.position = None if config.rotary_bases else embed(config.max_positions)
         self.token_type = embed(config.type_vocab_size) if config.type_vocab_size else None
-        self.norm = LayerNorm(config.word_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
+        self.norm = LayerNorm(
+            config.word_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype
+        )
         self.pad_token_id = config.pad_token_id
         self.rate = config.embedding_dropout
 
     def __call__(self, rows: TokenRows, *, keys: RowKeys) -> Tokens:
         input_ids = pack_ids(rows.input_ids, rows, fill=self.pad_token_id)
-        # DiffCSE's loss reads padding too, but the padding row is not trained (PyTorch's padding_idx).
+        # DiffCSE's loss reads padding too, but the padding row is not trained (PyTorch's
+        # padding_idx).
         embedded = trained_where(input_ids != self.pad_token_id, self.word(input_ids))
         if self.position is not None:
             embedded += self.embed_positions(self.position, rows)
@@ -78,7 +85,8 @@ class TransformerConfig:
     hidden_dropout: tuple[float, ...]
     attention_dropout: tuple[float, ...]
     position_offset: int = 0  # the position number of the first token
-    attention_output_dropout: bool = True  # whether hidden dropout applies to the output of self-attention
+    # whether hidden dropout applies to the output of self-attention
+    attention_output_dropout: bool = True
     rotary_factor: float = 1.0  # rotary positions are divided by it
     mlm_activation: str = ""  # of the masked-LM head. Empty: `activation`
     mlm_transform_bias: bool = True  # whether the masked-LM head's first layer has a bias
@@ -86,18 +94,27 @@ class TransformerConfig:
     norm_bias: bool = True  # whether norms have a bias
     final_norm: bool = False  # whether a norm follows the last block
     embeddings: type[InputEmbeddings] = InputEmbeddings
-    block: Callable[..., Any] | None = None  # a module with the arguments and calls of `Block`. None: `Block`
-    rotary_bases: tuple[float, ...] = ()  # of the rotary positions of each block. Empty: position embeddings instead
-    windows: tuple[int, ...] = ()  # for each block, how many tokens to either side a token sees. 0 or empty: all
-    # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of positions to a bias on
-    # attention logits, (1, heads, positions, positions) in float32.
+    # a module with the arguments and calls of `Block`. None: `Block`
+    block: Callable[..., Any] | None = None
+    # of the rotary positions of each block. Empty: position embeddings instead
+    rotary_bases: tuple[float, ...] = ()
+    # for each block, how many tokens to either side a token sees. 0 or empty: all
+    windows: tuple[int, ...] = ()
+    # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of
+    # positions to a bias on attention logits, (1, heads, positions, positions) in float32.
     attention_bias: Callable[..., nnx.Module] | None = None
-    # How to compute. These fields change embeddings by rounding errors only, and `most_queries` also dropout masks.
-    recompute: bool = dataclasses.field(default=True, repr=False)  # the backward pass recomputes activations
-    lanes: int = dataclasses.field(default=1, repr=False)  # of a register, which attention fills with several heads
-    devices: int = dataclasses.field(default=1, repr=False)  # the number of devices that rows are split over
-    most_queries: int = dataclasses.field(default=512, repr=False)  # attention divides longer sentences into parts
-    fused: bool = dataclasses.field(default=False, repr=False)  # whether the device has a kernel for attention
+    # How to compute. These fields change embeddings by rounding errors only, and `most_queries`
+    # also dropout masks.
+    # the backward pass recomputes activations
+    recompute: bool = dataclasses.field(default=True, repr=False)
+    # of a register, which attention fills with several heads
+    lanes: int = dataclasses.field(default=1, repr=False)
+    # the number of devices that rows are split over
+    devices: int = dataclasses.field(default=1, repr=False)
+    # attention divides longer sentences into parts
+    most_queries: int = dataclasses.field(default=512, repr=False)
+    # whether the device has a kernel for attention
+    fused: bool = dataclasses.field(default=False, repr=False)
 
     @property
     def word_size(self) -> int:
@@ -112,13 +129,17 @@ class TransformerConfig:
     def on(self, device: jax.Device, devices: int = 1) -> "TransformerConfig":
         """Return the same encoder for a kind of device, with rows split over `devices` of them."""
         lanes = 128 if device.platform == "tpu" else 1
-        return dataclasses.replace(self, lanes=lanes, devices=devices, fused=has_fused_attention(device))
+        return dataclasses.replace(
+            self, lanes=lanes, devices=devices, fused=has_fused_attention(device)
+        )
 
-    def with_dropout(self, hidden: tuple[float, ...], attention: tuple[float, ...]) -> "TransformerConfig":
+    def with_dropout(
+        self, hidden: tuple[float, ...], attention: tuple[float, ...]
+    ) -> "TransformerConfig":
         """Return the same encoder with other dropout rates, as `block_rates` reads them.
 
-        A single hidden rate for all blocks also applies to the embedding layer, as in the originals. Otherwise the
-        embedding layer keeps the checkpoint's rate.
+        A single hidden rate for all blocks also applies to the embedding layer, as in the
+        originals. Otherwise the embedding layer keeps the checkpoint's rate.
         """
         return dataclasses.replace(
             self,
@@ -144,20 +165,32 @@ def block_rates(rates: tuple[float, ...], num_blocks: int) -> tuple[float, ...]:
 class Blocks(nnx.Module):
     """Blocks of an encoder, the bias on attention logits that they share, and the norm after the last one."""
 
-    def __init__(self, config: TransformerConfig, indices: range, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.attention_bias = config.attention_bias(config, rngs=rngs) if config.attention_bias else None
+    def __init__(
+        self, config: TransformerConfig, indices: range, *, dtype: DTypeLike, rngs: nnx.Rngs
+    ):
+        self.attention_bias = (
+            config.attention_bias(config, rngs=rngs) if config.attention_bias else None
+        )
         build = config.block or Block
         self.blocks = nnx.List(build(config, index, dtype=dtype, rngs=rngs) for index in indices)
-        norm = partial(LayerNorm, config.hidden_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
+        norm = partial(
+            LayerNorm, config.hidden_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype
+        )
         self.final_norm = norm() if config.final_norm else None
 
     def run(
-        self, states: Tokens, rows: TokenRows, keys_of_blocks: Sequence[RowKeys], last_positions: int | None = None
+        self,
+        states: Tokens,
+        rows: TokenRows,
+        keys_of_blocks: Sequence[RowKeys],
+        last_positions: int | None = None,
     ) -> list[Float[Array, "rows _length hidden"]]:
         """Return the output of each block. The last block computes only the first `last_positions`; None: all."""
         bias = logit_bias(rows.attention_mask, self.attention_bias)
         outputs = []
-        for index, (block, keys) in enumerate(zip(self.blocks, keys_of_blocks, strict=True), start=1):
+        for index, (block, keys) in enumerate(
+            zip(self.blocks, keys_of_blocks, strict=True), start=1
+        ):
             positions = last_positions if index == len(self.blocks) else None
             states = block(states, rows, bias, keys=keys, positions=positions)
             if index == len(self.blocks) and self.final_norm is not None:
@@ -169,7 +202,9 @@ class Blocks(nnx.Module):
 class Transformer(Blocks):
     """An encoder: tokens to hidden states. `dtype` is the computation type."""
 
-    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ):
         self.embeddings = config.embeddings(config, dtype=dtype, rngs=rngs)
         super().__init__(config, range(config.num_blocks), dtype=dtype, rngs=rngs)
 
@@ -185,8 +220,8 @@ class Transformer(Blocks):
 
         Args:
             rows: Sentences.
-            condition: Embeddings that replace position 0 of the embedding layer's output, after its norm and dropout.
-                DiffCSE conditions its discriminator in this way (Section 3).
+            condition: Embeddings that replace position 0 of the embedding layer's output, after its
+                norm and dropout. DiffCSE conditions its discriminator in this way (Section 3).
             keys: A dropout key for each row. None: no dropout.
             last_positions: How many of the first positions the last block computes. None: all.
         """
@@ -202,8 +237,9 @@ class Transformer(Blocks):
 class Block(nnx.Module):
     """Self-attention and a feed-forward network, each followed by a residual connection and a norm.
 
-    `bias` says whether dense layers have biases, and `unit_bias` whether units and gates have them (None: as `bias`).
-    With `gated`, units are multiplied by a gate. With `unit_dropout`, hidden dropout applies to the product as well.
+    `bias` says whether dense layers have biases, and `unit_bias` whether units and gates have them
+    (None: as `bias`). With `gated`, units are multiplied by a gate. With `unit_dropout`, hidden
+    dropout applies to the product as well.
     """
 
     def __init__(
@@ -222,7 +258,9 @@ class Block(nnx.Module):
         dense = partial(Dense, dtype=dtype, rngs=rngs)
         unit_bias = bias if unit_bias is None else unit_bias
         units = partial(dense, config.hidden_size, config.intermediate_size, bias=unit_bias)
-        norm = partial(LayerNorm, config.hidden_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
+        norm = partial(
+            LayerNorm, config.hidden_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype
+        )
         self.attention = SelfAttention(config, index, bias=bias, dtype=dtype, rngs=rngs)
         self.attention_norm = norm() if attention_norm else None
         self.intermediate = units()
@@ -232,16 +270,28 @@ class Block(nnx.Module):
         self.unit_dropout = unit_dropout
         self.activation = config.activation
         self.output_dropout = config.hidden_dropout[index]
-        self.attention_output_dropout = self.output_dropout if config.attention_output_dropout else 0.0
+        self.attention_output_dropout = (
+            self.output_dropout if config.attention_output_dropout else 0.0
+        )
         self.recompute = config.recompute
 
     def __call__(
-        self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None = None
+        self,
+        hidden_states: Tokens,
+        rows: TokenRows,
+        bias: LogitBias,
+        *,
+        keys: RowKeys,
+        positions: int | None = None,
     ) -> Float[Array, "*outputs hidden"]:
         """Return the output at all tokens, or, with `positions`, rows of the first positions, which attend to all."""
         outputs = 3 if self.unit_dropout else 2
-        probabilities_keys, attention_keys, output_keys, *unit_keys = split_keys(keys, rows, positions, outputs)
-        attended = self.attention(hidden_states, rows, bias, keys=probabilities_keys, positions=positions)
+        probabilities_keys, attention_keys, output_keys, *unit_keys = split_keys(
+            keys, rows, positions, outputs
+        )
+        attended = self.attention(
+            hidden_states, rows, bias, keys=probabilities_keys, positions=positions
+        )
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
         attended = dropout(attended, self.attention_output_dropout, attention_keys)
@@ -253,7 +303,9 @@ class Block(nnx.Module):
         transformed = dropout(self.output(units), self.output_dropout, output_keys)
         return self.output_norm(hidden_states + transformed)
 
-    def activated(self, hidden_states: Float[Array, "*outputs hidden"]) -> Float[Array, "*outputs intermediate"]:
+    def activated(
+        self, hidden_states: Float[Array, "*outputs hidden"]
+    ) -> Float[Array, "*outputs intermediate"]:
         """Return the activated units of the feed-forward network, times their gates if there are any (Shazeer 2020)."""
 
         def activate(units: jax.Array, gate: jax.Array | None) -> jax.Array:
@@ -271,15 +323,26 @@ class SelfAttention(nnx.Module):
 
     A token sees all others, or those in a window. Positions may be rotary.
 
-    On a TPU, heads are computed in groups whose features together fill the lanes of a register. A head sees zeros in
-    place of the other heads' features, so results do not change. Elsewhere a group is one head.
+    On a TPU, heads are computed in groups whose features together fill the lanes of a register. A
+    head sees zeros in place of the other heads' features, so results do not change. Elsewhere a
+    group is one head.
 
-    Sentences of more than `most_queries` tokens are computed in parts, or by the device's kernel if it can: in
-    bfloat16, without a window and without dropout.
+    Sentences of more than `most_queries` tokens are computed in parts, or by the device's kernel if
+    it can: in bfloat16, without a window and without dropout.
     """
 
-    def __init__(self, config: TransformerConfig, index: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs):
-        project = partial(Dense, config.hidden_size, config.hidden_size, bias=bias, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        config: TransformerConfig,
+        index: int,
+        *,
+        bias: bool = True,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        project = partial(
+            Dense, config.hidden_size, config.hidden_size, bias=bias, dtype=dtype, rngs=rngs
+        )
         self.query, self.key, self.value, self.output = project(), project(), project(), project()
         self.num_heads = config.num_heads
         self.head_size = config.hidden_size // config.num_heads
@@ -290,24 +353,38 @@ class SelfAttention(nnx.Module):
         self.rotary_factor = config.rotary_factor
         self.window = config.windows[index] if config.windows else 0
         self.most_queries = config.most_queries
-        self.has_kernel = config.fused and self.head_size % 8 == 0 and self.head_size <= 128 and not self.window
+        self.has_kernel = (
+            config.fused and self.head_size % 8 == 0 and self.head_size <= 128 and not self.window
+        )
 
     @jax.named_scope("attention")
     def __call__(
-        self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None
+        self,
+        hidden_states: Tokens,
+        rows: TokenRows,
+        bias: LogitBias,
+        *,
+        keys: RowKeys,
+        positions: int | None,
     ) -> Float[Array, "*outputs hidden"]:
         """Return the output at all tokens. With `positions`, return rows of the first positions."""
-        key, value = (self._groups(unpack(part(hidden_states), rows)) for part in (self.key, self.value))
+        key, value = (
+            self._groups(unpack(part(hidden_states), rows)) for part in (self.key, self.value)
+        )
         if positions is None:
             query = self._groups(unpack(self.query(hidden_states), rows))
         else:
             query = self._groups(self.query(unpack(hidden_states, rows)[:, :positions]))
             bias = bias[:, :, :positions]
         if self.rotary_base:
-            turn = partial(rotate, base=self.rotary_base, head_size=self.head_size, factor=self.rotary_factor)
+            turn = partial(
+                rotate, base=self.rotary_base, head_size=self.head_size, factor=self.rotary_factor
+            )
             query, key = turn(query), turn(key)
-        is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1  # other biases are as large as logits
-        fits = query.dtype == jnp.bfloat16 and query.shape[2] % 2 == key.shape[2] % 2 == 0  # cuDNN trains no odd length
+        # other biases are as large as logits
+        is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1
+        # cuDNN trains no odd length
+        fits = query.dtype == jnp.bfloat16 and query.shape[2] % 2 == key.shape[2] % 2 == 0
         if is_long and fits and self.has_kernel and (keys is None or self.rate == 0.0):
             attended = fused_attention(query, key, value, rows.attention_mask.sum(axis=1))
         else:
@@ -317,15 +394,23 @@ class SelfAttention(nnx.Module):
         return self.output(attended if positions else pack(attended, rows))
 
     def _attend(
-        self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys, *, first: int = 0
+        self,
+        query: Grouped,
+        key: Grouped,
+        value: Grouped,
+        bias: LogitBias,
+        keys: RowKeys,
+        *,
+        first: int = 0,
     ) -> Grouped:
         """Return the weighted means of the values. `first` is the position of the first query among the keys."""
         if self.window:
             positions = jnp.arange(first, first + query.shape[2])
             distance = jnp.abs(positions[:, None] - jnp.arange(key.shape[2])[None])
             bias += jnp.where(distance <= self.window, 0.0, HIDDEN)[None, None]
-        # The softmax is float32. It is divided by its sum after the product with the values, which are fewer, and
-        # masked by a bias, which XLA fuses. Both halve the time of the forward pass on a CPU.
+        # The softmax is float32. It is divided by its sum after the product with the values, which
+        # are fewer, and masked by a bias, which XLA fuses. Both halve the time of the forward pass
+        # on a CPU.
         query = self._own_features(query[:, :, None])
         logits = jnp.einsum("BGHTD,BGSD->BGHTS", query, key, preferred_element_type=jnp.float32)
         by_group = logits.shape
@@ -340,30 +425,41 @@ class SelfAttention(nnx.Module):
             attended = jnp.where(largest.reshape(*by_group[:-1], 1) > HIDDEN / 2, attended, 0.0)
         return self._own_features(attended).sum(axis=2).astype(value.dtype)
 
-    def _attend_in_parts(self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys) -> Grouped:
+    def _attend_in_parts(
+        self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys
+    ) -> Grouped:
         """Return what `_attend` returns, with other dropout masks: for one part of the queries after the other.
 
-        The backward pass computes each part again, so memory grows with the length and not with its square. With a
-        window, a part reads only the keys in its windows, so time grows with the length as well.
+        The backward pass computes each part again, so memory grows with the length and not with its
+        square. With a window, a part reads only the keys in its windows, so time grows with the
+        length as well.
         """
         count, window = query.shape[2], self.window
         parts = -(-count // self.most_queries)
         queries = -(-count // parts)  # of a part
         padding = parts * queries - count
         seen = queries + 2 * window if window else key.shape[2]  # keys that a part reads
-        outside = (window, window + padding)  # positions that the windows of the first and last queries reach
+        # positions that the windows of the first and last queries reach
+        outside = (window, window + padding)
         query = jnp.pad(query, ((0, 0), (0, 0), (0, padding), (0, 0)))
         if window:
             key, value = (jnp.pad(each, ((0, 0), (0, 0), outside, (0, 0))) for each in (key, value))
             bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), outside), constant_values=HIDDEN)
 
         def attend(part: jax.Array, query: jax.Array) -> jax.Array:
-            near = partial(jax.lax.dynamic_slice_in_dim, start_index=part * queries if window else 0, slice_size=seen)
-            part_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, part)
+            near = partial(
+                jax.lax.dynamic_slice_in_dim,
+                start_index=part * queries if window else 0,
+                slice_size=seen,
+            )
+            part_keys = (
+                None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, part)
+            )
             states = query, near(key, axis=2), near(value, axis=2)
             return self._attend(*states, near(bias, axis=3), part_keys, first=window)
 
-        attend = jax.checkpoint(attend, prevent_cse=False)  # a loop's forward and backward passes cannot be merged
+        # a loop's forward and backward passes cannot be merged
+        attend = jax.checkpoint(attend, prevent_cse=False)
         by_part = query.reshape(*query.shape[:2], parts, queries, -1).transpose(2, 0, 1, 3, 4)
         attended = jax.lax.map(lambda each: attend(*each), (jnp.arange(parts), by_part))
         return attended.transpose(1, 2, 0, 3, 4).reshape(query.shape)[:, :, :count]
@@ -372,7 +468,9 @@ class SelfAttention(nnx.Module):
         features = self.heads_of_group * self.head_size
         return states.reshape(*states.shape[:2], -1, features).transpose(0, 2, 1, 3)
 
-    def _own_features(self, states: jax.Array) -> Float[Array, "rows groups heads _length features"]:
+    def _own_features(
+        self, states: jax.Array
+    ) -> Float[Array, "rows groups heads _length features"]:
         """Return each head's own features, with zeros in place of the other heads' features of its group."""
         if self.heads_of_group == 1:
             return states
@@ -383,19 +481,26 @@ class SelfAttention(nnx.Module):
 
 def has_fused_attention(device: jax.Device) -> bool:
     """Return whether `fused_attention` runs on a device: on NVIDIA's GPUs since Ampere (compute capability 8.0)."""
-    capability = str(getattr(device, "compute_capability", "")).partition(".")[0]  # of AMD's GPUs, a name
+    # of AMD's GPUs, a name
+    capability = str(getattr(device, "compute_capability", "")).partition(".")[0]
     return device.platform == "gpu" and capability.isdigit() and int(capability) >= 8
 
 
-def fused_attention(query: Grouped, key: Grouped, value: Grouped, lengths: Int[Array, " rows"]) -> Grouped:
+def fused_attention(
+    query: Grouped, key: Grouped, value: Grouped, lengths: Int[Array, " rows"]
+) -> Grouped:
     """Return the weighted means of the first `lengths` values, by cuDNN's kernel, which keeps no logits."""
     lengths = jnp.maximum(lengths, 1)  # a row without tokens would be a mean of nothing
     by_token = (states.swapaxes(1, 2) for states in (query, key, value))
-    attended = jax.nn.dot_product_attention(*by_token, key_value_seq_lengths=lengths, implementation="cudnn")
+    attended = jax.nn.dot_product_attention(
+        *by_token, key_value_seq_lengths=lengths, implementation="cudnn"
+    )
     return attended.swapaxes(1, 2)
 
 
-def logit_bias(attention_mask: Int[Array, "rows length"], of_positions: nnx.Module | None = None) -> LogitBias:
+def logit_bias(
+    attention_mask: Int[Array, "rows length"], of_positions: nnx.Module | None = None
+) -> LogitBias:
     """Return the bias on attention logits: a family's own bias, and what hides padding."""
     bias = jnp.where(attention_mask > 0, 0.0, HIDDEN)[:, None, None, :]
     return bias if of_positions is None else bias + of_positions(attention_mask.shape[1])
@@ -404,31 +509,48 @@ def logit_bias(attention_mask: Int[Array, "rows length"], of_positions: nnx.Modu
 def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) -> Grouped:
     """Add rotary positions to queries or keys of one or several heads (RoPE, Su et al. 2021, Section 3.4.2).
 
-    The features i and i + head_size / 2 of a head are a point in a plane. At position p, it is turned by the angle
-    p / factor * base^(-2i / head_size). The product of a query and a key then depends on their distance.
+    The features i and i + head_size / 2 of a head are a point in a plane. At position p, it is
+    turned by the angle p / factor * base^(-2i / head_size). The product of a query and a key then
+    depends on their distance.
     """
     half, (length, features) = head_size // 2, states.shape[2:]
-    frequencies = np.float32(1) / np.float32(base) ** (np.arange(0, head_size, 2, dtype=np.float32) / head_size)
+    frequencies = np.float32(1) / np.float32(base) ** (
+        np.arange(0, head_size, 2, dtype=np.float32) / head_size
+    )
     frequencies /= np.float32(factor)
     angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies[None]
-    cosines, sines = (jnp.tile(function(angles), features // half)[None, None] for function in (jnp.cos, jnp.sin))
+    cosines, sines = (
+        jnp.tile(function(angles), features // half)[None, None] for function in (jnp.cos, jnp.sin)
+    )
     x = states.astype(jnp.float32)
     is_first = np.arange(features) % head_size < half
-    turned = jnp.where(is_first, -jnp.roll(x, -half, axis=-1), jnp.roll(x, half, axis=-1))  # by a quarter
+    # by a quarter
+    turned = jnp.where(is_first, -jnp.roll(x, -half, axis=-1), jnp.roll(x, half, axis=-1))
     return (x * cosines + turned * sines).astype(states.dtype)
 
 
-def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:
+def trained_where(
+    mask: jax.Array, vectors: Float[Array, "*tokens hidden"]
+) -> Float[Array, "*tokens hidden"]:
     """Return the vectors, with gradient 0 outside the mask."""
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
 
 
-def split_keys(keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int) -> list[Key[Array, "..."] | None]:
+def split_keys(
+    keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int
+) -> list[Key[Array, "..."] | None]:
     """Return a block's dropout keys: of each row for attention, and of each token for its outputs."""
     of_attention, *of_outputs = new_keys(keys, 1 + outputs)
-    return [of_attention, *(None if part is None else token_keys(part, rows, positions) for part in of_outputs)]
+    return [
+        of_attention,
+        *(None if part is None else token_keys(part, rows, positions) for part in of_outputs),
+    ]
 
 
 def new_keys(keys: RowKeys, count: int) -> list[RowKeys]:
     """Return `count` new keys for each row."""
-    return [None] * count if keys is None else list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))
+    return (
+        [None] * count
+        if keys is None
+        else list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))
+    )

@@ -1,8 +1,8 @@
 """A run's checkpoints, `WORKDIR/checkpoints/STEP`, written and read by Orbax.
 
-A checkpoint has three items, so that the parameters can be read alone: `params`, `opt_state` and `record` (`Record` as
-JSON: dev scores, the position in the data, and digests). Every item is compared with its digest when it is read.
-Training resumes from the newest intact checkpoint.
+A checkpoint has three items, so that the parameters can be read alone: `params`, `opt_state` and
+`record` (`Record` as JSON: dev scores, the position in the data, and digests). Every item is
+compared with its digest when it is read. Training resumes from the newest intact checkpoint.
 """
 
 import contextlib
@@ -64,8 +64,8 @@ class TrainState(NamedTuple):
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of a run. The last two and the best one are kept. Saving continues in the background.
 
-    As a context manager, it waits for the last save and closes. The record holds what all its checkpoints share: the
-    pooler, the dev metric, and what identifies the texts.
+    As a context manager, it waits for the last save and closes. The record holds what all its
+    checkpoints share: the pooler, the dev metric, and what identifies the texts.
     """
 
     def __init__(self, workdir: Path, record: Record):
@@ -99,11 +99,17 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 raise
 
     def save(
-        self, state: TrainState, data_state: Mapping[str, Any], measured: Measured, *, eligible: bool = True
+        self,
+        state: TrainState,
+        data_state: Mapping[str, Any],
+        measured: Measured,
+        *,
+        eligible: bool = True,
     ) -> None:
         """Start to save and return as soon as the arrays are copied.
 
-        `measured` is empty if there was no dev evaluation, and `eligible` says whether this may be the best checkpoint.
+        `measured` is empty if there was no dev evaluation, and `eligible` says whether this may be
+        the best checkpoint.
         """
         step = int(state.step)
         record = dataclasses.replace(
@@ -129,11 +135,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest intact checkpoint and its position in the data. Move newer, damaged ones to `damaged/`.
 
-        The arrays get the containers and shardings of the state `like`. If there is no checkpoint, that state is
-        returned, with an empty position.
+        The arrays get the containers and shardings of the state `like`. If there is no checkpoint,
+        that state is returned, with an empty position.
 
         Raises:
-            CheckpointError: All checkpoints are damaged, or an array of `like` is missing or has another shape.
+            CheckpointError: All checkpoints are damaged, or an array of `like` is missing or has
+                another shape.
             ConfigError: The training text, the dev metric or its data has changed.
         """
         if self._manager.latest_step() is None:
@@ -149,7 +156,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 bad_steps=_placed(np.asarray(record.bad_steps), like.bad_steps),
             )
             for item in _ARRAYS:  # one after the other, so that the host never holds all of them
-                state = state._replace(**{item: _placed(read_arrays(checkpoint, item)[1], getattr(like, item))})
+                state = state._replace(
+                    **{item: _placed(read_arrays(checkpoint, item)[1], getattr(like, item))}
+                )
         return state, dict(record.data)
 
     def wait(self) -> None:
@@ -167,12 +176,17 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     read_arrays(self._folder / str(step), item)
             except CheckpointError as error:
                 damaged[step] = error
-                self._hidden_messages = contextlib.nullcontext()  # later errors of this reading may follow the run
+                # later errors of this reading may follow the run
+                self._hidden_messages = contextlib.nullcontext()
                 continue
             for other, problem in damaged.items():
                 with disk_errors(self._workdir, safe="Its checkpoints are unchanged."):
-                    moved = (self._folder / str(other)).rename(damaged_path(self._workdir, str(other)))
-                log_line(f"warning: {problem}. Moved it to {moved}. Training resumes from step {step}")
+                    moved = (self._folder / str(other)).rename(
+                        damaged_path(self._workdir, str(other))
+                    )
+                log_line(
+                    f"warning: {problem}. Moved it to {moved}. Training resumes from step {step}"
+                )
             return step
         raise CheckpointError(
             f"training cannot resume: no checkpoint of {self._workdir} is readable. Nothing was changed. Restore a "
@@ -216,7 +230,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn any error of writing, here or in the background, into a `DiskError`."""
         steps = ", ".join(map(str, saved_steps(self._folder)))
-        safe = f"Its checkpoints of steps {steps} are complete." if steps else "It has no checkpoint yet."
+        safe = (
+            f"Its checkpoints of steps {steps} are complete."
+            if steps
+            else "It has no checkpoint yet."
+        )
         return disk_errors(self._folder, safe=safe, any_error=True)
 
 
@@ -244,7 +262,9 @@ def best_step(scores: Mapping[int, float | None]) -> int | None:
 
     Orbax's own `best_step` takes the latest of equal ones. NaN is lower than any score.
     """
-    known = {step: score for step, score in scores.items() if score is not None and score != _UNKNOWN}
+    known = {
+        step: score for step, score in scores.items() if score is not None and score != _UNKNOWN
+    }
     numbers = {step: -math.inf if math.isnan(score) else score for step, score in known.items()}
     return max(numbers, key=lambda step: (numbers[step], -step), default=None)
 
@@ -266,10 +286,14 @@ def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
         handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
         metadata = handler.metadata(folder).tree
         # Broadcast zeros take no memory.
-        like = jax.tree.map(lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape), metadata)
+        like = jax.tree.map(
+            lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape), metadata
+        )
         arrays = handler.restore(folder, args=ocp.args.StandardRestore(like))
         found = array_digests(arrays)
-        if changed := [name for name, digest in record.digests[item].items() if found.get(name) != digest]:
+        if changed := [
+            name for name, digest in record.digests[item].items() if found.get(name) != digest
+        ]:
             raise ValueError(f"{item}/{changed[0]} differs from its digest")
     return record, arrays
 
@@ -297,7 +321,9 @@ def _damage_named(checkpoint: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the type depends on where the damage is
         reason = str(error).partition("\n")[0][:200]
-        raise CheckpointError(f"cannot read the checkpoint {checkpoint} ({type(error).__name__}: {reason})") from error
+        raise CheckpointError(
+            f"cannot read the checkpoint {checkpoint} ({type(error).__name__}: {reason})"
+        ) from error
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
@@ -316,12 +342,14 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 def _hidden_messages() -> Iterator[None]:
     """Hide messages of Orbax, which warns about normal things and logs each error several times.
 
-    At the first failure it closes its event loop, so that later ones raise an error that nobody can catch. These may
-    come after the block, so they stay hidden if it fails. Other messages and errors of the process are shown.
+    At the first failure it closes its event loop, so that later ones raise an error that nobody can
+    catch. These may come after the block, so they stay hidden if it fails. Other messages and
+    errors of the process are shown.
     """
     absl, usual = logging.getLogger("absl"), sys.unraisablehook
     has_filter = _is_not_of_orbax in absl.filters
-    has_hook = isinstance(usual, _WithoutLateErrors)  # others may have put back theirs, so both are looked at
+    # others may have put back theirs, so both are looked at
+    has_hook = isinstance(usual, _WithoutLateErrors)
     hook = usual if has_hook else _WithoutLateErrors(usual)
     if not has_filter:
         absl.addFilter(_is_not_of_orbax)
@@ -347,11 +375,12 @@ class _WithoutLateErrors:
 def array_digests(tree: Any) -> dict[str, str]:
     """Return the digest of each array of a tree, 8 hexadecimal digits, by its path (`1/mu/encoder.embeddings.word`).
 
-    A digest is a sum over the elements of a mix of their bits and their position. It is computed where the array lives
-    and does not depend on how devices share the array. A change of one element always changes it; other damage goes
-    unnoticed once in 2^32.
+    A digest is a sum over the elements of a mix of their bits and their position. It is computed
+    where the array lives and does not depend on how devices share the array. A change of one
+    element always changes it; other damage goes unnoticed once in 2^32.
     """
-    # One after the other: on several CPU devices, more than 32 running programs that communicate may deadlock.
+    # One after the other: on several CPU devices, more than 32 running programs that communicate
+    # may deadlock.
     return {name: f"{int(_checksum(array)):08x}" for name, array in _by_path(tree).items()}
 
 
@@ -368,11 +397,14 @@ def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     """Return the digest of an array whose type has at most 32 bits."""
     position = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
-        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(
+            jnp.uint32, array.shape, axis
+        )
     if array.dtype != jnp.bool_:
         array = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
     mixed = array.astype(jnp.uint32) ^ (position * jnp.uint32(0x9E3779B1))
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # MurmurHash3's finalizer: one to one
+    # MurmurHash3's finalizer: one to one
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         mixed = (mixed ^ (mixed >> jnp.uint32(shift))) * jnp.uint32(factor)
     return jnp.sum(mixed ^ (mixed >> jnp.uint32(16)), dtype=jnp.uint32)
 
@@ -385,7 +417,8 @@ class SavedEncoder(Record):
     """The encoder of a checkpoint, or the one that a run has selected: its record, and what encoding it needs."""
 
     config: Config
-    checkpoint: Pretrained  # the starting checkpoint's folder, the trained weights and, as pooler, the kept projector
+    # the starting checkpoint's folder, the trained weights and, as pooler, the kept projector
+    checkpoint: Pretrained
     selection: Selection  # without a verdict before training is finished
     prompts: Prompts = NO_PROMPTS
     baseline: Record | None = None  # the starting checkpoint's
@@ -411,17 +444,22 @@ class SavedEncoder(Record):
 def read_encoder(path: Path) -> SavedEncoder:
     """Read the encoder of a checkpoint, `WORKDIR/checkpoints/STEP`, or of a run's folder.
 
-    Of a finished run, this is the selected encoder; before that, the best one so far or, if none is, the newest.
+    Of a finished run, this is the selected encoder; before that, the best one so far or, if none
+    is, the newest.
     """
     workdir = find_run(path) or path
     if not (workdir / CHECKPOINTS).is_dir() or not (workdir / CONFIG).is_file():
-        raise CheckpointError(f"{workdir} is not the folder of a run: it needs {CONFIG} and {CHECKPOINTS}/")
+        raise CheckpointError(
+            f"{workdir} is not the folder of a run: it needs {CONFIG} and {CHECKPOINTS}/"
+        )
     config = read_config(workdir)
     selection = read_selection(workdir) if path == workdir else None
     if selection and selection.interpolation < 1:
         params, record = load_file(workdir / SELECTED_WEIGHTS), selection.record
     else:
-        params, record = read_parameters(workdir / CHECKPOINTS / str(selection.record.step) if selection else path)
+        params, record = read_parameters(
+            workdir / CHECKPOINTS / str(selection.record.step) if selection else path
+        )
     start, prompts = read_start(workdir)
     checkpoint = dataclasses.replace(
         start,
@@ -447,7 +485,9 @@ def read_parameters(path: Path) -> tuple[Params, Record]:
     steps = saved_steps(checkpoints)
     step = int(path.name) if path.parent == checkpoints else default_step(checkpoints)
     if step not in steps:
-        raise CheckpointError(f"no complete checkpoint {path}. There are: {', '.join(map(str, steps)) or 'none'}")
+        raise CheckpointError(
+            f"no complete checkpoint {path}. There are: {', '.join(map(str, steps)) or 'none'}"
+        )
     record, params = read_arrays(checkpoints / str(step), "params")
     return params, record
 
@@ -455,7 +495,9 @@ def read_parameters(path: Path) -> tuple[Params, Record]:
 def default_step(checkpoints: Path) -> int | None:
     """Return the step of the best checkpoint, of the newest if none was evaluated, or None if there is none."""
     try:
-        scores = {step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)}
+        scores = {
+            step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)
+        }
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, or move this one away"

@@ -24,20 +24,31 @@ from diffcse_jax.version import __version__
 
 METRICS = "metrics.jsonl"
 SELECTED_WEIGHTS = (
-    "selected.safetensors"  # of a selected model that is not a checkpoint, under the names of a checkpoint
+    # of a selected model that is not a checkpoint, under the names of a checkpoint
+    "selected.safetensors"
 )
 STARTS = "starts.jsonl"
 
 _BASELINE = "start_scores.json"
 _SAFE = "The checkpoints are complete."
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "transformers", "tokenizers")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "numpy",
+    "transformers",
+    "tokenizers",
+)
 
 
 # Dev scores and the selected model
 
 Outcomes = list[list[float]]  # for each data set of a dev metric, one value per query or pair
-# Documents, or queries or pairs without documents. With fewer, the bootstrap interval is too narrow and a verdict does
-# not say "better" (docs/records/adaptation.md).
+# Documents, or queries or pairs without documents. With fewer, the bootstrap interval is too narrow
+# and a verdict does not say "better" (docs/records/adaptation.md).
 FEWEST = 20
 
 
@@ -59,11 +70,14 @@ class Record:
     text: str = ""  # identifies the tokenised training text
     outcomes: Outcomes = dataclasses.field(default_factory=list)  # that `dev_metric` summarises
     eligible: bool = True  # whether it may be the best checkpoint
-    bad_steps: int = 0  # number of steps that were skipped because of a NaN or infinite loss or gradient
+    # number of steps that were skipped because of a NaN or infinite loss or gradient
+    bad_steps: int = 0
     dev_text: str = ""  # identifies the text that `dev_metric` is measured on
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the position in the data
-    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # size and SHA-256 of the metrics before it
-    digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the items of a checkpoint
+    # size and SHA-256 of the metrics before it
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # of the items of a checkpoint
+    digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def score(self) -> float | None:
@@ -72,7 +86,9 @@ class Record:
 
     def content(self) -> dict[str, Any]:
         """Return everything but the digests."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "digests"}
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if name != "digests"
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +96,13 @@ class Selection:
     """The model that a finished run exports."""
 
     record: Record  # its step is that of the checkpoint that it was made from, or 0
-    interpolation: float  # the share of the trained weights: 1 for the checkpoint, 0 for the starting checkpoint
+    # the share of the trained weights: 1 for the checkpoint, 0 for the starting checkpoint
+    interpolation: float
     verdict: str  # one line: how it compares with the starting checkpoint and what is exported
-    systems: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # ways to search, if they were compared
-    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # how to search with it: `mode` and `weight`
+    # ways to search, if they were compared
+    systems: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # how to search with it: `mode` and `weight`
+    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def origin(interpolation: float, step: int) -> str:
@@ -125,7 +144,9 @@ def read_selection(workdir: Path) -> Selection | None:
     path = workdir / SELECTION
     if not path.is_file():
         return None
-    content = io.read_sealed(path, "Run the command that trained the run again: it repeats the selection")
+    content = io.read_sealed(
+        path, "Run the command that trained the run again: it repeats the selection"
+    )
     return Selection(**content | {"record": Record(**content["record"])})
 
 
@@ -153,7 +174,12 @@ def parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
             rows.append(row)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             unreadable.append(number)
-    return rows, f"skipped {len(unreadable)} unreadable lines, the first is line {unreadable[0]}" if unreadable else ""
+    return (
+        rows,
+        f"skipped {len(unreadable)} unreadable lines, the first is line {unreadable[0]}"
+        if unreadable
+        else "",
+    )
 
 
 # The environment of each start
@@ -167,7 +193,11 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
         "host": socket.gethostname(),
         "versions": {"python": platform.python_version(), "diffcse_jax": __version__}
         | {package: importlib.metadata.version(package) for package in _PACKAGES},
-        "devices": {"kind": jax.devices()[0].device_kind, "count": jax.device_count(), "hosts": jax.process_count()},
+        "devices": {
+            "kind": jax.devices()[0].device_kind,
+            "count": jax.device_count(),
+            "hosts": jax.process_count(),
+        },
         "git": commit(Path(__file__).parents[1]),
         "step": step,
         "configuration": config.to_dict(),
@@ -182,7 +212,9 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
         if before and before[group].get(name, value) != value
     ]
     if changed:
-        log_line(f"notice: results may differ in their last digits from here on: {', '.join(changed)}")
+        log_line(
+            f"notice: results may differ in their last digits from here on: {', '.join(changed)}"
+        )
 
 
 def read_starts(workdir: Path) -> list[dict[str, Any]]:
@@ -201,11 +233,16 @@ def commit(folder: Path) -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
 
     try:
         if not git("ls-files", "."):
             return None
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", "-uno")),
+        }
     except (OSError, subprocess.SubprocessError):  # no git, no repository or no commit
         return None

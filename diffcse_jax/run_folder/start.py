@@ -26,7 +26,14 @@ from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserErr
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.sentence_folder import NO_PROMPTS, SETTINGS, TEXT_SETTINGS, Prompts, max_length_of, read_prompts
+from diffcse_jax.models.sentence_folder import (
+    NO_PROMPTS,
+    SETTINGS,
+    TEXT_SETTINGS,
+    Prompts,
+    max_length_of,
+    read_prompts,
+)
 from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG, SELECTION
 
 START = "start.json"
@@ -40,15 +47,17 @@ _BASE_MODEL = "base_model.json"
 _PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
-_BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")  # what a run writes before its first checkpoint
+# what a run writes before its first checkpoint
+_BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")
 
 
 @contextlib.contextmanager
 def held(workdir: Path) -> Iterator[None]:
     """Keep every other run out of the folder during the block. The folder is created if it is missing.
 
-    The first process locks `WORKDIR/lock`. The system frees the lock when that process ends, however it ends. On a file
-    system without locks, no run is kept out. If another run uses the folder, every process raises an `InUseError`.
+    The first process locks `WORKDIR/lock`. The system frees the lock when that process ends,
+    however it ends. On a file system without locks, no run is kept out. If another run uses the
+    folder, every process raises an `InUseError`.
     """
     with contextlib.ExitStack() as stack:
 
@@ -56,7 +65,9 @@ def held(workdir: Path) -> Iterator[None]:
             try:
                 stack.enter_context(io.lock(workdir / "lock"))
             except InUseError as error:
-                raise InUseError(f"{error}. Wait until it ends, stop it, or give another --workdir") from error
+                raise InUseError(
+                    f"{error}. Wait until it ends, stop it, or give another --workdir"
+                ) from error
 
         hosts.decided_by_first(hold)
         yield
@@ -74,25 +85,36 @@ def open_run(
 ) -> None:
     """Write what identifies a new run, or check that the run in the folder is the same.
 
-    A run without a checkpoint has nothing to resume, so a different run may replace it. `generator` is the masked LM of
-    `generator.name_or_path`, and `others` are digests of other files that training reads, by the key of the file.
+    A run without a checkpoint has nothing to resume, so a different run may replace it. `generator`
+    is the masked LM of `generator.name_or_path`, and `others` are digests of other files that
+    training reads, by the key of the file.
     """
 
-    @io.disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
+    @io.disk_errors(
+        workdir, safe="Complete files there are unchanged.", instead="give another --workdir"
+    )
     def begin_or_check() -> None:
-        digests = {"model.name_or_path": io.json_digest([encoder.digest(), dict(encoder.hf_config)]), **others}
+        digests = {
+            "model.name_or_path": io.json_digest([encoder.digest(), dict(encoder.hf_config)]),
+            **others,
+        }
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
         write_encoder = partial(_write_encoder, workdir, config, encoder, tokenizer, prompts)
-        if any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*")):  # even if config.json is lost
+        # even if config.json is lost
+        if any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*")):
             _check_same(workdir, config, digests)
             _mend_encoder(workdir, write_encoder)
         else:
             _remove_other_run(workdir, config, digests)
             write_encoder()
             files = io.file_digests(workdir, (workdir / _ENCODER).iterdir())
-            io.write_json(workdir / START, {**digests, CONFIG: io.json_digest(config.to_dict()), _FILES: files})
-            io.write_json(workdir / CONFIG, config.to_dict())  # last: it shows that the other files are complete
+            io.write_json(
+                workdir / START,
+                {**digests, CONFIG: io.json_digest(config.to_dict()), _FILES: files},
+            )
+            # last: it shows that the other files are complete
+            io.write_json(workdir / CONFIG, config.to_dict())
 
     hosts.decided_by_first(begin_or_check)
     if jax.process_count() > 1:
@@ -156,16 +178,21 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
     earlier, now = flat(read_config(workdir).to_dict()), flat(config.to_dict())
     free = resume_keys(config)
     if config.needs("labels"):
-        free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared
+        # often the folder of a run, which may be moved; its weights are compared
+        free = free | {"model.name_or_path"}
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
     if changed:
         raise ConfigError(
             f"{workdir} holds a run with another configuration. To resume it, give the same values (the learning rate "
             "schedule depends on the number of steps as well). To begin a new run, give another --workdir:\n  "
-            + "\n  ".join(f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed)
+            + "\n  ".join(
+                f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed
+            )
         )
     began = io.read_json_object(workdir / START)
-    if other := [f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest]:
+    if other := [
+        f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest
+    ]:
         raise ConfigError(
             f"the files of {' and '.join(other)} have changed since the run in {workdir} began. Restore the earlier "
             "files, or give another --workdir to begin a new run"
@@ -180,8 +207,10 @@ class BaseModel:
     """A starting checkpoint."""
 
     name: str  # its hub id, or the last part of its path if it is only a local folder
-    hub_id: str = ""  # its hub id, or the one that it records as its origin; empty if neither is known
-    license: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by the keys of a card's metadata
+    # its hub id, or the one that it records as its origin; empty if neither is known
+    hub_id: str = ""
+    # by the keys of a card's metadata
+    license: Mapping[str, str] = dataclasses.field(default_factory=dict)
     language: tuple[str, ...] = ()  # codes that its card states
 
 
@@ -189,7 +218,11 @@ def is_local(name_or_path: str) -> bool:
     """Return True for a path on this machine, False for a hub id or `minilm`."""
     if name_or_path in _PACKAGED:
         return False
-    if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1 or "\\" in name_or_path:
+    if (
+        name_or_path.startswith((".", "/", "~"))
+        or name_or_path.count("/") > 1
+        or "\\" in name_or_path
+    ):
         return True
     return os.path.isdir(io.expand_path(name_or_path))
 
@@ -206,12 +239,16 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
     card: Mapping[str, Any] = {}
     with contextlib.suppress(Exception):  # there is no card, or its YAML is invalid
         card = metadata_load(folder / "README.md") or {}
-    known = {key: card.get(key, hf_config.get(key)) for key in ("license", "license_name", "license_link")}
+    known = {
+        key: card.get(key, hf_config.get(key))
+        for key in ("license", "license_name", "license_link")
+    }
     license = {key: value for key, value in known.items() if isinstance(value, str)}
     language = card.get("language")  # YAML reads `no`, the code of Norwegian, as False
     codes = language if isinstance(language, list) else [language]
     languages = tuple("no" if code is False else str(code) for code in codes if code is not None)
-    name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
+    # without a revision
+    name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])
     if is_local(name_or_path):
         name = os.path.basename(os.path.realpath(io.expand_path(name_or_path)))
         base = card.get("base_model")
@@ -255,7 +292,11 @@ def _damaged_file(workdir: Path) -> str:
 
 
 def _write_encoder(
-    workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast, prompts: Prompts
+    workdir: Path,
+    config: Config,
+    encoder: Pretrained,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Prompts,
 ) -> None:
     folder = workdir / _ENCODER
     folder.mkdir(exist_ok=True, parents=True)
@@ -270,4 +311,6 @@ def _write_encoder(
         io.write_tensors(folder / _POOLER, encoder.pooler)
     head = encoder.sentence_head
     layers = [layer._asdict() for layer in head.layers]
-    io.write_json(folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers})
+    io.write_json(
+        folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers}
+    )

@@ -18,7 +18,8 @@ from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.finding import find_run
 from diffcse_jax.run_folder.start import read_config, read_start
 
-RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
+# where a run's own test scores may be
+RESULTS = ("evaluation.json", "results.json", "export/results.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,9 @@ class RunSummary:
         step += f" of {self.config.train.steps:,}" if self.config.train.steps else ""
         if self.selection:
             return f"finished at step {step}"
-        return f"in progress or stopped at step {step}" if self.rows else "started, nothing measured"
+        return (
+            f"in progress or stopped at step {step}" if self.rows else "started, nothing measured"
+        )
 
     @property
     def outcome(self) -> str:
@@ -92,7 +95,9 @@ class RunSummary:
     @property
     def text(self) -> str:
         """What was trained on."""
-        described = "; ".join(filter(None, (loss.data_description for loss in self.config.losses.values())))
+        described = "; ".join(
+            filter(None, (loss.data_description for loss in self.config.losses.values()))
+        )
         return described or f"{self.config.data.train_file} (pairs: {self.config.data.pairs})"
 
     def applied(self, pooler: str) -> str:
@@ -107,7 +112,9 @@ class RunSummary:
         """The prompts of the trained model, or an empty string."""
         with contextlib.suppress(CheckpointError):
             _, prompts = read_start(self.workdir)
-            return ", ".join(f"{name} {prompt!r}" for name, prompt in prompts.by_name.items() if prompt)
+            return ", ".join(
+                f"{name} {prompt!r}" for name, prompt in prompts.by_name.items() if prompt
+            )
         return ""
 
     @property
@@ -115,12 +122,21 @@ class RunSummary:
         """What a reader must know before trusting the numbers."""
         skipped = max((row.get("bad_steps", 0) for row in self.rows), default=0)
         stalled = any(norm == 0 for _, norm in self.points("grad_norm"))
-        dirty = any(isinstance(start.get("git"), dict) and start["git"].get("dirty") for start in self.starts)
-        environments = {str([start.get(name) for name in ("versions", "devices", "git")]) for start in self.starts}
+        dirty = any(
+            isinstance(start.get("git"), dict) and start["git"].get("dirty")
+            for start in self.starts
+        )
+        environments = {
+            str([start.get(name) for name in ("versions", "devices", "git")])
+            for start in self.starts
+        }
         found = {
             f"{counted(int(skipped), 'step{s}')} skipped because the loss or gradient was NaN or infinite": skipped,
             "the gradient was 0 at some steps, so nothing was learned there": stalled,
-            "the run was resumed with other versions, devices or code than it started with": len(environments) > 1,
+            "the run was resumed with other versions, devices or code than it started with": len(
+                environments
+            )
+            > 1,
             "the code had uncommitted changes": dirty,
         }
         return [warning for warning, applies in found.items() if applies]
@@ -136,7 +152,10 @@ def read_summary(path: str | Path) -> RunSummary:
     return RunSummary(
         workdir,
         read_config(workdir),
-        [{name: value for name, value in row.items() if math.isfinite(value)} for row in records.read_metrics(workdir)],
+        [
+            {name: value for name, value in row.items() if math.isfinite(value)}
+            for row in records.read_metrics(workdir)
+        ],
         records.read_baseline(workdir),
         records.read_selection(workdir),
         records.read_starts(workdir),
@@ -149,7 +168,9 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     content = read_json_object(path)
     models = content.get("models", [content])
     if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
-        raise CheckpointError(f"{path}: `models` is not a list of results. Write the file again with diffcse evaluate")
+        raise CheckpointError(
+            f"{path}: `models` is not a list of results. Write the file again with diffcse evaluate"
+        )
     return [
         each
         for each in models
@@ -166,7 +187,8 @@ def readable(metric: str) -> str:
 # Charts, in colours for any page
 
 BASELINE = "#7d868f"  # the colour of starting checkpoints
-COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")  # readable on white and on black
+# readable on white and on black
+COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")
 MARKERS = "osv^Dp"
 INK = "#010203"  # stands for the colour of the page's text
 STYLE = {
@@ -216,7 +238,8 @@ class Chart:
         _draw([self], content, (5, 3.6), format="svg", transparent=True, metadata={"Date": None})
         svg = content.getvalue()
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-        prefix = f"c{zlib.crc32(self.title.encode())}-"  # charts share a page: the names of their parts must differ
+        # charts share a page: the names of their parts must differ
+        prefix = f"c{zlib.crc32(self.title.encode())}-"
         svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg.replace(INK, "currentColor"))
         return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(self.title)}"', 1))
 
@@ -224,12 +247,25 @@ class Chart:
         """Draw the chart, without its title, into axes of matplotlib."""
         labels = {name: readable(name) if self.several else "" for name in self.lines}
         colours = dict(zip(self.lines, itertools.cycle(COLOURS), strict=False))
-        for (name, points), marker in zip(self.lines.items(), itertools.cycle(MARKERS), strict=False):
+        for (name, points), marker in zip(
+            self.lines.items(), itertools.cycle(MARKERS), strict=False
+        ):
             xs, ys = zip(*points, strict=True)
             every = 1 if len(xs) <= MOST_MARKERS else [len(xs) - 1]
-            axes.plot(xs, ys, marker=marker, markevery=every, color=colours[name], label=labels[name] or None)
-        for name, level in self.levels.items():  # after the lines, so that the legend has a column of each
-            colour, label = (colours[name] if self.several else BASELINE), f"{labels[name]} before training".strip()
+            axes.plot(
+                xs,
+                ys,
+                marker=marker,
+                markevery=every,
+                color=colours[name],
+                label=labels[name] or None,
+            )
+        # after the lines, so that the legend has a column of each
+        for name, level in self.levels.items():
+            colour, label = (
+                (colours[name] if self.several else BASELINE),
+                f"{labels[name]} before training".strip(),
+            )
             axes.axhline(level, linestyle="--", linewidth=1.4, color=colour, label=label)
         if self.log:
             axes.set_yscale("log")
@@ -251,7 +287,9 @@ def draw_curves(workdir: Path) -> Path:
 
 def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **options: Any) -> None:
     """Draw charts into a file, next to one another and each of this size in inches. Several charts have titles."""
-    matplotlib, figures = (require_extra(name, "report") for name in ("matplotlib", "matplotlib.figure"))
+    matplotlib, figures = (
+        require_extra(name, "report") for name in ("matplotlib", "matplotlib.figure")
+    )
     across = min(max(len(charts), 1), MOST_ACROSS)
     down = max(math.ceil(len(charts) / across), 1)
     salt = charts[0].title if charts else ""  # makes equal charts equal files
@@ -266,28 +304,58 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
 def curves(run: RunSummary) -> dict[str, list[Chart]]:
     """Return the charts of a run's metrics by section: `dev`, `losses` and `others`."""
     names = list(dict.fromkeys(name for row in run.rows for name in row))
-    own = {title: metrics for loss in run.config.losses.values() for title, metrics in loss.panels.items()}
+    own = {
+        title: metrics
+        for loss in run.config.losses.values()
+        for title, metrics in loss.panels.items()
+    }
 
     chosen = f"dev/{run.metric}"
-    recalls = [name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen]
-    guesses = [name for name in (f"{chosen}_unigram", f"{chosen}_bigram") if name in names]  # beside a masked LM
+    recalls = [
+        name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen
+    ]
+    # beside a masked LM
+    guesses = [name for name in (f"{chosen}_unigram", f"{chosen}_bigram") if name in names]
     dev = {f"dev metric {readable(chosen)}": [chosen, *guesses], "recall, %": recalls}
     together = {chosen, *guesses, *recalls}
-    dev |= {readable(name): [name] for name in names if name.startswith("dev/") and name not in together}
+    dev |= {
+        readable(name): [name] for name in names if name.startswith("dev/") and name not in together
+    }
 
     terms = [name for name in names if name.startswith("loss_")]
-    losses: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms}
+    losses: dict[str, Sequence[str]] = {
+        f"{readable(name.removeprefix('loss_'))} loss": [name] for name in terms
+    }
     if len(losses) != 1:
         losses["loss (weighted sum)"] = ["loss"]
     losses |= own | {"similarity of pairs and of others": SIMILARITY_CURVES}
 
-    shown = {"step", "loss", "bad_steps", *SIMILARITY_CURVES, *(name for metrics in own.values() for name in metrics)}
-    rest = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
-    others = {f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name] for name in rest}
-    return {"dev": _charts(dev, run), "losses": _charts(losses, run, may_be_log=True), "others": _charts(others, run)}
+    shown = {
+        "step",
+        "loss",
+        "bad_steps",
+        *SIMILARITY_CURVES,
+        *(name for metrics in own.values() for name in metrics),
+    }
+    rest = [
+        name
+        for name in names
+        if name not in shown and not name.startswith(("loss_", "dev/", "start/"))
+    ]
+    others = {
+        f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name]
+        for name in rest
+    }
+    return {
+        "dev": _charts(dev, run),
+        "losses": _charts(losses, run, may_be_log=True),
+        "others": _charts(others, run),
+    }
 
 
-def _charts(panels: Mapping[str, Sequence[str]], run: RunSummary, *, may_be_log: bool = False) -> list[Chart]:
+def _charts(
+    panels: Mapping[str, Sequence[str]], run: RunSummary, *, may_be_log: bool = False
+) -> list[Chart]:
     """Return a chart for each title and its metrics, if there are values."""
     charts = []
     for title, names in panels.items():

@@ -57,7 +57,9 @@ def plan(old: pa.Table, given: pa.Table, how: How, source: int = 0) -> UpdatePla
     same, changes = _matched(old, given, affected)
     order = _order(old, given, how, affected)
     first = len(old)
-    reuses = np.array([row if row < first else same.get(row - first, row) for row in order], np.int64)
+    reuses = np.array(
+        [row if row < first else same.get(row - first, row) for row in order], np.int64
+    )
     return UpdatePlan(np.array(order, np.int64), reuses, changes)
 
 
@@ -94,14 +96,18 @@ def _named(ids: Sequence[str]) -> str:
     return f"id{'s' if len(ids) > 1 else ''} {', '.join(ids[:NAMED])}{more}"
 
 
-def _matched(old: pa.Table, given: pa.Table, affected: Sequence[int]) -> tuple[dict[int, int], Changes]:
+def _matched(
+    old: pa.Table, given: pa.Table, affected: Sequence[int]
+) -> tuple[dict[int, int], Changes]:
     """Return the old row for each given row with the same text, first with the same id."""
     ids, digests = (old[name].to_pylist() for name in ("id", "digest"))
     wanted = [*zip(given["id"].to_pylist(), given["digest"].to_pylist(), strict=True)]
     same: dict[int, int] = {}
     left = dict.fromkeys(affected)
     for with_id in (True, False):
-        there = collections.defaultdict[tuple[str, bytes], collections.deque[int]](collections.deque)
+        there = collections.defaultdict[tuple[str, bytes], collections.deque[int]](
+            collections.deque
+        )
         for row in left:
             there[ids[row] if with_id else "", digests[row]].append(row)
         for number, (key, digest) in enumerate(wanted):
@@ -122,7 +128,10 @@ def _order(old: pa.Table, given: pa.Table, how: How, affected: Sequence[int]) ->
     if how != "update":
         first = affected[0] if affected else len(old)
         gone = set(affected)
-        before, after = ([row for row in rows if row not in gone] for rows in (range(first), range(first, len(old))))
+        before, after = (
+            [row for row in rows if row not in gone]
+            for rows in (range(first), range(first, len(old)))
+        )
         return [*before, *new, *after]
     groups: dict[str, list[int]] = {}
     for row, key in zip(new, given["id"].to_pylist(), strict=True):

@@ -98,7 +98,9 @@ class Contents:
         sample = self.sample
         total = sample.sum(axis=0)
         count = len(sample)
-        pairs = float(total @ total - np.einsum("rd,rd->", sample, sample)) / max(1, count * (count - 1))
+        pairs = float(total @ total - np.einsum("rd,rd->", sample, sample)) / max(
+            1, count * (count - 1)
+        )
         rows = self._spaced(TYPICAL_ROWS)
         scores, found = self.embeddings.nearest(self.embeddings.rows(rows), NEAREST)
         is_other = self.document_of[found] != self.document_of[rows][:, None]
@@ -120,7 +122,9 @@ class Contents:
 
     def word_scores(self, text: str) -> Float32[np.ndarray, " passages"]:
         """Return the BM25 score of each passage."""
-        return self.lexical.scores(text) if self.lexical else np.zeros(len(self.passages), np.float32)
+        return (
+            self.lexical.scores(text) if self.lexical else np.zeros(len(self.passages), np.float32)
+        )
 
     def firsts(self, rows: Int[np.ndarray, " k"]) -> Int[np.ndarray, " documents"]:
         """Return the places of each document's first passage among ranked rows, in order."""
@@ -163,7 +167,8 @@ def passages_table(passages: Sequence[Passage]) -> pa.Table:
 def digest_of(document: Document) -> bytes:
     """Return a hash of a document's titles and text, which changes if its passages may change."""
     parts = [
-        [section.title, section.column, section.sentence_a_line, [*section.lines]] for section in document.sections
+        [section.title, section.column, section.sentence_a_line, [*section.lines]]
+        for section in document.sections
     ]
     content = json.dumps([RULES, document.whole, parts])
     return hashlib.blake2b(content.encode(), digest_size=16).digest()
@@ -194,7 +199,11 @@ def _as_json(value: Any) -> Any:
         return {readable(str(key)): _as_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_as_json(each) for each in value]
-    if isinstance(value, bool | int) or value is None or (isinstance(value, float) and math.isfinite(value)):
+    if (
+        isinstance(value, bool | int)
+        or value is None
+        or (isinstance(value, float) and math.isfinite(value))
+    ):
         return value
     return readable(str(value))
 

@@ -19,11 +19,13 @@ STORAGES = ("float32", "float16", "int8", "bits")
 RESCORED = 8  # for each hit, the signs choose this many rows, which int8 then scores
 MARGIN = 1.25  # of a scale that grows
 LEVELS = 127  # the largest number that int8 stores
-_ALIGNMENT = 64  # bytes; on a CPU, JAX reads arrays that start at a multiple of this without copying them
+# bytes; on a CPU, JAX reads arrays that start at a multiple of this without copying them
+_ALIGNMENT = 64
 
 Vectors = Float32[np.ndarray, "rows dimension"]
 Queries = Float32[np.ndarray, "queries dimension"]
-Nearest = tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]  # scores and rows, best first
+# scores and rows, best first
+Nearest = tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]
 Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same on the device
 Scalar = Int32[Array, ""] | np.int32
 Numbers = Shaped[np.ndarray, "rows columns"]
@@ -74,7 +76,9 @@ class StoredEmbeddings:
         codes = _converted(vectors, lambda block: np.rint((block - center) / scale).astype(np.int8))
         if storage == "int8":
             return cls(codes, scale, center, measured=measured)
-        return cls(_converted(vectors, lambda block: _bits(block - center)), scale, center, codes, measured)
+        return cls(
+            _converted(vectors, lambda block: _bits(block - center)), scale, center, codes, measured
+        )
 
     @property
     def storage(self) -> str:
@@ -115,7 +119,9 @@ class StoredEmbeddings:
         bits = _taken(self.vectors, new.vectors, order)
         return dataclasses.replace(new, vectors=bits, precise=codes)
 
-    def _codes(self, scale: Float32[np.ndarray, " dimension"]) -> Int8[np.ndarray, "rows dimension"]:
+    def _codes(
+        self, scale: Float32[np.ndarray, " dimension"]
+    ) -> Int8[np.ndarray, "rows dimension"]:
         """Return the int8 numbers with another scale, which is at least as large."""
         codes = self.vectors if self.precise is None else self.precise
         if self.scale is None or not (scale > self.scale).any():
@@ -147,7 +153,9 @@ class StoredEmbeddings:
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
-def expected_arrays(storage: str, rows: int, dimension: int) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+def expected_arrays(
+    storage: str, rows: int, dimension: int
+) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """Return the type of numbers and the shape of each of `StoredEmbeddings.arrays`."""
     whole, line = (rows, dimension), (dimension,)
     if storage in ("float32", "float16"):
@@ -165,7 +173,9 @@ def check_storage(storage: str) -> None:
         raise ConfigError(f"storage={storage!r}: use one of: {', '.join(STORAGES)}")
 
 
-def _scale_of(vectors: Vectors, center: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " dimension"]:
+def _scale_of(
+    vectors: Vectors, center: Float32[np.ndarray, " dimension"]
+) -> Float32[np.ndarray, " dimension"]:
     """Return the scale with which int8 numbers reach all embeddings."""
     above = vectors.max(axis=0, initial=-1) - center
     below = center - vectors.min(axis=0, initial=1)
@@ -174,7 +184,9 @@ def _scale_of(vectors: Vectors, center: Float32[np.ndarray, " dimension"]) -> Fl
 
 def _converted(
     numbers: Shaped[np.ndarray, "rows old_columns"],
-    convert: Callable[[Shaped[np.ndarray, "block old_columns"]], Shaped[np.ndarray, "block columns"]],
+    convert: Callable[
+        [Shaped[np.ndarray, "block old_columns"]], Shaped[np.ndarray, "block columns"]
+    ],
 ) -> Numbers:
     """Return converted rows, block by block, in aligned memory."""
     empty = convert(numbers[:0])
@@ -234,22 +246,33 @@ def nearest(
     """
     found = min(k, len(vectors))
     if not found or not len(queries):
-        return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
+        return np.zeros((len(queries), found), np.float32), np.zeros(
+            (len(queries), found), np.int64
+        )
     # Sizes are powers of two: few programs are compiled. All blocks have the same size: equal rows
     # score alike.
     size = _power_of_two(len(vectors), BLOCK_ROWS)
     count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
-    batches = [jnp.asarray(_padded(queries[start : start + count], count)) for start in range(0, len(queries), count)]
+    batches = [
+        jnp.asarray(_padded(queries[start : start + count], count))
+        for start in range(0, len(queries), count)
+    ]
     shape = (count, _power_of_two(found))
-    best: list[Best] = [(jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))] * len(batches)
+    best: list[Best] = [
+        (jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))
+    ] * len(batches)
     running: collections.deque[list[Best]] = collections.deque()
     for first in range(0, len(vectors), BLOCK_ROWS):
         block = np.asarray(vectors[first : first + BLOCK_ROWS])
         on_device = jax.device_put(_padded(block, size), may_alias=True)
         place = np.int32(first), np.int32(len(block))
-        best = [_better(hits, batch, on_device, place) for hits, batch in zip(best, batches, strict=True)]
+        best = [
+            _better(hits, batch, on_device, place)
+            for hits, batch in zip(best, batches, strict=True)
+        ]
         running.append(best)
-        if len(running) > 2:  # otherwise the host would copy the whole corpus before the device has compared it
+        # otherwise the host would copy the whole corpus before the device has compared it
+        if len(running) > 2:
             jax.block_until_ready(running.popleft())
     scores = np.concatenate([np.asarray(scores) for scores, _ in best])
     rows = np.concatenate([np.asarray(rows) for _, rows in best])
@@ -272,17 +295,24 @@ def _better(
         different = jax.lax.population_count(queries[:, None] ^ block[None]).sum(axis=-1)
         scores = -different.astype(jnp.float32)
     else:
-        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
+        # the default of accelerators is below float32
+        with jax.default_matmul_precision("highest"):
             scores = queries @ block.astype(jnp.float32).T
     real = jnp.arange(len(block), dtype=jnp.int32) < count
     # Of equal values `top_k` takes the one at the lower place, so earlier rows come first.
-    scores, columns = jax.lax.top_k(jnp.where(real[None], scores, -jnp.inf), min(best_rows.shape[1], len(block)))
+    scores, columns = jax.lax.top_k(
+        jnp.where(real[None], scores, -jnp.inf), min(best_rows.shape[1], len(block))
+    )
     rows = jnp.concatenate([best_rows, columns + first], axis=1)
-    scores, places = jax.lax.top_k(jnp.concatenate([best_scores, scores], axis=1), best_rows.shape[1])
+    scores, places = jax.lax.top_k(
+        jnp.concatenate([best_scores, scores], axis=1), best_rows.shape[1]
+    )
     return scores, jnp.take_along_axis(rows, places, axis=1)
 
 
-def _padded(vectors: Shaped[np.ndarray, "_ columns"], rows: int) -> Shaped[np.ndarray, "rows columns"]:
+def _padded(
+    vectors: Shaped[np.ndarray, "_ columns"], rows: int
+) -> Shaped[np.ndarray, "rows columns"]:
     return vectors if len(vectors) == rows else np.pad(vectors, ((0, rows - len(vectors)), (0, 0)))
 
 

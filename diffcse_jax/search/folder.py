@@ -112,7 +112,9 @@ class Writer:
         try:
             with disk_errors(self.folder, safe=_SAFE):
                 for name, table in tables.items():
-                    with pa.ipc.new_file(self.folder / f"{name}-{number}.arrow", table.schema) as sink:
+                    with pa.ipc.new_file(
+                        self.folder / f"{name}-{number}.arrow", table.schema
+                    ) as sink:
                         sink.write_table(table)
                 for name, array in arrays.items():
                     np.save(self.folder / f"{name}-{number}.npy", array)
@@ -123,7 +125,9 @@ class Writer:
                 self._publish(settings, number)
         finally:
             is_published = self._number() == number
-            self._remove(lambda other: other not in (number, previous) if is_published else other == number)
+            self._remove(
+                lambda other: other not in (number, previous) if is_published else other == number
+            )
 
     def _publish(self, settings: Mapping[str, Any], number: str) -> None:
         """Write the manifest, once all files are on disk."""
@@ -131,7 +135,9 @@ class Writer:
         files = [path for each in own for path in (each.iterdir() if each.is_dir() else [each])]
         for path in (*files, *filter(Path.is_dir, own), self.folder):
             sync(path)
-        digests = {path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)}
+        digests = {
+            path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)
+        }
         content = {"format": INDEX_FORMAT, "number": number, **settings, "files": digests}
         write_json(self.folder / MANIFEST, content | {"sha256": json_digest(content)})
         sync(self.folder)
@@ -227,7 +233,9 @@ class Reader:
         except (OSError, ValueError, pa.ArrowException) as error:
             raise _Damaged(f"{path} cannot be read: {error}") from error
         if not table.schema.equals(schema):
-            raise _Damaged(f"{path} has the columns {table.schema.names}, not {schema.names}, or other types")
+            raise _Damaged(
+                f"{path} has the columns {table.schema.names}, not {schema.names}, or other types"
+            )
         if empty := [column for column in schema.names if table[column].null_count]:
             raise _Damaged(f"{path}: the column {empty[0]!r} lacks values")
         return table
@@ -264,7 +272,9 @@ class Reader:
             except UserError:
                 raise
             except Exception as error:  # the library raises many types
-                raise _Damaged(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+                raise _Damaged(
+                    f"{folder} cannot be read: {type(error).__name__}: {error}"
+                ) from error
             for path, file in opened.items():  # the library opens them by name
                 if not path.is_file() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     raise _Damaged(f"{path} was replaced while it was read")

@@ -9,7 +9,8 @@ import regex
 SNIPPET = 200  # characters, about
 
 _SPACED = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{Line_Break=SA}"
-_WORD = regex.compile(rf"[{_SPACED}]|[^\s{_SPACED}]+")  # characters of scripts without spaces stand alone
+# characters of scripts without spaces stand alone
+_WORD = regex.compile(rf"[{_SPACED}]|[^\s{_SPACED}]+")
 
 _PLAIN = regex.compile(r"\w{3,}")
 
@@ -29,7 +30,8 @@ class Hit(NamedTuple):
     start: int = 0  # the place of the passage in the document's text
     columns: Mapping[str, Any] = {}  # the other columns of the document's row
     snippet: str = ""  # the part of the passage with the words of the query
-    ranks: Mapping[str, int] = {}  # in a hybrid search: the rank by `dense` and by `lexical`, if they found it
+    # in a hybrid search: the rank by `dense` and by `lexical`, if they found it
+    ranks: Mapping[str, int] = {}
 
     def place(self) -> str:
         """Return the id, and the file and line unless the id names them."""
@@ -114,10 +116,14 @@ def _densest(found: Sequence[Match]) -> tuple[int, int]:
 def _at_words(text: str, start: int, end: int, first: int, last: int) -> tuple[int, int]:
     """Move the ends of a span to spaces nearby, but not into the span from `first` to `last`."""
     if start and not text[start - 1].isspace():
-        space = next((at for at in range(start, min(first, start + 40)) if text[at].isspace()), None)
+        space = next(
+            (at for at in range(start, min(first, start + 40)) if text[at].isspace()), None
+        )
         start = start if space is None else space + 1
     if end < len(text) and not text[end].isspace():
-        space = next((at for at in range(end, max(last, end - 40), -1) if text[at - 1].isspace()), None)
+        space = next(
+            (at for at in range(end, max(last, end - 40), -1) if text[at - 1].isspace()), None
+        )
         end = end if space is None else space - 1
     return start, end
 

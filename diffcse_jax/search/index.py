@@ -130,7 +130,10 @@ class Index:
         documents, passages = store.tables()
         embeddings = lexical = record = None
         if settings.mode != "lexical":
-            embeddings, record = StoredEmbeddings.of(store.mapped(), settings.storage), store.encoder
+            embeddings, record = (
+                StoredEmbeddings.of(store.mapped(), settings.storage),
+                store.encoder,
+            )
         contents = Contents(documents, passages, embeddings)
         if settings.mode != "dense" and len(passages):
             lexical = LexicalIndex.build(contents.texts(), settings.language)
@@ -186,16 +189,22 @@ class Index:
 
     # Changes
 
-    def add(self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False) -> Changes:
+    def add(
+        self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
+    ) -> Changes:
         """Add documents. Raises `DataError` if the index already has one of their ids."""
         with self._changing:
             numbers = [int(key) for key in self._contents.ids if key.isdecimal() and len(key) < 16]
             own = self._input_of(texts)
             source = self._open(texts, own, first=max(numbers, default=-1) + 1)
             documents = _read(source, show_progress=show_progress, strict=strict)
-            return self._put_recorded(own, documents, "add", batch_size, show_progress=show_progress)
+            return self._put_recorded(
+                own, documents, "add", batch_size, show_progress=show_progress
+            )
 
-    def update(self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False) -> Changes:
+    def update(
+        self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
+    ) -> Changes:
         """Add documents, and replace those with the same ids. Only what has changed is encoded.
 
         Texts without ids are numbered from 0.
@@ -203,7 +212,9 @@ class Index:
         with self._changing:
             own = self._input_of(texts)
             documents = _read(self._open(texts, own), show_progress=show_progress, strict=strict)
-            return self._put_recorded(own, documents, "update", batch_size, show_progress=show_progress)
+            return self._put_recorded(
+                own, documents, "update", batch_size, show_progress=show_progress
+            )
 
     def remove(self, ids: str | Iterable[str]) -> Changes:
         """Remove documents by their ids. Raises `DataError` if one is not there."""
@@ -223,7 +234,9 @@ class Index:
     ) -> Changes:
         """Bring the documents of an input up to date. Those of other inputs stay."""
         with self._changing:
-            return self._put_recorded(own, documents, "replace", batch_size, show_progress=show_progress)
+            return self._put_recorded(
+                own, documents, "replace", batch_size, show_progress=show_progress
+            )
 
     def _input_of(self, texts: Any) -> Input:
         """Return how an input was recorded when it was read before, or how it will be recorded."""
@@ -231,12 +244,20 @@ class Index:
         return next((each for each in self.inputs if each.name == own.name), own)
 
     def _put_recorded(
-        self, own: Input, documents: Sequence[Document], how: How, batch_size: int, *, show_progress: bool
+        self,
+        own: Input,
+        documents: Sequence[Document],
+        how: How,
+        batch_size: int,
+        *,
+        show_progress: bool,
     ) -> Changes:
         """Put documents, and record their input once that has succeeded."""
         names = [each.name for each in self.inputs]
         number = names.index(own.name) if own.name in names else len(names)
-        changes = self.put(documents, how, number, batch_size=batch_size, show_progress=show_progress)
+        changes = self.put(
+            documents, how, number, batch_size=batch_size, show_progress=show_progress
+        )
         if documents and number == len(names):
             self.inputs = (*self.inputs, own)
         return changes
@@ -264,14 +285,20 @@ class Index:
 
     def _open(self, texts: Any, own: Input, first: int = 0) -> Documents:
         if isinstance(texts, str | Path):
-            return open_documents_to_search(str(texts), "texts", columns=own.columns, id_column=own.id_column)
+            return open_documents_to_search(
+                str(texts), "texts", columns=own.columns, id_column=own.id_column
+            )
         return documents_in_memory(texts, id_column=own.id_column, first=first)
 
     def _encoded(
         self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
     ) -> tuple[list[Passage], Vectors | None]:
         """Return the passages of documents, numbered from 0, with their embeddings."""
-        passages = [passage for number, document in enumerate(documents) for passage in passages_of(document, number)]
+        passages = [
+            passage
+            for number, document in enumerate(documents)
+            for passage in passages_of(document, number)
+        ]
         if not self.record:
             return passages, None
         encoder, prompt = self._require_encoder(), self.record.prompt
@@ -360,7 +387,9 @@ class Index:
 
         `lexical` needs no embeddings.
         """
-        request = Request(texts, vectors, self.checked_mode(mode), check_count("top_k", top_k), threshold)
+        request = Request(
+            texts, vectors, self.checked_mode(mode), check_count("top_k", top_k), threshold
+        )
         return rank(self._contents, request, self.settings.weight)
 
     def checked_mode(self, mode: str = "") -> str:
@@ -428,22 +457,30 @@ class Index:
         """
         path = expand_path(folder)
         if not is_index(path):
-            raise DataError(f"{path} is not an index. Write one with `save` or `diffcse search --output`")
+            raise DataError(
+                f"{path} is not an index. Write one with `save` or `diffcse search --output`"
+            )
         index = cls.of(read_index(path, stored.read), name=str(path))
         if encoder:
             index.use(encoder)
         return index
 
 
-def _empty(settings: IndexSettings, encoder: Encoder | None, prompt_name: str | None = None) -> Stored:
+def _empty(
+    settings: IndexSettings, encoder: Encoder | None, prompt_name: str | None = None
+) -> Stored:
     """Return an index without documents."""
     if settings.mode == "lexical":
         return Stored(settings, Contents())
     if encoder is None:
-        raise ConfigError(f"mode={settings.mode!r} needs an encoder. Give one, or use mode='lexical'")
+        raise ConfigError(
+            f"mode={settings.mode!r} needs an encoder. Give one, or use mode='lexical'"
+        )
     record = encoder.record(encoder.prompts.choose(None, prompt_name, encoder.prompts.document))
     none = np.zeros((0, record.dimension), np.float32)
-    return Stored(settings, Contents(embeddings=StoredEmbeddings.of(none, settings.storage)), record)
+    return Stored(
+        settings, Contents(embeddings=StoredEmbeddings.of(none, settings.storage)), record
+    )
 
 
 def find_index(path: Path, encoder: Encoder | None = None) -> Index:
@@ -452,7 +489,9 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
         return Index.load(path, encoder)
     store = find_store(path)
     if store is None:
-        raise DataError(f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
+        raise DataError(
+            f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`"
+        )
     index = Index.of_store(store, IndexSettings())
     if encoder:
         index.use(encoder)

@@ -36,7 +36,10 @@ class LexicalIndex:
         """Count the words of texts. If no language is given, it is detected."""
         index = cls(language or detect_language(texts))
         vocabulary: dict[str, int] = {}
-        rows = [[vocabulary.setdefault(word, len(vocabulary)) for word in index.words(text)] for text in texts]
+        rows = [
+            [vocabulary.setdefault(word, len(vocabulary)) for word in index.words(text)]
+            for text in texts
+        ]
         if not vocabulary:
             raise DataError("the texts contain no words that BM25 could count. Use mode='dense'")
         index._bm25.index((rows, vocabulary), create_empty_token=False, show_progress=False)

@@ -18,7 +18,8 @@ from diffcse_jax.data.sentences import END, joined_passages, paragraphs, split_s
 PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text
 OVERLAP = 0.125  # the largest share of a passage's tokens that the next passage repeats
-RULES = "1"  # change it when documents become other passages, so that indexes are brought up to date
+# change it when documents become other passages, so that indexes are brought up to date
+RULES = "1"
 
 Span = tuple[int, int]  # characters of a text, from and to
 
@@ -59,7 +60,9 @@ def passages_of(document: Document, number: int) -> list[Passage]:
 
 def has_text(document: Document) -> bool:
     """Return whether a document has passages."""
-    texts = itertools.chain.from_iterable((section.title, *section.lines) for section in document.sections)
+    texts = itertools.chain.from_iterable(
+        (section.title, *section.lines) for section in document.sections
+    )
     return any(map(str.strip if document.whole else _has_words, texts))
 
 
@@ -161,7 +164,9 @@ def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
     found: list[Span] = []
     start = 0
     while start + limit < len(tokens):
-        stop = _first(range(start + limit, start + limit // 2, -1), sentences, words) or start + limit
+        stop = (
+            _first(range(start + limit, start + limit // 2, -1), sentences, words) or start + limit
+        )
         found.append(span(start, stop))
         earliest = max(start + 1, stop - max(1, int(OVERLAP * limit)))
         start = _first(range(earliest, stop), sentences, words) or earliest

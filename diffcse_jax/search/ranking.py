@@ -16,7 +16,8 @@ from diffcse_jax.search.fusion import CANDIDATES, combine
 from diffcse_jax.search.hits import Hit, Hits, matches, plain_words, snippet
 from diffcse_jax.search.lexical import best_rows, found_by_words
 
-CLOSE = 0.35  # closeness of a query to its best passage; below, a note says so (docs/records/search.md)
+# closeness of a query to its best passage; below, a note says so (docs/records/search.md)
+CLOSE = 0.35
 FEWEST_DOCUMENTS = 20  # of an index whose similarities say what is usual
 FEWEST_SHARED = 0.25  # of a query's words in the best hit by words; below, a note says so
 MOST_STEMS = 1 << 18  # words whose stems are kept in memory
@@ -53,7 +54,9 @@ def rank(contents: Contents, request: Request, weight: float) -> list[Hits]:
         places = [contents.firsts(each.rows)[: request.top_k] for each in found]
         pairs = zip(places, found, strict=True)
         # If passages share documents, there may be too few: find more.
-        is_short = any(len(best) < request.top_k and len(each.rows) == count for best, each in pairs)
+        is_short = any(
+            len(best) < request.top_k and len(each.rows) == count for best, each in pairs
+        )
         if not is_short or count == total:
             break
         count = min(4 * count, total)
@@ -123,7 +126,9 @@ def _by_both(
 # Hits
 
 
-def _hits(contents: Contents, request: Request, text: str, found: Found, places: Int[np.ndarray, " hits"]) -> Hits:
+def _hits(
+    contents: Contents, request: Request, text: str, found: Found, places: Int[np.ndarray, " hits"]
+) -> Hits:
     """Return the hits of a query: the passages at these places."""
     ranks = _ranks(contents, found.by_mode)
     wanted = _stems(contents, text)
@@ -135,7 +140,9 @@ def _hits(contents: Contents, request: Request, text: str, found: Found, places:
             break
         passage, document = contents.row(row)
         shared = matches(passage["text"], wanted, lambda word: _stems(contents, word))
-        has.append((wanted & _stems(contents, passage["title"])).union(*(match.stems for match in shared)))
+        has.append(
+            (wanted & _stems(contents, passage["title"])).union(*(match.stems for match in shared))
+        )
         hits.append(
             Hit(
                 score,
@@ -159,7 +166,9 @@ def _hits(contents: Contents, request: Request, text: str, found: Found, places:
     return Hits(hits, _note(request, found, closeness, (len(has[0]), len(wanted))), closeness)
 
 
-def _ranks(contents: Contents, by_mode: Mapping[str, Int[np.ndarray, " mode"]]) -> Mapping[int, Mapping[str, int]]:
+def _ranks(
+    contents: Contents, by_mode: Mapping[str, Int[np.ndarray, " mode"]]
+) -> Mapping[int, Mapping[str, int]]:
     """Return the rank of each document by mode. Ranks count documents, as hits do."""
     ranks: dict[int, dict[str, int]] = collections.defaultdict(dict)
     for mode, rows in by_mode.items():
@@ -197,7 +206,9 @@ def _note(request: Request, found: Found, closeness: float | None, words: tuple[
     shared, asked = words
     if request.mode == "lexical":
         is_poor = shared < FEWEST_SHARED * asked
-        return f"The best hit has only {shared} of the {asked} words of this query." if is_poor else ""
+        return (
+            f"The best hit has only {shared} of the {asked} words of this query." if is_poor else ""
+        )
     has_words = request.mode == "hybrid" and len(found.by_mode["lexical"]) > 0
     if closeness is not None and closeness < CLOSE:
         by_words = ""

@@ -24,5 +24,7 @@ def recommended(model: str | None) -> tuple[str, float | None]:
         return "dense", None
     mode, weight = found.get("mode"), found.get("weight")
     if mode not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
-        raise CheckpointError(f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1")
+        raise CheckpointError(
+            f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1"
+        )
     return mode, weight if mode == "hybrid" else None

@@ -46,10 +46,13 @@ class IndexSettings:
         """Raise `UserError` before texts are encoded, which may take hours."""
         check_mode(self.mode)
         if not 0 <= self.weight <= 1:
-            raise ConfigError(f"weight={self.weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
+            raise ConfigError(
+                f"weight={self.weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)"
+            )
         check_storage(self.storage)
         if self.mode != "dense":
-            LexicalIndex(self.language or "english")  # this needs packages, and a language that they know
+            # this needs packages, and a language that they know
+            LexicalIndex(self.language or "english")
 
 
 def check_mode(mode: str) -> str:
@@ -114,13 +117,17 @@ def read(reader: Reader) -> Stored:
     encoder = _encoder(reader) if settings.mode != "lexical" else None
     inputs = _value(reader, "inputs", list)
     try:
-        found = tuple(Input(each["name"], tuple(each["columns"]), each["id_column"]) for each in inputs)
+        found = tuple(
+            Input(each["name"], tuple(each["columns"]), each["id_column"]) for each in inputs
+        )
     except (TypeError, KeyError) as error:
         raise reader.damaged(f"`inputs` is invalid: {error}") from error
     return Stored(settings, _contents(reader, settings, encoder), encoder, found)
 
 
-def _value(reader: Reader, key: str, kind: type[Any], is_valid: Callable[[Any], bool] = lambda value: True) -> Any:
+def _value(
+    reader: Reader, key: str, kind: type[Any], is_valid: Callable[[Any], bool] = lambda value: True
+) -> Any:
     """Return a value of the manifest; raise an error if it is missing or invalid."""
     value = reader.settings.get(key)
     if type(value) is not kind or not is_valid(value):
@@ -157,9 +164,13 @@ def _contents(reader: Reader, settings: IndexSettings, encoder: EncoderRecord | 
     passages = reader.table("passages", PASSAGES)
     for name, table in (("documents", documents), ("passages", passages)):
         if len(table) != _value(reader, name, int):
-            raise reader.damaged(f"`{name}` is {reader.settings[name]}, but the table has {len(table)} rows")
+            raise reader.damaged(
+                f"`{name}` is {reader.settings[name]}, but the table has {len(table)} rows"
+            )
     numbers = passages["document"].to_numpy()
-    if len(numbers) and (numbers[0] < 0 or numbers[-1] >= len(documents) or (np.diff(numbers) < 0).any()):
+    if len(numbers) and (
+        numbers[0] < 0 or numbers[-1] >= len(documents) or (np.diff(numbers) < 0).any()
+    ):
         raise reader.damaged("the passages name documents that are not there")
     embeddings = None
     if encoder:
@@ -169,8 +180,12 @@ def _contents(reader: Reader, settings: IndexSettings, encoder: EncoderRecord | 
     lexical = None
     if settings.mode != "dense" and len(passages):
         language = _value(reader, "language", str)
-        lexical = reader.words(lambda folder, arrays: _words(folder, arrays, language, len(passages)))
-    typical = _value(reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair)))
+        lexical = reader.words(
+            lambda folder, arrays: _words(folder, arrays, language, len(passages))
+        )
+    typical = _value(
+        reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair))
+    )
     return Contents(documents, passages, embeddings, lexical, Typical(*typical))
 
 

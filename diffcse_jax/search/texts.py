@@ -13,7 +13,9 @@ def checked_sentences(sentences: Any) -> list[str]:
     is_table = isinstance(sentences, bytes | Mapping) or hasattr(sentences, "columns")
     if is_table or not isinstance(sentences, Iterable):
         kind = type(sentences).__name__
-        raise DataError(f"expected a string or an iterable of strings, got {kind}. Of a table, give one column")
+        raise DataError(
+            f"expected a string or an iterable of strings, got {kind}. Of a table, give one column"
+        )
     texts = [sentences] if isinstance(sentences, str) else list(sentences)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
@@ -23,5 +25,7 @@ def checked_sentences(sentences: Any) -> list[str]:
                 "embedding of its own: give one flat list of strings"
             )
         if text.encode(errors="ignore").decode() != text:
-            raise DataError(f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not valid UTF-8")
+            raise DataError(
+                f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not valid UTF-8"
+            )
     return texts

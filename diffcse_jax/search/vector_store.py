@@ -67,7 +67,9 @@ class EncoderRecord:
         try:
             return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls)})
         except KeyError as error:
-            raise CheckpointError(f"{source} does not name the encoder: {error} is missing") from error
+            raise CheckpointError(
+                f"{source} does not name the encoder: {error} is missing"
+            ) from error
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
         """Raise `ConfigError` if embeddings of another encoder cannot be compared with these."""
@@ -104,7 +106,11 @@ class VectorStore:
                 file.write(normalize(vectors).data)
                 rows += len(vectors)
             shape = (rows, self.encoder.dimension)
-            return np.memmap(file, np.float32, "r", shape=shape) if rows else np.zeros(shape, np.float32)
+            return (
+                np.memmap(file, np.float32, "r", shape=shape)
+                if rows
+                else np.zeros(shape, np.float32)
+            )
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """Return the texts as the documents and the passages of an index; see `search.contents`."""
@@ -173,7 +179,9 @@ def rows_table(rows: Sequence[tuple[Document, Passage]]) -> pa.Table:
     return pa.table(columns, schema=ROWS)
 
 
-def vector_table(rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]) -> pa.Table:
+def vector_table(
+    rows: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]
+) -> pa.Table:
     """Return rows and their embeddings as a Parquet file holds them.
 
     The metadata holds the settings: an `EncoderRecord` as a dict, and whether embeddings are
@@ -207,7 +215,8 @@ def find_parts(folder: Path) -> list[Path]:
 def find_store(path: Path) -> VectorStore | None:
     """Open a folder of embeddings; return None if there are none.
 
-    Parquet files of others may have a column of the same name. They lack the metadata, and are text.
+    Parquet files of others may have a column of the same name. They lack the metadata, and are
+    text.
     """
     parts = [part for part in find_parts(path) if VECTOR in _schema(part).names]
     if not any(_is_own(part) for part in parts):
@@ -237,7 +246,9 @@ def _check_complete(folder: Path, names: set[str]) -> None:
         else:
             unfinished.append(state.stem)
     if missing := next((name for name in expected if name not in names), None):
-        raise DataError(f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it")
+        raise DataError(
+            f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it"
+        )
     if unfinished:
         warn_user(
             f"{folder} is incomplete: `diffcse embed` has not finished {len(unfinished)} of its "
@@ -249,7 +260,10 @@ def _check_complete(folder: Path, names: set[str]) -> None:
 def _encoder_of(part: Path) -> EncoderRecord:
     schema, encoder = _schema(part), EncoderRecord.read(read_settings(part), part)
     types = [pa.list_(number, encoder.dimension) for number in (pa.float32(), pa.float16())]
-    fits = all(name in schema.names and schema.field(name).type == ROWS.field(name).type for name in ROWS.names)
+    fits = all(
+        name in schema.names and schema.field(name).type == ROWS.field(name).type
+        for name in ROWS.names
+    )
     if not fits or schema.field(VECTOR).type not in types:
         raise DataError(
             f"{part} was not written by this version of `diffcse embed`: it needs the columns "

@@ -118,7 +118,9 @@ class Words:
         stemmer = require_extra("Stemmer", "search")
         if language not in stemmer.algorithms():
             known = ", ".join(stemmer.algorithms())
-            raise ConfigError(f"language={language!r}: there is no stemmer for it. Use one of: {known}")
+            raise ConfigError(
+                f"language={language!r}: there is no stemmer for it. Use one of: {known}"
+            )
         self.language = language
         fold = functools.partial(fold_case, is_turkish=language == "turkish")
         ignored = set(map(fold, stop_words(language)))

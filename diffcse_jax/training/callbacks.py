@@ -32,7 +32,8 @@ def format_scores(scores: Mapping[str, float]) -> str:
 class Training:
     """A run as callbacks see it before its first step.
 
-    `stop`, in any thread, asks training to stop, as Ctrl-C does: it saves, then raises `diffcse_jax.Interrupted`.
+    `stop`, in any thread, asks training to stop, as Ctrl-C does: it saves, then raises
+    `diffcse_jax.Interrupted`.
     """
 
     config: Config
@@ -52,10 +53,10 @@ class Callback:
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Run after every step, counted from 1.
 
-        The metrics are `loss`, the loss of each term, `learning_rate`, `sentences_per_second` and others, as in
-        metrics.jsonl, without NaN and infinite values. They are empty except at steps that have a row there,
-        because reading them from the device takes time. The first ones of a process have no
-        `sentences_per_second`, because most of that time is compilation.
+        The metrics are `loss`, the loss of each term, `learning_rate`, `sentences_per_second` and
+        others, as in metrics.jsonl, without NaN and infinite values. They are empty except at steps
+        that have a row there, because reading them from the device takes time. The first ones of a
+        process have no `sentences_per_second`, because most of that time is compilation.
         """
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
@@ -102,21 +103,27 @@ class RowWriter(Callback):
             self.write(step, metrics)
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        start = {f"start/{name}": score for name, score in self._start_scores.items()} if step == 0 else {}
+        start = (
+            {f"start/{name}": score for name, score in self._start_scores.items()}
+            if step == 0
+            else {}
+        )
         self.write(step, start | {f"dev/{name}": score for name, score in scores.items()})
 
 
 class MetricsFile(RowWriter):
     """Append rows, `{"step": step, name: value}`, to `metrics.jsonl`.
 
-    Rows after the step that training resumes from are removed: a run that was killed after its last checkpoint left
-    them. If lines are unreadable, a copy of the file is kept in `WORKDIR/damaged`.
+    Rows after the step that training resumes from are removed: a run that was killed after its last
+    checkpoint left them. If lines are unreadable, a copy of the file is kept in `WORKDIR/damaged`.
     """
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
         self._path = path = training.workdir / METRICS
-        self._writing = functools.partial(disk_errors, path.parent, safe="The earlier rows and checkpoints are intact.")
+        self._writing = functools.partial(
+            disk_errors, path.parent, safe="The earlier rows and checkpoints are intact."
+        )
         with self._writing():
             before = path.read_bytes() if path.is_file() else b""
             rows, unreadable = parse_rows(before)
@@ -124,7 +131,11 @@ class MetricsFile(RowWriter):
                 copy = damaged_path(training.workdir, METRICS)
                 copy.write_bytes(before)
                 log_line(f"warning: {path}: {unreadable}. A copy of the file is kept in {copy}")
-            kept = "".join(json.dumps(row) + "\n" for row in rows if training.step and row["step"] <= training.step)
+            kept = "".join(
+                json.dumps(row) + "\n"
+                for row in rows
+                if training.step and row["step"] <= training.step
+            )
             if kept.encode() != before or not before:
                 write_text(path, kept)
 
@@ -146,7 +157,9 @@ class TensorBoard(RowWriter):
             log_line(f"notice: no TensorBoard events are written: {error}")
             return
         folder = training.workdir / "tensorboard"
-        self._writing = functools.partial(disk_errors, folder, safe="Checkpoints and earlier rows are intact.")
+        self._writing = functools.partial(
+            disk_errors, folder, safe="Checkpoints and earlier rows are intact."
+        )
         with self._writing():
             folder.mkdir(exist_ok=True)
             self._events = writer(str(folder / "events"), f".{os.getpid()}")
@@ -155,7 +168,9 @@ class TensorBoard(RowWriter):
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         if self._events:
-            summary = {"value": [{"tag": name, "simple_value": value} for name, value in values.items()]}
+            summary = {
+                "value": [{"tag": name, "simple_value": value} for name, value in values.items()]
+            }
             self._write(step, summary=summary)
 
     def on_end(self) -> None:

@@ -37,7 +37,8 @@ from diffcse_jax.training.sharding import shard_batch
 from diffcse_jax.training.step import TrainStep
 
 SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
-RECENT_STEPS = 100  # metrics of this many steps are kept, until a row shows whether one of them was bad
+# metrics of this many steps are kept, until a row shows whether one of them was bad
+RECENT_STEPS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Run:
     evaluation: DevEvaluation
     sentences: Callable[[int], Sequence[Any]]  # the sentences of a step's batch, as JSON values
     callbacks: Sequence[Callback] = ()
-    # Builds the model to evaluate from parameters, and the baseline from the initial ones. None: the sentence encoder
-    # is evaluated, and the baseline is the starting checkpoint with the pooler that it records.
+    # Builds the model to evaluate from parameters, and the baseline from the initial ones. None:
+    # the sentence encoder is evaluated, and the baseline is the starting checkpoint with the pooler
+    # that it records.
     model_of: Callable[[Params], Any] | None = None
 
     def measure(self, params: Params) -> Measured:
@@ -72,8 +74,9 @@ class Run:
     def ends_at(self, step: int, baseline: Record) -> bool:
         """Return whether training is over after this step. The first process decides for all, and says why.
 
-        `eval.max_drop` ends it, unless `eval.interpolate` will look for models within it. `eval.patience` ends it after
-        that many evaluations in a row without a new best score. The scores are those in `metrics.jsonl`.
+        `eval.max_drop` ends it, unless `eval.interpolate` will look for models within it.
+        `eval.patience` ends it after that many evaluations in a row without a new best score. The
+        scores are those in `metrics.jsonl`.
         """
         options, total_steps = self.config.eval, len(self.source)
         if step == total_steps or not (options.patience or options.max_drop):
@@ -81,7 +84,11 @@ class Run:
 
         def reason() -> str:
             metric, drift = self.evaluation.metric, self.evaluation.drift_metric
-            rows = [row for row in read_metrics(self.workdir) if 0 < row["step"] <= step and f"dev/{metric}" in row]
+            rows = [
+                row
+                for row in read_metrics(self.workdir)
+                if 0 < row["step"] <= step and f"dev/{metric}" in row
+            ]
             if not rows:
                 return ""
             latest = {name.removeprefix("dev/"): value for name, value in rows[-1].items()}
@@ -111,8 +118,8 @@ def loop(
 ) -> None:
     """Train until the run is complete or asked to stop.
 
-    At most two steps are in flight: while the device computes one, the next one is prepared and queued. More would
-    not be faster, and a request to stop would have to wait for all of them.
+    At most two steps are in flight: while the device computes one, the next one is prepared and
+    queued. More would not be faster, and a request to stop would have to wait for all of them.
 
     Raises:
         UserError: Too many steps had a NaN or infinite loss or gradient.
@@ -145,7 +152,9 @@ def loop(
             previous = metrics
             logger.flush()  # the previous step's row, now that the device has this step to work on
             saves.report()
-            evaluates = step == total_steps or (config.eval.every > 0 and step % config.eval.every == 0)
+            evaluates = step == total_steps or (
+                config.eval.every > 0 and step % config.eval.every == 0
+            )
             logs = evaluates or step == 1 or step % log_every == 0
             stops = _stops(stop, may_ask=logs)
             logger.add(step, metrics, logs=logs or stops)
@@ -164,7 +173,9 @@ def loop(
         checkpoints.wait()
         saves.report()
         if not ended:
-            raise Interrupted(f"Stopped at step {step}. Everything is saved; run the same command again to resume.")
+            raise Interrupted(
+                f"Stopped at step {step}. Everything is saved; run the same command again to resume."
+            )
 
 
 def _scores_before_training(run: Run, baseline: Record, state: TrainState) -> Mapping[str, float]:
@@ -222,24 +233,29 @@ class _Saves:
         self._running.append(self._folder / str(step))
 
     def report(self) -> None:
-        while self._running and self._running[0].is_dir():  # a checkpoint gets its name when it is complete
+        # a checkpoint gets its name when it is complete
+        while self._running and self._running[0].is_dir():
             self._observer.on_save(int(self._running[0].name), self._running.pop(0))
 
 
 class MetricLogger:
     """Write rows of metrics, and report steps that were skipped because their loss or gradient is NaN or infinite.
 
-    A row is read from the device while the next step runs, so that the device never waits. If its number of skipped
-    steps has grown, the metrics of the steps since the last row show which ones were skipped, and why. Their sentences
-    are written to `WORKDIR/report/bad_steps.jsonl`: each process adds a line with those of its part of the batch.
+    A row is read from the device while the next step runs, so that the device never waits. If its
+    number of skipped steps has grown, the metrics of the steps since the last row show which ones
+    were skipped, and why. Their sentences are written to `WORKDIR/report/bad_steps.jsonl`: each
+    process adds a line with those of its part of the batch.
     """
 
     def __init__(self, run: Run, observer: Callback, progress: hosts.Progress, state: TrainState):
         self._run, self._observer, self._progress = run, observer, progress
         self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
-        self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(maxlen=RECENT_STEPS)
+        self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(
+            maxlen=RECENT_STEPS
+        )
         self._is_row, self._warned, self._last_row = False, False, int(state.step)
-        self._time: float | None = None  # of the last row. Before the first one, most of the time is compilation
+        # of the last row. Before the first one, most of the time is compilation
+        self._time: float | None = None
 
     def restart_clock(self) -> None:
         """Leave the time since the last row out of the rate of sentences per second."""
@@ -272,13 +288,19 @@ class MetricLogger:
             self._report_bad_steps(step, row)
         if row["grad_norm"] == 0 and not self._warned:
             self._warned = True
-            log_line(f"warning: the gradient is 0 at step {step}, so nothing is learned. Try a lower learning rate.")
+            log_line(
+                f"warning: the gradient is 0 at step {step}, so nothing is learned. Try a lower learning rate."
+            )
         del row["bad_gradient"]
         schedule = learning_rate_schedule(config.optim, len(self._run.source))
         row["learning_rate"] = float(schedule(max(step - count, 1) - 1))
         if self._time is not None:
-            row["sentences_per_second"] = (step - self._last_row) * config.train.batch_size / (now - self._time)
-        self._observer.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
+            row["sentences_per_second"] = (
+                (step - self._last_row) * config.train.batch_size / (now - self._time)
+            )
+        self._observer.on_step(
+            step, {name: value for name, value in row.items() if math.isfinite(value)}
+        )
         self._progress.update(1, f"loss {row['loss']:.4f}")
         self._is_row, self._last_row, self._time = False, step, now
         self._recent.clear()
@@ -291,7 +313,11 @@ class MetricLogger:
             values = {name: float(value) for name, value in metrics.items()}
             if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
                 continue
-            losses = [name for name in values if name.startswith("loss_") and not math.isfinite(values[name])]
+            losses = [
+                name
+                for name in values
+                if name.startswith("loss_") and not math.isfinite(values[name])
+            ]
             where = ", ".join(f"{name} is {values[name]}" for name in losses)
             if not losses and (position := int(values["bad_gradient"])):
                 where = f"the gradient of {self._names[position - 1]}"
@@ -302,7 +328,9 @@ class MetricLogger:
                 path.parent.mkdir(exist_ok=True)
                 append_line(path, json.dumps(record, ensure_ascii=False))
         count = "1 step was" if self._bad_steps == 1 else f"{self._bad_steps} steps were"
-        message = f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
+        message = (
+            f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
+        )
         if self._bad_steps > limit:
             raise UserError(
                 f"{message} That is more than train.max_bad_steps={limit}. At step {step} the loss is {row['loss']} "

@@ -30,7 +30,8 @@ from diffcse_jax.models.tokenizer import check_token_ids, has_tokenizer, load_to
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.finding import model_of
 
-DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
+# for model.pooler="own" if the checkpoint records none, as in sentence-transformers
+DEFAULT_POOLER = "avg"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,8 @@ class StartingCheckpoint:
     name: str  # as the configuration names it
     checkpoint: Pretrained
     tokenizer: PreTrainedTokenizerFast
-    recorded: RecordedPooler  # without a pooler for a raw masked LM; its prompts, and those of `data.prompts`
+    # without a pooler for a raw masked LM; its prompts, and those of `data.prompts`
+    recorded: RecordedPooler
 
     @property
     def pooler_head(self) -> Params | None:
@@ -56,21 +58,31 @@ class StartingCheckpoint:
         """Return the starting checkpoint with whole embeddings, or the encoder that a run has trained from it."""
         start = self.checkpoint
         transformer, mlm_head, trained_length = start.transformer, start.mlm_head, 0
-        record = self.recorded._replace(pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None)
+        record = self.recorded._replace(
+            pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None
+        )
         if trained is not None:
             transformer, trained_length = layers.subset(trained, "encoder"), config.data.max_length
             pooler, head = config.encoding_pooler, layers.subset(trained, "projector")
-            record = record._replace(pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained))
+            record = record._replace(
+                pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained)
+            )
             mlm_head = layers.subset(trained, "mlm_head") if config.keeps_mlm_head else None
-        longest = sentence_folder.max_length_of(start.folder, start.config.max_length, trained_length)
+        longest = sentence_folder.max_length_of(
+            start.folder, start.config.max_length, trained_length
+        )
         # Encoders of the same sizes share one compiled function.
         options: dict[str, Any] = {"max_length": longest, "name": self.name, "mlm_head": mlm_head}
         return SentenceEncoder(start.config, transformer, self.tokenizer, record, **options)
 
     def with_mlm_head(self, params: Params) -> "StartingCheckpoint":
         """Return the checkpoint with the masked-LM head that a run starts from: its own, or a new one."""
-        head = {name: np.asarray(array) for name, array in layers.subset(params, "mlm_head").items()}
-        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, mlm_head=head))
+        head = {
+            name: np.asarray(array) for name, array in layers.subset(params, "mlm_head").items()
+        }
+        return dataclasses.replace(
+            self, checkpoint=dataclasses.replace(self.checkpoint, mlm_head=head)
+        )
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint has before the first step.
@@ -111,7 +123,8 @@ def prepare_start(
     """Place an encoder on the devices, as the starting checkpoint of a run, and check that the run can train it.
 
     Returns:
-        The configuration with its pooler resolved, the starting checkpoint and the tokenizer's vocabulary.
+        The configuration with its pooler resolved, the starting checkpoint and the tokenizer's
+        vocabulary.
     """
     name, asked = config.model.name_or_path, config.model.pooler
     encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head)
@@ -176,27 +189,50 @@ def build(
         networks[SENTENCE_HEAD] = Network(partial(SentenceHead, head.layers), head.params)
     if config.model.projector != "none":
         size = encoder.embedding_size(config.encoding_pooler)
-        new_projector = partial(PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size))
-        networks["projector"] = Network(new_projector, projector if config.keeps_projector else None)
+        new_projector = partial(
+            PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size)
+        )
+        networks["projector"] = Network(
+            new_projector, projector if config.keeps_projector else None
+        )
     generator = generator if config.needs("generator") else None
     if generator is not None:
-        own = generator.config if config.generator.dropout else generator.config.with_dropout((0.0,), (0.0,))
+        own = (
+            generator.config
+            if config.generator.dropout
+            else generator.config.with_dropout((0.0,), (0.0,))
+        )
         generator = dataclasses.replace(generator, config=own)
-        networks["generator"] = Network(partial(Transformer, own), generator.transformer, frozen=True)
-        networks["generator_head"] = Network(partial(MaskedLMHead, own), generator.mlm_head, frozen=True)
+        networks["generator"] = Network(
+            partial(Transformer, own), generator.transformer, frozen=True
+        )
+        networks["generator_head"] = Network(
+            partial(MaskedLMHead, own), generator.mlm_head, frozen=True
+        )
     if discriminator is not None:
-        discriminator = dataclasses.replace(discriminator, config=sizes_for_run(discriminator.config, config))
-    checkpoints = PretrainedCheckpoints(dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator)
+        discriminator = dataclasses.replace(
+            discriminator, config=sizes_for_run(discriminator.config, config)
+        )
+    checkpoints = PretrainedCheckpoints(
+        dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator
+    )
     for loss in config.losses.values():
         networks |= loss.networks(checkpoints, config.run_info)
 
-    dtype, key = jnp.dtype(config.precision), fold_in_name(jax.random.key(config.train.seed), "initial weights")
+    dtype, key = (
+        jnp.dtype(config.precision),
+        fold_in_name(jax.random.key(config.train.seed), "initial weights"),
+    )
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
     for name, network in networks.items():
         module = partial(network.build, dtype=dtype)
         definitions[name] = layers.definition(module)
-        start = layers.initial(module, fold_in_name(key, name)) if network.params is None else network.params
+        start = (
+            layers.initial(module, fold_in_name(key, name))
+            if network.params is None
+            else network.params
+        )
         (frozen if network.frozen else params).update(layers.prefixed(start, name))
     return Built(Networks(vocabulary, definitions), params, frozen)
 
@@ -213,7 +249,11 @@ def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig
 
 def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
     """Raise ConfigError if the run needs another embedding size than that of the pooler and its head."""
-    name, pooler, hidden = config.model.name_or_path, config.encoding_pooler, encoder.config.hidden_size
+    name, pooler, hidden = (
+        config.model.name_or_path,
+        config.encoding_pooler,
+        encoder.config.hidden_size,
+    )
     size = encoder.embedding_size(pooler)
     if max(config.matryoshka.sizes, default=0) >= size:
         raise ConfigError(
@@ -229,7 +269,9 @@ def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
 def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
     """Return a warning if both views of a sentence have the same embedding, as in rows of SimCSE's Table 3."""
     has_dropout = any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout))
-    differ = config.data.augmentation != "none" or (has_dropout and config.model.dropout_masks == "independent")
+    differ = config.data.augmentation != "none" or (
+        has_dropout and config.model.dropout_masks == "independent"
+    )
     if differ or not config.needs("dropout"):
         return ""
     return (
@@ -238,17 +280,23 @@ def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
     )
 
 
-def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained | None:
+def load_generator(
+    config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
+) -> Pretrained | None:
     """Load the frozen masked LM that the configuration names, if a loss needs it."""
     if not config.needs("generator") or config.trains_generator_head:
         return None
     if config.generator_is_start:
         return encoder
     key = f"generator.name_or_path={config.generator.name_or_path!r}"
-    return _fitting(config, key, read(config.generator.name_or_path, needs_mlm_head=True), encoder, tokenizer)
+    return _fitting(
+        config, key, read(config.generator.name_or_path, needs_mlm_head=True), encoder, tokenizer
+    )
 
 
-def load_discriminator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained | None:
+def load_discriminator(
+    config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
+) -> Pretrained | None:
     """Load the ELECTRA discriminator that the configuration names, if it names one."""
     name, size = config.difference.discriminator, encoder.config.hidden_size
     if not name or "difference" not in config.losses:
@@ -264,7 +312,9 @@ def load_discriminator(config: Config, encoder: Pretrained, tokenizer: PreTraine
     return _fitting(config, key, discriminator, encoder, tokenizer)
 
 
-def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> tuple[dict[str, Network], dict[str, str]]:
+def load_teachers(
+    config: Config, tokenizer: PreTrainedTokenizerFast
+) -> tuple[dict[str, Network], dict[str, str]]:
     """Load the sentence encoders that losses name.
 
     Returns:
@@ -293,11 +343,17 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> tuple[d
 
 
 def _fitting(
-    config: Config, key: str, checkpoint: Pretrained, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
+    config: Config,
+    key: str,
+    checkpoint: Pretrained,
+    encoder: Pretrained,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> Pretrained:
     """Return a checkpoint that reads the encoder's token ids, computed on the encoder's devices, or raise an error."""
     theirs = load_tokenizer(checkpoint.folder) if has_tokenizer(checkpoint.folder) else tokenizer
-    _check_fits(config, key, checkpoint.config, theirs, tokenizer, embeddings=encoder.config.vocab_size)
+    _check_fits(
+        config, key, checkpoint.config, theirs, tokenizer, embeddings=encoder.config.vocab_size
+    )
     return checkpoint.like(encoder)
 
 
@@ -328,12 +384,18 @@ def _check_fits(
 def _check_length(config: Config, key: str, sizes: TransformerConfig) -> None:
     """Check that a checkpoint has as many positions as `data.max_length`."""
     if config.data.max_length > sizes.max_length:
-        raise ConfigError(f"data.max_length={config.data.max_length}: {key} reads at most {sizes.max_length} tokens.")
+        raise ConfigError(
+            f"data.max_length={config.data.max_length}: {key} reads at most {sizes.max_length} tokens."
+        )
 
 
 def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast) -> Vocabulary:
     """Return the tokenizer's vocabulary."""
     if tokenizer.mask_token_id is None and config.needs("mask_token"):
         needing = ", ".join(config.settings_that_need("mask_token"))
-        raise ConfigError(f"the tokenizer of {config.model.name_or_path} has no mask token, which {needing} needs")
-    return Vocabulary(len(tokenizer), tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids)))
+        raise ConfigError(
+            f"the tokenizer of {config.model.name_or_path} has no mask token, which {needing} needs"
+        )
+    return Vocabulary(
+        len(tokenizer), tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids))
+    )

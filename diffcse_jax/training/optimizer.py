@@ -26,7 +26,8 @@ def make_optimizer(
     Args:
         config: The options.
         total_steps: The step at which a linear schedule reaches 0.
-        around: Changes Adam with its weight decay, which are the parts that depend on the parameters.
+        around: Changes Adam with its weight decay, which are the parts that depend on the
+            parameters.
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.identity()
@@ -45,7 +46,11 @@ def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Sched
     warmup = optax.linear_schedule(0.0, peak, max(config.warmup_steps, 1))
     final = 0.0 if config.schedule == "linear" else peak
     decay = optax.linear_schedule(peak, final, max(total_steps - config.warmup_steps, 1))
-    return optax.join_schedules([warmup, decay], [config.warmup_steps]) if config.warmup_steps else decay
+    return (
+        optax.join_schedules([warmup, decay], [config.warmup_steps])
+        if config.warmup_steps
+        else decay
+    )
 
 
 def decays(params: Params) -> dict[str, bool]:
@@ -53,14 +58,17 @@ def decays(params: Params) -> dict[str, bool]:
     return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
 
 
-def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> optax.GradientTransformationExtraArgs:
+def scale_by_adam(
+    b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8
+) -> optax.GradientTransformationExtraArgs:
     """Return Adam with epsilon added before the bias correction, as in transformers' former AdamW.
 
-    The update is m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t). Optax and PyTorch correct v first, which makes
-    epsilon effectively 1 / sqrt(1 - b2^t) times smaller (32 times in the first step). It shows in the first 20 losses.
+    The update is m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t). Optax and PyTorch correct v
+    first, which makes epsilon effectively 1 / sqrt(1 - b2^t) times smaller (32 times in the first
+    step). It shows in the first 20 losses.
 
-    `update` takes `good`: if it is False, the moments stay as they were. The choice is made here and not on the
-    result, so that the moments can be updated in place.
+    `update` takes `good`: if it is False, the moments stay as they were. The choice is made here
+    and not on the result, so that the moments can be updated in place.
     """
 
     def init(params: Params) -> optax.ScaleByAdamState:
@@ -68,7 +76,11 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> 
         return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), mu, nu)
 
     def update(
-        updates: Params, state: optax.ScaleByAdamState, params: Params | None = None, *, good: jax.Array | bool = True
+        updates: Params,
+        state: optax.ScaleByAdamState,
+        params: Params | None = None,
+        *,
+        good: jax.Array | bool = True,
     ) -> tuple[Params, optax.ScaleByAdamState]:
         del params
         count = optax.safe_increment(state.count)

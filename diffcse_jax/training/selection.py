@@ -1,8 +1,8 @@
 """Which model a run exports: `decide` chooses by numbers, `describe` says why, `store` writes it.
 
 The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of it and the starting
-checkpoint. With `eval.keep_start`, the starting checkpoint is exported if the candidate is not better,
-may be better by chance, or breaks a limit.
+checkpoint. With `eval.keep_start`, the starting checkpoint is exported if the candidate is not
+better, may be better by chance, or breaks a limit.
 """
 
 import dataclasses
@@ -126,7 +126,9 @@ def decide(
         doubt = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
     keeps_start = keep_start and (not is_higher or bool(doubt) or breaks_limit)
-    of_exported = [each for each in compared if each.encoder and (each.encoder == THIS_MODEL) != keeps_start]
+    of_exported = [
+        each for each in compared if each.encoder and (each.encoder == THIS_MODEL) != keeps_start
+    ]
     return Decision(
         candidate,
         evidence,
@@ -314,7 +316,9 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
     head = head._replace(params=between(start.sentence_head.params, head.params))
     transformer = between(start.transformer, ours.transformer)
     mlm_head = between(start.mlm_head or {}, ours.mlm_head) if ours.mlm_head else None
-    mixed = dataclasses.replace(ours, transformer=transformer, pooler=pooler, mlm_head=mlm_head, sentence_head=head)
+    mixed = dataclasses.replace(
+        ours, transformer=transformer, pooler=pooler, mlm_head=mlm_head, sentence_head=head
+    )
     return dataclasses.replace(trained, checkpoint=mixed)
 
 

@@ -1,10 +1,11 @@
 """The device mesh and where arrays live on it.
 
-The mesh has two axes. Batches are split over `data`, and so are the optimizer's moments: each device sums and applies
-its part of the gradients, then all gather the new parameters. That moves as many bytes as summing whole gradients on
-every device, and divides the time and memory of the update by the number of devices (Xu et al. 2020, arXiv:2004.13336).
-Parameters are copied to every device, unless the configuration splits them over `data` (`mesh.fully_sharded`) or over
-`model` (`mesh.model` above 1).
+The mesh has two axes. Batches are split over `data`, and so are the optimizer's moments: each
+device sums and applies its part of the gradients, then all gather the new parameters. That moves as
+many bytes as summing whole gradients on every device, and divides the time and memory of the update
+by the number of devices (Xu et al. 2020, arXiv:2004.13336). Parameters are copied to every device,
+unless the configuration splits them over `data` (`mesh.fully_sharded`) or over `model`
+(`mesh.model` above 1).
 """
 
 import dataclasses
@@ -22,11 +23,12 @@ from diffcse_jax.data.batches import Packing, Shards
 from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.models.layers import Params
 
-# Packing pays if at most this many sixteenths of the positions are tokens: measured on CPUs, estimated by the compiler
-# for TPUs (docs/scaling.md).
+# Packing pays if at most this many sixteenths of the positions are tokens: measured on CPUs,
+# estimated by the compiler for TPUs (docs/scaling.md).
 PACKED = {"cpu": 15, "tpu": 14}
-# The axes over which each dimension of a parameter may be split. The first rule that matches a name counts. `model`
-# splits heads, intermediate units and the vocabulary; `data` splits the other dimension.
+# The axes over which each dimension of a parameter may be split. The first rule that matches a name
+# counts. `model` splits heads, intermediate units and the vocabulary; `data` splits the other
+# dimension.
 RULES = (
     (r"embeddings\.word\.embedding|\.decoder", ("model", "data")),
     (r"\.embedding", (None, "data")),
@@ -41,20 +43,27 @@ RULES = (
 def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh with the axes `data` and `model` over all devices, or the first `mesh.data` x `mesh.model`.
 
-    Devices of one process are in JAX's order, which suits the connections of a slice. Devices of several processes
-    follow one another process by process, because each process feeds the rows of its own devices. The model axis then
-    stays within a host if its size divides the devices of a host.
+    Devices of one process are in JAX's order, which suits the connections of a slice. Devices of
+    several processes follow one another process by process, because each process feeds the rows of
+    its own devices. The model axis then stays within a host if its size divides the devices of a
+    host.
 
     Args:
         config: Gives the sizes.
-        available: Devices, which may belong to a topology that is only compiled for. None: the devices of all hosts.
+        available: Devices, which may belong to a topology that is only compiled for. None: the
+            devices of all hosts.
     """
     available = jax.devices() if available is None else available
     model, train = config.mesh.model, config.train
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
-        asked, found = f"mesh.data={config.mesh.data}, mesh.model={model}", counted(len(available), "device{s}")
-        raise ConfigError(f"{asked}: this run has {found}. The product of the two must be at most that.")
+        asked, found = (
+            f"mesh.data={config.mesh.data}, mesh.model={model}",
+            counted(len(available), "device{s}"),
+        )
+        raise ConfigError(
+            f"{asked}: this run has {found}. The product of the two must be at most that."
+        )
     sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
     if train.chunks > 1:
         chunk = train.batch_size // train.chunks
@@ -65,10 +74,15 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
         sizes[f"generator.head_batch_size={head}"] = head
     for name, size in sizes.items():
         if size % data:
-            raise ConfigError(f"{name} is not divisible by the {data} devices of the mesh's data axis")
-    names, types = ("data", "model"), (AxisType.Auto,) * 2  # under Explicit axes the in-batch matrix is a type error
+            raise ConfigError(
+                f"{name} is not divisible by the {data} devices of the mesh's data axis"
+            )
+    # under Explicit axes the in-batch matrix is a type error
+    names, types = ("data", "model"), (AxisType.Auto,) * 2
     if len({device.process_index for device in available}) == 1:
-        return jax.make_mesh((data, model), names, axis_types=types, devices=available[: data * model])
+        return jax.make_mesh(
+            (data, model), names, axis_types=types, devices=available[: data * model]
+        )
     # jax.make_mesh has no order for hosts of several slices, as GPU hosts appear.
     ordered = sorted(available, key=lambda device: (device.process_index, device.id))
     devices = np.array(ordered[: data * model], object)
@@ -87,7 +101,9 @@ def resolved(config: Config, mesh: Mesh) -> Config:
     return dataclasses.replace(config, train=train, precision=precision)
 
 
-def packing_of(config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = False) -> Packing | None:
+def packing_of(
+    config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = False
+) -> Packing | None:
     """Return how batches are packed for the devices of a mesh; None if `train.packing` is off.
 
     With `anchors`, the networks also process the anchors alone.
@@ -100,9 +116,17 @@ def packing_of(config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = F
 def shards_of(mesh: Mesh) -> Shards:
     """Return the part of every batch that this process feeds: the rows of its devices, which must be neighbours."""
     here = jax.process_index()
-    local = [row for row, devices in enumerate(mesh.devices) if any(one.process_index == here for one in devices)]
+    local = [
+        row
+        for row, devices in enumerate(mesh.devices)
+        if any(one.process_index == here for one in devices)
+    ]
     if not local or local[-1] - local[0] + 1 != len(local):
-        problem = "has devices that are not neighbours on the data axis" if local else "has no device in the mesh"
+        problem = (
+            "has devices that are not neighbours on the data axis"
+            if local
+            else "has no device in the mesh"
+        )
         raise ConfigError(
             f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} {problem}. Set "
             "mesh.data=0 and a mesh.model that divides the devices of a host, or that such devices divide."
@@ -118,11 +142,15 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
     """Return the sharding of every array of a train state, or of a dict of parameters by name."""
 
-    def sharding(path: tuple, array: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding:
+    def sharding(
+        path: tuple, array: jax.Array | np.ndarray | jax.ShapeDtypeStruct
+    ) -> NamedSharding:
         if not isinstance(path[-1], jax.tree_util.DictKey):
             return replicated(mesh)  # counters
         of_optimizer = path[0] == jax.tree_util.GetAttrKey("opt_state")
-        return _by_name(path[-1].key, array.shape, mesh, over_data=of_optimizer or config.mesh.fully_sharded)
+        return _by_name(
+            path[-1].key, array.shape, mesh, over_data=of_optimizer or config.mesh.fully_sharded
+        )
 
     return jax.tree_util.tree_map_with_path(sharding, state)
 
@@ -130,15 +158,20 @@ def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
 def gathered(params: Params, mesh: Mesh) -> Params:
     """Gather parameters from the data axis, as layers need them, inside a compiled function.
 
-    Without this, XLA would move activations instead of parameters that the data axis splits (`mesh.fully_sharded`).
+    Without this, XLA would move activations instead of parameters that the data axis splits
+    (`mesh.fully_sharded`).
     """
-    whole = {name: _by_name(name, array.shape, mesh, over_data=False) for name, array in params.items()}
+    whole = {
+        name: _by_name(name, array.shape, mesh, over_data=False) for name, array in params.items()
+    }
     return jax.lax.with_sharding_constraint(params, whole)
 
 
 def split_over_data(params: Params, mesh: Mesh) -> Params:
     """Split gradients or parameters as the optimizer's moments are split, inside a compiled function."""
-    parts = {name: _by_name(name, array.shape, mesh, over_data=True) for name, array in params.items()}
+    parts = {
+        name: _by_name(name, array.shape, mesh, over_data=True) for name, array in params.items()
+    }
     return jax.lax.with_sharding_constraint(params, parts)
 
 
@@ -149,7 +182,9 @@ def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) 
     split: list[str | None] = []
     for axis, size in zip(axes, shape, strict=True):
         may_split = axis == "model" or (axis == "data" and over_data)
-        split.append(axis if may_split and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None)
+        split.append(
+            axis if may_split and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
+        )
     while split and split[-1] is None:  # the form that compiled functions return
         split.pop()
     return NamedSharding(mesh, PartitionSpec(*split))

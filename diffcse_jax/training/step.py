@@ -22,18 +22,25 @@ from diffcse_jax.training.sharding import by_rules, gathered, replicated, split_
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
 
 
-def initial_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
+def initial_state(
+    params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
+) -> TrainState:
     """Return the state before the first step, placed on the mesh by the rules of `sharding`."""
-    # Compiled, so that the optimizer's state is created on its devices. The parameters are not donated, because
-    # networks with the same initial weights share their NumPy arrays.
-    shardings = jax.tree.map(lambda array: array.sharding, abstract_state(params, optimizer, config, mesh))
+    # Compiled, so that the optimizer's state is created on its devices. The parameters are not
+    # donated, because networks with the same initial weights share their NumPy arrays.
+    shardings = jax.tree.map(
+        lambda array: array.sharding, abstract_state(params, optimizer, config, mesh)
+    )
     return jax.jit(partial(_initialize, optimizer), out_shardings=shardings)(params)
 
 
-def abstract_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
+def abstract_state(
+    params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
+) -> TrainState:
     """Return the shapes, types and shardings of the state before the first step.
 
-    The parameters may be shapes, and the devices may belong to a topology that is only compiled for.
+    The parameters may be shapes, and the devices may belong to a topology that is only compiled
+    for.
     """
     state = jax.eval_shape(partial(_initialize, optimizer), params)
     return jax.tree.map(
@@ -44,7 +51,9 @@ def abstract_state(params: Params, optimizer: optax.GradientTransformation, conf
 
 
 def _initialize(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
-    return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params), jnp.zeros([], jnp.int32))
+    return TrainState(
+        jnp.zeros([], jnp.int32), params, optimizer.init(params), jnp.zeros([], jnp.int32)
+    )
 
 
 def make_train_step(
@@ -52,9 +61,10 @@ def make_train_step(
 ) -> TrainStep:
     """Return the train step, which `jax.jit` compiles for each shape of batches. It reuses the old state's memory.
 
-    If the loss or the gradient's norm is NaN or infinite, the step is skipped: only the numbers of steps and of skipped
-    steps change. The metric `bad_gradient` is then the position of the first parameter with such a gradient, counting
-    from 1 in the order of names. If all gradients are finite, it is 0.
+    If the loss or the gradient's norm is NaN or infinite, the step is skipped: only the numbers of
+    steps and of skipped steps change. The metric `bad_gradient` is then the position of the first
+    parameter with such a gradient, counting from 1 in the order of names. If all gradients are
+    finite, it is 0.
     """
     chunks, devices = config.train.chunks, mesh.shape["data"]
 
@@ -74,8 +84,8 @@ def make_train_step(
             return loss_of_batch(config, trained, batch, inputs, dropout_key)
 
         grads, metrics = jax.grad(loss, has_aux=True)(state.params)
-        # Gradients are summed as whole arrays and then split. If only parts of an embedding table's gradient were
-        # needed, XLA would move the tokens and their gradients instead.
+        # Gradients are summed as whole arrays and then split. If only parts of an embedding table's
+        # gradient were needed, XLA would move the tokens and their gradients instead.
         grads = split_over_data(gathered(grads, mesh), mesh)
         metrics["grad_norm"] = optax.tree.norm(grads)
         metrics["bad_gradient"] = _first_bad(grads)
@@ -86,7 +96,9 @@ def make_train_step(
             params = jax.tree.map(partial(jnp.where, good), params, state.params)
             # The optimizer itself keeps the moments of a skipped step; this keeps its counters.
             opt_state = jax.tree.map(
-                lambda new, old: new if new.ndim else jnp.where(good, new, old), opt_state, state.opt_state
+                lambda new, old: new if new.ndim else jnp.where(good, new, old),
+                opt_state,
+                state.opt_state,
             )
         params = split_over_data(params, mesh)
 
@@ -118,6 +130,7 @@ def loss_of_batch(
 
 def _first_bad(grads: Params) -> jax.Array:
     """Return 1 + the index, in the order of names, of the first array that is not finite; 0 if all are finite."""
-    squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]  # shared with the norm of all
+    # shared with the norm of all
+    squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]
     bad = ~jnp.isfinite(jnp.stack(squares))
     return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)

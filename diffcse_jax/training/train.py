@@ -45,12 +45,15 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         How the selected model compares with the starting checkpoint, as text.
 
     Raises:
-        UserError: A configuration, checkpoint or text cannot be used, or too many losses are NaN or infinite.
+        UserError: A configuration, checkpoint or text cannot be used, or too many losses are NaN or
+            infinite.
         Interrupted: A signal or a callback asked to stop. Everything is saved.
     """
     # 1. Checks that take no time: the configuration, the devices, the files.
     if labelled := config.settings_that_need("labels"):
-        raise ConfigError(f"{' and '.join(labelled)}: `diffcse finetune` trains labelled tasks. Run that instead.")
+        raise ConfigError(
+            f"{' and '.join(labelled)}: `diffcse finetune` trains labelled tasks. Run that instead."
+        )
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     split = open_split(config.data) if config.data.reads_documents else None
@@ -71,13 +74,19 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     prompts, base = _choose_prompts(config, base, len(corpus.columns))
     # These read files that may be missing, so they come before the text is tokenised.
     tokens = TrainingTokens(tokenizer, vocabulary, lambda: store)  # which is opened below
-    evaluation = build_dev_evaluation(config, corpus.first_texts, lambda: base.encoder(config), split, tokens)
+    evaluation = build_dev_evaluation(
+        config, corpus.first_texts, lambda: base.encoder(config), split, tokens
+    )
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_tokens = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
-    store = build_or_open(corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts)
+    store = build_or_open(
+        corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts
+    )
     examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
-    total_steps = config.train.steps or config.train.epochs * (len(examples) // config.train.batch_size)
+    total_steps = config.train.steps or config.train.epochs * (
+        len(examples) // config.train.batch_size
+    )
     source = BatchSource(
         examples,
         batch_size=config.train.batch_size,
@@ -85,7 +94,9 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         seed=config.train.seed,
         pad_token_id=encoder.config.pad_token_id,
         shards=shards_of(mesh),
-        packing=packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")),
+        packing=packing_of(
+            config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")
+        ),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         prompt_tokens=prompt_tokens[0],
@@ -95,12 +106,22 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         digests["difference.discriminator"] = discriminator.digest()
     if config.data.augmentation == "synonyms":
         digests["data.synonyms_file"] = sha256([expand_path(config.data.synonyms_file)])
-    open_run(workdir, config, encoder, tokenizer, generator, others=digests, prompts=base.recorded.prompts)
+    open_run(
+        workdir,
+        config,
+        encoder,
+        tokenizer,
+        generator,
+        others=digests,
+        prompts=base.recorded.prompts,
+    )
 
     # 4. Networks and optimizer. If the run has its own generator, its head is trained first.
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
-        generator = own_generator(config, encoder, sentences, vocabulary, mesh=mesh, workdir=workdir)
+        generator = own_generator(
+            config, encoder, sentences, vocabulary, mesh=mesh, workdir=workdir
+        )
     built = networks.build(
         config,
         encoder,
@@ -119,7 +140,19 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         return tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
 
     return train_and_select(
-        Run(config, workdir, mesh, base, built, optimizer, source, store.name, evaluation, sentences_of, callbacks)
+        Run(
+            config,
+            workdir,
+            mesh,
+            base,
+            built,
+            optimizer,
+            source,
+            store.name,
+            evaluation,
+            sentences_of,
+            callbacks,
+        )
     )
 
 
@@ -129,7 +162,9 @@ def train_and_select(run: Run) -> str:
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
     batches = make_batches(run.source)
-    record = Record(0, config.encoding_pooler, {}, evaluation.metric, run.text, dev_text=evaluation.text)
+    record = Record(
+        0, config.encoding_pooler, {}, evaluation.metric, run.text, dev_text=evaluation.text
+    )
     with Checkpoints(run.workdir, record) as checkpoints:
         state, position = checkpoints.restore(state)
         step = int(state.step)
@@ -152,7 +187,9 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     """
     train, generator, devices = config.train, config.generator, mesh.shape["data"]
     if config.trains_generator_head and examples < generator.head_batch_size:
-        generator = dataclasses.replace(generator, head_batch_size=max(examples // devices * devices, devices))
+        generator = dataclasses.replace(
+            generator, head_batch_size=max(examples // devices * devices, devices)
+        )
         config = dataclasses.replace(config, generator=generator)
     if examples >= train.batch_size:
         return config
@@ -163,9 +200,15 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     size = examples // unit * unit
     given = f"{config.data.train_file} gives {counted(examples, 'training example{s}')}"
     if size < 2:
-        raise DataError(f"{given}, too few for a batch on {counted(devices, 'device{s}')}. Give more text.")
-    log_line(f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches of {size}.")
-    return dataclasses.replace(config, train=dataclasses.replace(train, batch_size=size, chunk_size=chunk_size))
+        raise DataError(
+            f"{given}, too few for a batch on {counted(devices, 'device{s}')}. Give more text."
+        )
+    log_line(
+        f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches of {size}."
+    )
+    return dataclasses.replace(
+        config, train=dataclasses.replace(train, batch_size=size, chunk_size=chunk_size)
+    )
 
 
 def _measure_baseline(run: Run, *, resumed: bool) -> Record:
@@ -178,7 +221,9 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
             model = run.model_of(run.built.params) if run.model_of else run.base.encoder(run.config)
             scores, outcomes = run.evaluation.measure(model)
             pooler, metric = run.base.pooler(run.config), run.evaluation.metric
-            record = Record(0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text)
+            record = Record(
+                0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text
+            )
             records.write_baseline(run.workdir, record)
         return dataclasses.asdict(record)
 
@@ -204,7 +249,9 @@ def _choose_prompts(
             "[CLS] and [SEP]. Give a larger data.max_length."
         )
     if any(prompts):
-        log_line(f"prompts: {', '.join(map(repr, prompts))}. data.prompts=none trains without them.")
+        log_line(
+            f"prompts: {', '.join(map(repr, prompts))}. data.prompts=none trains without them."
+        )
     elif not config.data.prompts and (warning := base.recorded.prompts.warning(base.name)):
         log_line(f"warning: {warning}")
     return prompts, dataclasses.replace(base, recorded=base.recorded._replace(prompts=of_run))
@@ -217,7 +264,9 @@ def _open_examples(
     if not config.needs("vectors"):  # nothing compares a text with another one
         return store
     with_next = config.needs("next_sentence")
-    examples = examples_of(store, config.data, base.tokenizer, next_sentence=with_next, prompt_tokens=prompt_tokens)
+    examples = examples_of(
+        store, config.data, base.tokenizer, next_sentence=with_next, prompt_tokens=prompt_tokens
+    )
     columns = len(examples.columns) - with_next
     for loss in config.losses.values():
         loss.check_columns(columns)

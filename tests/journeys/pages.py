@@ -14,7 +14,9 @@ from unittest import mock
 from diffcse_jax import cli
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^(?:<!-- (needs [^>]*) -->\n\n?)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^(?:<!-- (needs [^>]*) -->\n\n?)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,8 @@ def write_documents(folder: Path, pages: str = "*.md") -> None:
             (folder / f"{page.stem}_{number}.md").write_text(f"# {section}", encoding="utf-8")
 
 
-ELSEWHERE = ("make ", "pip ", "source ", "python train.py", "python eval.py")  # run by .ci/run and test_hub.py
+# run by .ci/run and test_hub.py
+ELSEWHERE = ("make ", "pip ", "source ", "python train.py", "python eval.py")
 
 
 @dataclasses.dataclass
@@ -74,14 +77,20 @@ class Workspace:
     def run(self, block: Block) -> str:
         """Run a block and return what it printed."""
         if block.language == "bash":
-            lines = [line for line in block.commands if line.strip() and not line.startswith(ELSEWHERE)]
+            lines = [
+                line for line in block.commands if line.strip() and not line.startswith(ELSEWHERE)
+            ]
             return "".join(map(self.run_command, lines))
         text = self.rename(block.text)
         if block.file:
             (self.folder / block.file).write_text(text)
             return ""
         printed = io.StringIO()
-        with contextlib.chdir(self.folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with (
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
             exec(text, self.names)
         return printed.getvalue()
 

@@ -1,7 +1,7 @@
 """The README's second command against a stand-in for the Hugging Face hub, with tiny weights.
 
-The stand-in answers as the hub does: short names are redirected, files have a commit and an ETag, and the checkpoints
-have the old names `LayerNorm.gamma` and `LayerNorm.beta`.
+The stand-in answers as the hub does: short names are redirected, files have a commit and an ETag,
+and the checkpoints have the old names `LayerNorm.gamma` and `LayerNorm.beta`.
 """
 
 import hashlib
@@ -78,9 +78,14 @@ class Handler(BaseHTTPRequestHandler):
         files = self.server.files[repository]
         if what == "revision":
             names = [{"rfilename": name} for name in files]
-            return self.answer(200, json.dumps({"id": repository, "sha": COMMIT, "siblings": names}).encode())
+            return self.answer(
+                200, json.dumps({"id": repository, "sha": COMMIT, "siblings": names}).encode()
+            )
         if what == "tree":
-            rows = [{"type": "file", "path": name, "size": len(files[name]), "oid": COMMIT} for name in files]
+            rows = [
+                {"type": "file", "path": name, "size": len(files[name]), "oid": COMMIT}
+                for name in files
+            ]
             return self.answer(200, json.dumps(rows).encode())
         content = files.get(rest.partition("/")[2])
         return self.answer(404) if content is None else self.answer(200, content)
@@ -101,10 +106,17 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path: Path, minilm_dir: Path) -> Iterator[Hub]:
-    sentences = "".join(f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(60)).encode()
+    sentences = "".join(
+        f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(60)
+    ).encode()
     files = {DATA: {"wiki1m_for_simcse.txt": sentences, "senteval.tar": senteval_archive()}}
     sizes = {"vocab_size": 30522, "max_position_embeddings": 40}
-    bert = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    bert = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     distilbert = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
     networks = (
         transformers.BertForPreTraining(transformers.BertConfig(**sizes, **bert)),
@@ -139,8 +151,13 @@ def with_old_names(weights: Path) -> None:
 def senteval_archive() -> bytes:
     """Return a `senteval.tar` with a small STS Benchmark and SICK."""
     rng = np.random.default_rng(0)
-    rows = [(f"A man plays number {i}.", f"Somebody plays {i % 3}.", f"{rng.uniform(0, 5):.2f}") for i in range(12)]
-    stsb = "".join(f"main\tfile\t2012\t{i}\t{score}\t{a}\t{b}\n" for i, (a, b, score) in enumerate(rows))
+    rows = [
+        (f"A man plays number {i}.", f"Somebody plays {i % 3}.", f"{rng.uniform(0, 5):.2f}")
+        for i in range(12)
+    ]
+    stsb = "".join(
+        f"main\tfile\t2012\t{i}\t{score}\t{a}\t{b}\n" for i, (a, b, score) in enumerate(rows)
+    )
     sick = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
     sick += "".join(f"{i}\t{a}\t{b}\t{score}\tNEUTRAL\n" for i, (a, b, score) in enumerate(rows))
     files = {f"STS/STSBenchmark/sts-{split}.csv": stsb for split in ("train", "dev", "test")}
@@ -159,7 +176,9 @@ def test_the_published_run_from_the_hub(hub, tmp_path):
     train, evaluate = (shlex.split(line, comments=True)[1:] for line in block.commands)
     workdir = tmp_path / evaluate[2]
     endpoint = f"http://127.0.0.1:{hub.server_port}"
-    variables = environment(tmp_path / "xla", HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1")
+    variables = environment(
+        tmp_path / "xla", HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1"
+    )
     variables |= {"HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     variables.pop("DIFFCSE_DATA_DIR", None)
 
@@ -167,7 +186,15 @@ def test_the_published_run_from_the_hub(hub, tmp_path):
     commands = [
         ["train.py", *train[1:], "--workdir", str(workdir), *overrides(SHORT)],
         ["diffcse_jax/cli.py", "export", "--model", str(workdir), "--output", str(export)],
-        ["eval.py", "--model", str(export), "--tasks", ",".join(tasks), "--output", str(tmp_path / "results.json")],
+        [
+            "eval.py",
+            "--model",
+            str(export),
+            "--tasks",
+            ",".join(tasks),
+            "--output",
+            str(tmp_path / "results.json"),
+        ],
     ]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
@@ -186,7 +213,8 @@ def test_the_published_run_from_the_hub(hub, tmp_path):
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [1, 2]
     assert all(math.isfinite(row["difference"]) for row in rows if "difference" in row)
-    # The weights were read by their old names: two steps at a small learning rate change them little.
+    # The weights were read by their old names: two steps at a small learning rate change them
+    # little.
     before = safetensors.numpy.load(hub.files[RENAMED["bert-base-uncased"]]["model.safetensors"])
     after = safetensors.numpy.load_file(workdir / "export/model.safetensors")
     norms = [name for name in before if re.fullmatch(r"bert\..*LayerNorm\.gamma", name)]

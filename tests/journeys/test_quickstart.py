@@ -1,7 +1,7 @@
 """The page of the quickstart from top to bottom, with the encoder it names and the package's own documentation as text.
 
-The training lasts 3 steps of 8 pairs from some docstrings of numpy. The pages of `docs/` stand for `my_documents/`, and
-one of them for `docstrings` where a command would encode 20,000 sentences.
+The training lasts 3 steps of 8 pairs from some docstrings of numpy. The pages of `docs/` stand for
+`my_documents/`, and one of them for `docstrings` where a command would encode 20,000 sentences.
 """
 
 import concurrent.futures
@@ -37,7 +37,11 @@ SHORT |= {"eval.hold": (), "eval.guard": False, "train.packing": "off", "train.r
 @pytest.fixture(scope="module", autouse=True)
 def of_numpy():
     """Let few modules be documented: reading all packages takes half a minute, and scoring their functions as long."""
-    files = [each for each in docstrings._source_files() if each[0].startswith(("numpy.lib.", "numpy.polynomial."))]
+    files = [
+        each
+        for each in docstrings._source_files()
+        if each[0].startswith(("numpy.lib.", "numpy.polynomial."))
+    ]
     docstrings._docstrings.cache_clear()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(docstrings, "_source_files", lambda: iter(files))
@@ -51,7 +55,9 @@ def workspace(tmp_path_factory) -> Workspace:
     write_documents(folder / "my_documents")
     write_documents(folder / "few_documents", "training.md")
     short = SHORT | {"data.cache_dir": str(folder / "cache")}
-    return Workspace(folder, {"train": overrides(short)}, {"--input docstrings": "--input few_documents/"})
+    return Workspace(
+        folder, {"train": overrides(short)}, {"--input docstrings": "--input few_documents/"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +105,11 @@ def test_evaluation_and_search(workspace, trained):
 def test_the_search_page_in_a_browser(workspace, trained, monkeypatch):
     """The page is read by Chromium where it is installed, and as it is sent in any case."""
     servers, serve = queue.Queue(), ThreadingHTTPServer.serve_forever
-    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", lambda server: (servers.put(server), serve(server, 0.01)))
+    monkeypatch.setattr(
+        ThreadingHTTPServer,
+        "serve_forever",
+        lambda server: (servers.put(server), serve(server, 0.01)),
+    )
     (line,) = block("diffcse demo").commands
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         printed = thread.submit(workspace.run_command, f"{line} --port 0")
@@ -109,7 +119,9 @@ def test_the_search_page_in_a_browser(workspace, trained, monkeypatch):
             shown = [checked(response.read().decode()).text]
         if browser := shutil.which("chromium") or shutil.which("google-chrome"):
             flags = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-            seen = subprocess.run([browser, *flags, address], capture_output=True, text=True, check=True, timeout=120)
+            seen = subprocess.run(
+                [browser, *flags, address], capture_output=True, text=True, check=True, timeout=120
+            )
             shown.append(Page(seen.stdout).text)
         server.shutdown()
     assert address.partition("?")[0] in printed.result()
@@ -125,16 +137,25 @@ def test_the_export_goes_to_other_libraries(workspace, trained):
     card = workspace.folder / "quickstart-model/README.md"
     assert metadata_load(card)["license"] == "apache-2.0"
     scores = json.loads((workspace.folder / "runs/quickstart/results.json").read_text())["models"]
-    assert f"{scores[-1]['tasks']['pairs_retrieval:docstrings']['mrr']:.2f}" in card.read_text(encoding="utf-8")
+    assert f"{scores[-1]['tasks']['pairs_retrieval:docstrings']['mrr']:.2f}" in card.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_own_documents(workspace, minilm_dir):
     """With a tiny encoder, for the other tests are about MiniLM."""
     tiny = write_tiny_model(workspace.folder / "tiny", minilm_dir, blocks=1)
-    sentence_folder.write(tiny, sentence_folder.RecordedPooler("avg"), num_blocks=1, hidden_size=HIDDEN)
-    short = SHORT | {"data.cache_dir": str(workspace.folder / "cache"), "model.name_or_path": str(tiny)}
+    sentence_folder.write(
+        tiny, sentence_folder.RecordedPooler("avg"), num_blocks=1, hidden_size=HIDDEN
+    )
+    short = SHORT | {
+        "data.cache_dir": str(workspace.folder / "cache"),
+        "model.name_or_path": str(tiny),
+    }
     renamed = {'workdir="runs/mine"': f'workdir="runs/mine", overrides={short}'}
-    workspace = dataclasses.replace(workspace, overrides={"train": overrides(short)}, renamed=renamed)
+    workspace = dataclasses.replace(
+        workspace, overrides={"train": overrides(short)}, renamed=renamed
+    )
     workspace.run(block("diffcse train --config adapt"))
     workspace.run(block("from diffcse_jax import train"))
     assert workspace.names["encoder"].search("how do I resume a run?", top_k=3)

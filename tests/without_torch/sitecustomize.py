@@ -11,4 +11,6 @@ class PathFinder(importlib.machinery.PathFinder):
         return None if is_hidden else super().find_spec(name, path, target)
 
 
-sys.meta_path = [PathFinder if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
+sys.meta_path = [
+    PathFinder if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path
+]

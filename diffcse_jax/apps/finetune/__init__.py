@@ -39,7 +39,15 @@ from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.hosts import log_line
-from diffcse_jax.losses.finetune import AVERAGE, LabelledTask, build_head, features, head_of, score_name, task_loss
+from diffcse_jax.losses.finetune import (
+    AVERAGE,
+    LabelledTask,
+    build_head,
+    features,
+    head_of,
+    score_name,
+    task_loss,
+)
 from diffcse_jax.models import layers
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters, saved_steps
@@ -63,7 +71,8 @@ class LabelledRow(NamedTuple):
     line: int  # the first one of the row, from 1
     texts: tuple[str, ...]  # its sentence, or its two sentences
     id: str
-    label: Any  # the number of its class, or its value; text before the classes are known; empty for a test row
+    # the number of its class, or its value; text before the classes are known; empty for a test row
+    label: Any
 
 
 def labels_of(rows: Sequence[LabelledRow]) -> Shaped[np.ndarray, " rows"]:
@@ -88,28 +97,41 @@ def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> 
     """Read and split the files of a task, which are relative to a folder."""
     key = f"finetune.tasks.{name}"
     if len(task.texts) not in (1, 2):
-        raise ConfigError(f"{key}.texts={task.texts}: give one column for single sentences, two for pairs")
+        raise ConfigError(
+            f"{key}.texts={task.texts}: give one column for single sentences, two for pairs"
+        )
     if task.is_pair and not task.features:
-        raise ConfigError(f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')")
-    file, dev_file, test_file = (folder / io.expand_path(name) for name in (task.file, task.dev_file, task.test_file))
+        raise ConfigError(
+            f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')"
+        )
+    file, dev_file, test_file = (
+        folder / io.expand_path(name) for name in (task.file, task.dev_file, task.test_file)
+    )
     read = partial(_read, task, key, on_bad_line)
 
     rows = read(file, "file")
     if task.kind == "classification":
-        task = dataclasses.replace(task, labels=task.labels or _classes({row.label for row in rows}))
+        task = dataclasses.replace(
+            task, labels=task.labels or _classes({row.label for row in rows})
+        )
         if len({*task.labels}) < max(2, len(task.labels)):
-            raise DataError(f"{file}: {key} has the classes {task.labels}. Give two or more different classes")
+            raise DataError(
+                f"{file}: {key} has the classes {task.labels}. Give two or more different classes"
+            )
     train = _numbered(task, key, file, rows)
     if task.dev_file:
         dev = _numbered(task, key, dev_file, read(dev_file, "dev_file"))
     else:
         sides: dict[bool, list[LabelledRow]] = {True: [], False: []}
         for row in train:
-            text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))  # for pairs in any order
+            # for pairs in any order
+            text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))
             sides[is_in_share(digest(text), task.dev_share)].append(row)
         dev, train = sides[True], sides[False]
     if not (train and dev):
-        raise DataError(f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or dev_share")
+        raise DataError(
+            f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or dev_share"
+        )
     trained = {row.label for row in train}
     if missing := [label for number, label in enumerate(task.labels) if number not in trained]:
         raise DataError(
@@ -119,11 +141,15 @@ def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> 
     test = read(test_file, "test_file") if task.test_file else []
     splits = {"training row{s}": train, "dev row{s}": dev, "row{s} to predict": test}
     sizes = ", ".join(counted(len(rows), what) for what, rows in splits.items() if rows)
-    log_line(f"task {name}: {sizes}" + (f"; classes {', '.join(task.labels)}" if task.labels else ""))
+    log_line(
+        f"task {name}: {sizes}" + (f"; classes {', '.join(task.labels)}" if task.labels else "")
+    )
     return TaskData(name, task, file, train, dev, test)
 
 
-def _read(task: LabelledTask, key: str, on_bad_line: str, file: Path, option: str) -> list[LabelledRow]:
+def _read(
+    task: LabelledTask, key: str, on_bad_line: str, file: Path, option: str
+) -> list[LabelledRow]:
     """Return the rows of a file, with their labels as text."""
     source = f"{file} ({key}.{option})"
     if problem := io.why_unreadable(file):
@@ -144,7 +170,11 @@ def _read(task: LabelledTask, key: str, on_bad_line: str, file: Path, option: st
             continue
         fields = dict(zip(columns, found, strict=True))
         texts = tuple(fields[column] for column in task.texts)
-        rows.append(LabelledRow(line, texts, fields.get(task.id, str(line)), _canonical(fields.get(label, ""))))
+        rows.append(
+            LabelledRow(
+                line, texts, fields.get(task.id, str(line)), _canonical(fields.get(label, ""))
+            )
+        )
     if not rows:
         raise NoSentencesError(f"{source}: no usable row ({ledger.summary()})")
     if account := ledger.summary():
@@ -164,10 +194,16 @@ def _classes(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def _numbered(task: LabelledTask, key: str, file: Path, rows: Sequence[LabelledRow]) -> list[LabelledRow]:
+def _numbered(
+    task: LabelledTask, key: str, file: Path, rows: Sequence[LabelledRow]
+) -> list[LabelledRow]:
     """Return rows with the numbers of classes, or values, in place of labels as text."""
     numbers = {_canonical(label.strip()): number for number, label in enumerate(task.labels)}
-    expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
+    expected = (
+        f"a class of {key}. Known: {', '.join(task.labels)}"
+        if numbers
+        else f"a finite number for {key}"
+    )
     found = []
     for row in rows:
         try:
@@ -200,7 +236,9 @@ class TaskModel:
         saved = read_encoder(path)
         tasks = saved.config.finetune.tasks
         if not tasks:
-            raise CheckpointError(f"{path} is not a fine-tuning: its configuration has no finetune.tasks")
+            raise CheckpointError(
+                f"{path} is not a fine-tuning: its configuration has no finetune.tasks"
+            )
         params, _ = read_parameters(path)
         heads = {name: layers.subset(params, head_of(name)) for name in tasks}
         return cls(SentenceEncoder.from_saved(saved), tasks, heads)
@@ -210,24 +248,31 @@ class TaskModel:
     ) -> list[str] | list[float]:
         """Return the predicted class, or value, of each sentence or pair.
 
-        Raises a `ConfigError` if there is no such task, or if a row has the wrong number of sentences.
+        Raises a `ConfigError` if there is no such task, or if a row has the wrong number of
+        sentences.
         """
         if name not in self.tasks:
             raise ConfigError(f"there is no task {name!r}. Known: {', '.join(self.tasks)}")
         task = self.tasks[name]
         rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
         if wrong := next((row for row in rows if len(row) != len(task.texts)), None):
-            raise ConfigError(f"task {name} takes rows of {len(task.texts)}: {task.texts}; got {wrong!r}")
+            raise ConfigError(
+                f"task {name} takes rows of {len(task.texts)}: {task.texts}; got {wrong!r}"
+            )
         values = self.decide(name, rows, batch_size).tolist() if rows else []
         return [task.labels[value] for value in values] if task.labels else values
 
-    def decide(self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int) -> Shaped[np.ndarray, " rows"]:
+    def decide(
+        self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int
+    ) -> Shaped[np.ndarray, " rows"]:
         """Return the predicted class numbers, or the values, of a task's rows of one or two sentences."""
         task, sides = self.tasks[name], embed(self.encoder, texts, batch_size)
         outputs = np.asarray(_head_outputs(task, self.heads[name], sides))
         if task.loss == "cross_entropy":
             return outputs.argmax(axis=1)
-        return outputs[:, 0] if task.loss == "squared_error" else (outputs[:, 0] > 0).astype(np.int64)
+        return (
+            outputs[:, 0] if task.loss == "squared_error" else (outputs[:, 0] > 0).astype(np.int64)
+        )
 
 
 def embed(
@@ -255,7 +300,10 @@ class TasksMetric(Metric):
     tasks: Sequence[TaskData]
 
     def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        golds = [labels_of(data.dev).astype(float) if data.task.kind == "regression" else None for data in self.tasks]
+        golds = [
+            labels_of(data.dev).astype(float) if data.task.kind == "regression" else None
+            for data in self.tasks
+        ]
         return paired_interval(before, after, golds, ranked=False)
 
     @property
@@ -296,13 +344,17 @@ def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> 
         folder = workdir / "tasks" / data.name
         folder.mkdir(parents=True, exist_ok=True)
         io.write_tensors(folder / "head.safetensors", model.heads[data.name])
-        io.write_json(folder / "task.json", dataclasses.asdict(data.task) | {"pooler": model.encoder.pooler})
+        io.write_json(
+            folder / "task.json", dataclasses.asdict(data.task) | {"pooler": model.encoder.pooler}
+        )
         for split, rows in {"dev": data.dev, "test": data.test}.items():
             if not rows:
                 continue
             values = model.predict(data.name, [row.texts for row in rows], batch_size)
             texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
-            with (predictions / f"{data.name}-{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            with (predictions / f"{data.name}-{split}.csv").open(
+                "w", encoding="utf-8", newline=""
+            ) as file:
                 lines = zip([row.id for row in rows], texts, strict=True)
                 csv.writer(file, lineterminator="\n").writerows([("id", "prediction"), *lines])
     log_line(f"wrote the heads to {workdir / 'tasks'} and the predictions to {predictions}")
@@ -401,7 +453,10 @@ def _train_heads(
 ) -> None:
     """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
     weights, record = folder / "heads.safetensors", folder / "heads.json"
-    if record.is_file() and io.read_sealed(record, f"Remove {folder} to train them again").get("text") == text:
+    if (
+        record.is_file()
+        and io.read_sealed(record, f"Remove {folder} to train them again").get("text") == text
+    ):
         return
     log_line("stage 1 of 2: training the heads on embeddings of the frozen encoder")
     heads = Params()
@@ -419,14 +474,22 @@ def _check(config: Config) -> None:
     if "finetune" not in config.losses:
         raise ConfigError("nothing to fine-tune: give finetune.tasks, with finetune.weight above 0")
     if others := [f"{name}.weight" for name in config.losses if name != "finetune"]:
-        raise ConfigError(f"fine-tuning trains labelled tasks only. Set {' and '.join(others)} to 0")
+        raise ConfigError(
+            f"fine-tuning trains labelled tasks only. Set {' and '.join(others)} to 0"
+        )
     if config.model.projector != "none" and not config.keeps_projector:
-        raise ConfigError("model.projector is dropped after training, but heads read the final embeddings. Use 'none'")
+        raise ConfigError(
+            "model.projector is dropped after training, but heads read the final embeddings. Use 'none'"
+        )
     if config.data.augmentation != "none":
-        raise ConfigError("data.augmentation: fine-tuning reads labelled rows as they are. Use 'none'")
+        raise ConfigError(
+            "data.augmentation: fine-tuning reads labelled rows as they are. Use 'none'"
+        )
     for key in ("keep_start", "interpolate", "hold", "beside", "guard", "max_drop"):
         if getattr(config.eval, key):
-            raise ConfigError(f"eval.{key}: fine-tuning scores only the dev rows of its tasks. Leave it out")
+            raise ConfigError(
+                f"eval.{key}: fine-tuning scores only the dev rows of its tasks. Leave it out"
+            )
 
 
 def open_start_or_run(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, Vocabulary]:
@@ -450,11 +513,17 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     config = resolved(config, mesh)
     _check(config)
     config, start, vocabulary = open_start_or_run(config, mesh)
-    folder, bad, size = io.expand_path(config.finetune.data_dir), config.data.on_bad_line, config.train.batch_size
+    folder, bad, size = (
+        io.expand_path(config.finetune.data_dir),
+        config.data.on_bad_line,
+        config.train.batch_size,
+    )
     data = [read_task(name, task, folder, bad) for name, task in config.finetune.tasks.items()]
     if few := next((each for each in data if len(each.train) < size), None):
         rows = counted(len(few.train), "training row{s}")
-        raise DataError(f"{few.file}: task {few.name} has {rows}, fewer than train.batch_size={size}. Lower it")
+        raise DataError(
+            f"{few.file}: task {few.name} has {rows}, fewer than train.batch_size={size}. Lower it"
+        )
     classes = {f"finetune.tasks.{each.name}.labels": each.task.labels for each in data}
     config = Config.from_dict(flat(config.to_dict()) | classes)
     tasks, train = config.finetune.tasks, config.train
@@ -465,18 +534,30 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     steps = train.steps or train.epochs * (sum(len(each.train) for each in data) // size)
     order = by_ratio([task.ratio for task in tasks.values()], steps, train.seed)
     counts = np.bincount(order, minlength=len(data)).tolist()
-    sources = {each.name: _batches(config, each, start, mesh, count) for each, count in zip(data, counts, strict=True)}
+    sources = {
+        each.name: _batches(config, each, start, mesh, count)
+        for each, count in zip(data, counts, strict=True)
+    }
     source = Mixture(sources, order)
 
     # 3. The networks. The heads may be trained first.
-    open_run(workdir, config, start.checkpoint, start.tokenizer, None, prompts=start.recorded.prompts)
-    built = networks.build(config, start.checkpoint, None, vocabulary, projector=start.recorded.head)
-    resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)  # from heads in the checkpoint
+    open_run(
+        workdir, config, start.checkpoint, start.tokenizer, None, prompts=start.recorded.prompts
+    )
+    built = networks.build(
+        config, start.checkpoint, None, vocabulary, projector=start.recorded.head
+    )
+    # from heads in the checkpoint
+    resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
         of_heads = workdir / HEADS
-        hosts.decided_by_first(lambda: _train_heads(config, data, frozen, built.params, folder=of_heads, text=text))
-        built = built._replace(params=built.params | load_file(workdir / HEADS / "heads.safetensors"))
+        hosts.decided_by_first(
+            lambda: _train_heads(config, data, frozen, built.params, folder=of_heads, text=text)
+        )
+        built = built._replace(
+            params=built.params | load_file(workdir / HEADS / "heads.safetensors")
+        )
         log_line("stage 2 of 2: training the encoder and the heads")
 
     # 4. Training.
@@ -486,15 +567,31 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
         return TaskModel(start.encoder(config, params), tasks, jax.tree.map(np.asarray, heads))
 
     def sentences_of(step: int) -> list[str]:
-        return start.tokenizer.batch_decode(source[step - 1].rows.input_ids, skip_special_tokens=True)
+        return start.tokenizer.batch_decode(
+            source[step - 1].rows.input_ids, skip_special_tokens=True
+        )
 
     optimizer = make_optimizer(config.optim, steps, around=resting)
     evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, data), text)
-    run = Run(config, workdir, mesh, start, built, optimizer, source, text, evaluation, sentences_of, model_of=model_of)
+    run = Run(
+        config,
+        workdir,
+        mesh,
+        start,
+        built,
+        optimizer,
+        source,
+        text,
+        evaluation,
+        sentences_of,
+        model_of=model_of,
+    )
     return data, train_and_select(run)
 
 
-def _batches(config: Config, data: TaskData, start: StartingCheckpoint, mesh: Mesh, steps: int) -> BatchSource:
+def _batches(
+    config: Config, data: TaskData, start: StartingCheckpoint, mesh: Mesh, steps: int
+) -> BatchSource:
     """Return the batches of one task."""
     columns, prompt = data.task.texts, start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]
@@ -528,5 +625,6 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
     with in_workdir(config, workdir):
         data, verdict = tune(config, workdir)
-        hosts.decided_by_first(finish)  # the other processes wait, because their end would end the first one
+        # the other processes wait, because their end would end the first one
+        hosts.decided_by_first(finish)
     return verdict

@@ -38,11 +38,14 @@ def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " 
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
 
 
-def resting(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+def resting(
+    optimizer: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer with a separate state for each network. A network whose gradient is all 0 does not change.
 
-    PyTorch does the same with parameters that a step does not use: their gradient is None. With a common state, the
-    head of a rare task would drift at every step, moved by its old moments and by weight decay.
+    PyTorch does the same with parameters that a step does not use: their gradient is None. With a
+    common state, the head of a rare task would drift at every step, moved by its old moments and by
+    weight decay.
     """
 
     def init(params: Params) -> dict[str, optax.OptState]:
@@ -59,11 +62,15 @@ def resting(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientT
         weights, new_updates, new_state = _by_network(params), Params(), {}
         for network, part in _by_network(updates).items():
             used = jnp.stack([jnp.any(gradient != 0) for gradient in part.values()]).any()
-            scaled, after = optimizer.update(part, state[network], weights[network], good=used & good)
+            scaled, after = optimizer.update(
+                part, state[network], weights[network], good=used & good
+            )
             new_updates |= {name: jnp.where(used, value, 0.0) for name, value in scaled.items()}
             # Adam itself keeps the moments of an unused network.
             new_state[network] = jax.tree.map(
-                lambda new, old, used=used: new if new.ndim else jnp.where(used, new, old), after, state[network]
+                lambda new, old, used=used: new if new.ndim else jnp.where(used, new, old),
+                after,
+                state[network],
             )
         return new_updates, new_state
 

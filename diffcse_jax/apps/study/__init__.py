@@ -1,6 +1,7 @@
 """Studies: variants of a configuration, each trained with several seeds, in one table. See docs/studies.md.
 
-From top to bottom: what a study file returns, the runs that follow from it, the command that does them, and a summary.
+From top to bottom: what a study file returns, the runs that follow from it, the command that does
+them, and a summary.
 """
 
 import contextlib
@@ -21,7 +22,15 @@ from diffcse_jax import api, evaluation
 from diffcse_jax.apps.finetune import run_finetune
 from diffcse_jax.apps.study import estimate, table
 from diffcse_jax.apps.study.record import Key, StudyRecord, digest_of
-from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
+from diffcse_jax.config import (
+    OWN_POOLER,
+    SHIPPED,
+    Config,
+    configuration,
+    flat,
+    machine_keys,
+    read_overrides,
+)
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError, counted
 from diffcse_jax.evaluation import results, runner
@@ -58,16 +67,20 @@ class Study:
 
     Attributes:
         base: The configuration that all variants change: a name in `configs/`, or a ConfigDict.
-        variants: What each variant changes in the base, by name. The table compares the others with the first.
+        variants: What each variant changes in the base, by name. The table compares the others with
+            the first.
         seeds: The seeds of each variant.
         seeds_of: The seeds of variants that need other ones.
-        tasks: Tasks and groups of tasks, as `--tasks` of `diffcse evaluate` takes them. They are scored on their test
-            splits. Without tasks, only the dev metric of training is reported.
-        start: Poolers to score the starting checkpoint with. `own` is the pooler that the checkpoint records.
-        finetunings: What each fine-tuning changes in `finetune_multitask`, by name. Each starts from the encoder of
-            every row with the row's seeds, and is a row of its own, `ROW, NAME`.
-        published: Published scores by row and column. Columns are `STS-B dev`, names of tasks, `average sts` and
-            `average transfer`; for fine-tunings `TASK_accuracy`, `TASK_pearson` and `average`.
+        tasks: Tasks and groups of tasks, as `--tasks` of `diffcse evaluate` takes them. They are
+            scored on their test splits. Without tasks, only the dev metric of training is reported.
+        start: Poolers to score the starting checkpoint with. `own` is the pooler that the
+            checkpoint records.
+        finetunings: What each fine-tuning changes in `finetune_multitask`, by name. Each starts
+            from the encoder of every row with the row's seeds, and is a row of its own, `ROW,
+            NAME`.
+        published: Published scores by row and column. Columns are `STS-B dev`, names of tasks,
+            `average sts` and `average transfer`; for fine-tunings `TASK_accuracy`, `TASK_pearson`
+            and `average`.
         source: Where the scores are published.
     """
 
@@ -101,14 +114,18 @@ def read_study(file: str) -> tuple[str, Study]:
     path = shipped if shipped.is_file() else expand_path(file)
     if not path.is_file():
         names = ", ".join(sorted(each.stem for each in SHIPPED_STUDIES.glob("*.py")))
-        raise ConfigError(f"--config: {file!r} is neither a file nor the name of a study. Known names: {names}")
+        raise ConfigError(
+            f"--config: {file!r} is neither a file nor the name of a study. Known names: {names}"
+        )
     try:
         study = runpy.run_path(str(path)).get("get_study", lambda: None)()
     except Exception as error:  # whatever the file's own code raises
         message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}: {message}") from error
     if not isinstance(study, Study):
-        raise ConfigError(f"{path}: define a function get_study() that returns a Study, got {study!r}")
+        raise ConfigError(
+            f"{path}: define a function get_study() that returns a Study, got {study!r}"
+        )
     return path.stem, study
 
 
@@ -123,10 +140,12 @@ class StudyRun:
     seed: int | None  # None for the starting checkpoint
     config: Config  # with the seed
     folder: Path
-    tasks: tuple[str, ...] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
+    # empty for a fine-tuning, because its labelled tasks give its scores
+    tasks: tuple[str, ...] = ()
     pooler: str | None = None  # of the starting checkpoint
     start: "StudyRun | None" = None  # whose encoder a fine-tuning starts from
-    record: StudyRecord | None = dataclasses.field(default=None, compare=False, repr=False)  # that may have its results
+    # that may have its results
+    record: StudyRecord | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -147,7 +166,12 @@ class StudyRun:
     @property
     def key(self) -> Key:
         """What identifies the run in a record."""
-        return self.row, self.seed, digest_of(self.config, self.start.config if self.start else None), self.tasks
+        return (
+            self.row,
+            self.seed,
+            digest_of(self.config, self.start.config if self.start else None),
+            self.tasks,
+        )
 
     def look_here(self) -> tuple[dict[str, Any] | None, str]:
         """Return the same by the run's folder alone."""
@@ -163,7 +187,12 @@ class StudyRun:
         except CheckpointError as error:
             return None, str(error)
         if (self.folder / FAILURE).is_file():
-            reason = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
+            reason = (
+                (self.folder / FAILURE)
+                .read_text(encoding="utf-8", errors="replace")
+                .strip()
+                .partition("\n")[0]
+            )
             return None, f"failed: {reason}"
         return None, "started" if (self.folder / CONFIG).is_file() else NOT_STARTED
 
@@ -173,16 +202,21 @@ class StudyRun:
             return
         then = flat(Config.from_dict(self._read_results()["config"]).to_dict())
         now = flat(self.config.to_dict())
-        ignored = machine_keys() | ({"model.name_or_path"} if self.start else set())  # a folder, which may be moved
+        # a folder, which may be moved
+        ignored = machine_keys() | ({"model.name_or_path"} if self.start else set())
         if changed := [key for key in now if then.get(key) != now[key] and key not in ignored]:
-            values = "\n  ".join(f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed)
+            values = "\n  ".join(
+                f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed
+            )
             raise ConfigError(
                 f"{self.folder} holds {self.label} with another configuration. Give another --workdir, or the same "
                 f"overrides:\n  {values}"
             )
 
     def _read_results(self) -> dict[str, Any]:
-        return read_sealed(self.folder / RESULTS, "Run the study without --report to score the run again")
+        return read_sealed(
+            self.folder / RESULTS, "Run the study without --report to score the run again"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +237,9 @@ class Plan:
 
     def with_record(self, record: StudyRecord) -> "Plan":
         """Return the plan, whose runs are done if the record has their results."""
-        return dataclasses.replace(self, runs=[dataclasses.replace(run, record=record) for run in self.runs])
+        return dataclasses.replace(
+            self, runs=[dataclasses.replace(run, record=record) for run in self.runs]
+        )
 
     def selected(self, variants: Sequence[str]) -> list[StudyRun]:
         """Return the runs of these variants (without any: of all), in the order of seeds."""
@@ -211,17 +247,24 @@ class Plan:
             if value not in self.rows:
                 known = ", ".join(self.rows)
                 raise ConfigError(f"--variants: {self.name} has no {value!r}. It has: {known}")
-        return [run for run in sorted(self.runs, key=lambda run: run.seed or 0) if not variants or run.row in variants]
+        return [
+            run
+            for run in sorted(self.runs, key=lambda run: run.seed or 0)
+            if not variants or run.row in variants
+        ]
 
 
 def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) -> Plan:
     """Build the configuration of every run.
 
-    Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the `--finetune.KEY=VALUE`.
+    Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the
+    `--finetune.KEY=VALUE`.
     """
     if not study.variants:
         raise ConfigError(f"{name}: a study needs variants")
-    of_tunings = [argument for argument in overrides if argument.lstrip("-").startswith("finetune.")]
+    of_tunings = [
+        argument for argument in overrides if argument.lstrip("-").startswith("finetune.")
+    ]
     if of_tunings and not study.finetunings:
         raise ConfigError(f"{of_tunings[0]}: {name} has no fine-tunings")
     values = read_overrides(argument for argument in overrides if argument not in of_tunings)
@@ -231,25 +274,35 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
     for field, of in {"seeds_of": encoders, "published": runs}.items():
         rows = dict.fromkeys(run.row for run in of)
         if unknown := getattr(study, field).keys() - rows.keys():
-            raise ConfigError(f"{name}: {field} names {min(unknown)!r}. The study has: {', '.join(rows)}")
+            raise ConfigError(
+                f"{name}: {field} names {min(unknown)!r}. The study has: {', '.join(rows)}"
+            )
     folders: dict[str, StudyRun] = {}
     for run in runs:
         if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
-            raise ConfigError(f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one")
+            raise ConfigError(
+                f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one"
+            )
     return Plan(name, study, runs)
 
 
-def _encoders(name: str, study: Study, values: Mapping[str, Any], workdir: Path) -> Iterator[StudyRun]:
+def _encoders(
+    name: str, study: Study, values: Mapping[str, Any], workdir: Path
+) -> Iterator[StudyRun]:
     """Yield the starting checkpoints, with each pooler, and the runs of all variants."""
     tasks = tuple(study.tasks)
     for pooler in study.start:
         row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
         config = _changed(name, study.base, values)
-        yield StudyRun(row, None, config, _folder_of(row, None, workdir), tasks=tasks, pooler=pooler)
+        yield StudyRun(
+            row, None, config, _folder_of(row, None, workdir), tasks=tasks, pooler=pooler
+        )
     for row, settings in study.variants.items():
         config = _changed(f"{name}: variant {row!r}", study.base, {**settings, **values})
         for seed in study.seeds_of.get(row, study.seeds):
-            yield StudyRun(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), tasks=tasks)
+            yield StudyRun(
+                row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), tasks=tasks
+            )
 
 
 def _tuned(
@@ -258,13 +311,21 @@ def _tuned(
     """Yield the fine-tunings of all encoders."""
     for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
         trained = str(encoder.folder.absolute())
-        start = {"model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained}
+        start = {
+            "model.name_or_path": encoder.config.model.name_or_path if encoder.pooler else trained
+        }
         if encoder.pooler and encoder.pooler != OWN_POOLER:
             start["model.pooler"] = encoder.pooler
-        config = _changed(f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **values, **start})
+        config = _changed(
+            f"{name}: fine-tuning {tuning!r}", FINETUNING, {**settings, **values, **start}
+        )
         row = f"{encoder.row}, {tuning}"
-        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
-            yield StudyRun(row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), start=encoder)
+        for seed in (
+            study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]
+        ):
+            yield StudyRun(
+                row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), start=encoder
+            )
 
 
 def _folder_of(row: str, seed: int | None, workdir: Path) -> Path:
@@ -280,10 +341,14 @@ def _changed(where: str, base: "str | ConfigDict", settings: Settings) -> Config
     """Return a configuration with changed values. Errors begin with the place."""
     try:
         if "train.seed" in settings:
-            raise ConfigError("train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them")
+            raise ConfigError(
+                "train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them"
+            )
         config = configuration(base, settings)[1]
         if config.distributed:
-            raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
+            raise ConfigError(
+                "distributed=True: a run of a study uses one host. Several hosts may share a study"
+            )
     except ConfigError as error:
         raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
     return config
@@ -306,7 +371,8 @@ def run_study(
     """Do the runs of a study that are not done, write its tables and print one: the command, with its options.
 
     Returns:
-        The exit code: 0; 1 if a run failed; 3 if runs are not done for another reason; 130 if the study was stopped.
+        The exit code: 0; 1 if a run failed; 3 if runs are not done for another reason; 130 if the
+            study was stopped.
     """
     name, study = read_study(config)
     if tasks is not None:
@@ -346,7 +412,11 @@ def run_study(
 
 def say_what_it_takes(runs: Sequence[StudyRun], folder: Path) -> None:
     """Log how long the runs that are not done will take, and how much disk they need, if that is worth timing."""
-    rest = [run for run in runs if run.seed is not None and not run.start and run.look()[1] == NOT_STARTED]
+    rest = [
+        run
+        for run in runs
+        if run.seed is not None and not run.start and run.look()[1] == NOT_STARTED
+    ]
     if len(rest) < WORTH_TIMING:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -369,7 +439,9 @@ def _probe(run: StudyRun, folder: Path) -> estimate.Cost | None:
         log_line(f"notice: {run.row} was not timed: {error}")
         return None
     if cost is None:
-        log_line(f"notice: {run.row} was not timed: its runs have fewer than {estimate.STEPS} steps")
+        log_line(
+            f"notice: {run.row} was not timed: its runs have fewer than {estimate.STEPS} steps"
+        )
     return cost
 
 
@@ -431,9 +503,10 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
     """Train a run, score it and write its `evaluation.json`.
 
     Returns:
-        What tables need: `asked` (the tasks), `config`, `metric` (the dev metric), `dev` (its score), `dev_text`
-        (identifies the text of the dev metric), `scores` by column, and `notes`. The metric of a fine-tuning is the
-        average over its labelled tasks, and the scores are those of the tasks.
+        What tables need: `asked` (the tasks), `config`, `metric` (the dev metric), `dev` (its
+        score), `dev_text` (identifies the text of the dev metric), `scores` by column, and `notes`.
+        The metric of a fine-tuning is the average over its labelled tasks, and the scores are those
+        of the tasks.
     """
     settings = evaluation.EvaluationSettings(
         tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler
@@ -441,7 +514,8 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
     notes = []
     if run.pooler:
         model = run.config.model.name_or_path
-        if run.pooler == OWN_POOLER:  # the one that the checkpoint records, or else the one of its training
+        # the one that the checkpoint records, or else the one of its training
+        if run.pooler == OWN_POOLER:
             config, start, _ = open_start(run.config, make_mesh(run.config))
             applied = start.checkpoint.sentence_head.applied(start.pooler(config))
             settings = dataclasses.replace(settings, pooler=applied)
@@ -452,24 +526,40 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
         notes.append(f"{run.row}: {model} before training, pooler {settings.pooler}")
     else:
         model = str(run.folder)
-        # A run with results is trained, and its text may be gone. A fine-tuning writes predictions after the export.
+        # A run with results is trained, and its text may be gone. A fine-tuning writes predictions
+        # after the export.
         if run.start or not (run.is_trained and (run.folder / RESULTS).is_file()):
             (run_finetune if run.start else api.run)(run.config, run.folder)
         selection = read_selection(run.folder)
         assert selection, "training ends with the selection"
-        dev, metric, dev_text = selection.record.dev, selection.record.dev_metric, selection.record.dev_text
+        dev, metric, dev_text = (
+            selection.record.dev,
+            selection.record.dev_metric,
+            selection.record.dev_text,
+        )
         if run.start:
-            notes.append(f"{run.row}: fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks")
+            notes.append(
+                f"{run.row}: fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks"
+            )
         if selection.interpolation < 1:
             notes.append(f"{run.label}: {origin(selection.interpolation, selection.record.step)}")
-    scores = {name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())}
+    scores = {
+        name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())
+    }
     if run.tasks:
         scored = runner.evaluate_model(model, settings)
         runner.write_results(scored, run.folder / EVALUATION)
         scores |= results.scores_by_column(scored)
         notes += [f"{task}: no score: {reason}" for task, reason in scored["missing"].items()]
-        notes += [f"{task}: not the official data: {how}" for task, how in scored["not_official"].items()]
-    found = {"asked": run.tasks, "config": run.config.to_dict(), "metric": metric, "dev": dev[metric]}
+        notes += [
+            f"{task}: not the official data: {how}" for task, how in scored["not_official"].items()
+        ]
+    found = {
+        "asked": run.tasks,
+        "config": run.config.to_dict(),
+        "metric": metric,
+        "dev": dev[metric],
+    }
     return found | {"dev_text": dev_text, "scores": scores, "notes": notes}
 
 
@@ -503,7 +593,9 @@ def summarize(plan: Plan) -> table.Summary:
             }
         )
     if plan.study.published:
-        notes.append(f"published: {plan.study.source}, with its own checkpoints, text and number of steps")
+        notes.append(
+            f"published: {plan.study.source}, with its own checkpoints, text and number of steps"
+        )
     notes += [f"{label}: {state}" for label, state in states.items() if state != NOT_STARTED]
     if waiting := [label for label, state in states.items() if state == NOT_STARTED]:
         notes.append(f"{NOT_STARTED}: {'; '.join(waiting)}")
@@ -511,15 +603,20 @@ def summarize(plan: Plan) -> table.Summary:
     return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
 
 
-def _columns(run: StudyRun, found: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
+def _columns(
+    run: StudyRun, found: Mapping[str, Any], titles: dict[tuple[str, str], str]
+) -> dict[str, float]:
     """Return the scores by column: the dev metric first, but the average of a fine-tuning last.
 
-    Rows that measure a dev metric on different text get different columns. New columns are added to `titles`.
+    Rows that measure a dev metric on different text get different columns. New columns are added to
+    `titles`.
     """
     metric, dev = found["metric"], found["dev"]
     if run.start:
         return found["scores"] | {metric: dev}
     title = "STS-B dev" if metric == "stsb_spearman" else f"dev {metric}"
     is_first = all(known != metric for known, _ in titles)
-    column = titles.setdefault((metric, found["dev_text"]), title if is_first else f"{title}, text of {run.row}")
+    column = titles.setdefault(
+        (metric, found["dev_text"]), title if is_first else f"{title}, text of {run.row}"
+    )
     return {column: dev} | found["scores"]

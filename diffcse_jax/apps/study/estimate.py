@@ -31,7 +31,11 @@ class Cost:
     def seconds(self, every: int) -> float:
         """Return the duration of a run with a dev evaluation after `every` steps (0: only at the end)."""
         evaluations = -(-self.steps // every) if every else 1  # the last one is at the end
-        return self.steps * self.step_seconds + evaluations * self.evaluation_seconds + self.other_seconds
+        return (
+            self.steps * self.step_seconds
+            + evaluations * self.evaluation_seconds
+            + self.other_seconds
+        )
 
     @property
     def bytes(self) -> int:
@@ -92,7 +96,9 @@ def probe(config: Config, folder: Path) -> Cost | None:
     )
 
 
-def describe(costs: Mapping[str, Cost], runs: Sequence[tuple[str, int]], free: int) -> Iterable[str]:
+def describe(
+    costs: Mapping[str, Cost], runs: Sequence[tuple[str, int]], free: int
+) -> Iterable[str]:
     """Yield what runs will need, in words.
 
     Args:

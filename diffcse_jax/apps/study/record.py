@@ -28,7 +28,8 @@ def digest_of(config: Config, start: Config | None = None) -> str:
 
     Args:
         config: The configuration of a run.
-        start: That of the encoder that a fine-tuning starts from, whose folder is named differently everywhere.
+        start: That of the encoder that a fine-tuning starts from, whose folder is named differently
+            everywhere.
     """
     free = machine_keys() | ({"model.name_or_path"} if start else set())
     values = {key: value for key, value in flat(portable(config)).items() if key not in free}
@@ -57,7 +58,9 @@ class StudyRecord:
     def add(self, key: Key, results: Mapping[str, Any]) -> None:
         """Append the results of a run. Several processes may share a record."""
         row, seed, settings, tasks = key
-        kept = {name: value for name, value in results.items() if name != "config"} | {"asked": list(tasks)}
+        kept = {name: value for name, value in results.items() if name != "config"} | {
+            "asked": list(tasks)
+        }
         entry = {
             "row": row,
             "seed": seed,
@@ -82,7 +85,12 @@ class StudyRecord:
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
-                key = entry["row"], entry["seed"], entry["settings"], tuple(entry["results"]["asked"])
+                key = (
+                    entry["row"],
+                    entry["seed"],
+                    entry["settings"],
+                    tuple(entry["results"]["asked"]),
+                )
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{self.path}, line {number}: not an entry of a study's record. Remove the line"

@@ -11,7 +11,14 @@ from typing import Any
 import scipy.stats
 
 from diffcse_jax.errors import require_extra
-from diffcse_jax.evaluation.results import SHORT_NAMES, TableRow, format_means, format_scores, sections, table
+from diffcse_jax.evaluation.results import (
+    SHORT_NAMES,
+    TableRow,
+    format_means,
+    format_scores,
+    sections,
+    table,
+)
 from diffcse_jax.io import write_json, write_text
 
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
@@ -21,7 +28,8 @@ POWER = 0.8  # the share of studies that see a true difference
 MOST_SEEDS = 1000
 
 Summary = dict[str, Any]  # the content of study.json
-Seeds = Mapping[str, Mapping[str, float]]  # the scores of a row by seed ("-" for the starting checkpoint) and column
+# the scores of a row by seed ("-" for the starting checkpoint) and column
+Seeds = Mapping[str, Mapping[str, float]]
 
 
 def write(summary: Summary, workdir: Path) -> None:
@@ -34,7 +42,10 @@ def write(summary: Summary, workdir: Path) -> None:
     for name, figure in pictures.items():
         figure.savefig(workdir / name, dpi=120)
     # `log_line` would ask JAX for its devices, which may belong to another process.
-    print(f"wrote {', '.join([*FILES.values(), 'study.json', *pictures])} in {workdir}", file=sys.stderr)
+    print(
+        f"wrote {', '.join([*FILES.values(), 'study.json', *pictures])} in {workdir}",
+        file=sys.stderr,
+    )
 
 
 def show(summary: Summary, style: str) -> str:
@@ -53,10 +64,15 @@ def show(summary: Summary, style: str) -> str:
                     "with which four of five studies see a difference as large as that of the first column"
                 )
             )
-            shown = [name for name in itertools.chain(*columns) if any(name in row["difference"] for row in compared)]
+            shown = [
+                name
+                for name in itertools.chain(*columns)
+                if any(name in row["difference"] for row in compared)
+            ]
             lines = [_difference_row(row, shown[0]) for row in compared]
             parts.append(table(["pairs", "needed", *shown], lines, style))
-    separator = "\n\n" if style == "markdown" else "\n"  # Markdown joins lines that follow one another
+    # Markdown joins lines that follow one another
+    separator = "\n\n" if style == "markdown" else "\n"
     parts.append(separator.join(map(remark, summary["notes"])))
     return "\n\n".join(parts) + "\n"
 
@@ -65,9 +81,11 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
     """Return the mean difference `other - first` in a column, or None if the rows share no seed.
 
     Returns:
-        `mean` and the number `n` of shared seeds. Unless there is a single one, or all seeds differ by the same
-        amount: the bounds `low` and `high` of the 95% interval and the p-value `p`, both by the paired t-test
-        (two-sided), and `needed`, the number of seeds that a difference of this size needs (`seeds_needed`).
+        `mean` and the number `n` of shared seeds. Unless there is a single one, or all seeds differ
+        by the same
+        amount: the bounds `low` and `high` of the 95% interval and the p-value `p`, both by the
+        paired t-test (two-sided), and `needed`, the number of seeds that a difference of this size
+        needs (`seeds_needed`).
     """
     shared = [seed for seed in other if column in other[seed] and column in first.get(seed, {})]
     if not shared:
@@ -105,8 +123,13 @@ def seeds_needed(mean: float, deviation: float) -> int | None:
 def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the columns of each table. Dev scores come first."""
     scored = [scores for row in rows for scores in row["scores"].values()]
-    dev = [column for column in summary["dev_columns"] if any(column in scores for scores in scored)]
-    tests = [{column: score for column, score in scores.items() if column not in dev} for scores in scored]
+    dev = [
+        column for column in summary["dev_columns"] if any(column in scores for scores in scored)
+    ]
+    tests = [
+        {column: score for column, score in scores.items() if column not in dev}
+        for scores in scored
+    ]
     first, *others = sections(tests) or [[]]
     return [[*dev, *first], *others]
 
@@ -114,7 +137,9 @@ def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[
 def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[TableRow]:
     lines = []
     for row in rows:
-        lines.append(TableRow(row["row"], {"n": str(row["n"])} | format_means([*row["scores"].values()])))
+        lines.append(
+            TableRow(row["row"], {"n": str(row["n"])} | format_means([*row["scores"].values()]))
+        )
         if not row["published"].keys().isdisjoint(columns):
             lines.append(TableRow(f"{row['row']} (published)", format_scores(row["published"])))
     return lines
@@ -147,10 +172,14 @@ def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
             scores = [seed[column] for seed in row["scores"].values() if column in seed]
             if scores:
                 (points,) = axes.plot(scores, [height] * len(scores), "o", alpha=0.6)
-                axes.plot(statistics.mean(scores), height, "|", markersize=16, color=points.get_color())
+                axes.plot(
+                    statistics.mean(scores), height, "|", markersize=16, color=points.get_color()
+                )
             if column in row["published"]:
                 axes.plot(row["published"][column], height, "D", color="black", fillstyle="none")
-        axes.set_yticks(range(len(rows)), [row["row"] for row in rows] if number % across == 0 else [])
+        axes.set_yticks(
+            range(len(rows)), [row["row"] for row in rows] if number % across == 0 else []
+        )
         axes.invert_yaxis()  # the first row on top
         axes.grid(axis="x", alpha=0.3)
     return figure

@@ -1,7 +1,8 @@
 """Families of encoders: BERT and its descendants.
 
-A family's module holds all that is particular to it: how to read its sizes, the names of its tensors and, if they
-differ, its embeddings, blocks and attention bias. To add a family, add a module here and a line to `hf.FAMILIES`.
+A family's module holds all that is particular to it: how to read its sizes, the names of its
+tensors and, if they differ, its embeddings, blocks and attention bias. To add a family, add a
+module here and a line to `hf.FAMILIES`.
 """
 
 import dataclasses
@@ -12,26 +13,34 @@ import transformers
 
 from diffcse_jax.models.transformer import TransformerConfig
 
-PreTrainedConfig: TypeAlias = "transformers.PreTrainedConfig"  # only named: its module imports PyTorch
-Modules = Mapping[str, str]  # ours by the checkpoint's names; several of ours, joined by "+", are stacked there
+# only named: its module imports PyTorch
+PreTrainedConfig: TypeAlias = "transformers.PreTrainedConfig"
+# ours by the checkpoint's names; several of ours, joined by "+", are stacked there
+Modules = Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
     """The particulars of a family. Each table maps the checkpoint's name of a module to ours."""
 
-    sizes: Callable[[PreTrainedConfig], TransformerConfig]  # raises ValueError, with a message for users
+    # raises ValueError, with a message for users
+    sizes: Callable[[PreTrainedConfig], TransformerConfig]
     prefix: str  # before the encoder's names inside a model with a head
     modules: Modules  # outside the blocks
     block_prefix: str  # before a block's number
     block: Modules
     mlm_head: Modules
-    decoder: str  # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
-    ignored: str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
-    supported: dict[str, Any] = dataclasses.field(default_factory=dict)  # the only supported values in config.json
-    pooler: Modules = dataclasses.field(default_factory=dict)  # the dense + tanh head on position 0; empty: none
+    # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
+    decoder: str
+    # a regular expression of tensors that are not used: buffers, tied copies, other heads
+    ignored: str
+    # the only supported values in config.json
+    supported: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # the dense + tanh head on position 0; empty: none
+    pooler: Modules = dataclasses.field(default_factory=dict)
     other_prefix: str = ""  # instead of `prefix`, in checkpoints of other code
-    discriminator_head: Modules = dataclasses.field(default_factory=dict)  # for replaced tokens; empty: none
+    # for replaced tokens; empty: none
+    discriminator_head: Modules = dataclasses.field(default_factory=dict)
 
 
 def rotary_base(rope: Mapping[str, Any], *types: str) -> float:

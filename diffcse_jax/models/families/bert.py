@@ -11,7 +11,11 @@ EMBEDDINGS = {
     "embeddings.LayerNorm": "embeddings.norm",
 }
 TOKEN_TYPES = {"embeddings.token_type_embeddings": "embeddings.token_type"}
-FEED_FORWARD = {"intermediate.dense": "intermediate", "output.dense": "output", "output.LayerNorm": "output_norm"}
+FEED_FORWARD = {
+    "intermediate.dense": "intermediate",
+    "output.dense": "output",
+    "output.LayerNorm": "output_norm",
+}
 
 
 def sizes(config: PreTrainedConfig, **names: str) -> TransformerConfig:

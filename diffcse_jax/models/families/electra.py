@@ -1,6 +1,7 @@
 """ELECTRA (Clark et al. 2020): BERT whose word embeddings may be smaller than its hidden states.
 
-Its checkpoints come in pairs. A generator is a masked LM. A discriminator tells which tokens a generator has replaced.
+Its checkpoints come in pairs. A generator is a masked LM. A discriminator tells which tokens a
+generator has replaced.
 """
 
 import dataclasses
@@ -20,7 +21,9 @@ class ElectraEmbeddings(InputEmbeddings):
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         super().__init__(config, dtype=dtype, rngs=rngs)
         differs = config.word_size != config.hidden_size
-        self.project = Dense(config.word_size, config.hidden_size, dtype=dtype, rngs=rngs) if differs else None
+        self.project = (
+            Dense(config.word_size, config.hidden_size, dtype=dtype, rngs=rngs) if differs else None
+        )
 
     def __call__(self, rows: TokenRows, *, keys: RowKeys) -> Tokens:
         embedded = super().__call__(rows, keys=keys)
@@ -30,7 +33,9 @@ class ElectraEmbeddings(InputEmbeddings):
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of a generator or a discriminator."""
     like_bert, size = bert.sizes(config), config.embedding_size
-    return dataclasses.replace(like_bert, embedding_size=size, mlm_activation="gelu", embeddings=ElectraEmbeddings)
+    return dataclasses.replace(
+        like_bert, embedding_size=size, mlm_activation="gelu", embeddings=ElectraEmbeddings
+    )
 
 
 ELECTRA = dataclasses.replace(

@@ -11,7 +11,8 @@ from typing import Any
 from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
-GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)  # one object, so equal sizes are equal
+# one object, so equal sizes are equal
+GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)
 
 
 def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,10 +22,17 @@ def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     converted, scaling = {**values, "model_type": "gte"}, values.get("rope_scaling") or {}
     if scaling.get("type") == "ntk" and scaling.get("mixed_b") is None:
-        factor, head_size = scaling["factor"], values["hidden_size"] // values["num_attention_heads"]
+        factor, head_size = (
+            scaling["factor"],
+            values["hidden_size"] // values["num_attention_heads"],
+        )
         base = values["rope_theta"] * factor
         converted |= {"rope_scaling": None, "rope_theta": base}
-        converted["rope_parameters"] = {"rope_type": "linear", "rope_theta": base, "factor": factor ** (2 / head_size)}
+        converted["rope_parameters"] = {
+            "rope_type": "linear",
+            "rope_theta": base,
+            "factor": factor ** (2 / head_size),
+        }
     return converted
 
 
@@ -52,7 +60,10 @@ GTE = Family(
     },
     prefix="gte.",
     other_prefix="new.",
-    modules={"embeddings.word_embeddings": "embeddings.word", "embeddings.LayerNorm": "embeddings.norm"}
+    modules={
+        "embeddings.word_embeddings": "embeddings.word",
+        "embeddings.LayerNorm": "embeddings.norm",
+    }
     | bert.TOKEN_TYPES,
     block_prefix="encoder.layer.",
     block={

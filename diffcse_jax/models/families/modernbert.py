@@ -1,7 +1,8 @@
 """ModernBERT (Warner et al. 2024), and its descendants: Ettin's encoders, mmBERT, gte-modernbert, granite-embedding-r2.
 
-Norms come before attention and the feed-forward network, whose units are gated. Positions are rotary. Every third block
-sees all tokens, the others a window. Dense layers and norms have no biases.
+Norms come before attention and the feed-forward network, whose units are gated. Positions are
+rotary. Every third block sees all tokens, the others a window. Dense layers and norms have no
+biases.
 """
 
 import dataclasses
@@ -19,19 +20,29 @@ from diffcse_jax.models.transformer import Block, LogitBias, TransformerConfig, 
 class ModernBertBlock(Block):
     """Self-attention and a gated feed-forward network, each followed by a residual connection.
 
-    A norm comes before each of them; `output_norm` before the feed-forward network. The first block has no norm before
-    its attention: the embeddings have just been normalised.
+    A norm comes before each of them; `output_norm` before the feed-forward network. The first block
+    has no norm before its attention: the embeddings have just been normalised.
     """
 
     def __init__(self, config: TransformerConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        super().__init__(config, index, bias=False, gated=True, attention_norm=index > 0, dtype=dtype, rngs=rngs)
+        super().__init__(
+            config, index, bias=False, gated=True, attention_norm=index > 0, dtype=dtype, rngs=rngs
+        )
         self.attention_rate = config.attention_dropout[index]
 
     def __call__(
-        self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None = None
+        self,
+        hidden_states: Tokens,
+        rows: TokenRows,
+        bias: LogitBias,
+        *,
+        keys: RowKeys,
+        positions: int | None = None,
     ) -> Float[Array, "*outputs hidden"]:
         probabilities_keys, attention_keys, unit_keys = split_keys(keys, rows, positions, outputs=2)
-        normed = hidden_states if self.attention_norm is None else self.attention_norm(hidden_states)
+        normed = (
+            hidden_states if self.attention_norm is None else self.attention_norm(hidden_states)
+        )
         attended = self.attention(normed, rows, bias, keys=probabilities_keys, positions=positions)
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
@@ -63,7 +74,10 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
         final_norm=True,
         block=ModernBertBlock,
         rotary_bases=tuple(bases[kind] for kind in config.layer_types),
-        windows=tuple(config.local_attention // 2 if kind != "full_attention" else 0 for kind in config.layer_types),
+        windows=tuple(
+            config.local_attention // 2 if kind != "full_attention" else 0
+            for kind in config.layer_types
+        ),
     )
 
 

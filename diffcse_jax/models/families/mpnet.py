@@ -11,7 +11,8 @@ from diffcse_jax.models.families import PreTrainedConfig, bert, roberta
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 
-BUCKETS = 32  # transformers' MPNet has this value, whatever the configuration says, and the padding id 1
+# transformers' MPNet has this value, whatever the configuration says, and the padding id 1
+BUCKETS = 32
 
 
 class RelativeAttentionBias(nnx.Module):
@@ -27,13 +28,15 @@ class RelativeAttentionBias(nnx.Module):
 def relative_buckets(positions: int) -> Int[np.ndarray, "positions positions"]:
     """Return the bucket of each key's position (column) relative to the query's (row), as in T5 (Raffel et al. 2020).
 
-    Keys after the query have the upper half of the buckets. In each half, distances below 8 have one bucket each. Above
-    8, there are two buckets for every doubling, and the last bucket takes all larger distances.
+    Keys after the query have the upper half of the buckets. In each half, distances below 8 have
+    one bucket each. Above 8, there are two buckets for every doubling, and the last bucket takes
+    all larger distances.
     """
     relative = np.arange(positions) - np.arange(positions)[:, None]
     distance = np.abs(relative)
     near, half = BUCKETS // 4, BUCKETS // 2
-    # floor(2 log2(distance / 8)) by the exponent of the square. A rounded logarithm may fall short of a whole number.
+    # floor(2 log2(distance / 8)) by the exponent of the square. A rounded logarithm may fall short
+    # of a whole number.
     doublings = np.frexp((np.maximum(distance, near) / near) ** 2)[1] - 1
     bucket = np.where(distance < near, distance, np.minimum(near + doublings, half - 1))
     return (bucket + half * (relative > 0)).astype(np.int32)
@@ -41,7 +44,9 @@ def relative_buckets(positions: int) -> Int[np.ndarray, "positions positions"]:
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    return dataclasses.replace(roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias)
+    return dataclasses.replace(
+        roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias
+    )
 
 
 MPNET = dataclasses.replace(

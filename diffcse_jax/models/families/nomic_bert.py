@@ -8,7 +8,8 @@ from typing import Any
 from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
-GATED_BLOCK = partial(Block, bias=False, gated=True)  # one object, so equal sizes are equal. Its norms have biases
+# one object, so equal sizes are equal. Its norms have biases
+GATED_BLOCK = partial(Block, bias=False, gated=True)
 # Keys of the authors' first configurations, and BERT's names for them.
 FIRST_KEYS = {
     "n_embd": "hidden_size",
@@ -22,7 +23,8 @@ FIRST_KEYS = {
     "rotary_emb_base": "rope_theta",
     "activation_function": "hidden_act",
 }
-GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}  # activations of gates, by the authors' names
+# activations of gates, by the authors' names
+GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 
 
 def as_nomic_bert(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +38,9 @@ def as_nomic_bert(values: Mapping[str, Any]) -> dict[str, Any]:
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
     like_bert, base = bert.sizes(config), rotary_base(config.rope_parameters)
-    return dataclasses.replace(like_bert, block=GATED_BLOCK, rotary_bases=(base,) * like_bert.num_blocks)
+    return dataclasses.replace(
+        like_bert, block=GATED_BLOCK, rotary_bases=(base,) * like_bert.num_blocks
+    )
 
 
 NOMIC_BERT = Family(

@@ -28,7 +28,9 @@ def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of any encoder with RoBERTa's positions and masked-LM head."""
     offset = config.pad_token_id + 1
     like_bert = bert.sizes(config)
-    return dataclasses.replace(like_bert, position_offset=offset, mlm_activation="gelu", embeddings=RobertaEmbeddings)
+    return dataclasses.replace(
+        like_bert, position_offset=offset, mlm_activation="gelu", embeddings=RobertaEmbeddings
+    )
 
 
 ROBERTA = dataclasses.replace(
