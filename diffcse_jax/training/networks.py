@@ -221,7 +221,7 @@ def build(
 
     dtype, key = (
         jnp.dtype(config.precision),
-        fold_in_name(jax.random.key(config.train.seed), "initial weights"),
+        fold_in_name(jax.random.key(config.train.seed_of("heads")), "initial weights"),
     )
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
