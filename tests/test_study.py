@@ -414,7 +414,7 @@ def test_last_checkpoints_dev_splits_and_accuracies_have_their_own_columns(tmp_p
         "model pairs needed STS-B dev STS-B SICK-R dev STS-B (last)",
         "model rtd_accuracy",
     ]
-    assert tables[-2][-1].split() == ["DiffCSE", "0.75", "±", "0.00"]  # steps 101 to 200
+    assert tables[-2][-1].split() == ["DiffCSE", "75.25", "±", "0.00"]  # steps 101 to 200
 
 
 def test_dev_scores_on_different_text_are_not_compared(tmp_path):

@@ -92,7 +92,12 @@ def by_column(seeds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def format_scores(scores: Mapping[str, float]) -> dict[str, str]:
     """Return the scores as text, with the decimals of their columns."""
-    return {column: f"{score:.{_DECIMALS.get(column, 2)}f}" for column, score in scores.items()}
+
+    def decimals(column: str) -> int:
+        score, *_ = column.split(" ")  # such as `uniformity (last)`
+        return _DECIMALS.get(score, 2)
+
+    return {column: f"{score:.{decimals(column)}f}" for column, score in scores.items()}
 
 
 def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:

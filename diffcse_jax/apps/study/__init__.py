@@ -690,9 +690,10 @@ def summarize(plan: Plan) -> table.Summary:
     notes += [f"{label}: {state}" for label, state in states.items() if state != NOT_STARTED]
     for row, runs in plan.rows.items():
         waiting = [run for run in runs if states.get(run.label) == NOT_STARTED]
-        seeds = ", ".join(str(run.seed) for run in waiting if run.seed is not None)
+        seeds = [str(run.seed) for run in waiting if run.seed is not None]
+        which = f", seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" if seeds else ""
         if waiting:
-            notes.append(f"{NOT_STARTED}: {row}{f', seed {seeds}' if seeds else ''}")
+            notes.append(f"{NOT_STARTED}: {row}{which}")
     about = {"study": plan.name, "source": plan.study.source, "dev_columns": [*titles.values()]}
     return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
 

@@ -75,7 +75,7 @@ def show(summary: Summary, style: str) -> str:
             lines = [_difference_row(row, shown[0]) for row in compared]
             parts.append(table(["pairs", "needed", *shown], lines, style))
         if training := _training(rows, style):
-            parts.append(remark("in training, mean over the last steps"))
+            parts.append(remark("accuracies in training x 100, mean over the last steps"))
             parts.append(training)
     # Markdown joins lines that follow one another
     separator = "\n\n" if style == "markdown" else "\n"
@@ -143,19 +143,16 @@ def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[
 
 
 def _training(rows: Sequence[Mapping[str, Any]], style: str) -> str:
-    """Return a table of the accuracies that training logged, or an empty string."""
-    means = {row["row"]: [*row["training"].values()] for row in rows}
-    names = dict.fromkeys(
-        name for seeds in means.values() for seed in seeds for name in seed if ACCURACY.search(name)
-    )
-    lines = [
-        TableRow(
-            row,
-            format_means([{name: seed[name] for name in names if name in seed} for seed in seeds]),
-        )
-        for row, seeds in means.items()
-        if any(not seed.keys().isdisjoint(names) for seed in seeds)
-    ]
+    """Return a table of the accuracies that training logged, x 100, or an empty string."""
+    means = {}
+    for row in rows:
+        seeds = row["training"].values()
+        means[row["row"]] = [
+            {name: 100 * value for name, value in seed.items() if ACCURACY.search(name)}
+            for seed in seeds
+        ]
+    lines = [TableRow(row, format_means(seeds)) for row, seeds in means.items() if any(seeds)]
+    names = dict.fromkeys(name for line in lines for name in line.cells)
     return table([*names], lines, style) if names else ""
 
 
