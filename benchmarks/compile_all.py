@@ -130,7 +130,8 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         size = f"{memory['total'] / 2**30:.2f} of {memory['available'] / 2**30:.2f} GiB"
         fits = "yes" if record["fits"] else "no"
         lines.append(
-            f"| {words} | {record['target']} | {size} | {fits} | {_moved(record.get('collectives', []))} |"
+            f"| {words} | {record['target']} | {size} | {fits} | "
+            f"{_moved(record.get('collectives', []))} |"
         )
     return "\n".join(lines)
 

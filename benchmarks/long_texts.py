@@ -122,7 +122,10 @@ def planned_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the median time of a call after a first one: processor time on a CPU, else time on the clock."""
+    """Return the median time of a call after a first one.
+
+    It is processor time on a CPU, and time on the clock elsewhere.
+    """
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     times = []
     for _ in range(repeats + 1):

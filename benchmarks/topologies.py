@@ -84,7 +84,8 @@ def _tpus(name: str, chips_of_a_host: list[int]) -> Sequence[jax.Device]:
         import libtpu  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"--target {name} needs the TPU's compiler: pip install libtpu (Google Cloud Platform Terms of Service)"
+            f"--target {name} needs the TPU's compiler: pip install libtpu (Google Cloud Platform "
+            "Terms of Service)"
         ) from error
     try:
         topology = topologies.get_topology_desc(
@@ -109,6 +110,7 @@ def _gpu() -> Sequence[jax.Device]:
         )
     except Exception as error:
         raise ConfigError(
-            f"--target h100 needs JAX's CUDA plugin: pip install 'jax[cuda13]' ({str(error).splitlines()[0]})"
+            "--target h100 needs JAX's CUDA plugin: pip install 'jax[cuda13]' "
+            f"({str(error).splitlines()[0]})"
         ) from error
     return topology.devices

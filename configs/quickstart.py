@@ -1,4 +1,6 @@
-"""Adapt MiniLM to the docstrings of the installed Python packages: no hub, no data, minutes on two CPU cores.
+"""Adapt MiniLM to the docstrings of the installed Python packages.
+
+It needs no hub and no data, and takes minutes on two CPU cores.
 
 Command:   make quickstart      (or: python train.py --config configs/quickstart.py)
 Text:      docstrings of the standard library, numpy, scipy, jax and other installed packages.

@@ -61,14 +61,17 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> TokenRows:
-        """All views as rows; row = example * count + view, so the rows of an example are on one device."""
+        """All views as rows.
+
+        Row = example * count + view, so the rows of an example are on one device.
+        """
         ids, mask = (
             values.reshape(-1, values.shape[-1]) for values in (self.input_ids, self.attention_mask)
         )
         return TokenRows(ids, mask, self.layout)
 
     def by_view(self, values: Any) -> tuple[Any, ...]:
-        """Split values of all rows, shape (rows, ...), into those of the first views, the second views, and so on."""
+        """Split values of all rows, shape (rows, ...), into those of each view."""
         of_examples = values.reshape(-1, self.per_example, *values.shape[1:])
         return tuple(of_examples[:, view] for view in range(self.per_example))
 
@@ -98,9 +101,10 @@ def in_blocks(
 
 
 def lay_out(lengths: Int[np.ndarray, "blocks rows"], length: int, capacity: int) -> PackedLayout:
-    """Return the layout of rows with these numbers of real tokens. Raise ValueError if a block's slots do not suffice.
+    """Return the layout of rows with these numbers of real tokens.
 
-    Rows have `length` positions, and blocks have `capacity` slots.
+    Raise ValueError if a block's slots do not suffice. Rows have `length` positions, and blocks
+    have `capacity` slots.
     """
     fullest = int(lengths.sum(axis=1).max())
     if fullest > capacity:
@@ -148,9 +152,10 @@ def unpack(states: Tokens, rows: TokenRows) -> Float[Array, "rows length hidden"
 def token_keys(
     keys: Key[Array, " rows"], rows: TokenRows, positions: int | None = None
 ) -> Key[Array, "*tokens"]:
-    """Return a key for each token. It depends on the row's key and the position, so it is the same in every layout.
+    """Return a key for each token.
 
-    With `positions`, return the keys of the first positions, as rows.
+    It depends on the row's key and the position, so it is the same in every layout. With
+    `positions`, return the keys of the first positions, as rows.
     """
     if rows.layout is None or positions is not None:
         numbers = jnp.arange(rows.input_ids.shape[1] if positions is None else positions)

@@ -39,7 +39,10 @@ _verbosity: Verbosity = "normal"
 
 
 def set_verbosity(verbosity: Verbosity) -> None:
-    """Choose what is printed besides warnings and errors: notices and progress; with "verbose" also libraries' logs."""
+    """Choose what is printed besides warnings and errors.
+
+    These are notices and progress. With "verbose", libraries' logs are printed as well.
+    """
     global _verbosity
     _verbosity = verbosity
     logging.basicConfig(
@@ -54,9 +57,10 @@ def is_quiet() -> bool:
 
 
 def log_line(message: str, *, on_all: bool = False) -> None:
-    """Print a line to standard error, above any progress bar, on the first process only unless `on_all`.
+    """Print a line to standard error, above any progress bar.
 
-    In quiet mode only lines that start with `warning:` are printed.
+    Only the first process prints, unless `on_all`. In quiet mode only lines that start with
+    `warning:` are printed.
     """
     if (on_all or jax.process_index() == 0) and (
         _verbosity != "quiet" or message.startswith("warning:")
@@ -76,9 +80,9 @@ class _Bar(tqdm.tqdm):
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Show progress on standard error, with the time that is left: a bar on a terminal, otherwise lines.
+    """Show progress on standard error, with the time that is left.
 
-    `unit` is a plural in `s`.
+    It is a bar on a terminal, and lines elsewhere. `unit` is a plural in `s`.
     """
 
     def __init__(
@@ -198,10 +202,11 @@ def keep_compiled() -> None:
 
 
 def join() -> None:
-    """Join the other processes of this job, if that has not been done; raise `ConfigError` if they cannot be reached.
+    """Join the other processes of this job, if that has not been done.
 
-    JAX finds the processes on TPU pods, GKE, Slurm and Open MPI. Elsewhere JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID name them.
+    If they cannot be reached, raise a `ConfigError`. JAX finds the processes on TPU pods, GKE,
+    Slurm and Open MPI. Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name
+    them.
     """
     if jax.distributed.is_initialized():
         return
@@ -211,8 +216,9 @@ def join() -> None:
         address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
         who = "this process" if index is None else f"process {index} of {count}"
         message = (
-            f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at {address}. Check that all "
-            "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS."
+            f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at "
+            f"{address}. Check that all processes are running, can reach that port of process 0, "
+            "and have the same JAX_COORDINATOR_ADDRESS."
         )
         print(message, file=sys.stderr, flush=True)
         os._exit(ConfigError.exit_code)
@@ -231,9 +237,9 @@ def join() -> None:
         )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"the other processes were not found: {str(error).strip().splitlines()[0]} JAX knows them on TPU pods, "
-            "GKE, Slurm and Open MPI; elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            f"the other processes were not found: {str(error).strip().splitlines()[0]} JAX knows "
+            "them on TPU pods, GKE, Slurm and Open MPI; elsewhere set JAX_COORDINATOR_ADDRESS "
+            "(host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
     finally:
         timer.cancel()
@@ -242,11 +248,12 @@ def join() -> None:
 
 
 def _distributed_state() -> Any:
-    """Return JAX's state of the joined processes, whose `client` is a key-value store with barriers.
+    """Return JAX's state of the joined processes.
 
-    It is not public, and it is read here only. `multihost_utils.broadcast_one_to_all` cannot
-    replace it: it is a collective, which fails on CPUs if one process comes 30 seconds later than
-    the others. Decisions of the first process (reading data, scoring a model) often take longer.
+    Its `client` is a key-value store with barriers. It is not public, and it is read here only.
+    `multihost_utils.broadcast_one_to_all` cannot replace it: it is a collective, which fails on
+    CPUs if one process comes 30 seconds later than the others. Decisions of the first process
+    (reading data, scoring a model) often take longer.
     """
     from jax._src.distributed import global_state
 
@@ -258,8 +265,9 @@ def require_alone() -> None:
     _, count = process_from_environment() or (0, 1)
     if count > 1:
         raise ConfigError(
-            f"JAX_NUM_PROCESSES={count}, but distributed=False: each of the {count} processes would train the whole "
-            "run in the same workdir. Either set distributed=True, or unset JAX_NUM_PROCESSES and JAX_PROCESS_ID."
+            f"JAX_NUM_PROCESSES={count}, but distributed=False: each of the {count} processes "
+            "would train the whole run in the same workdir. Either set distributed=True, or unset "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
 
 
@@ -270,7 +278,8 @@ def process_from_environment() -> tuple[int, int] | None:
         return None
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(
-            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected an index from 0 and a larger number"
+            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected an index from 0 and a "
+            "larger number"
         )
     return int(index), int(count)
 
@@ -279,11 +288,11 @@ _decision_numbers = itertools.count()  # all processes make the same decisions i
 
 
 def decided_by_first(decide: Callable[[], Any]) -> Any:
-    """Run a function on the first process only, and return its result, made of JSON values, on every process.
+    """Run a function on the first process only, and return its result on every process.
 
-    All processes must call this. The others wait as long as the first process lives, however long
-    the work takes. A `UserError` of the function is raised on every process, so that none waits for
-    another one.
+    The result is made of JSON values. All processes must call this. The others wait as long as the
+    first process lives, however long the work takes. A `UserError` of the function is raised on
+    every process, so that none waits for another one.
     """
     if jax.process_count() == 1:
         return decide()
@@ -307,7 +316,7 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
 
 
 class _Watch:
-    """Tells the other processes that this one is alive, and prints a warning that names processes which hang.
+    """Tells the other processes that this one is alive, and warns of processes that hang.
 
     Two threads do that, because the store does not answer while the first process hangs.
     """
@@ -371,9 +380,10 @@ class _Watch:
     def _warn(self, process: int) -> None:
         sign, when = self._heard[process]
         message = (
-            f"warning: process {process} of {self._count}, on host {sign.partition(' ')[0]}, has been silent for "
-            f"{time.monotonic() - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
-            "processes end. Everything saved is intact; run the same command again to resume."
+            f"warning: process {process} of {self._count}, on host {sign.partition(' ')[0]}, has "
+            f"been silent for {time.monotonic() - when:.0f} s. It hangs or cannot be reached. "
+            f"Within {HEARTBEAT_SECONDS} s the other processes end. Everything saved is intact; "
+            "run the same command again to resume."
         )
         # from every process: the first one may be silent
         print(message, file=sys.stderr, flush=True)
@@ -409,7 +419,10 @@ def stop_requested() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` for SIGTERM in the block, as for Ctrl-C, so that partial files are removed."""
+    """Raise `KeyboardInterrupt` for SIGTERM in the block, as for Ctrl-C.
+
+    Partial files are then removed.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -80,7 +80,8 @@ def serve(options: DemoOptions) -> None:
     """Index a text with each model and serve its search page until Ctrl-C."""
     if options.against == options.model:
         raise ConfigError(
-            f"--against {options.against} is the same as --model. Name another model, or leave --against out"
+            f"--against {options.against} is the same as --model. Name another model, or leave "
+            "--against out"
         )
     folder = expand_path(options.source)
     if options.source != STDIN and (is_index(folder) or find_store(folder)):
@@ -153,7 +154,8 @@ class SearchServer(ThreadingHTTPServer):
         except (OSError, OverflowError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose another --port, or 0"
+                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose "
+                "another --port, or 0"
             ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -229,7 +229,8 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
         for path in matches:
             if (other := found.setdefault(Path(path).name, path)) != path:
                 raise DataError(
-                    f"--input: {other} and {path} have the same name, also for output: use two folders"
+                    f"--input: {other} and {path} have the same name, also for output: use two "
+                    "folders"
                 )
     return [found[name] for name in sorted(found)]
 

@@ -111,7 +111,10 @@ def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchSha
 
 
 class Shards(NamedTuple):
-    """The part of each global batch that one process feeds, in shards along the mesh's data axis."""
+    """The part of each global batch that one process feeds.
+
+    It is made of shards along the mesh's data axis.
+    """
 
     local: range = range(1)
     total: int = 1
@@ -132,11 +135,11 @@ class Packing(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class BatchSource:
-    """Random access to the batches of a run: a `Batch` of NumPy arrays with the rows of one process.
+    """Random access to the batches of a run, with the rows of one process.
 
-    The sentence of a single column becomes two views, which dropout or an augmentation makes
-    different, unless no loss compares views. All processes pad a batch to the smallest of the run's
-    lengths that holds the longest sentence of the global batch.
+    A batch is a `Batch` of NumPy arrays. The sentence of a single column becomes two views, which
+    dropout or an augmentation makes different, unless no loss compares views. All processes pad a
+    batch to the smallest of the run's lengths that holds the longest sentence of the global batch.
     """
 
     store: Examples
@@ -159,7 +162,8 @@ class BatchSource:
     def __post_init__(self) -> None:
         if self.batch_size % self.shards.total:
             raise ValueError(
-                f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards"
+                f"a batch of {self.batch_size} does not split evenly over {self.shards.total} "
+                "shards"
             )
         columns = list(range(len(self.store.columns)))
         views = columns[:-1] if self.next_sentence else columns
@@ -248,7 +252,10 @@ class BatchSource:
         return parts
 
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-        """Return the second views of a global batch, padded to the maximal length, and their lengths."""
+        """Return the second views of a global batch, and their lengths.
+
+        They are padded to the maximal length.
+        """
         assert self.augmentation is not None
         input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, 0)
         generator = np.random.Generator(
@@ -264,7 +271,10 @@ class BatchSource:
         return self.store.order(np.random.Generator(np.random.Philox([self.seed, epoch])))
 
     def _rows(self, index: int) -> Int[np.ndarray, " B"]:
-        """Return the examples of a global batch. The last, incomplete batch of an epoch is left out."""
+        """Return the examples of a global batch.
+
+        The last, incomplete batch of an epoch is left out.
+        """
         epoch, batch = divmod(index, len(self.store) // self.batch_size)
         with self._lock:  # one thread shuffles, the others wait for it
             order = self._order(epoch)

@@ -1,4 +1,4 @@
-"""The ledger of a source: everything that was there, what was read, and what was not, with the reason.
+"""The ledger of a source: what was there, what was read, and what was not, with the reason.
 
 Whatever reads text makes entries here, so that the numbers add up: each file that was found is
 either read or listed with a reason, and each text in a file is either kept or counted with a

@@ -22,7 +22,10 @@ from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import cache_folder, disk_errors, write_text
 
-EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
+EXPECTED = (
+    "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys "
+    "are columns"
+)
 LOOKED_AT = 1000  # dicts whose keys are collected
 
 # a sentence; a pair, triple, ...; columns by name
@@ -30,7 +33,10 @@ Text = str | Sequence[str] | Mapping[str, object]
 
 
 def as_texts(given: Any) -> Iterable[Any]:
-    """Return the texts of an iterable, or the rows of a table (pandas, polars, pyarrow, datasets)."""
+    """Return the texts of an iterable, or the rows of a table.
+
+    Tables of pandas, polars, pyarrow and datasets are known.
+    """
     # polars; pyarrow
     if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):
         return rows()

@@ -157,7 +157,10 @@ def _consecutive(source: _Source) -> Iterator[list[str]]:
 
 
 def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:
-    """Return passages of about `tokens` and at least `FEWEST_WORDS`. A longer sentence is cut between words."""
+    """Return passages of about `tokens` tokens and at least `FEWEST_WORDS` words.
+
+    A longer sentence is cut between words.
+    """
     characters, pieces = CHARACTERS_PER_TOKEN * tokens, []
     for sentence in sentences:
         parts, count = math.ceil(width(sentence) / characters), len(words(sentence))

@@ -37,7 +37,10 @@ TokenIds = Integer[np.ndarray, "B C T"]
 
 
 class Examples:
-    """Examples of one or more sentences each. An example has a number, its row, which may include a random choice."""
+    """Examples of one or more sentences each.
+
+    An example has a number, its row, which may include a random choice.
+    """
 
     columns: tuple[str, ...]  # an example has one sentence per column
     max_length: int  # the largest number of tokens of a sentence
@@ -62,7 +65,7 @@ class Examples:
         return self.offsets[sentences + 1] - self.offsets[sentences]
 
     def positions(self, rows: ExampleNumbers, width: int) -> tuple[TokenIds, OfSentences]:
-        """Return where the first `width` tokens of each sentence are in `token_ids`, and the lengths.
+        """Return where each sentence's first `width` tokens are in `token_ids`, and the lengths.
 
         The places after the end of a sentence are arbitrary.
         """
@@ -154,7 +157,8 @@ def build_or_open(
                         dtype = _write_arrays(corpus, ledger, backend, new, prompts)
                         if corpus.fingerprint() != text:
                             raise DataError(
-                                f"{corpus.name} changed while it was read. Start again once it is complete"
+                                f"{corpus.name} changed while it was read. Start again once it is "
+                                "complete"
                             )
                         meta = {
                             "columns": corpus.columns,
@@ -165,7 +169,10 @@ def build_or_open(
                     built = True
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
-    size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
+    size = (
+        f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), "
+        f"{counted(len(store.token_ids), 'token{s}')}"
+    )
     note = f" ({store.note})" if store.note else ""
     log_line(
         f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}"

@@ -94,7 +94,10 @@ def listed(names: Iterable[str]) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is empty: None, NaN (also of a time), pandas' NA or an empty string."""
+    """Return whether a value is empty.
+
+    None, NaN (also of a time), pandas' NA and an empty string are.
+    """
     if value is None or isinstance(value, str | bytes):
         return not value
     if hasattr(value, "__len__"):  # a list, a dict, an array

@@ -1,4 +1,4 @@
-"""Evaluation of sentence encoders: STS, transfer, retrieval and geometry, and the dev metrics of training."""
+"""Evaluation of sentence encoders: STS, transfer, retrieval, geometry, and dev metrics."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,10 @@ class Encoder(Protocol):
     def encode(
         self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
     ) -> Embeddings:
-        """Return one embedding per sentence. Without a prompt, the default one is used if there is one."""
+        """Return one embedding per sentence.
+
+        Without a prompt, the default one is used if there is one.
+        """
         ...
 
 
@@ -73,7 +76,7 @@ def encode_pairs(
     *,
     symmetric: bool = False,
 ) -> list[Float32[np.ndarray, "_ dim"]]:
-    """Return the embeddings of queries and those of targets, with the encoder's prompts of queries and documents.
+    """Return the embeddings of queries and of targets, with the encoder's prompts for each.
 
     `symmetric` says that both are texts of one kind, such as the halves of sentences. They have one
     prompt.

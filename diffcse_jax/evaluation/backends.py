@@ -1,4 +1,7 @@
-"""Encoders to evaluate: this package's, PyTorch's as an independent computation, and post-processed ones."""
+"""Encoders to evaluate: this package's, PyTorch's, and post-processed ones.
+
+PyTorch's are an independent computation.
+"""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -33,7 +36,7 @@ WRITTEN = ("config", "modules.json", sentence_folder.TEXT_SETTINGS)
 
 
 def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
-    """Load a model on the backend `jax` or `torch`, and post-process its embeddings if the settings say so.
+    """Load a model on the backend `jax` or `torch`, and post-process its embeddings if asked.
 
     For the folder of a run, `torch` loads the run's export.
     """
@@ -46,9 +49,10 @@ def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
 
 
 class TorchEncoder:
-    """Encodes in PyTorch, with sentence-transformers. It shares no computation with the JAX encoder.
+    """Encodes in PyTorch, with sentence-transformers.
 
-    Arguments and errors are those of `SentenceEncoder.from_pretrained`.
+    It shares no computation with the JAX encoder. Arguments and errors are those of
+    `SentenceEncoder.from_pretrained`.
     """
 
     def __init__(self, path_or_id: str, pooler: str | None = None, truncate_dim: int | None = None):
@@ -171,7 +175,7 @@ def post_process(encoder: Encoder, specification: str) -> PostProcessed:
 def whitening(
     embeddings: Embeddings,
 ) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
-    """Return the mean, and a map to the directions of variance, each scaled to variance 1 (Su et al. 2021)."""
+    """Return the mean, and a map to directions of variance 1 (Su et al. 2021)."""
     mean = embeddings.mean(axis=0, dtype=np.float64)
     blocks = (
         embeddings[start : start + BLOCK] - mean for start in range(0, len(embeddings), BLOCK)
@@ -190,10 +194,10 @@ def whitening(
 def decorrelation(
     embeddings: Embeddings,
 ) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
-    """Return the mean, and a linear map trained so that each dimension resembles only itself (SimCSE++, equation 5).
+    """Return the mean, and a linear map that decorrelates dimensions (SimCSE++, equation 5).
 
-    A sentence is its own second view. Each dimension is scaled to variance 1, which the loss does
-    not see.
+    The map is trained so that each dimension resembles only itself. A sentence is its own second
+    view. Each dimension is scaled to variance 1, which the loss does not see.
     """
     mean, std = embeddings.mean(axis=0), embeddings.std(axis=0)
     if len(embeddings) < 2 or not std.all():

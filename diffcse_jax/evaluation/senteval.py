@@ -77,7 +77,10 @@ class Example(NamedTuple):
 
 
 class Features(NamedTuple):
-    """A task's examples as a classifier sees them: inputs, classes from 0, and the rows of each split."""
+    """A task's examples as a classifier sees them.
+
+    These are inputs, classes from 0, and the rows of each split.
+    """
 
     inputs: Inputs
     labels: Int[np.ndarray, " rows"]
@@ -85,7 +88,10 @@ class Features(NamedTuple):
     splits: dict[str, RowNumbers]
 
     def test(self, weights: Weights, rows: RowNumbers | None, *, with_f1: bool = False) -> Scores:
-        """Return a classifier's scores on these rows, x 100 with two decimals; no scores if `rows` is None."""
+        """Return a classifier's scores on these rows, x 100 with two decimals.
+
+        If `rows` is None, there are no scores.
+        """
         if rows is None:
             return {}
         predicted, labels = predict(weights, self.inputs[rows]), self.labels[rows]
@@ -94,7 +100,10 @@ class Features(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The rows of one fit, to train on and for early stopping. Permutations refer to the order of `train`."""
+    """The rows of one fit, to train on and for early stopping.
+
+    Permutations refer to the order of `train`.
+    """
 
     train: Int[np.ndarray, " train"]
     dev: Int[np.ndarray, " dev"]
@@ -105,7 +114,10 @@ class Fit(NamedTuple):
 def encode_examples(
     encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int
 ) -> Features:
-    """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
+    """Return embeddings of sentences.
+
+    For pairs with embeddings u and v, these are |u - v| and u * v next to each other.
+    """
     examples = [example for split in splits.values() for example in split]
     sides = [list(side) for side in zip(*(example.sentences for example in examples), strict=True)]
     u, *others = encode_groups(encoder, sides)
@@ -141,7 +153,10 @@ def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
 
 
 def cross_validation(features: Features, recipe: Recipe) -> Scores:
-    """Choose the regularization by folds of the training split, fit once more, and test that classifier."""
+    """Choose the regularization by folds of the training split.
+
+    A classifier is then fitted once more, and tested.
+    """
     train = features.splits["train"]
     folds = stratified_folds(train, features.labels, recipe.folds)
     accuracies, weights = train_classifiers(features, [*folds, hold_out(train)], recipe)
@@ -183,13 +198,19 @@ def stratified_folds(
 def best_regularization(
     accuracies: Float[np.ndarray, "folds regularizations"],
 ) -> tuple[int, float]:
-    """Return the position of the best regularization (the first, if rounded scores are equal) and its score, x 100."""
+    """Return the position of the best regularization, and its score, x 100.
+
+    If rounded scores are equal, it is the first.
+    """
     scores = [float(np.round(100 * np.mean(column), 2)) for column in accuracies.T]
     return int(np.argmax(scores)), max(scores)
 
 
 def f1(predicted: RowNumbers, labels: RowNumbers) -> float:
-    """Return F1 of class 1, x 100, with two decimals; 0 if class 1 is neither present nor predicted."""
+    """Return F1 of class 1, x 100, with two decimals.
+
+    If class 1 is neither present nor predicted, it is 0.
+    """
     hits = int((predicted & labels).sum())
     return round(100 * (2 * hits / max(int((predicted + labels).sum()), 1)), 2)
 
@@ -207,7 +228,9 @@ def train_classifiers(
     Float[np.ndarray, "fits regularizations"],
     Float32[np.ndarray, "fits regularizations classes dim_and_bias"],
 ]:
-    """Train a classifier for each fit and each of `REGULARIZATIONS`. The fits refer to rows of `features`.
+    """Train a classifier for each fit and each of `REGULARIZATIONS`.
+
+    The fits refer to rows of `features`.
 
     Returns:
         The fraction of correct dev rows of the best snapshot of each classifier, and its weights.
@@ -249,7 +272,10 @@ def predict(weights: Weights, features: Inputs) -> Int[np.ndarray, " rows"]:
 
 
 def initial_weights(classes: int, dim: int) -> Weights:
-    """Return the weights of `torch.nn.Linear(dim, classes)` after `torch.manual_seed(1111)`, bit for bit."""
+    """Return the weights of `torch.nn.Linear(dim, classes)`, bit for bit.
+
+    They are those after `torch.manual_seed(1111)`.
+    """
     bound = float(np.float32(dim**-0.5))
     words = np.random.RandomState(SEED).randint(2**32, size=classes * (dim + 1), dtype=np.uint32)
     uniform = (words & 0xFFFFFF) * 2.0**-24
@@ -280,7 +306,10 @@ def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Batches]:
 def _positions(
     generator: np.random.RandomState, rows: int, recipe: Recipe
 ) -> Int[np.ndarray, "batches batch_size"]:
-    """Cut permutations of `range(rows)` into batches. `NO_ROW` fills the last batch of each pass."""
+    """Cut permutations of `range(rows)` into batches.
+
+    `NO_ROW` fills the last batch of each pass.
+    """
     batches_per_pass = -(-rows // recipe.batch_size)
     passes = np.full((recipe.passes_per_block, batches_per_pass * recipe.batch_size), NO_ROW)
     for order in passes:
@@ -328,7 +357,10 @@ def _train_block(
 
 
 def _gradient(weights: Array, features: Array, labels: Array, real: Array) -> Array:
-    """Return the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
+    """Return the gradient of the loss: mean cross-entropy over real rows, and a penalty.
+
+    The gradient of the penalty is regularization times weights.
+    """
     errors = (
         jax.nn.softmax(_logits(weights, features))
         - jax.nn.one_hot(labels, weights.shape[1])[:, None]

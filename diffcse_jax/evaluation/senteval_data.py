@@ -36,9 +36,10 @@ def is_local(data_dir: str) -> bool:
 
 
 def senteval_folder(data_dir: str) -> Path:
-    """Find SentEval's `downstream` folder: the named one, `$DIFFCSE_DATA_DIR/senteval`, or the hub's.
+    """Find SentEval's `downstream` folder.
 
-    If the named folder contains it in one of `PLACES`, that one is returned.
+    It is the named one, `$DIFFCSE_DATA_DIR/senteval`, or the hub's. If the named folder contains it
+    in one of `PLACES`, that one is returned.
     """
     if not is_local(data_dir):
         return _hub_folder()
@@ -56,8 +57,9 @@ def senteval_folder(data_dir: str) -> Path:
 def _hub_folder() -> Path:
     archive = hub_file(
         "senteval.tar",
-        "Extract that file and name the folder that contains STS, SICK, MR, ... with --data_dir (for training: "
-        "eval.data_dir). Or name a folder that contains it as `senteval` in DIFFCSE_DATA_DIR",
+        "Extract that file and name the folder that contains STS, SICK, MR, ... with --data_dir "
+        "(for training: eval.data_dir). Or name a folder that contains it as `senteval` in "
+        "DIFFCSE_DATA_DIR",
     )
     folder = cache_folder(f"senteval-{archive.parent.name[:12]}")
     extract(archive, folder)
@@ -82,7 +84,7 @@ def extract(archive: Path, folder: Path) -> None:
 
 
 class Form(NamedTuple):
-    """The form of a file: a label (or rating) and a sentence or two, in the columns of each line."""
+    """The form of a file: the columns of a label (or rating) and of a sentence or two."""
 
     label: int  # the column of the label, from 0
     sentences: tuple[int, ...]  # the columns of the sentences
@@ -153,7 +155,8 @@ def parse_rows(
                 else "columns"
             )
             raise DataError(
-                f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in {line[:60]!r}"
+                f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in "
+                f"{line[:60]!r}"
             )
         else:
             found = fields[form.label][:60]

@@ -94,7 +94,9 @@ class BarlowTwins(Loss):
 
 
 def decorrelation(z1: View, z2: View, *, off_diagonal_weight: float) -> Float[Array, " dim"]:
-    """Compute the Barlow Twins loss, one value per dimension (Zbontar et al. 2021, Eq. 1). The loss is their sum.
+    """Compute the Barlow Twins loss, one value per dimension (Zbontar et al. 2021, Eq. 1).
+
+    The loss is their sum.
 
     l_c = (1 - C_cc)^2 + lambda sum_{d != c} C_cd^2, C = z1^T z2 / rows, with columns standardised
     over the rows (biased variance + 1e-5, as BatchNorm does).

@@ -1,4 +1,6 @@
-"""DiffCSE, difference-based contrastive learning (Chuang et al. 2022, Section 3): from a sentence to the loss.
+"""DiffCSE, difference-based contrastive learning: from a sentence to the loss.
+
+Chuang et al. 2022, Section 3.
 
 Contrastive learning makes sentence embeddings insensitive to small changes. DiffCSE adds a task
 that depends on them: which tokens of an edited sentence differ from the original? This file
@@ -236,7 +238,8 @@ class MaskOptions:
     )
     mask_style: str = option(
         "bert",
-        "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] (paper)",
+        "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] "
+        "(paper)",
         choices=("bert", "mask"),
     )
 
@@ -284,8 +287,8 @@ class EditOptions(MaskOptions):
 
     edit: str = option(
         "replace",
-        "`replace` masks tokens and lets the generator fill them, `insert` adds tokens of the generator, `delete` "
-        "drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
+        "`replace` masks tokens and lets the generator fill them, `insert` adds tokens of the "
+        "generator, `delete` drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
         choices=EDITS,  # which grow with the table
     )
     insert_ratio: float = option(
@@ -377,13 +380,15 @@ class DiffCSE(EditOptions, Loss):
     weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
     objective: str = option(
         "rtd",
-        "what is predicted: which tokens were replaced (`rtd`, DiffCSE), the masked tokens (`conditional_mlm`), or the "
-        "original of every token (`corrective_lm`; both DiffCSE Table 3); `none`: off",
+        "what is predicted: which tokens were replaced (`rtd`, DiffCSE), the masked tokens "
+        "(`conditional_mlm`), or the original of every token (`corrective_lm`; both DiffCSE Table "
+        "3); `none`: off",
         choices=ChainMap[str, Any]({"none": None}, PREDICTIONS),  # which grow with the table
     )
     sentence: str = option(
         "same",
-        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; needs documents)",
+        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; "
+        "needs documents)",
         choices=("same", "next", "both"),
     )
     condition: str = option(
@@ -393,8 +398,9 @@ class DiffCSE(EditOptions, Loss):
     )
     discriminator: str = option(
         "",
-        "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "
-        "needs the encoder's vocabulary and hidden size; empty: a copy of the encoder, with a new head",
+        "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its "
+        "head, for `rtd`; it needs the encoder's vocabulary and hidden size; empty: a copy of the "
+        "encoder, with a new head",
     )
     loss_positions: str = option(
         "all", "mean over all positions (code) or real tokens", choices=("all", "real")
@@ -445,7 +451,10 @@ class DiffCSE(EditOptions, Loss):
     def loss(
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of the prediction: x'', y, h -> L. For both sentences, it is their mean."""
+        """Compute the loss of the prediction: x'', y, h -> L.
+
+        For both sentences, it is their mean.
+        """
 
         def predict(
             name: str, edited: Edited, key: PRNGKeyArray

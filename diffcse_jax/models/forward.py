@@ -108,11 +108,11 @@ class Computation:
         *values: PyTree,
         shares: tuple[float, ...],
     ) -> PyTree:
-        """Apply `function` to the values at the positions in `where`. Return (rows, length, ...), with zeros elsewhere.
+        """Apply `function` to the values at the positions in `where`.
 
-        A head over the vocabulary then costs only what its used outputs cost. Each device gathers
-        the positions of its own rows into the smallest of a few static capacities that holds them,
-        which is chosen at run time.
+        Return (rows, length, ...), with zeros elsewhere. A head over the vocabulary then costs only
+        what its used outputs cost. Each device gathers the positions of its own rows into the
+        smallest of a few static capacities that holds them, which is chosen at run time.
 
         Args:
             function: Maps arrays (tokens, ...) to such arrays. Tokens must not depend on one
@@ -164,7 +164,10 @@ class SentenceEmbeddings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SharedForward:
-    """The forward pass of a batch. Losses share it: each result is computed once, when a loss first asks for it."""
+    """The forward pass of a batch, which losses share.
+
+    Each result is computed once, when a loss first asks for it.
+    """
 
     computation: Computation  # the trained networks
     batch: Batch
@@ -178,7 +181,10 @@ class SharedForward:
     _results: dict[Any, Any] = dataclasses.field(default_factory=dict)  # of the whole pass, by name
 
     def prefix(self, size: int) -> "SharedForward":
-        """Return the same pass with embeddings cut to their first `size` dimensions. Nothing is computed again."""
+        """Return the same pass with embeddings cut to their first `size` dimensions.
+
+        Nothing is computed again.
+        """
         return dataclasses.replace(self, size=size)
 
     @property
@@ -205,7 +211,10 @@ class SharedForward:
 
     @property
     def encoded_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
-        """The embeddings that encoding will give, view by view: projected only if the projector is kept."""
+        """The embeddings that encoding will give, view by view.
+
+        They are projected only if the projector is kept.
+        """
         if self.keeps_projector:
             return self.projected_views
         return self._shared(
@@ -266,7 +275,10 @@ class SharedForward:
         return row_keys(key, examples * views)
 
     def _pooled_views(self, keys: Key[Array, " rows"]) -> Float[Array, "rows hidden"]:
-        """Return the pooled embeddings of all views. A second encoder, if there is one, embeds all but the anchors."""
+        """Return the pooled embeddings of all views.
+
+        If there is a second encoder, it embeds all but the anchors.
+        """
         batch = self.batch
         if "second_encoder" not in self.computation.networks.definitions:
             return self._pooled(batch.rows, keys)
@@ -343,7 +355,10 @@ def compiled_forward(
     mesh: jax.sharding.Mesh,
     layers: tuple[HeadLayer, ...] = (),
 ) -> Callable[..., jax.Array]:
-    """Return `(params, input_ids, attention_mask) -> embeddings`, shared by encoders of these sizes."""
+    """Return `(params, input_ids, attention_mask) -> embeddings`.
+
+    Encoders of these sizes share it.
+    """
     config = config.on(mesh.devices.flat[0])
     network = definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
@@ -360,9 +375,10 @@ def compiled_forward(
 def compiled_masked_lm(
     config: TransformerConfig, vocabulary: Vocabulary, dtype: np.dtype, mesh: jax.sharding.Mesh
 ) -> Callable[..., jax.Array]:
-    """Return `(params, input_ids, attention_mask) -> token ids`, the likeliest token at each [MASK], and 0 elsewhere.
+    """Return `(params, input_ids, attention_mask) -> token ids`.
 
-    The parameters are those of the networks `transformer` and `mlm_head`.
+    They are the likeliest token at each [MASK], and 0 elsewhere. The parameters are those of the
+    networks `transformer` and `mlm_head`.
     """
     config = config.on(mesh.devices.flat[0])
     builds: dict[str, Build] = {

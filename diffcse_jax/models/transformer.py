@@ -30,9 +30,9 @@ HIDDEN = np.finfo(np.float32).min / 2
 
 
 class InputEmbeddings(nnx.Module):
-    """The sum of word, position and token-type embeddings, normalised. Positions are numbered from 0.
+    """The sum of word, position and token-type embeddings, normalised.
 
-    With rotary positions, there are no position embeddings.
+    Positions are numbered from 0. With rotary positions, there are no position embeddings.
     """
 
     def __init__(self, config: "TransformerConfig", *, dtype: DTypeLike, rngs: nnx.Rngs):
@@ -68,7 +68,10 @@ class InputEmbeddings(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """The sizes of an encoder and what is particular to its family. Dropout has one rate per block."""
+    """The sizes of an encoder and what is particular to its family.
+
+    Dropout has one rate per block.
+    """
 
     family: str  # the `model_type` of its checkpoints
     vocab_size: int
@@ -157,13 +160,17 @@ def block_rates(rates: tuple[float, ...], num_blocks: int) -> tuple[float, ...]:
     """
     if len(rates) not in (1, num_blocks):
         raise ValueError(
-            f"{len(rates)} rates for {num_blocks} blocks. Give 1 rate, or {num_blocks}, one for each block"
+            f"{len(rates)} rates for {num_blocks} blocks. Give 1 rate, or {num_blocks}, one for "
+            "each block"
         )
     return rates * (num_blocks // len(rates))
 
 
 class Blocks(nnx.Module):
-    """Blocks of an encoder, the bias on attention logits that they share, and the norm after the last one."""
+    """Blocks of an encoder, the attention bias that they share, and the last norm.
+
+    The bias is added to attention logits.
+    """
 
     def __init__(
         self, config: TransformerConfig, indices: range, *, dtype: DTypeLike, rngs: nnx.Rngs
@@ -185,7 +192,10 @@ class Blocks(nnx.Module):
         keys_of_blocks: Sequence[RowKeys],
         last_positions: int | None = None,
     ) -> list[Float[Array, "rows _length hidden"]]:
-        """Return the output of each block. The last block computes only the first `last_positions`; None: all."""
+        """Return the output of each block.
+
+        The last block computes only the first `last_positions` (None: all).
+        """
         bias = logit_bias(rows.attention_mask, self.attention_bias)
         outputs = []
         for index, (block, keys) in enumerate(
@@ -216,7 +226,9 @@ class Transformer(Blocks):
         keys: RowKeys = None,
         last_positions: int | None = None,
     ) -> tuple[Float[Array, "rows _length hidden"], ...]:
-        """Return the hidden states: the output of the embedding layer and of each block. Ignore values at padding.
+        """Return the hidden states: the output of the embedding layer and of each block.
+
+        Ignore values at padding.
 
         Args:
             rows: Sentences.
@@ -284,7 +296,10 @@ class Block(nnx.Module):
         keys: RowKeys,
         positions: int | None = None,
     ) -> Float[Array, "*outputs hidden"]:
-        """Return the output at all tokens, or, with `positions`, rows of the first positions, which attend to all."""
+        """Return the output at all tokens or, with `positions`, at the first positions.
+
+        These attend to all tokens, and are returned as rows.
+        """
         outputs = 3 if self.unit_dropout else 2
         probabilities_keys, attention_keys, output_keys, *unit_keys = split_keys(
             keys, rows, positions, outputs
@@ -306,7 +321,10 @@ class Block(nnx.Module):
     def activated(
         self, hidden_states: Float[Array, "*outputs hidden"]
     ) -> Float[Array, "*outputs intermediate"]:
-        """Return the activated units of the feed-forward network, times their gates if there are any (Shazeer 2020)."""
+        """Return the activated units of the feed-forward network.
+
+        If there are gates, the units are multiplied by them (Shazeer 2020).
+        """
 
         def activate(units: jax.Array, gate: jax.Array | None) -> jax.Array:
             activated = ACTIVATIONS[self.activation](units)
@@ -403,7 +421,10 @@ class SelfAttention(nnx.Module):
         *,
         first: int = 0,
     ) -> Grouped:
-        """Return the weighted means of the values. `first` is the position of the first query among the keys."""
+        """Return the weighted means of the values.
+
+        `first` is the position of the first query among the keys.
+        """
         if self.window:
             positions = jnp.arange(first, first + query.shape[2])
             distance = jnp.abs(positions[:, None] - jnp.arange(key.shape[2])[None])
@@ -428,11 +449,11 @@ class SelfAttention(nnx.Module):
     def _attend_in_parts(
         self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys
     ) -> Grouped:
-        """Return what `_attend` returns, with other dropout masks: for one part of the queries after the other.
+        """Return what `_attend` returns, for one part of the queries after the other.
 
-        The backward pass computes each part again, so memory grows with the length and not with its
-        square. With a window, a part reads only the keys in its windows, so time grows with the
-        length as well.
+        The dropout masks differ. The backward pass computes each part again, so memory grows with
+        the length and not with its square. With a window, a part reads only the keys in its
+        windows, so time grows with the length as well.
         """
         count, window = query.shape[2], self.window
         parts = -(-count // self.most_queries)
@@ -471,7 +492,10 @@ class SelfAttention(nnx.Module):
     def _own_features(
         self, states: jax.Array
     ) -> Float[Array, "rows groups heads _length features"]:
-        """Return each head's own features, with zeros in place of the other heads' features of its group."""
+        """Return each head's own features.
+
+        In place of the features of the other heads of its group, there are zeros.
+        """
         if self.heads_of_group == 1:
             return states
         head_of_feature = np.arange(states.shape[-1]) // self.head_size
@@ -480,7 +504,10 @@ class SelfAttention(nnx.Module):
 
 
 def has_fused_attention(device: jax.Device) -> bool:
-    """Return whether `fused_attention` runs on a device: on NVIDIA's GPUs since Ampere (compute capability 8.0)."""
+    """Return whether `fused_attention` runs on a device.
+
+    It runs on NVIDIA's GPUs since Ampere (compute capability 8.0).
+    """
     # of AMD's GPUs, a name
     capability = str(getattr(device, "compute_capability", "")).partition(".")[0]
     return device.platform == "gpu" and capability.isdigit() and int(capability) >= 8
@@ -489,7 +516,10 @@ def has_fused_attention(device: jax.Device) -> bool:
 def fused_attention(
     query: Grouped, key: Grouped, value: Grouped, lengths: Int[Array, " rows"]
 ) -> Grouped:
-    """Return the weighted means of the first `lengths` values, by cuDNN's kernel, which keeps no logits."""
+    """Return the weighted means of the first `lengths` values, by cuDNN's kernel.
+
+    The kernel keeps no logits.
+    """
     lengths = jnp.maximum(lengths, 1)  # a row without tokens would be a mean of nothing
     by_token = (states.swapaxes(1, 2) for states in (query, key, value))
     attended = jax.nn.dot_product_attention(
@@ -507,11 +537,11 @@ def logit_bias(
 
 
 def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) -> Grouped:
-    """Add rotary positions to queries or keys of one or several heads (RoPE, Su et al. 2021, Section 3.4.2).
+    """Add rotary positions to queries or keys (RoPE, Su et al. 2021, Section 3.4.2).
 
-    The features i and i + head_size / 2 of a head are a point in a plane. At position p, it is
-    turned by the angle p / factor * base^(-2i / head_size). The product of a query and a key then
-    depends on their distance.
+    These are of one or several heads. The features i and i + head_size / 2 of a head are a point in
+    a plane. At position p, it is turned by the angle p / factor * base^(-2i / head_size). The
+    product of a query and a key then depends on their distance.
     """
     half, (length, features) = head_size // 2, states.shape[2:]
     frequencies = np.float32(1) / np.float32(base) ** (
@@ -539,7 +569,10 @@ def trained_where(
 def split_keys(
     keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int
 ) -> list[Key[Array, "..."] | None]:
-    """Return a block's dropout keys: of each row for attention, and of each token for its outputs."""
+    """Return a block's dropout keys.
+
+    Attention has one for each row, and outputs have one for each token.
+    """
     of_attention, *of_outputs = new_keys(keys, 1 + outputs)
     return [
         of_attention,

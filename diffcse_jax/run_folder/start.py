@@ -1,4 +1,7 @@
-"""What a run begins with: its configuration and starting checkpoint, who may write to it, what a resume may change."""
+"""What a run begins with, who may write to it, and what a resume may change.
+
+A run begins with its configuration and a starting checkpoint.
+"""
 
 import contextlib
 import dataclasses
@@ -53,11 +56,11 @@ _BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")
 
 @contextlib.contextmanager
 def held(workdir: Path) -> Iterator[None]:
-    """Keep every other run out of the folder during the block. The folder is created if it is missing.
+    """Keep every other run out of the folder during the block.
 
-    The first process locks `WORKDIR/lock`. The system frees the lock when that process ends,
-    however it ends. On a file system without locks, no run is kept out. If another run uses the
-    folder, every process raises an `InUseError`.
+    The folder is created if it is missing. The first process locks `WORKDIR/lock`. The system frees
+    the lock when that process ends, however it ends. On a file system without locks, no run is kept
+    out. If another run uses the folder, every process raises an `InUseError`.
     """
     with contextlib.ExitStack() as stack:
 
@@ -121,7 +124,8 @@ def open_run(
         found = multihost_utils.process_allgather(np.int32((workdir / CONFIG).is_file()))
         if not found.all():
             raise CheckpointError(
-                f"{workdir} is not the same folder on all processes. Give a --workdir on a file system that they share"
+                f"{workdir} is not the same folder on all processes. Give a --workdir on a file "
+                "system that they share"
             )
 
 
@@ -132,8 +136,8 @@ def _mend_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
     write_encoder()
     if _damaged_file(workdir):
         raise ConfigError(
-            f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore it, or give "
-            "another --workdir to begin a new run"
+            f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. "
+            "Restore it, or give another --workdir to begin a new run"
         )
     print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
 
@@ -167,14 +171,18 @@ def read_config(workdir: Path) -> Config:
             raise CheckpointError(f"{path} differs from its checksum in {START}")
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each line has {path.name} "
-            f"under `configuration` and {START} under `digests`. Or begin a new run in another --workdir"
+            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each "
+            f"line has {path.name} under `configuration` and {START} under `digests`. Or begin a "
+            "new run in another --workdir"
         ) from error
     return Config.from_dict(content, for_reading=True)
 
 
 def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
-    """Check that the run in the folder has this configuration and began from files with these digests."""
+    """Check that the run in the folder has this configuration.
+
+    It must also have begun from files with these digests.
+    """
     earlier, now = flat(read_config(workdir).to_dict()), flat(config.to_dict())
     free = resume_keys(config)
     if config.needs("labels"):
@@ -183,8 +191,9 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
     if changed:
         raise ConfigError(
-            f"{workdir} holds a run with another configuration. To resume it, give the same values (the learning rate "
-            "schedule depends on the number of steps as well). To begin a new run, give another --workdir:\n  "
+            f"{workdir} holds a run with another configuration. To resume it, give the same values "
+            "(the learning rate schedule depends on the number of steps as well). To begin a new "
+            "run, give another --workdir:\n  "
             + "\n  ".join(
                 f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed
             )
@@ -194,8 +203,8 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
         f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest
     ]:
         raise ConfigError(
-            f"the files of {' and '.join(other)} have changed since the run in {workdir} began. Restore the earlier "
-            "files, or give another --workdir to begin a new run"
+            f"the files of {' and '.join(other)} have changed since the run in {workdir} began. "
+            "Restore the earlier files, or give another --workdir to begin a new run"
         )
 
 
@@ -235,7 +244,10 @@ def is_hub_id(name: Any) -> bool:
 
 
 def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str, Any]) -> BaseModel:
-    """Return what is known about a checkpoint, given its name in the configuration, its folder and its config.json."""
+    """Return what is known about a checkpoint.
+
+    It is given by its name in the configuration, its folder and its config.json.
+    """
     card: Mapping[str, Any] = {}
     with contextlib.suppress(Exception):  # there is no card, or its YAML is invalid
         card = metadata_load(folder / "README.md") or {}
@@ -267,10 +279,14 @@ def read_base_model(folder: Path) -> BaseModel:
 
 
 def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
-    """Return the starting checkpoint of a run without the weights that are trained, and the run's prompts."""
+    """Return the starting checkpoint of a run, and the run's prompts.
+
+    The checkpoint comes without the weights that are trained.
+    """
     if name := _damaged_file(workdir):
         raise CheckpointError(
-            f"{workdir / name} differs from its checksum in {START}. The command that trained the run rewrites it"
+            f"{workdir / name} differs from its checksum in {START}. The command that trained the "
+            "run rewrites it"
         )
     folder = workdir / _ENCODER
     hf_config, head = hf.read_hf_config(folder), io.read_json_object(folder / _HEAD)

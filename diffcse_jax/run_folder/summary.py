@@ -1,4 +1,7 @@
-"""What a run's records say, finished or in progress: the result in words, and the charts of its metrics."""
+"""What a run's records say: the result in words, and the charts of its metrics.
+
+The run may be finished or in progress.
+"""
 
 import contextlib
 import dataclasses
@@ -83,7 +86,10 @@ class RunSummary:
             return "No model is evaluated yet."
         step, score = self.best
         before = f" (before training: {self.before:.2f})" if self.before is not None else ""
-        return f"The best checkpoint so far is step {step:,}: {readable(self.metric)} {score:.2f}{before}."
+        return (
+            f"The best checkpoint so far is step {step:,}: {readable(self.metric)} "
+            f"{score:.2f}{before}."
+        )
 
     @property
     def model(self) -> str:
@@ -121,6 +127,7 @@ class RunSummary:
     def warnings(self) -> list[str]:
         """What a reader must know before trusting the numbers."""
         skipped = max((row.get("bad_steps", 0) for row in self.rows), default=0)
+        skipped_steps = counted(int(skipped), "step{s}")
         stalled = any(norm == 0 for _, norm in self.points("grad_norm"))
         dirty = any(
             isinstance(start.get("git"), dict) and start["git"].get("dirty")
@@ -130,13 +137,11 @@ class RunSummary:
             str([start.get(name) for name in ("versions", "devices", "git")])
             for start in self.starts
         }
+        mixed = len(environments) > 1
         found = {
-            f"{counted(int(skipped), 'step{s}')} skipped because the loss or gradient was NaN or infinite": skipped,
+            f"{skipped_steps} skipped because the loss or gradient was NaN or infinite": skipped,
             "the gradient was 0 at some steps, so nothing was learned there": stalled,
-            "the run was resumed with other versions, devices or code than it started with": len(
-                environments
-            )
-            > 1,
+            "the run was resumed with other versions, devices or code than it started with": mixed,
             "the code had uncommitted changes": dirty,
         }
         return [warning for warning, applies in found.items() if applies]
@@ -164,7 +169,10 @@ def read_summary(path: str | Path) -> RunSummary:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results of models in a file of `diffcse evaluate`; an empty list for another file."""
+    """Return the results of models in a file of `diffcse evaluate`.
+
+    For another file, the list is empty.
+    """
     content = read_json_object(path)
     models = content.get("models", [content])
     if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
@@ -231,7 +239,10 @@ class Chart:
 
     @property
     def svg(self) -> Any:
-        """The chart as markup that takes the page's text colour and names itself for screen readers."""
+        """The chart as markup that takes the page's text colour.
+
+        It names itself for screen readers.
+        """
         from markupsafe import Markup, escape
 
         content = io.StringIO()
@@ -286,7 +297,10 @@ def draw_curves(workdir: Path) -> Path:
 
 
 def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **options: Any) -> None:
-    """Draw charts into a file, next to one another and each of this size in inches. Several charts have titles."""
+    """Draw charts into a file, next to one another and each of this size in inches.
+
+    Several charts have titles.
+    """
     matplotlib, figures = (
         require_extra(name, "report") for name in ("matplotlib", "matplotlib.figure")
     )

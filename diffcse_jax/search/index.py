@@ -490,7 +490,8 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
     store = find_store(path)
     if store is None:
         raise DataError(
-            f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`"
+            f"{path} holds no index and no embeddings. Write some with save_index or `diffcse "
+            "embed`"
         )
     index = Index.of_store(store, IndexSettings())
     if encoder:

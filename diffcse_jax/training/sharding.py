@@ -41,12 +41,12 @@ RULES = (
 
 
 def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh with the axes `data` and `model` over all devices, or the first `mesh.data` x `mesh.model`.
+    """Return a mesh with the axes `data` and `model` over all devices.
 
-    Devices of one process are in JAX's order, which suits the connections of a slice. Devices of
-    several processes follow one another process by process, because each process feeds the rows of
-    its own devices. The model axis then stays within a host if its size divides the devices of a
-    host.
+    If `mesh.data` is set, only the first `mesh.data` x `mesh.model` devices are used. Devices of
+    one process are in JAX's order, which suits the connections of a slice. Devices of several
+    processes follow one another process by process, because each process feeds the rows of its own
+    devices. The model axis then stays within a host if its size divides the devices of a host.
 
     Args:
         config: Gives the sizes.
@@ -90,7 +90,10 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
 
 
 def resolved(config: Config, mesh: Mesh) -> Config:
-    """Return the configuration with every `auto` that depends on the devices replaced by the choice for this mesh."""
+    """Return the configuration with every `auto` replaced by the choice for this mesh.
+
+    These are the values that depend on the devices.
+    """
     platform, train, precision = mesh.devices.flat[0].platform, config.train, config.precision
     if train.packing == "auto":
         train = dataclasses.replace(train, packing="on" if platform in PACKED else "off")
@@ -114,7 +117,10 @@ def packing_of(
 
 
 def shards_of(mesh: Mesh) -> Shards:
-    """Return the part of every batch that this process feeds: the rows of its devices, which must be neighbours."""
+    """Return the part of every batch that this process feeds.
+
+    It has the rows of its devices, which must be neighbours.
+    """
     here = jax.process_index()
     local = [
         row
@@ -128,8 +134,9 @@ def shards_of(mesh: Mesh) -> Shards:
             else "has no device in the mesh"
         )
         raise ConfigError(
-            f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} {problem}. Set "
-            "mesh.data=0 and a mesh.model that divides the devices of a host, or that such devices divide."
+            f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} "
+            f"{problem}. Set mesh.data=0 and a mesh.model that divides the devices of a host, or "
+            "that such devices divide."
         )
     return Shards(range(local[0], local[-1] + 1), len(mesh.devices))
 
@@ -168,7 +175,10 @@ def gathered(params: Params, mesh: Mesh) -> Params:
 
 
 def split_over_data(params: Params, mesh: Mesh) -> Params:
-    """Split gradients or parameters as the optimizer's moments are split, inside a compiled function."""
+    """Split gradients or parameters as the optimizer's moments are split.
+
+    It is called inside a compiled function.
+    """
     parts = {
         name: _by_name(name, array.shape, mesh, over_data=True) for name, array in params.items()
     }

@@ -1,4 +1,7 @@
-"""Fine-tuning on labelled tasks: their rows, an encoder with a head for each, and training. See docs/finetuning.md."""
+"""Fine-tuning on labelled tasks: rows, an encoder with a head for each task, and training.
+
+See docs/finetuning.md.
+"""
 
 import contextlib
 import csv
@@ -130,13 +133,14 @@ def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> 
         dev, train = sides[True], sides[False]
     if not (train and dev):
         raise DataError(
-            f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or dev_share"
+            f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or "
+            "dev_share"
         )
     trained = {row.label for row in train}
     if missing := [label for number, label in enumerate(task.labels) if number not in trained]:
         raise DataError(
-            f"{file}: {key} has no training row of class {missing[0]!r}. Add rows of that class, give {key} a dev_file "
-            "or another dev_share, or remove the class"
+            f"{file}: {key} has no training row of class {missing[0]!r}. Add rows of that class, "
+            f"give {key} a dev_file or another dev_share, or remove the class"
         )
     test = read(test_file, "test_file") if task.test_file else []
     splits = {"training row{s}": train, "dev row{s}": dev, "row{s} to predict": test}
@@ -265,7 +269,7 @@ class TaskModel:
     def decide(
         self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int
     ) -> Shaped[np.ndarray, " rows"]:
-        """Return the predicted class numbers, or the values, of a task's rows of one or two sentences."""
+        """Return the predicted class numbers, or the values, of rows of one or two sentences."""
         task, sides = self.tasks[name], embed(self.encoder, texts, batch_size)
         outputs = np.asarray(_head_outputs(task, self.heads[name], sides))
         if task.loss == "cross_entropy":
@@ -278,7 +282,7 @@ class TaskModel:
 def embed(
     encoder: Any, texts: Sequence[tuple[str, ...]], batch_size: int, **options: Any
 ) -> Float32[np.ndarray, "sides rows hidden"]:
-    """Return the embeddings of the first sentences of rows and, if they are pairs, of the second ones."""
+    """Return the embeddings of the first sentences of rows and, for pairs, of the second."""
     sentences = [text for row in texts for text in row]
     embeddings = encoder.encode(sentences, batch_size, prompt=encoder.prompts.default, **options)
     return np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0)
@@ -315,7 +319,10 @@ class TasksMetric(Metric):
         return sum(len(data.dev) for data in self.tasks), "dev rows"
 
     def measure(self, model: Any) -> Measured:
-        """Return the scores of a `TaskModel`, and the correctness of each dev row (0 or 100) or its value."""
+        """Return the scores of a `TaskModel`, and the outcome of each dev row.
+
+        An outcome is a value, or for classes 0 (wrong) or 100 (correct).
+        """
         scores, outcomes = {}, []
         for data in self.tasks:
             name, labels = score_name(data.name, data.task), labels_of(data.dev)
@@ -330,14 +337,20 @@ class TasksMetric(Metric):
 
 
 class TaskEvaluation(DevEvaluation):
-    """The dev evaluation of a fine-tuning. Its models are not encoders, so it caches no embeddings."""
+    """The dev evaluation of a fine-tuning.
+
+    Its models are not encoders, so it caches no embeddings.
+    """
 
     def measure(self, model: TaskModel) -> Measured:
         return self.chosen.measure(model)
 
 
 def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> None:
-    """Write the heads of a run to `tasks/TASK/`, and its predictions to `predictions/TASK-dev.csv` and `-test.csv`."""
+    """Write the heads of a run and its predictions.
+
+    Heads go to `tasks/TASK/`, predictions to `predictions/TASK-dev.csv` and `-test.csv`.
+    """
     model, predictions = TaskModel.from_run(workdir), workdir / "predictions"
     predictions.mkdir(exist_ok=True)
     for data in tasks:
@@ -451,7 +464,10 @@ def _train_heads(
     folder: Path,
     text: str,
 ) -> None:
-    """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
+    """Train the heads on embeddings of the frozen encoder.
+
+    If the folder holds heads that were trained on this text, nothing is done.
+    """
     weights, record = folder / "heads.safetensors", folder / "heads.json"
     if (
         record.is_file()
@@ -479,7 +495,8 @@ def _check(config: Config) -> None:
         )
     if config.model.projector != "none" and not config.keeps_projector:
         raise ConfigError(
-            "model.projector is dropped after training, but heads read the final embeddings. Use 'none'"
+            "model.projector is dropped after training, but heads read the final embeddings. Use "
+            "'none'"
         )
     if config.data.augmentation != "none":
         raise ConfigError(
@@ -507,7 +524,10 @@ def open_start_or_run(config: Config, mesh: Mesh) -> tuple[Config, StartingCheck
 
 
 def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
-    """Train in one stage or two, and resume if stopped. Return the rows of the tasks, and the verdict."""
+    """Train in one stage or two, and resume if stopped.
+
+    Return the rows of the tasks, and the verdict.
+    """
     # 1. The encoder to start from, and the rows.
     mesh = make_mesh(config)
     config = resolved(config, mesh)
@@ -615,7 +635,10 @@ def _batches(
 
 
 def run_finetune(config: Config, workdir: Path) -> str:
-    """Fine-tune, export and predict: the work of `diffcse finetune`. Return the verdict of the last stage."""
+    """Fine-tune, export and predict: the work of `diffcse finetune`.
+
+    Return the verdict of the last stage.
+    """
 
     def finish() -> None:
         export_with_curves(workdir)

@@ -44,7 +44,10 @@ class Family:
 
 
 def rotary_base(rope: Mapping[str, Any], *types: str) -> float:
-    """Return the base of rotary positions. Raise ValueError unless their type is `default` or one of `types`."""
+    """Return the base of rotary positions.
+
+    Raise a ValueError unless their type is `default` or one of `types`.
+    """
     if rope["rope_type"] not in ("default", *types):
         raise ValueError(f"rope_type {rope['rope_type']!r} is not supported")
     return float(rope["rope_theta"])

@@ -16,9 +16,10 @@ GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)
 
 
 def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of the authors' code, which has the type `new`, as transformers writes it.
+    """Return a configuration of the authors' code as transformers writes it.
 
-    Their scaling of rotary positions (`ntk`) is a larger base and slower positions.
+    Theirs has the type `new`. Their scaling of rotary positions (`ntk`) is a larger base and slower
+    positions.
     """
     converted, scaling = {**values, "model_type": "gte"}, values.get("rope_scaling") or {}
     if scaling.get("type") == "ntk" and scaling.get("mixed_b") is None:

@@ -1,4 +1,7 @@
-"""NomicBERT (Nussbaum et al. 2024): BERT with rotary positions, gated units, and blocks without biases."""
+"""NomicBERT (Nussbaum et al. 2024): BERT with rotary positions and gated units.
+
+Its blocks have no biases.
+"""
 
 import dataclasses
 from collections.abc import Mapping
