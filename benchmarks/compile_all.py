@@ -72,7 +72,7 @@ def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
     """Compile the programs that are not in the file yet, and write the file after each one."""
     records = json.loads(path.read_text())["programs"] if path.is_file() else []
     known = {record["arguments"]: record for record in records}
-    # kept until the new one is there
+    # Old records are kept until the new ones are there.
     old = {arguments for arguments in known if again and re.search(again, arguments)}
     wanted = list(programs())
     for number, (target, config, *others) in enumerate(wanted, start=1):

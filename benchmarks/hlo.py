@@ -65,7 +65,7 @@ class Instruction(NamedTuple):
     result: tuple[Array, ...]
     op_name: str  # from the source: the scopes and the primitive
     cycles: int  # estimated; 0 if the compiler gives none
-    # computations: of a fusion, a call, the branches of a conditional, the body of a loop
+    # The computations of a fusion, of a call, of a conditional's branches or of a loop's body.
     called: tuple[str, ...]
     trips: int  # of a loop
     channel: str  # of a collective
@@ -79,7 +79,7 @@ class Collective(NamedTuple):
     arrays: tuple[Array, ...]
     op_name: str
     times: int
-    # the arrays that they are rows of, if these are the result of another collective
+    # The arrays that they are rows of, if those are the result of another collective.
     source: tuple[Array, ...] = ()
 
     @property

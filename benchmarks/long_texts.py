@@ -73,7 +73,7 @@ def measured(options: argparse.Namespace, length: int, attention: str) -> dict[s
     sizes = checkpoint.config
     if attention == AT_ONCE:
         sizes = dataclasses.replace(sizes, most_queries=length)
-    # otherwise the device decides
+    # Otherwise the device would decide.
     transformer.has_fused_attention = lambda device: attention == KERNEL
     compiled_forward.cache_clear()
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)

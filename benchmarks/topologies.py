@@ -45,10 +45,10 @@ class Target(NamedTuple):
 def prepare_environment() -> None:
     """Make JAX compile for TPUs and GPUs on a machine without any. Call this before JAX is used."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # for arrays, which the devices of a topology cannot hold
-    # there is no metadata server to ask for the machine's TPUs
+    # There is no metadata server to ask for the machine's TPUs.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # which would need a driver
-    # nobody owns a TPU, so several processes may compile
+    # Nobody owns a TPU, so several processes may compile.
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")

@@ -171,7 +171,7 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
             export_with_curves(workdir)
             print(verdict)
 
-        # the other processes wait, because their exit would end the first one
+        # The other processes wait, because their exit would end the first one.
         hosts.decided_by_first(finish)
         return verdict
 

@@ -24,11 +24,15 @@ class PackedLayout(NamedTuple):
 
     A block holds the tokens of the rows that one device computes, so gathering moves nothing
     between devices.
+
+    Attributes:
+        positions: The position of each slot in the flattened rows, or their size if the slot is
+            unused. Shape (blocks, capacity), int32.
+        slots: The slot of each position, or the capacity for padding. Shape (blocks, size), int32.
     """
 
-    # (blocks, capacity) int32: each slot's position in the flattened rows; their size if unused
     positions: Any
-    slots: Any  # (blocks, size) int32: each position's slot; the capacity for padding
+    slots: Any
 
 
 class TokenRows(NamedTuple):
@@ -44,15 +48,23 @@ class TokenRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch of examples. The views of an example are its anchor, positive and hard negatives."""
+    """A batch of examples. The views of an example are its anchor, positive and hard negatives.
 
-    input_ids: Any  # (examples, views, length) int32
-    attention_mask: Any  # (examples, views, length) int32
-    layout: PackedLayout | None = None  # layout of the rows of all views
-    anchor_layout: PackedLayout | None = None  # layout of the anchors alone
-    # the sentence that follows each example in its document, once per view
+    Attributes:
+        input_ids: Shape (examples, views, length), int32.
+        attention_mask: Shape (examples, views, length), int32.
+        layout: The layout of the rows of all views.
+        anchor_layout: The layout of the anchors alone.
+        next: The sentence that follows each example in its document, once per view.
+        labels: Labels by the name of their task. Shape (examples,), int32 or float32.
+    """
+
+    input_ids: Any
+    attention_mask: Any
+    layout: PackedLayout | None = None
+    anchor_layout: PackedLayout | None = None
     next: "Batch | None" = None
-    labels: Any = None  # labels by the name of their task: (examples,) int32 or float32
+    labels: Any = None
 
     @property
     def per_example(self) -> int:

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             keep_compiled()
             set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
-            # Orbax logs each step of each save, and its errors several times
+            # Orbax logs each step of each save, and its errors several times.
             if not options.verbose:
                 logging.getLogger("absl").setLevel(logging.CRITICAL)
             call = COMMANDS[options.name].prepare(options)
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(result)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-            # Python flushes once more at exit
+            # Python flushes once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             result = 141
         return result if isinstance(result, int) else 0

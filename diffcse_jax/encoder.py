@@ -51,7 +51,7 @@ from diffcse_jax.search.vector_store import EncoderRecord
 if TYPE_CHECKING:
     from diffcse_jax.run_folder.checkpoints import SavedEncoder
 
-# token ids, attention mask
+# Token ids, and the attention mask.
 IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]
 
 # Programs for several devices wait for one another: if two threads start them at once, they may
@@ -125,10 +125,11 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        # `truncated`: numbers of `cut` and all `texts` in `warning_once`
+        # In `warning_once`, `truncated` has the numbers of truncated texts (`cut`) and of all
+        # `texts`.
         self._in_thread = threading.local()
         self._backend = unlimited_tokenizer(tokenizer)
-        # because the backend holds the length that it truncates to
+        # A lock, because the backend holds the length that it truncates to.
         self._tokenizing = threading.Lock()
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
         sharding = getattr(next(iter(params.values())), "sharding", None)
@@ -582,7 +583,7 @@ class SentenceEncoder:
         sizes = {}
         for field in dataclasses.fields(self.config):
             value = getattr(self.config, field.name)
-            # without repr: how to compute them
+            # Fields without repr only say how to compute embeddings.
             changes_embeddings = field.repr and "dropout" not in field.name
             if (
                 changes_embeddings
@@ -614,7 +615,7 @@ class SentenceEncoder:
         batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         while True:
-            # two wait while the device computes one
+            # Two batches wait while the device computes one.
             for rows, batch in itertools.islice(batches, 3 - len(running)):
                 running.append((rows, forward(self.params, *batch)))
             if not running:
@@ -651,7 +652,7 @@ class SentenceEncoder:
         for row, ids in enumerate(token_ids):
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
-        # rows are spread over the mesh
+        # Rows are spread over the mesh.
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         spread = functools.partial(jax.make_array_from_callback, (rows, length), sharding)
         return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)

@@ -107,7 +107,7 @@ def no_interruption_lost() -> Iterator[None]:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             usual(unraisable)
             return
-        # as in a shell's background processes
+        # A shell's background processes ignore SIGINT.
         is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         number = signal.SIGTERM if is_ignored else signal.SIGINT
         timers.append(threading.Timer(0.1, signal.pthread_kill, (main.ident, number)))
@@ -139,7 +139,7 @@ def handled(signals: Iterable[int], handler: Any) -> Iterator[None]:
         yield
     finally:
         for number, before in previous.items():
-            # None: set outside Python
+            # None stands for a handler that was set outside Python.
             signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
@@ -181,7 +181,7 @@ def require_extra(module: str, extra: str) -> Any:
 def warn_user(message: str) -> None:
     """Warn at the line of the caller outside this package, whatever the depth of the call."""
     level, frame = 2, sys._getframe(1)
-    # the last two only check types in tests
+    # The last two only check types in tests.
     passed = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")
     while (
         frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed

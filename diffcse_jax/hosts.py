@@ -24,7 +24,7 @@ from diffcse_jax.io import cache_folder
 
 INITIALIZATION_SECONDS = 100  # all processes must have started within this time
 HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
-# a finished process waits this long for the others, because its exit would end them
+# A finished process waits this long for the others, because its exit would end them.
 SHUTDOWN_SECONDS = 30
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
 # Where there is no terminal, progress is a line after some seconds, and then from time to time.
@@ -308,7 +308,7 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     client.wait_at_barrier(key, 1000 * DECISION_SECONDS)
     outcome = json.loads(client.blocking_key_value_get(key, 1000 * HEARTBEAT_SECONDS))
     if jax.process_index() == 0 and number:
-        # all processes have read that one
+        # All processes have read the previous decision.
         client.key_value_delete(f"diffcse_jax/decisions/{number - 1}")
     if "error" in outcome:
         raise getattr(errors, outcome["error"], UserError)(outcome["message"])
@@ -347,7 +347,7 @@ class _Watch:
 
     def _speak(self) -> None:
         for number in itertools.count():
-            # the first process has ended, or does not answer in time
+            # The first process may have ended, or may not answer in time.
             with contextlib.suppress(RuntimeError):
                 sign = f"{socket.gethostname()} {number}"
                 self._client.key_value_set(f"{self.FOLDER}/{self._own}", sign, allow_overwrite=True)
@@ -385,7 +385,7 @@ class _Watch:
             f"Within {HEARTBEAT_SECONDS} s the other processes end. Everything saved is intact; "
             "run the same command again to resume."
         )
-        # from every process: the first one may be silent
+        # Every process prints this, because the first one may be silent.
         print(message, file=sys.stderr, flush=True)
 
 
@@ -395,7 +395,8 @@ class _Watch:
 class StopRequest:
     """Whether work was asked to save and stop. Any thread may ask."""
 
-    # not a threading.Event: a signal handler that interrupts `set` would wait for its lock forever
+    # This is not a threading.Event, because a signal handler that interrupts `set` would wait for
+    # its lock forever.
     made = False
 
     def make(self) -> None:

@@ -42,7 +42,7 @@ INDEX_MANIFEST = "index.json"  # in the folder of an index; see `search.folder`
 INDEX_FORMAT = "diffcse_jax index 1"
 
 _HOST = socket.gethostname().replace(".", "-")
-# on Linux the container: containers can share a host name and count their processes
+# On Linux, the container: containers can share a host name, and count their own processes.
 with contextlib.suppress(OSError):
     _HOST += f"-{os.stat('/proc/self/ns/pid').st_ino}"
 
@@ -180,7 +180,7 @@ def disk_errors(
     except UserError:
         raise
     except Exception as error:
-        # Rust's, tensorstore's
+        # The forms of Rust and of tensorstore.
         quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))
         if isinstance(error, OSError):
             cause = error

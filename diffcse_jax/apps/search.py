@@ -39,7 +39,7 @@ LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 
-# loads the encoder, by default the recorded one
+# Loads the encoder, by default the recorded one.
 Load = Callable[[EncoderRecord | None], SentenceEncoder]
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     import ml_collections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
-# the group of entry points under which other packages offer losses
+# The group of entry points under which other packages offer losses.
 ENTRY_POINTS = "diffcse_jax.losses"
 TASKS = "finetune.tasks."  # groups of keys, whose names users choose, begin with this
 CLASS = ".class"  # ends the key that names the class of a loss which was given to `train`
@@ -134,7 +134,7 @@ class Config:
             key: value for key, value in given.items() if key.removesuffix(CLASS) not in classes
         }
         known = known_keys(given, classes)
-        # the given options of each group
+        # The given options of each group.
         groups = collections.defaultdict[str, dict[str, Any]](dict)
         for key, value in given.items():
             group, _, name = key.rpartition(".")
@@ -415,7 +415,7 @@ def _nearest_key(key: str) -> str:
     """
     keys = [*known_keys([key])]
     group, dot, name = key.rpartition(".")
-    # the names of papers and of other programs
+    # The names in papers and in other programs.
     name = {"lambda": "weight", "lr": "learning_rate"}.get(name, name)
     meant = f"{group}{dot}{name}"
     near = [known for known in keys if known == meant or known.startswith(f"{meant}.")]
@@ -454,7 +454,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values by dotted key: `{"model.pooler": "cls", ...}`."""
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        # an empty table is a leaf
+        # An empty table is a leaf.
         group = flat(value) if isinstance(value, Mapping) and value else None
         leaves |= (
             {name: value}

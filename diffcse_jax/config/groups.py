@@ -12,7 +12,7 @@ from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, is_pooler
 
 SWITCH = ("auto", "on", "off")
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
-# metrics that need held-out documents
+# Metrics that need held-out documents.
 OF_DOCUMENTS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval")
 HELD_OUT_METRICS = (*OF_DOCUMENTS, "halves_retrieval")  # without labels
 MASKED_ACCURACY = "masked_accuracy"

@@ -60,7 +60,7 @@ MARKUP = (  # pattern and replacement
     (re.compile(r"``([^`]*)``"), r"\1"),
     (re.compile(r"`([^`<]*?)\s*(?:<[^`]*>)?`_{0,2}"), r"\1"),  # `name`, `text <target>`_
     (re.compile(r"\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*"), r"\1\2"),
-    # a citation used as a noun
+    # A citation that is used as a noun.
     (re.compile(r"\b(and|by|from|in|of|see|than|to|with)\s+\[[\w#*]+\]_"), UNFIT),
     (re.compile(r"\s*\[[\w#*]+\]_"), ""),
 )

@@ -20,7 +20,7 @@ CHARACTERS_PER_TOKEN = 4  # of English
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # the largest number of tokens of a passage, with one token per character
-# change it when this file or what it imports change the rows, so that stores are rebuilt
+# Change this number when this file, or what it imports, makes other rows. Stores are then rebuilt.
 RULES = "11"
 
 

@@ -224,7 +224,7 @@ class Cloze(_Drawn):
         start = np.floor(numbers[:, 1] * (count - size + 1)).astype(np.int64)
         word = begins.cumsum(axis=1) - 1
         window = inside & (word >= start[:, None]) & (word < (start + size)[:, None])
-        # [CLS], the prompt and [SEP]
+        # [CLS], the prompt and [SEP].
         around = (positions < query) | (positions == lengths[:, :1] - 1)
         kept = np.stack([around | np.roll(window, query - passage, axis=1), ~window], axis=1)
         kept |= ~self._is_passage[self.text_rows(rows)][:, None, None]

@@ -120,12 +120,12 @@ class _Read:
     def __init__(self, documents: Documents, ledger: Ledger, share: float):
         self.ledger = ledger
         folder = tempfile.mkdtemp(prefix="diffcse_jax-")
-        # also at the end of Python
+        # The folder is also removed when Python ends.
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.file = Path(folder) / "documents.jsonl"
         whole: list[int] = []  # the digest of each document
         texts_of_each: list[UInt64[np.ndarray, " texts"]] = []
-        # digests that documents have in common if they belong together
+        # Digests that documents have in common if they belong together.
         identities: list[list[int]] = []
         place = Path("a temporary file in TMPDIR or /tmp")
         with (

@@ -45,7 +45,7 @@ class Examples:
     columns: tuple[str, ...]  # an example has one sentence per column
     max_length: int  # the largest number of tokens of a sentence
     token_ids: Integer[np.ndarray, " tokens"]  # of the whole text
-    # where each sentence of the text starts in `token_ids`, and the end
+    # Where each sentence of the text starts in `token_ids`, and the end of the last one.
     offsets: Int[np.ndarray, " sentences_and_1"]
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class TokenStore(Examples):
 
     def __init__(self, folder: Path):
         meta = io.read_json_object(folder / META)
-        # a hash of the text, the tokenizer and how both were read
+        # The name is a hash of the text, the tokenizer and how both were read.
         self.folder, self.name = folder, folder.name
         self.columns, self.max_length = tuple(meta["columns"]), meta["max_length"]
         self.note: str = meta["note"]  # what was skipped or left out when the store was built
@@ -150,7 +150,8 @@ def build_or_open(
             with io.lock(lock_file, wait=True):
                 if damage := _damage(folder):  # another process may have built it meanwhile
                     if folder.exists():
-                        # not log_line: each host has its own disk
+                        # `log_line` prints on the first process only, but each host has its own
+                        # disk.
                         print(f"warning: {damage}", file=sys.stderr)
                     with io.replace_dir(folder) as new:
                         ledger = corpus.new_ledger()

@@ -23,7 +23,7 @@ class FileRows(NamedTuple):
     """The rows of a file, as the reader of its format gives them."""
 
     columns: tuple[str, ...]
-    # starts a pass over some columns
+    # Starts a pass over some columns.
     read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]
     notes: tuple[str, ...] = ()  # what was assumed
     is_open: bool = False  # later rows may have other columns

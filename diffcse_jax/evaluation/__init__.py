@@ -117,18 +117,24 @@ DEFAULTS = EvaluationSettings()
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set and how it is scored."""
+    """A data set and how it is scored.
+
+    Attributes:
+        name: Its name.
+        splits: Files of each split (or subset), relative to SentEval's `downstream` folder.
+        read: Returns the content of a split's files, or raises a `DataError` that names file and
+            line.
+        score: Returns named scores, x 100, of an encoder on the content of the splits.
+        modes: Modes that it has data for. `dev` does not read the split `test`.
+        one_split: Whether only the last split is read.
+    """
 
     name: str
-    # files of each split (or subset), relative to SentEval's `downstream` folder
     splits: Mapping[str, tuple[str, ...]]
-    # returns the content of a split's files, or raises a `DataError` that names file and line
     read: Callable[..., Any]
-    # Returns named scores, x 100, of an encoder on the content of the splits.
     score: Callable[[Encoder, Mapping[str, Any], EvaluationSettings], dict[str, Any]]
-    # that it has data for; `dev` does not read the split `test`
     modes: tuple[str, ...] = ("test", "fasttest", "dev")
-    one_split: bool = False  # only the last split is read
+    one_split: bool = False
 
     def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
         """Return the files that `run` reads, by split."""

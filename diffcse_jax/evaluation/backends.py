@@ -31,7 +31,7 @@ SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
 BLOCK = 8192  # embeddings held in float64 at once
 NAMES_OF_CODE = ("auto_map", "configuration_files")  # in config.json
 OPTIMIZER = optax.adam(1e-3)
-# files that are written for the chosen pooler
+# Files that are written for the chosen pooler.
 WRITTEN = ("config", "modules.json", sentence_folder.TEXT_SETTINGS)
 
 
@@ -60,7 +60,7 @@ class TorchEncoder:
         import transformers
         from sentence_transformers import SentenceTransformer
 
-        # checks both
+        # This checks the pooler and the size.
         ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)
         self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
         self._tokenizer, self._max_length = ours.tokenizer, ours.max_length

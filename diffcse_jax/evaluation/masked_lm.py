@@ -90,7 +90,7 @@ def guess_after(
     size = int(token_ids.max()) + 1
     pairs, counts = np.unique(first[used] * size + second[used], return_counts=True)
     by_count = pairs[np.argsort(counts, kind="stable")].tolist()
-    # the last pair of a token is its most frequent one
+    # The last pair of a token is its most frequent one.
     followers = {pair // size: pair % size for pair in by_count}
     default = guess_most_frequent(token_ids, special)
     return np.array([followers.get(token, default) for token in previous.tolist()])

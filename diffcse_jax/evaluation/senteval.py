@@ -37,7 +37,7 @@ DEV_FRACTION = 0.05
 LAST_PASS = 200  # no block starts after this many passes
 FITS_AT_ONCE = 16  # with more, batches no longer fit into the caches of a CPU
 NO_ROW = -1
-# so that every class is in each of ten folds, and in each of ten folds within nine of them
+# Every class must be in each of ten folds, and in each of ten folds within nine of them.
 FEWEST_PER_CLASS = 20
 BINARY = {"0": 0, "1": 1}
 QUESTIONS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
@@ -47,7 +47,7 @@ RowNumbers = Int[np.ndarray, "..."]
 Inputs = Float32[np.ndarray, "_ dim"]
 Weights = Float32[np.ndarray, "classes dim_and_bias"]
 Batches = Int32[Array | np.ndarray, "*fits batches batch_size"]
-# weights and state of the optimizer, of all fits or under `jax.vmap` of one
+# The weights and the optimizer's state, of all fits or, under `jax.vmap`, of one.
 _State = tuple[Any, optax.OptState]
 
 
@@ -57,7 +57,7 @@ class Recipe(NamedTuple):
     optimizer: optax.GradientTransformation
     batch_size: int  # rows per update; the last batch of a pass may be smaller
     tenacity: int  # blocks without improvement that are allowed; the next one ends training
-    # passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`)
+    # Passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`).
     passes_per_block: int
     folds: int = 10  # of cross-validation
 
@@ -107,7 +107,7 @@ class Fit(NamedTuple):
 
     train: Int[np.ndarray, " train"]
     dev: Int[np.ndarray, " dev"]
-    # number of rows that were permuted and split into `train` and `dev`; 0 if they were given
+    # The number of rows that were permuted and split into `train` and `dev`; 0 if these were given.
     permuted: int = 0
 
 
@@ -344,7 +344,7 @@ def _train_block(
             gradient = _gradient(weights, features[rows], labels[rows], rows != NO_ROW)
             updates, opt_state = optimizer.update(gradient, opt_state)
             updated = optax.apply_updates(weights, updates), opt_state
-            # false after the last batch of a fit with fewer rows than others
+            # False after the last batch of a fit with fewer rows than others.
             has_batch = rows[0] != NO_ROW
             return jax.tree.map(lambda new, old: jnp.where(has_batch, new, old), updated, state)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import cache_folder, expand_path, hub_file, replace_dir, why_unreadable
 
-# folders of SentEval's data
+# Folders of SentEval's data.
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")
 OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
     Path(__file__).with_name("official.toml").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ PLACES = (
     "data/downstream",
     "SentEval/data/downstream",
 )
-# float() also accepts 1_0 and nan
+# float() also accepts 1_0 and nan.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -88,10 +88,10 @@ class Form(NamedTuple):
 
     label: int  # the column of the label, from 0
     sentences: tuple[int, ...]  # the columns of the sentences
-    # classes by their names, or the scale of ratings
+    # Numbers of classes by their names, or the scale of ratings.
     labels: Mapping[str, int] | tuple[float, float]
     encoding: str = "utf-8-sig"  # a byte-order mark is allowed
-    # of the first columns, instead of tabs, each where it occurs first in a line
+    # Separators of the first columns, instead of tabs. Each counts where it occurs first in a line.
     separators: str = ""
     header: bool = False
 

@@ -30,7 +30,7 @@ from diffcse_jax.models.pooling import alignment, normalize, uniformity
 RATINGS = (0.0, 5.0)  # the scale of the ratings in all STS data sets
 COEFFICIENTS = ("spearman", "pearson")
 POSITIVE_RATING = 4.0  # alignment is over pairs rated higher
-# groups exclude their lower bound, except for 0
+# Groups exclude their lower bound, except for 0.
 RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
 BINS = np.linspace(-1, 1, 41)
 

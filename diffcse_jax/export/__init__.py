@@ -124,7 +124,7 @@ def export(
             io.write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.selection.interpolation, saved.step)}")
     print(_describe(check))
-    # a masked LM has none in transformers
+    # A masked LM has no pooler in transformers.
     has_pooler = saved.checkpoint.pooler or saved.checkpoint.mlm_head
     if hf.FAMILIES[saved.checkpoint.config.family].pooler and not has_pooler:
         print(
@@ -160,7 +160,7 @@ def write_checkpoint(
     family = checkpoint.config.family
     architecture = hf.architecture(checkpoint.config, has_mlm_head=bool(checkpoint.mlm_head))
     hf_config = dict(checkpoint.hf_config) | {"architectures": [architecture], "dtype": "float32"}
-    # the last two name files that are not exported
+    # The last two name files that are not exported.
     for key in ("torch_dtype", "auto_map", "configuration_files"):
         hf_config.pop(key, None)
     if checkpoint.mlm_head:
@@ -333,7 +333,7 @@ def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
             input_names=names,
             output_names=["last_hidden_state", "sentence_embedding"],
             dynamic_axes=axes | {"sentence_embedding": {0: "batch"}},
-            # the first one with layer normalisation; ONNX Runtime reads it since 1.12
+            # The first version with layer normalisation. ONNX Runtime reads it since 1.12.
             opset_version=17,
             dynamo=False,
         )

@@ -74,7 +74,7 @@ def model_card(
     text = described or portable(config)["data"]["train_file"]
     if not language:
         of_text = config.data.language or _LANGUAGES.get(text, ())
-        # 0: the starting checkpoint itself
+        # At 0, it is the starting checkpoint itself.
         language = base.language if saved.selection.interpolation == 0 else of_text
     tags = [*(_MASKED_LM_TAGS if config.trains_masked_lm else _TAGS)]
     tags += ["matryoshka"] if config.matryoshka.sizes else []

@@ -69,7 +69,7 @@ class PretrainedCheckpoints(NamedTuple):
 
     encoder: Pretrained
     generator: Pretrained | None  # only if a loss needs it
-    # frozen sentence encoders by the names that losses give
+    # Frozen sentence encoders, by the names that losses give.
     teachers: Mapping[str, Network] = MappingProxyType({})
     discriminator: Pretrained | None = None  # only if `difference.discriminator` names one
 
@@ -248,7 +248,7 @@ def total_loss(
         negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
         metrics |= {
             "similarity_positive": positive.mean(),
-            # of pairs of different examples
+            # The mean over pairs of different examples.
             "similarity_negative": negative / (len(z1) * (len(z1) - 1)),
             "alignment": alignment(z1, z2).mean(),
             "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),

@@ -299,7 +299,7 @@ class Contrast(Loss):
         if self.mask_duplicates == "similarity":
             views = batch.by_view(frozen.map_chunks(frozen.network(START_AS_TEACHER), batch.rows))
             duplicates |= near_duplicates(views, threshold=self.duplicate_similarity)
-            # view 2 is the anchor
+            # View 2 is the anchor.
             backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)
         return duplicates, backward
 

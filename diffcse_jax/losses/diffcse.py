@@ -151,7 +151,7 @@ def generate(
     keys = None
     if options.decode == "sample":
         keys = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
-    # with `all`, also [SEP], as in the authors' code
+    # With `all`, [SEP] is filled as well, as in the authors' code.
     filled = (rows.attention_mask > 0).at[:, 0].set(False)
     if options.positions == "masked":
         filled &= masked.selected
@@ -355,7 +355,7 @@ class Prediction(NamedTuple):
     """What the discriminator predicts about edited sentences."""
 
     loss: Callable[..., tuple[Float[Array, ""], Metrics]]  # as `detect_replaced_tokens`
-    # the networks besides the discriminator
+    # The networks besides the discriminator.
     heads: Callable[[PretrainedCheckpoints], dict[str, Network]]
     panels: Mapping[str, tuple[str, ...]]  # see `Loss.panels`
     papers: tuple[str, ...] = ("diffcse",)

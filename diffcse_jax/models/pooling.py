@@ -22,11 +22,11 @@ AVERAGED_LAYERS = {
     "avg_first_last": (0, -1),
     "avg_first_block_last": (1, -1),
 }
-# as sentence-transformers names them
+# The names are those of sentence-transformers.
 OTHER_POOLERS = ("max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 POOLERS = (*CLS_POOLERS, *AVERAGED_LAYERS, *OTHER_POOLERS)
 OTHER_NAMES = {"mean": "avg"}  # as sentence-transformers names it
-# the poolers over the last layer can be joined by "+"
+# Poolers over the last layer can be joined by "+".
 JOINED_POOLERS = ("cls_before_pooler", "avg", *OTHER_POOLERS)
 # How embeddings are compared, by the names of sentence-transformers: distances are negative.
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -87,7 +87,7 @@ def pool(
         maxima = jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(
             axis=1
         )
-        # rows without tokens fill up batches
+        # Rows without tokens fill up batches.
         return jnp.where(attention_mask.any(axis=1)[:, None], maxima, 0)
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS.get(pooler, (-1,))]
     states = sum(layers[1:], start=layers[0]) / len(layers)

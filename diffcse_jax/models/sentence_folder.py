@@ -54,7 +54,7 @@ _KEYS = {
 }
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
-# in its name, until 2020
+# Until 2020, its name had one of these kinds in place of `bert`.
 _OTHER_KINDS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
 QUERY = "query"
@@ -208,7 +208,7 @@ def for_columns(
             )
     texts = tuple(known.get(each, each) for each in asked) * (columns // len(asked))
     by_name = {**prompts.by_name, QUERY: texts[0], DOCUMENT_NAMES[0]: texts[-1]}
-    # other names of documents' prompts
+    # Other names of documents' prompts.
     by_name |= {name: texts[-1] for name in DOCUMENT_NAMES if name in by_name}
     return texts, dataclasses.replace(prompts, by_name=by_name)
 
@@ -234,7 +234,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
     cut = {} if record.truncate_dim is None else {"truncate_dim": record.truncate_dim}
     write_json(folder / SETTINGS, settings | cut)
     size = {"word_embedding_dimension": hidden_size}
-    # kinds, configurations, weights
+    # The kind, the configuration and the weights of each.
     modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]
     if pooler in TWO_LAYER_POOLERS:
         weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
@@ -261,7 +261,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
         )
     entries = []
     for index, (kind, config, weights) in enumerate(modules):
-        # the transformer's files are in the folder itself
+        # The transformer's files are in the folder itself.
         path = f"{index}_{kind}" if index else ""
         entries.append(
             {

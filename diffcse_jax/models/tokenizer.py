@@ -13,7 +13,7 @@ from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.sentence_folder import text_settings
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
-# characters per wanted token that are tokenised first. English has 4 to 5 per token
+# Characters per wanted token that are tokenised first. English has 4 to 5 per token.
 READ_FIRST = 16
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
 
@@ -72,7 +72,7 @@ def _check_files(folder: Path) -> None:
         if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
             raise CheckpointError(problem)
     for path in folder.iterdir():
-        # transformers would wait
+        # transformers would wait for such a file.
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
             raise CheckpointError(
                 f"{folder} contains {path.name}, which is a pipe or a device. Remove it"

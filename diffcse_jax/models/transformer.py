@@ -23,9 +23,9 @@ from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
 LogitBias = Float[Array, "rows #heads _queries _length"]  # one for all queries, or one for each
-# queries, keys or values of heads, or of groups of heads
+# Queries, keys or values of heads, or of groups of heads.
 Grouped = Float[Array, "rows groups _length features"]
-# bias on logits of tokens that are not seen; a sum of two is finite
+# The bias on logits of tokens that are not seen. A sum of two is finite.
 HIDDEN = np.finfo(np.float32).min / 2
 
 
@@ -88,7 +88,7 @@ class TransformerConfig:
     hidden_dropout: tuple[float, ...]
     attention_dropout: tuple[float, ...]
     position_offset: int = 0  # the position number of the first token
-    # whether hidden dropout applies to the output of self-attention
+    # Whether hidden dropout applies to the output of self-attention.
     attention_output_dropout: bool = True
     rotary_factor: float = 1.0  # rotary positions are divided by it
     mlm_activation: str = ""  # of the masked-LM head. Empty: `activation`
@@ -97,26 +97,25 @@ class TransformerConfig:
     norm_bias: bool = True  # whether norms have a bias
     final_norm: bool = False  # whether a norm follows the last block
     embeddings: type[InputEmbeddings] = InputEmbeddings
-    # a module with the arguments and calls of `Block`. None: `Block`
+    # A module with the arguments and calls of `Block`. None: `Block`.
     block: Callable[..., Any] | None = None
-    # of the rotary positions of each block. Empty: position embeddings instead
+    # The base of the rotary positions of each block. Empty: position embeddings instead.
     rotary_bases: tuple[float, ...] = ()
-    # for each block, how many tokens to either side a token sees. 0 or empty: all
+    # For each block, how many tokens to either side a token sees. 0 or empty: all.
     windows: tuple[int, ...] = ()
     # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of
     # positions to a bias on attention logits, (1, heads, positions, positions) in float32.
     attention_bias: Callable[..., nnx.Module] | None = None
     # How to compute. These fields change embeddings by rounding errors only, and `most_queries`
-    # also dropout masks.
-    # the backward pass recomputes activations
+    # also dropout masks. With `recompute`, the backward pass computes activations again.
     recompute: bool = dataclasses.field(default=True, repr=False)
-    # of a register, which attention fills with several heads
+    # The lanes of a register, which attention fills with several heads.
     lanes: int = dataclasses.field(default=1, repr=False)
-    # the number of devices that rows are split over
+    # The number of devices that rows are split over.
     devices: int = dataclasses.field(default=1, repr=False)
-    # attention divides longer sentences into parts
+    # Attention divides longer sentences into parts.
     most_queries: int = dataclasses.field(default=512, repr=False)
-    # whether the device has a kernel for attention
+    # Whether the device has a kernel for attention.
     fused: bool = dataclasses.field(default=False, repr=False)
 
     @property
@@ -399,9 +398,9 @@ class SelfAttention(nnx.Module):
                 rotate, base=self.rotary_base, head_size=self.head_size, factor=self.rotary_factor
             )
             query, key = turn(query), turn(key)
-        # other biases are as large as logits
+        # Other biases are as large as logits.
         is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1
-        # cuDNN trains no odd length
+        # cuDNN trains no odd length.
         fits = query.dtype == jnp.bfloat16 and query.shape[2] % 2 == key.shape[2] % 2 == 0
         if is_long and fits and self.has_kernel and (keys is None or self.rate == 0.0):
             attended = fused_attention(query, key, value, rows.attention_mask.sum(axis=1))
@@ -460,7 +459,7 @@ class SelfAttention(nnx.Module):
         queries = -(-count // parts)  # of a part
         padding = parts * queries - count
         seen = queries + 2 * window if window else key.shape[2]  # keys that a part reads
-        # positions that the windows of the first and last queries reach
+        # Positions that the windows of the first and last queries reach.
         outside = (window, window + padding)
         query = jnp.pad(query, ((0, 0), (0, 0), (0, padding), (0, 0)))
         if window:
@@ -479,7 +478,7 @@ class SelfAttention(nnx.Module):
             states = query, near(key, axis=2), near(value, axis=2)
             return self._attend(*states, near(bias, axis=3), part_keys, first=window)
 
-        # a loop's forward and backward passes cannot be merged
+        # A loop's forward and backward passes cannot be merged.
         attend = jax.checkpoint(attend, prevent_cse=False)
         by_part = query.reshape(*query.shape[:2], parts, queries, -1).transpose(2, 0, 1, 3, 4)
         attended = jax.lax.map(lambda each: attend(*each), (jnp.arange(parts), by_part))
@@ -508,7 +507,7 @@ def has_fused_attention(device: jax.Device) -> bool:
 
     It runs on NVIDIA's GPUs since Ampere (compute capability 8.0).
     """
-    # of AMD's GPUs, a name
+    # For AMD's GPUs, this is a name.
     capability = str(getattr(device, "compute_capability", "")).partition(".")[0]
     return device.platform == "gpu" and capability.isdigit() and int(capability) >= 8
 
@@ -554,7 +553,7 @@ def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) ->
     )
     x = states.astype(jnp.float32)
     is_first = np.arange(features) % head_size < half
-    # by a quarter
+    # Each point, turned by a quarter.
     turned = jnp.where(is_first, -jnp.roll(x, -half, axis=-1), jnp.roll(x, half, axis=-1))
     return (x * cosines + turned * sines).astype(states.dtype)
 

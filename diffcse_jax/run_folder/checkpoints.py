@@ -184,7 +184,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     read_arrays(self._folder / str(step), item)
             except CheckpointError as error:
                 damaged[step] = error
-                # later errors of this reading may follow the run
+                # Errors of this reading may still come when the run is over.
                 self._hidden_messages = contextlib.nullcontext()
                 continue
             for other, problem in damaged.items():
@@ -372,7 +372,7 @@ def _hidden_messages() -> Iterator[None]:
     """
     absl, usual = logging.getLogger("absl"), sys.unraisablehook
     has_filter = _is_not_of_orbax in absl.filters
-    # others may have put back theirs, so both are looked at
+    # Others may have put back their own, so both are looked at.
     has_hook = isinstance(usual, _WithoutLateErrors)
     hook = usual if has_hook else _WithoutLateErrors(usual)
     if not has_filter:
@@ -428,7 +428,7 @@ def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     if array.dtype != jnp.bool_:
         array = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
     mixed = array.astype(jnp.uint32) ^ (position * jnp.uint32(0x9E3779B1))
-    # MurmurHash3's finalizer: one to one
+    # MurmurHash3's finalizer, which is one to one.
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         mixed = (mixed ^ (mixed >> jnp.uint32(shift))) * jnp.uint32(factor)
     return jnp.sum(mixed ^ (mixed >> jnp.uint32(16)), dtype=jnp.uint32)
@@ -445,7 +445,7 @@ class SavedEncoder(Record):
     """
 
     config: Config
-    # the starting checkpoint's folder, the trained weights and, as pooler, the kept projector
+    # The starting checkpoint's folder, the trained weights and, as pooler, the kept projector.
     checkpoint: Pretrained
     selection: Selection  # without a verdict before training is finished
     prompts: Prompts = NO_PROMPTS

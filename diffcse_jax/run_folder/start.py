@@ -50,7 +50,7 @@ _BASE_MODEL = "base_model.json"
 _PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
-# what a run writes before its first checkpoint
+# What a run writes before its first checkpoint.
 _BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")
 
 
@@ -104,7 +104,7 @@ def open_run(
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
         write_encoder = partial(_write_encoder, workdir, config, encoder, tokenizer, prompts)
-        # even if config.json is lost
+        # Checkpoints show that there is a run, even if config.json is lost.
         if any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*")):
             _check_same(workdir, config, digests)
             _mend_encoder(workdir, write_encoder)
@@ -116,7 +116,7 @@ def open_run(
                 workdir / START,
                 {**digests, CONFIG: io.json_digest(config.to_dict()), _FILES: files},
             )
-            # last: it shows that the other files are complete
+            # This file is the last one, so it shows that the others are complete.
             io.write_json(workdir / CONFIG, config.to_dict())
 
     hosts.decided_by_first(begin_or_check)
@@ -186,7 +186,7 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
     earlier, now = flat(read_config(workdir).to_dict()), flat(config.to_dict())
     free = resume_keys(config)
     if config.needs("labels"):
-        # often the folder of a run, which may be moved; its weights are compared
+        # This is often the folder of a run, which may be moved. Its weights are compared instead.
         free = free | {"model.name_or_path"}
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
     if changed:
@@ -216,9 +216,9 @@ class BaseModel:
     """A starting checkpoint."""
 
     name: str  # its hub id, or the last part of its path if it is only a local folder
-    # its hub id, or the one that it records as its origin; empty if neither is known
+    # Its hub id, or the one that it records as its origin. Empty if neither is known.
     hub_id: str = ""
-    # by the keys of a card's metadata
+    # The licence, by the keys of a card's metadata.
     license: Mapping[str, str] = dataclasses.field(default_factory=dict)
     language: tuple[str, ...] = ()  # codes that its card states
 
@@ -259,7 +259,7 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
     language = card.get("language")  # YAML reads `no`, the code of Norwegian, as False
     codes = language if isinstance(language, list) else [language]
     languages = tuple("no" if code is False else str(code) for code in codes if code is not None)
-    # without a revision
+    # The name without a revision.
     name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])
     if is_local(name_or_path):
         name = os.path.basename(os.path.realpath(io.expand_path(name_or_path)))

@@ -21,7 +21,7 @@ from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.finding import find_run
 from diffcse_jax.run_folder.start import read_config, read_start
 
-# where a run's own test scores may be
+# Where a run's own test scores may be.
 RESULTS = ("evaluation.json", "results.json", "export/results.json")
 
 
@@ -195,7 +195,7 @@ def readable(metric: str) -> str:
 # Charts, in colours for any page
 
 BASELINE = "#7d868f"  # the colour of starting checkpoints
-# readable on white and on black
+# They are readable on white and on black.
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")
 MARKERS = "osv^Dp"
 INK = "#010203"  # stands for the colour of the page's text
@@ -249,7 +249,7 @@ class Chart:
         _draw([self], content, (5, 3.6), format="svg", transparent=True, metadata={"Date": None})
         svg = content.getvalue()
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-        # charts share a page: the names of their parts must differ
+        # Charts share a page, so the names of their parts must differ.
         prefix = f"c{zlib.crc32(self.title.encode())}-"
         svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg.replace(INK, "currentColor"))
         return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(self.title)}"', 1))
@@ -271,7 +271,7 @@ class Chart:
                 color=colours[name],
                 label=labels[name] or None,
             )
-        # after the lines, so that the legend has a column of each
+        # Levels come after the lines, so that the legend has a column of each.
         for name, level in self.levels.items():
             colour, label = (
                 (colours[name] if self.several else BASELINE),
@@ -328,7 +328,7 @@ def curves(run: RunSummary) -> dict[str, list[Chart]]:
     recalls = [
         name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen
     ]
-    # beside a masked LM
+    # A masked LM has two guesses beside it.
     guesses = [name for name in (f"{chosen}_unigram", f"{chosen}_bigram") if name in names]
     dev = {f"dev metric {readable(chosen)}": [chosen, *guesses], "recall, %": recalls}
     together = {chosen, *guesses, *recalls}

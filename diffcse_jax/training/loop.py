@@ -37,7 +37,7 @@ from diffcse_jax.training.sharding import shard_batch
 from diffcse_jax.training.step import TrainStep
 
 SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
-# metrics of this many steps are kept, until a row shows whether one of them was bad
+# Metrics of this many steps are kept, until a row shows whether one of them was bad.
 RECENT_STEPS = 100
 
 
@@ -243,7 +243,7 @@ class _Saves:
         self._running.append(self._folder / str(step))
 
     def report(self) -> None:
-        # a checkpoint gets its name when it is complete
+        # A checkpoint gets its name when it is complete.
         while self._running and self._running[0].is_dir():
             self._observer.on_save(int(self._running[0].name), self._running.pop(0))
 
@@ -265,7 +265,7 @@ class MetricLogger:
             maxlen=RECENT_STEPS
         )
         self._is_row, self._warned, self._last_row = False, False, int(state.step)
-        # of the last row. Before the first one, most of the time is compilation
+        # The time of the last row. Before the first one, most of the time is compilation.
         self._time: float | None = None
 
     def restart_clock(self) -> None:

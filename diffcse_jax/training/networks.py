@@ -33,18 +33,24 @@ from diffcse_jax.models.tokenizer import check_token_ids, has_tokenizer, load_to
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.finding import model_of
 
-# for model.pooler="own" if the checkpoint records none, as in sentence-transformers
+# For model.pooler="own" if the checkpoint records none, as in sentence-transformers.
 DEFAULT_POOLER = "avg"
 
 
 @dataclasses.dataclass(frozen=True)
 class StartingCheckpoint:
-    """The starting checkpoint. With the pooler that it records, it is the baseline of the run."""
+    """The starting checkpoint. With the pooler that it records, it is the baseline of the run.
 
-    name: str  # as the configuration names it
+    Attributes:
+        name: As the configuration names it.
+        checkpoint: Its parts.
+        tokenizer: Its tokenizer.
+        recorded: Its pooler (none for a raw masked LM), its prompts, and those of `data.prompts`.
+    """
+
+    name: str
     checkpoint: Pretrained
     tokenizer: PreTrainedTokenizerFast
-    # without a pooler for a raw masked LM; its prompts, and those of `data.prompts`
     recorded: RecordedPooler
 
     @property

@@ -77,7 +77,7 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
             raise ConfigError(
                 f"{name} is not divisible by the {data} devices of the mesh's data axis"
             )
-    # under Explicit axes the in-batch matrix is a type error
+    # With explicit axes, the matrix of a batch's similarities would be a type error.
     names, types = ("data", "model"), (AxisType.Auto,) * 2
     if len({device.process_index for device in available}) == 1:
         return jax.make_mesh(

@@ -133,7 +133,7 @@ def _first_bad(grads: Params) -> jax.Array:
 
     The index is in the order of names.
     """
-    # shared with the norm of all
+    # XLA shares these squares with the norm of all gradients.
     squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]
     bad = ~jnp.isfinite(jnp.stack(squares))
     return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)

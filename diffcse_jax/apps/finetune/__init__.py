@@ -74,7 +74,8 @@ class LabelledRow(NamedTuple):
     line: int  # the first one of the row, from 1
     texts: tuple[str, ...]  # its sentence, or its two sentences
     id: str
-    # the number of its class, or its value; text before the classes are known; empty for a test row
+    # The number of its class, or its value. It is text before the classes are known, and empty for
+    # a test row.
     label: Any
 
 
@@ -127,7 +128,7 @@ def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> 
     else:
         sides: dict[bool, list[LabelledRow]] = {True: [], False: []}
         for row in train:
-            # for pairs in any order
+            # The order of a pair's texts does not matter.
             text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))
             sides[is_in_share(digest(text), task.dev_share)].append(row)
         dev, train = sides[True], sides[False]
@@ -567,7 +568,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     built = networks.build(
         config, start.checkpoint, None, vocabulary, projector=start.recorded.head
     )
-    # from heads in the checkpoint
+    # It resumes from the heads in a checkpoint.
     resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
@@ -648,6 +649,6 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
     with in_workdir(config, workdir):
         data, verdict = tune(config, workdir)
-        # the other processes wait, because their end would end the first one
+        # The other processes wait, because their exit would end the first one.
         hosts.decided_by_first(finish)
     return verdict

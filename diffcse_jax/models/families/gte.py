@@ -11,7 +11,7 @@ from typing import Any
 from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
-# one object, so equal sizes are equal
+# There is only one object, so equal sizes are equal.
 GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)
 
 

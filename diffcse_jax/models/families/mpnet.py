@@ -14,7 +14,7 @@ from diffcse_jax.models.families import PreTrainedConfig, bert, roberta
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 
-# transformers' MPNet has this value, whatever the configuration says, and the padding id 1
+# transformers' MPNet has this value, whatever the configuration says, and the padding id 1.
 BUCKETS = 32
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
-# one object, so equal sizes are equal. Its norms have biases
+# There is only one object, so equal sizes are equal. Its norms have biases.
 GATED_BLOCK = partial(Block, bias=False, gated=True)
 # Keys of the authors' first configurations, and BERT's names for them.
 FIRST_KEYS = {
@@ -26,7 +26,7 @@ FIRST_KEYS = {
     "rotary_emb_base": "rope_theta",
     "activation_function": "hidden_act",
 }
-# activations of gates, by the authors' names
+# Activations of gates, by the authors' names.
 GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 
 
