@@ -161,10 +161,8 @@ def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and reports of missing weights in the block."""
     from transformers.utils import logging as transformers_logging
 
-    verbosity, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:

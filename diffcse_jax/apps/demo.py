@@ -172,9 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, values = self._answer()
         page = {"query": "", "hits": None, "problem": "", "milliseconds": 0.0} | values
-        body = render(
-            "demo.html.j2", corpus=self.server.page, longest_query=LONGEST_QUERY, **page
-        ).encode()
+        page |= {"corpus": self.server.page, "longest_query": LONGEST_QUERY}
+        body = render("demo.html.j2", **page).encode()
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

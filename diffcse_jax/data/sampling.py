@@ -71,11 +71,9 @@ class _Drawn(Examples):
     """
 
     def __init__(self, store: TokenStore, kept: Int[np.ndarray, " examples"]):
-        self.token_ids, self.offsets, self.max_length = (
-            store.token_ids,
-            store.offsets,
-            store.max_length,
-        )
+        self.token_ids = store.token_ids
+        self.offsets = store.offsets
+        self.max_length = store.max_length
         self._kept = kept
 
     def __len__(self) -> int:
@@ -138,9 +136,8 @@ class Crops(_Drawn):
             )
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
-        return generator.permutation(len(self)) + len(self) * generator.integers(
-            DRAWS, size=len(self)
-        )
+        rows = generator.permutation(len(self))
+        return rows + len(self) * generator.integers(DRAWS, size=len(self))
 
     def lengths(self, rows: ExampleNumbers) -> OfSentences:
         return self.positions(rows, 0)[1]
@@ -218,9 +215,8 @@ class Cloze(_Drawn):
         count = begins.sum(axis=1)
         low = np.minimum(WINDOW[0], count // 2)
         numbers = _uniform(rows[:, None] * 2 + np.arange(2))
-        size = low + np.floor(
-            numbers[:, 0] * (np.minimum(WINDOW[1], count - low) - low + 1)
-        ).astype(np.int64)
+        sizes = np.minimum(WINDOW[1], count - low) - low + 1  # how many sizes are possible
+        size = low + np.floor(numbers[:, 0] * sizes).astype(np.int64)
         start = np.floor(numbers[:, 1] * (count - size + 1)).astype(np.int64)
         word = begins.cumsum(axis=1) - 1
         window = inside & (word >= start[:, None]) & (word < (start + size)[:, None])

@@ -217,11 +217,8 @@ def _write_arrays(
             sentences, cut = tokenise(backend, _prompted(block, prompts))
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
-            file.write(
-                np.fromiter(
-                    itertools.chain.from_iterable(sentences), dtype, lengths.sum()
-                ).tobytes()
-            )
+            tokens = itertools.chain.from_iterable(sentences)
+            file.write(np.fromiter(tokens, dtype, lengths.sum()).tobytes())
             ledger.make(f"text{{s}} cut to {longest} tokens", sum(cut))
             progress.update(len(block))
     np.save(folder / "offsets.npy", np.concatenate(ends))

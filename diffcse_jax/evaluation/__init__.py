@@ -36,11 +36,9 @@ class CachedEncoder:
     """Computes each sentence once, however many tasks ask for it, and keeps its embedding."""
 
     def __init__(self, encoder: Encoder):
-        self.pooler, self.truncate_dim, self.prompts = (
-            encoder.pooler,
-            encoder.truncate_dim,
-            encoder.prompts,
-        )
+        self.pooler = encoder.pooler
+        self.truncate_dim = encoder.truncate_dim
+        self.prompts = encoder.prompts
         self.encoder = encoder  # for what is not computed from embeddings
         self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
 

@@ -138,11 +138,9 @@ class PostProcessed:
         mean: Float32[np.ndarray, " dim"],
         matrix: Float32[np.ndarray, "dim target"],
     ):
-        self.pooler, self.truncate_dim, self.prompts = (
-            encoder.pooler,
-            encoder.truncate_dim,
-            encoder.prompts,
-        )
+        self.pooler = encoder.pooler
+        self.truncate_dim = encoder.truncate_dim
+        self.prompts = encoder.prompts
         self._encoder, self._mean, self._matrix = encoder, mean, matrix
 
     def encode(

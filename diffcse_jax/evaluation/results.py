@@ -40,9 +40,8 @@ class TableRow(NamedTuple):
 
 def _published() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
-    for group, rows in tomllib.loads(
-        Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
-    ).items():
+    published = Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
+    for group, rows in tomllib.loads(published).items():
         for row in rows:
             scores = row["scores"]
             if group in GROUPS:

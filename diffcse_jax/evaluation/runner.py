@@ -226,9 +226,8 @@ def _plan(settings: EvaluationSettings) -> dict[str, Task]:
             retrieval.read_queries(settings.queries)
         except DataError as error:
             raise DataError(f"--queries: {error}") from error
-    if (settings.runs or settings.against) and search_collections.COLLECTION not in map(
-        own_kind, names
-    ):
+    kinds = {own_kind(name) for name in names}
+    if (settings.runs or settings.against) and search_collections.COLLECTION not in kinds:
         raise ConfigError(
             "--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks"
         )

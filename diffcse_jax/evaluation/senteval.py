@@ -240,11 +240,9 @@ def train_classifiers(
     initial = initial_weights(features.classes, features.inputs.shape[1])
     weights = np.broadcast_to(initial, (len(fits), len(REGULARIZATIONS), *initial.shape))
     state: _State = jax.tree.map(np.array, (weights, jax.vmap(recipe.optimizer.init)(weights)))
-    best, best_weights, failures = (
-        np.full(weights.shape[:2], -1),
-        weights.copy(),
-        np.zeros(weights.shape[:2], int),
-    )
+    best = np.full(weights.shape[:2], -1)
+    best_weights = weights.copy()
+    failures = np.zeros(weights.shape[:2], int)
     for batches in _blocks(fits, recipe):
         running = np.flatnonzero((failures <= recipe.tenacity).any(axis=1))
         if not running.size:

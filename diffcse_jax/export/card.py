@@ -27,12 +27,8 @@ from diffcse_jax.run_folder.summary import RESULTS, read_results
 from diffcse_jax.version import __version__
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
-BIBTEX: dict[str, str] = {
-    name: entry.strip()
-    for name, entry in tomllib.loads(
-        Path(__file__).with_name("papers.toml").read_text(encoding="utf-8")
-    ).items()
-}
+_PAPERS = tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))
+BIBTEX: dict[str, str] = {name: entry.strip() for name, entry in _PAPERS.items()}
 
 _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
 _TAGS = (
@@ -236,9 +232,8 @@ def recorded_results(
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
     exported, start = (saved.applied, truncate_dim), saved.config.model.name_or_path
     for row in rows:
-        if (row["pooler"], row.get("truncate_dim")) == exported and expand_path(
-            row["model"]
-        ).resolve() in places:
+        is_exported = (row["pooler"], row.get("truncate_dim")) == exported
+        if is_exported and expand_path(row["model"]).resolve() in places:
             of_start = saved.applied_before
             poolers = {of_start} if of_start else {row["pooler"] for row in rows}
             return row, next(

@@ -104,6 +104,5 @@ def decorrelation(z1: View, z2: View, *, off_diagonal_weight: float) -> Float[Ar
     z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
     correlation = dot_product(z1.T, z2.T) / len(z1)
     off_diagonal = jnp.where(jnp.eye(len(correlation), dtype=bool), 0.0, correlation)
-    return (1 - jnp.diagonal(correlation)) ** 2 + off_diagonal_weight * jnp.sum(
-        off_diagonal**2, axis=1
-    )
+    on_diagonal = (1 - jnp.diagonal(correlation)) ** 2
+    return on_diagonal + off_diagonal_weight * jnp.sum(off_diagonal**2, axis=1)

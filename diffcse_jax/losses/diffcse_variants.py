@@ -325,9 +325,8 @@ def corrective_language_model(
     p_copy has no gradient. `kept` is true where the input is the target.
     """
     copy_logits = jax.lax.stop_gradient(copy_logits)
-    generated = jax.nn.log_sigmoid(-copy_logits) - optax.softmax_cross_entropy_with_integer_labels(
-        logits, targets
-    )
+    entropies = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    generated = jax.nn.log_sigmoid(-copy_logits) - entropies
     return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)
 
 

@@ -131,11 +131,8 @@ class Computation:
             )
 
             def spread(array: jax.Array) -> jax.Array:
-                return (
-                    jnp.zeros((size, *array.shape[1:]), array.dtype)
-                    .at[positions]
-                    .set(array, mode="drop")
-                )
+                zeros = jnp.zeros((size, *array.shape[1:]), array.dtype)
+                return zeros.at[positions].set(array, mode="drop")
 
             return jax.tree.map(spread, results)
 
@@ -393,10 +390,8 @@ def compiled_masked_lm(
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
         with jax.default_matmul_precision("highest"):
             computation = Computation(networks, params, devices=mesh.size)
-            head, words = (
-                computation.network("mlm_head"),
-                params["transformer.embeddings.word.embedding"],
-            )
+            head = computation.network("mlm_head")
+            words = params["transformer.embeddings.word.embedding"]
             states = computation.network("transformer")(TokenRows(input_ids, attention_mask))[-1]
 
             def likeliest(states: jax.Array) -> jax.Array:

@@ -249,10 +249,8 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
     layers, params = record.sentence_head.layers, record.sentence_head.params
     if pooler == "cls":
         assert record.head is not None
-        layers, params = (
-            (_tanh_layer(hidden_size),),
-            prefixed(subset(record.head, "dense"), "layers.0.linear"),
-        )
+        layers = (_tanh_layer(hidden_size),)
+        params = prefixed(subset(record.head, "dense"), "layers.0.linear")
     for index, layer in enumerate(layers):
         config = {key: getattr(layer, key) for key in HEAD_SETTINGS[layer.kind]}
         arrays = subset(params, f"layers.{index}")

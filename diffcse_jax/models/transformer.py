@@ -70,52 +70,68 @@ class InputEmbeddings(nnx.Module):
 class TransformerConfig:
     """The sizes of an encoder and what is particular to its family.
 
-    Dropout has one rate per block.
+    The fields from `recompute` on say how to compute. They change embeddings by rounding errors
+    only, and `most_queries` also dropout masks.
+
+    Attributes:
+        family: The `model_type` of its checkpoints.
+        max_positions: Rows of the position table, or the longest text with rotary positions.
+        type_vocab_size: The number of token types. 0: none.
+        hidden_dropout: One rate per block.
+        attention_dropout: One rate per block.
+        position_offset: The position number of the first token.
+        attention_output_dropout: Whether hidden dropout applies to the output of self-attention.
+        rotary_factor: Rotary positions are divided by it.
+        mlm_activation: The activation of the masked-LM head. Empty: `activation`.
+        mlm_transform_bias: Whether the masked-LM head's first layer has a bias.
+        embedding_size: The size of word embeddings. 0: `hidden_size`.
+        norm_bias: Whether norms have a bias.
+        final_norm: Whether a norm follows the last block.
+        embeddings: The module of the input embeddings.
+        block: A module with the arguments and calls of `Block`. None: `Block`.
+        rotary_bases: The base of the rotary positions of each block. Empty: position embeddings.
+        windows: For each block, how many tokens to either side a token sees. 0 or empty: all.
+        attention_bias: Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a
+            number of positions to a bias on attention logits, shape (1, heads, positions,
+            positions), in float32.
+        recompute: Whether the backward pass computes activations again.
+        lanes: The lanes of a register, which attention fills with several heads.
+        devices: The number of devices that rows are split over.
+        most_queries: Attention divides longer sentences into parts.
+        fused: Whether the device has a kernel for attention.
     """
 
-    family: str  # the `model_type` of its checkpoints
+    family: str
     vocab_size: int
     hidden_size: int
     num_blocks: int
     num_heads: int
     intermediate_size: int
-    max_positions: int  # rows of the position table, or the longest text with rotary positions
-    type_vocab_size: int  # 0 if there are no token types
+    max_positions: int
+    type_vocab_size: int
     norm_epsilon: float
     activation: str
     pad_token_id: int
     embedding_dropout: float
     hidden_dropout: tuple[float, ...]
     attention_dropout: tuple[float, ...]
-    position_offset: int = 0  # the position number of the first token
-    # Whether hidden dropout applies to the output of self-attention.
+    position_offset: int = 0
     attention_output_dropout: bool = True
-    rotary_factor: float = 1.0  # rotary positions are divided by it
-    mlm_activation: str = ""  # of the masked-LM head. Empty: `activation`
-    mlm_transform_bias: bool = True  # whether the masked-LM head's first layer has a bias
-    embedding_size: int = 0  # of word embeddings. 0: `hidden_size`
-    norm_bias: bool = True  # whether norms have a bias
-    final_norm: bool = False  # whether a norm follows the last block
+    rotary_factor: float = 1.0
+    mlm_activation: str = ""
+    mlm_transform_bias: bool = True
+    embedding_size: int = 0
+    norm_bias: bool = True
+    final_norm: bool = False
     embeddings: type[InputEmbeddings] = InputEmbeddings
-    # A module with the arguments and calls of `Block`. None: `Block`.
     block: Callable[..., Any] | None = None
-    # The base of the rotary positions of each block. Empty: position embeddings instead.
     rotary_bases: tuple[float, ...] = ()
-    # For each block, how many tokens to either side a token sees. 0 or empty: all.
     windows: tuple[int, ...] = ()
-    # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of
-    # positions to a bias on attention logits, (1, heads, positions, positions) in float32.
     attention_bias: Callable[..., nnx.Module] | None = None
-    # How to compute. These fields change embeddings by rounding errors only, and `most_queries`
-    # also dropout masks. With `recompute`, the backward pass computes activations again.
     recompute: bool = dataclasses.field(default=True, repr=False)
-    # The lanes of a register, which attention fills with several heads.
     lanes: int = dataclasses.field(default=1, repr=False)
-    # The number of devices that rows are split over.
     devices: int = dataclasses.field(default=1, repr=False)
-    # Attention divides longer sentences into parts.
     most_queries: int = dataclasses.field(default=512, repr=False)
-    # Whether the device has a kernel for attention.
     fused: bool = dataclasses.field(default=False, repr=False)
 
     @property

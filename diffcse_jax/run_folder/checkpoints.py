@@ -422,9 +422,8 @@ def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     """Return the digest of an array whose type has at most 32 bits."""
     position = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
-        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(
-            jnp.uint32, array.shape, axis
-        )
+        along_axis = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        position = position * jnp.uint32(size) + along_axis
     if array.dtype != jnp.bool_:
         array = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
     mixed = array.astype(jnp.uint32) ^ (position * jnp.uint32(0x9E3779B1))

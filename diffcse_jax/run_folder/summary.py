@@ -273,10 +273,8 @@ class Chart:
             )
         # Levels come after the lines, so that the legend has a column of each.
         for name, level in self.levels.items():
-            colour, label = (
-                (colours[name] if self.several else BASELINE),
-                f"{labels[name]} before training".strip(),
-            )
+            colour = colours[name] if self.several else BASELINE
+            label = f"{labels[name]} before training".strip()
             axes.axhline(level, linestyle="--", linewidth=1.4, color=colour, label=label)
         if self.log:
             axes.set_yscale("log")

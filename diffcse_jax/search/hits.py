@@ -106,10 +106,9 @@ def _densest(found: Sequence[Match]) -> tuple[int, int]:
             inside += collections.Counter()  # without those that have gone
             left += 1
         if len(inside) > most:
-            best, most = (
-                (found[left].start, min(match.end, found[left].start + SNIPPET)),
-                len(inside),
-            )
+            start = found[left].start
+            best = (start, min(match.end, start + SNIPPET))
+            most = len(inside)
     return best
 
 

@@ -130,10 +130,8 @@ class Index:
         documents, passages = store.tables()
         embeddings = lexical = record = None
         if settings.mode != "lexical":
-            embeddings, record = (
-                StoredEmbeddings.of(store.mapped(), settings.storage),
-                store.encoder,
-            )
+            embeddings = StoredEmbeddings.of(store.mapped(), settings.storage)
+            record = store.encoder
         contents = Contents(documents, passages, embeddings)
         if settings.mode != "dense" and len(passages):
             lexical = LexicalIndex.build(contents.texts(), settings.language)

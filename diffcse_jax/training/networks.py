@@ -250,10 +250,8 @@ def build(
     for loss in config.losses.values():
         networks |= loss.networks(checkpoints, config.run_info)
 
-    dtype, key = (
-        jnp.dtype(config.precision),
-        fold_in_name(jax.random.key(config.train.seed), "initial weights"),
-    )
+    dtype = jnp.dtype(config.precision)
+    key = fold_in_name(jax.random.key(config.train.seed), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
     for name, network in networks.items():
@@ -283,11 +281,8 @@ def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
 
     The pooler and its head determine the size that there is.
     """
-    name, pooler, hidden = (
-        config.model.name_or_path,
-        config.encoding_pooler,
-        encoder.config.hidden_size,
-    )
+    name, pooler = config.model.name_or_path, config.encoding_pooler
+    hidden = encoder.config.hidden_size
     size = encoder.embedding_size(pooler)
     if max(config.matryoshka.sizes, default=0) >= size:
         raise ConfigError(

@@ -57,10 +57,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     model, train = config.mesh.model, config.train
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
-        asked, found = (
-            f"mesh.data={config.mesh.data}, mesh.model={model}",
-            counted(len(available), "device{s}"),
-        )
+        asked = f"mesh.data={config.mesh.data}, mesh.model={model}"
+        found = counted(len(available), "device{s}")
         raise ConfigError(
             f"{asked}: this run has {found}. The product of the two must be at most that."
         )

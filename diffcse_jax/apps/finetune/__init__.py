@@ -534,11 +534,9 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     config = resolved(config, mesh)
     _check(config)
     config, start, vocabulary = open_start_or_run(config, mesh)
-    folder, bad, size = (
-        io.expand_path(config.finetune.data_dir),
-        config.data.on_bad_line,
-        config.train.batch_size,
-    )
+    folder = io.expand_path(config.finetune.data_dir)
+    bad = config.data.on_bad_line
+    size = config.train.batch_size
     data = [read_task(name, task, folder, bad) for name, task in config.finetune.tasks.items()]
     if few := next((each for each in data if len(each.train) < size), None):
         rows = counted(len(few.train), "training row{s}")

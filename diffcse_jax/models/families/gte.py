@@ -23,10 +23,8 @@ def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     converted, scaling = {**values, "model_type": "gte"}, values.get("rope_scaling") or {}
     if scaling.get("type") == "ntk" and scaling.get("mixed_b") is None:
-        factor, head_size = (
-            scaling["factor"],
-            values["hidden_size"] // values["num_attention_heads"],
-        )
+        factor = scaling["factor"]
+        head_size = values["hidden_size"] // values["num_attention_heads"]
         base = values["rope_theta"] * factor
         converted |= {"rope_scaling": None, "rope_theta": base}
         converted["rope_parameters"] = {
