@@ -20,9 +20,7 @@ from diffcse_jax.models.layers import Network
 
 @dataclasses.dataclass(frozen=True)
 class AuxiliaryMaskedLM(Loss):
-    """The encoder recovers masked tokens of every view, with a head of its own.
-
-    SimCSE, appendices A, D and E.
+    """An auxiliary masked LM on every view, with a head of its own (SimCSE appendices A, D and E).
 
     Alone, without a loss that compares embeddings, it pre-trains a masked LM (Devlin et al. 2019).
     """
@@ -97,11 +95,10 @@ class AuxiliaryMaskedLM(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class Reconstruction(Loss):
-    """A small head recovers masked tokens from states and the sentence embedding (InfoCSE).
+    """Reconstruction of masked tokens from the generator's states and the embedding (InfoCSE).
 
-    The states are the generator's. Wu et al. 2022. The head sees the original sentence only through
-    its embedding, so the encoder learns from it. The loss is a sum over all masked tokens, hence
-    its small weight.
+    Wu et al. 2022. A small head sees the original sentence only through its embedding, so the
+    encoder learns from it. The loss is a sum over all masked tokens, hence its small weight.
     """
 
     weight: float = option(
