@@ -1,6 +1,7 @@
 """DiffCSE step by step: mask, generate, label, and the loss; other edits; second views by the generator."""
 
 import dataclasses
+from functools import partial
 from unittest import mock
 
 import jax
@@ -21,6 +22,7 @@ from tiny_networks import (
     SIMCSE,
     VOCABULARY,
     config_of,
+    evaluate,
     random_batch,
     views_of,
 )
@@ -262,6 +264,15 @@ def test_the_generator_makes_second_views():
     assert 0.3 < differs[:, 1].sum() / ordinary[:, 1].sum() < 0.6
     jax.tree.map(np.testing.assert_array_equal, changed._replace(input_ids=views.input_ids), views)
     assert not config_of(SIMCSE).needs("generator")
+
+
+@pytest.mark.parametrize("condition", ["projected", "pooled", "none"])
+def test_the_difference_reaches_the_encoder_through_the_condition_alone(condition):
+    alone = {"contrast": {"weight": 0.0}, "difference": {"weight": 1.0, "condition": condition}}
+    grads, _ = evaluate(alone, transform=partial(jax.grad, has_aux=True))
+    reached = {name.partition(".")[0] for name, grad in grads.items() if np.any(grad)}
+    through = {"projected": {"encoder", "projector"}, "pooled": {"encoder"}, "none": set()}
+    assert reached == {"discriminator", "token_classifier"} | through[condition]
 
 
 @given(

@@ -49,6 +49,22 @@ def test_a_step_is_a_function_of_state_and_batch(run):
     assert all(first_metrics[name] != later[name] for name in ("loss_contrast", "loss_difference"))
 
 
+@pytest.mark.parametrize("changes", ["heads", "dropout"])
+def test_a_seed_changes_what_it_is_asked_to(run, changes):
+    step, start = run
+    config = config_of(
+        {"mesh": {"data": 1}, "train": {"seed": 7, "seed_changes": (changes,), "batch_size": 8}}
+    )
+    definitions, params, frozen = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    same_heads = all(np.array_equal(params[name], array) for name, array in start().params.items())
+    other_step = make_train_step(
+        definitions, config, make_optimizer(config.optim, total_steps=100), make_mesh(config)
+    )
+    _, metrics = other_step(start(), jax.device_put(frozen), views_of(random_batch()))
+    same_dropout = metrics["loss"] == step(start())[1]["loss"]
+    assert (same_heads, same_dropout) == (changes != "heads", changes != "dropout")
+
+
 def test_what_a_step_changes(run):
     step, start = run
     state, old = start(), jax.tree.map(np.asarray, start())

@@ -43,16 +43,17 @@ def plan_of(workdir: Path, *overrides: str, **fields) -> studies.Plan:
     return make_plan("mine", study, overrides, workdir)
 
 
-def finish(run, dev=80.0, dev_text: str = "", notes=(), **scores) -> None:
+def finish(run, dev=80.0, dev_text: str = "", notes=(), training=None, **scores) -> None:
     """Write the files of a run that is done."""
     (run.folder / "export").mkdir(parents=True, exist_ok=True)
     metric = "average" if run.start else "stsb_spearman"
     results = {
-        "asked": run.tasks,
+        "asked": run.asked,
         "config": run.config.to_dict(),
         "metric": metric,
         "dev": dev,
         "dev_text": dev_text,
+        "training": training or {},
     }
     write_sealed(run.folder / RESULTS, results | {"scores": scores, "notes": notes})
 
@@ -392,6 +393,28 @@ def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path)
     assert (code, study(call, "--report", "--seeds", "2")[0]) == (3, 0)
     (begun / FAILURE).write_text("error: no\n")
     assert study(call, "--report")[0] == 1
+
+
+def test_last_checkpoints_dev_splits_and_accuracies_have_their_own_columns(tmp_path):
+    variants = {"SimCSE": {}, "DiffCSE": {}}
+    made = plan_of(tmp_path, variants=variants, dev_tasks=("SICKRelatedness",), scores_last=True)
+    assert made.runs[0].asked == ("sts", "SICKRelatedness dev", "last checkpoint")
+    rows = [{"step": step, "loss": 1.0, "rtd_accuracy": step / 200} for step in range(1, 201)]
+    for run in made.runs:
+        scores = {"STSBenchmark": 70.0, "SICKRelatedness dev": 60.0, "STSBenchmark (last)": 69.0}
+        is_difference = run.row == "DiffCSE"
+        training = studies.means_at_end([*rows, {"step": 200, "dev/stsb_spearman": 80.0}])
+        finish(run, **scores, training=training if is_difference else {"loss": 1.0})
+    shown = table.show(summarize(made), "text")
+    tables = [part.splitlines() for part in shown.split("\n\n")]
+    assert [" ".join(part[0].split()) for part in tables if part[0].startswith("model")] == [
+        "model n STS-B dev STS-B",
+        "model n SICK-R dev",
+        "model n STS-B (last)",
+        "model pairs needed STS-B dev STS-B SICK-R dev STS-B (last)",
+        "model rtd_accuracy",
+    ]
+    assert tables[-2][-1].split() == ["DiffCSE", "0.75", "±", "0.00"]  # steps 101 to 200
 
 
 def test_dev_scores_on_different_text_are_not_compared(tmp_path):

@@ -1,8 +1,8 @@
 """Labelled tasks on MiniLM, and on SimCSE and DiffCSE trained from it, each fine-tuned in two ways.
 
-Command:   diffcse study --config minilm_finetune --config.data.train_file=sentences.txt To start
-           from encoders that `configs/studies/minilm.py` has trained, add --workdir
-           runs/studies/minilm
+Command:   diffcse study --config minilm_finetune --config.data.train_file=sentences.txt
+           To start from encoders that `configs/studies/minilm.py` has trained, add
+           --workdir runs/studies/minilm
 Data:      the labelled sets of CS 224N, read as in `configs/finetune_multitask.py`. On two cores
            use fewer rows, because encoding and scoring all rows takes most of the time. Draw some
            thousand of each set at random (SST's files are sorted by class) and name their folder

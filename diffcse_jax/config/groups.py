@@ -11,6 +11,8 @@ from diffcse_jax.losses import option
 from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, is_pooler
 
 SWITCH = ("auto", "on", "off")
+DEFAULT_SEED = 42
+SEEDED = ("heads", "order", "dropout")  # what a seed determines
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
 # Metrics that need held-out documents.
 OF_DOCUMENTS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval")
@@ -196,7 +198,13 @@ class TrainConfig:
     )
     steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
     seed: int = option(
-        42, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1
+        DEFAULT_SEED, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1
+    )
+    seed_changes: tuple[str, ...] = option(
+        SEEDED,
+        "what the seed changes: new `heads`, the `order` of the data, `dropout` with masks and "
+        f"samples of the generator; the rest is drawn with seed {DEFAULT_SEED}",
+        choices=SEEDED,
     )
     log_every: int = option(
         10, "steps between rows of metrics.jsonl; 1 for up to 100 steps", low=1, changes="nothing"
@@ -204,6 +212,10 @@ class TrainConfig:
     max_bad_steps: int = option(
         5, "skipped steps (NaN or infinite loss) that a run survives", low=0, changes="nothing"
     )
+
+    def seed_of(self, what: str) -> int:
+        """Return the seed of one of `SEEDED`."""
+        return self.seed if what in self.seed_changes else DEFAULT_SEED
 
     @property
     def chunks(self) -> int:

@@ -118,7 +118,10 @@ def task_title(name: str) -> str:
     if file:
         end = next((end for end in (" + BM25", " BM25") if file.endswith(end)), "")
         return f"{kind} {'/'.join(Path(file.removesuffix(end)).with_suffix('').parts[-2:])}{end}"
-    return SHORT_NAMES.get(name, name)
+    for task, short in SHORT_NAMES.items():
+        if name == task or name.startswith(f"{task} "):
+            return short + name.removeprefix(task)
+    return name
 
 
 def table(

@@ -196,13 +196,14 @@ def discriminate(
         rows: The edited sentences x''.
         head: Applied to hidden states (rows, length, hidden) and to `values`, each row by itself.
         values: Arrays whose first axis is that of the rows.
-        condition: The embedding: `projected` or `pooled`.
+        condition: The embedding: `projected`, `pooled` or `none`.
         key: A random key for dropout.
     """
     discriminator = forward.computation.network("discriminator")
-    h = forward.embeddings.projected if condition == "projected" else forward.embeddings.pooled
+    embeddings = forward.embeddings
+    h = {"projected": embeddings.projected, "pooled": embeddings.pooled, "none": None}[condition]
 
-    def read(rows: TokenRows, keys: jax.Array, h: jax.Array, *values: PyTree) -> PyTree:
+    def read(rows: TokenRows, keys: jax.Array, h: jax.Array | None, *values: PyTree) -> PyTree:
         return head(discriminator(rows, condition=h, keys=keys)[-1], *values)
 
     return forward.computation.map_chunks(
@@ -393,8 +394,9 @@ class DiffCSE(EditOptions, Loss):
     )
     condition: str = option(
         "projected",
-        "the embedding that conditions the discriminator: after or before the projector",
-        choices=("projected", "pooled"),
+        "the embedding that conditions the discriminator: after or before the projector; `none`: a "
+        "control, in which the loss trains the discriminator alone",
+        choices=("projected", "pooled", "none"),
     )
     discriminator: str = option(
         "",

@@ -181,7 +181,7 @@ def train_masked_lm_head(
         store,
         batch_size=options.head_batch_size,
         steps=options.head_steps + HELD_OUT_BATCHES,
-        seed=config.train.seed,
+        seed=config.train.seed_of("heads"),
         pad_token_id=encoder.config.pad_token_id,
         shards=shards_of(mesh),
         packing=packing_of(config, mesh, anchors=True),
@@ -270,4 +270,4 @@ def make_masked_lm_training(
 
 
 def _root_key(config: Config) -> PRNGKeyArray:
-    return fold_in_name(jax.random.key(config.train.seed), "generator head")
+    return fold_in_name(jax.random.key(config.train.seed_of("heads")), "generator head")

@@ -251,7 +251,7 @@ def build(
         networks |= loss.networks(checkpoints, config.run_info)
 
     dtype = jnp.dtype(config.precision)
-    key = fold_in_name(jax.random.key(config.train.seed), "initial weights")
+    key = fold_in_name(jax.random.key(config.train.seed_of("heads")), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
     for name, network in networks.items():

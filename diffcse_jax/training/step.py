@@ -69,7 +69,7 @@ def make_train_step(
     chunks, devices = config.train.chunks, mesh.shape["data"]
 
     def train_step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
-        root = fold_in_name(jax.random.key(config.train.seed), "train step")
+        root = fold_in_name(jax.random.key(config.train.seed_of("dropout")), "train step")
         inputs_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
         frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)

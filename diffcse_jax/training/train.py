@@ -92,7 +92,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         examples,
         batch_size=config.train.batch_size,
         steps=total_steps,
-        seed=config.train.seed,
+        seed=config.train.seed_of("order"),
         pad_token_id=encoder.config.pad_token_id,
         shards=shards_of(mesh),
         packing=packing_of(

@@ -399,7 +399,7 @@ def train_task_head(
     texts = [row.texts for row in data.train]
     sides = embed(frozen, texts, config.eval.batch_size, show_progress=True)
     labels = labels_of(data.train)
-    seed = [config.train.seed, zlib.crc32(name.encode())]
+    seed = [config.train.seed_of("order"), zlib.crc32(name.encode())]
     generator = np.random.default_rng(seed)
     order = [generator.permutation(rows) for _ in range(steps * size // rows + 1)]
 
@@ -551,7 +551,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
 
     # 2. The batches of all tasks.
     steps = train.steps or train.epochs * (sum(len(each.train) for each in data) // size)
-    order = by_ratio([task.ratio for task in tasks.values()], steps, train.seed)
+    order = by_ratio([task.ratio for task in tasks.values()], steps, train.seed_of("order"))
     counts = np.bincount(order, minlength=len(data)).tolist()
     sources = {
         each.name: _batches(config, each, start, mesh, count)
@@ -625,7 +625,7 @@ def _batches(
         build_or_open(corpus, start.tokenizer, length, cache, prompts=prompts),
         batch_size=config.train.batch_size,
         steps=steps,
-        seed=config.train.seed,
+        seed=config.train.seed_of("order"),
         pad_token_id=start.checkpoint.config.pad_token_id,
         shards=shards_of(mesh),
         packing=packing_of(config, mesh, chunks=config.train.chunks),

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import re
 import runpy
+import statistics
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +40,9 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import log_line, terminated_like_interrupted
 from diffcse_jax.io import disk_errors, expand_path, lock, read_sealed, write_sealed, write_text
 from diffcse_jax.losses.finetune import score_name
-from diffcse_jax.run_folder.finding import CONFIG
-from diffcse_jax.run_folder.records import origin, read_selection
+from diffcse_jax.run_folder.checkpoints import saved_steps
+from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG
+from diffcse_jax.run_folder.records import METRICS, origin, parse_rows, read_selection
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 SHIPPED_STUDIES = SHIPPED / "studies"
 FINETUNING = "finetune_multitask"  # the configuration that fine-tunings change
 NOT_STARTED = "not started"
+LAST_STEPS = 100  # over which what training logs is averaged
 WORTH_TIMING = 4  # runs that are not started: fewer end soon
 SAFE = "What the runs have saved is not affected."
 # In the folder of a run:
@@ -73,6 +76,8 @@ class Study:
         seeds_of: The seeds of variants that need other ones.
         tasks: Tasks and groups of tasks, as `--tasks` of `diffcse evaluate` takes them. They are
             scored on their test splits. Without tasks, only the dev metric of training is reported.
+        dev_tasks: Tasks that are scored on their dev splits besides, in columns `TASK dev`.
+        scores_last: Whether each run's last checkpoint is scored, too, in columns `TASK (last)`.
         start: Poolers to score the starting checkpoint with. `own` is the pooler that the
             checkpoint records.
         finetunings: What each fine-tuning changes in `finetune_multitask`, by name. Each starts
@@ -89,6 +94,8 @@ class Study:
     seeds: Sequence[int] = (1, 2, 3)
     seeds_of: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     tasks: Sequence[str] = ("sts",)
+    dev_tasks: Sequence[str] = ()
+    scores_last: bool = False
     start: Sequence[str] = ()
     finetunings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
     published: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
@@ -142,6 +149,8 @@ class StudyRun:
     folder: Path
     # empty for a fine-tuning, because its labelled tasks give its scores
     tasks: tuple[str, ...] = ()
+    dev_tasks: tuple[str, ...] = ()
+    scores_last: bool = False
     pooler: str | None = None  # of the starting checkpoint
     start: "StudyRun | None" = None  # whose encoder a fine-tuning starts from
     # that may have its results
@@ -151,6 +160,12 @@ class StudyRun:
     def label(self) -> str:
         """The run's name in messages."""
         return self.row if self.seed is None else f"{self.row}, seed {self.seed}"
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What is scored, as results record it."""
+        dev = [f"{task} dev" for task in self.dev_tasks]
+        return (*self.tasks, *dev, *(["last checkpoint"] if self.scores_last else []))
 
     @property
     def is_trained(self) -> bool:
@@ -170,7 +185,7 @@ class StudyRun:
             self.row,
             self.seed,
             digest_of(self.config, self.start.config if self.start else None),
-            self.tasks,
+            self.asked,
         )
 
     def look_here(self) -> tuple[dict[str, Any] | None, str]:
@@ -178,7 +193,7 @@ class StudyRun:
         try:
             if (self.folder / RESULTS).is_file():
                 found = self._read_results()
-                if found["asked"] == list(self.tasks):
+                if found["asked"] == list(self.asked):
                     return found, "done"
             if (self.folder / LOCK).is_file():
                 lock(self.folder / LOCK).close()
@@ -290,18 +305,30 @@ def _encoders(
     name: str, study: Study, values: Mapping[str, Any], workdir: Path
 ) -> Iterator[StudyRun]:
     """Yield the starting checkpoints, with each pooler, and the runs of all variants."""
-    tasks = tuple(study.tasks)
+    tasks, dev_tasks = tuple(study.tasks), tuple(study.dev_tasks)
     for pooler in study.start:
         row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
         config = _changed(name, study.base, values)
         yield StudyRun(
-            row, None, config, _folder_of(row, None, workdir), tasks=tasks, pooler=pooler
+            row,
+            None,
+            config,
+            _folder_of(row, None, workdir),
+            tasks=tasks,
+            dev_tasks=dev_tasks,
+            pooler=pooler,
         )
     for row, settings in study.variants.items():
         config = _changed(f"{name}: variant {row!r}", study.base, {**settings, **values})
         for seed in study.seeds_of.get(row, study.seeds):
             yield StudyRun(
-                row, seed, _seeded(config, seed), _folder_of(row, seed, workdir), tasks=tasks
+                row,
+                seed,
+                _seeded(config, seed),
+                _folder_of(row, seed, workdir),
+                tasks=tasks,
+                dev_tasks=dev_tasks,
+                scores_last=study.scores_last,
             )
 
 
@@ -505,62 +532,122 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
     Returns:
         What tables need: `asked` (the tasks), `config`, `metric` (the dev metric), `dev` (its
         score), `dev_text` (identifies the text of the dev metric), `scores` by column, and `notes`.
-        The metric of a fine-tuning is the average over its labelled tasks, and the scores are those
-        of the tasks.
+        Of a trained encoder also the steps of the `best` and the `last` checkpoint, its `curve` (dev
+        score by step), and `training` (`means_at_end`). The metric of a fine-tuning is the average
+        over its labelled tasks, and the scores are those of the tasks.
     """
-    settings = evaluation.EvaluationSettings(
-        tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler
-    )
-    notes = []
-    if run.pooler:
-        model = run.config.model.name_or_path
-        # the one that the checkpoint records, or else the one of its training
-        if run.pooler == OWN_POOLER:
-            config, start, _ = open_start(run.config, make_mesh(run.config))
-            applied = start.checkpoint.sentence_head.applied(start.pooler(config))
-            settings = dataclasses.replace(settings, pooler=applied)
-        corpus = open_corpus(run.config.data)
-        measured = build_dev_evaluation(run.config, corpus.first_texts)
-        dev = measured.measure(load_encoder(model, settings)).scores
-        metric, dev_text = measured.metric, measured.text
-        notes.append(f"{run.row}: {model} before training, pooler {settings.pooler}")
-    else:
-        model = str(run.folder)
-        # A run with results is trained, and its text may be gone. A fine-tuning writes predictions
-        # after the export.
-        if run.start or not (run.is_trained and (run.folder / RESULTS).is_file()):
-            (run_finetune if run.start else api.run)(run.config, run.folder)
-        selection = read_selection(run.folder)
-        assert selection, "training ends with the selection"
-        dev, metric, dev_text = (
-            selection.record.dev,
-            selection.record.dev_metric,
-            selection.record.dev_text,
-        )
-        if run.start:
-            notes.append(
-                f"{run.row}: fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks"
-            )
-        if selection.interpolation < 1:
-            notes.append(f"{run.label}: {origin(selection.interpolation, selection.record.step)}")
-    scores = {
-        name: dev[name] for name in itertools.starmap(score_name, run.config.finetune.tasks.items())
-    }
-    if run.tasks:
-        scored = runner.evaluate_model(model, settings)
-        runner.write_results(scored, run.folder / EVALUATION)
-        scores |= results.scores_by_column(scored)
-        notes += [f"{task}: no score: {reason}" for task, reason in scored["missing"].items()]
-        notes += [
-            f"{task}: not the official data: {how}" for task, how in scored["not_official"].items()
-        ]
+    if run.seed is None:
+        return _score_start(run)
+    # A run with results is trained, and its text may be gone. A fine-tuning writes predictions
+    # after the export.
+    if run.start or not (run.is_trained and (run.folder / RESULTS).is_file()):
+        (run_finetune if run.start else api.run)(run.config, run.folder)
+    selection = read_selection(run.folder)
+    assert selection, "training ends with the selection"
+    record, notes = selection.record, []
+    if run.start:
+        about = f"fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks"
+        notes.append(f"{run.row}: {about}")
+    if selection.interpolation < 1:
+        notes.append(f"{run.label}: {origin(selection.interpolation, record.step)}")
+    metric = record.dev_metric
+    tuned = itertools.starmap(score_name, run.config.finetune.tasks.items())
     found = {
-        "asked": run.tasks,
+        "asked": run.asked,
         "config": run.config.to_dict(),
         "metric": metric,
-        "dev": dev[metric],
+        "dev": record.dev[metric],
+        "dev_text": record.dev_text,
+        "scores": {name: record.dev[name] for name in tuned},
+        "notes": notes,
     }
-    return found | {"dev_text": dev_text, "scores": scores, "notes": notes}
+    if run.start:
+        return found
+    rows, _ = parse_rows((run.folder / METRICS).read_bytes())
+    checkpoints = run.folder / CHECKPOINTS
+    last = max(saved_steps(checkpoints), default=record.step)
+    dev_row = f"dev/{metric}"
+    found |= {"best": record.step, "last": last, "training": means_at_end(rows)}
+    found["curve"] = [[row["step"], row[dev_row]] for row in rows if dev_row in row]
+    _add_scores(run, found, str(run.folder))
+    if run.scores_last:
+        _add_scores(run, found, str(checkpoints / str(last)), " (last)")
+    return found
+
+
+def means_at_end(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of what training logged in its last `LAST_STEPS` steps, by name."""
+    logged = [row for row in rows if "loss" in row and row["step"] > rows[-1]["step"] - LAST_STEPS]
+    return {
+        name: statistics.fmean(values)
+        for name in (logged[-1] if logged else {})
+        if name != "step" and all(name in row for row in logged)
+        for values in [[row[name] for row in logged]]
+    }
+
+
+def _score_start(run: StudyRun) -> dict[str, Any]:
+    """Return the results of the starting checkpoint, as `train_and_score`."""
+    model, settings = run.config.model.name_or_path, _settings(run)
+    if run.pooler == OWN_POOLER:
+        # The one that the checkpoint records, or else the one of its training.
+        config, start, _ = open_start(run.config, make_mesh(run.config))
+        applied = start.checkpoint.sentence_head.applied(start.pooler(config))
+        settings = dataclasses.replace(settings, pooler=applied)
+    corpus = open_corpus(run.config.data)
+    measured = build_dev_evaluation(run.config, corpus.first_texts)
+    dev = measured.measure(load_encoder(model, settings)).scores
+    found = {
+        "asked": run.asked,
+        "config": run.config.to_dict(),
+        "metric": measured.metric,
+        "dev": dev[measured.metric],
+        "dev_text": measured.text,
+        "scores": {},
+        "notes": [f"{run.row}: {model} before training, pooler {settings.pooler}"],
+    }
+    _add_scores(run, found, model, pooler=settings.pooler)
+    return found
+
+
+def _settings(run: StudyRun) -> evaluation.EvaluationSettings:
+    return evaluation.EvaluationSettings(
+        tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler
+    )
+
+
+def _add_scores(
+    run: StudyRun,
+    found: dict[str, Any],
+    model: str,
+    suffix: str = "",
+    *,
+    pooler: str | None = None,
+) -> None:
+    """Score a model on the tasks of a run, and add scores and notes to its results.
+
+    Args:
+        run: The run. Without a suffix, its `evaluation.json` gets the scores of test splits.
+        found: The results.
+        model: The run, one of its checkpoints, or the starting checkpoint.
+        suffix: Added to the names of columns.
+        pooler: The pooler; None for the recorded one.
+    """
+    settings = dataclasses.replace(_settings(run), pooler=pooler)
+    dev = dataclasses.replace(settings, tasks=",".join(run.dev_tasks), mode="dev")
+    for each in (settings, dev):
+        if not each.tasks:
+            continue
+        scored = runner.evaluate_model(model, each)
+        of_dev = " dev" if each is dev else ""
+        if each is settings and not suffix:
+            runner.write_results(scored, run.folder / EVALUATION)
+        for column, score in results.scores_by_column(scored).items():
+            found["scores"][f"{column}{of_dev}{suffix}"] = score
+        for task, reason in scored["missing"].items():
+            found["notes"].append(f"{task}{of_dev}: no score: {reason}")
+        for task, how in scored["not_official"].items():
+            found["notes"].append(f"{task}{of_dev}: not the official data: {how}")
 
 
 def summarize(plan: Plan) -> table.Summary:
@@ -571,10 +658,13 @@ def summarize(plan: Plan) -> table.Summary:
     titles: dict[tuple[str, str], str] = {}  # the columns of dev metrics by metric and text
     for row, runs in plan.rows.items():
         scores: dict[str, dict[str, float]] = {}
+        training: dict[str, dict[str, float]] = {}
         for run in runs:
             found, state = run.look()
             if found:
-                scores["-" if run.seed is None else str(run.seed)] = _columns(run, found, titles)
+                seed = "-" if run.seed is None else str(run.seed)
+                scores[seed] = _columns(run, found, titles)
+                training[seed] = found.get("training", {})
                 notes += found["notes"]
             else:
                 states[run.label] = state
@@ -588,6 +678,7 @@ def summarize(plan: Plan) -> table.Summary:
                 "is_start": runs[0].seed is None,
                 "n": len(scores),
                 "scores": scores,
+                "training": training,
                 "difference": {column: each for column, each in differences.items() if each},
                 "published": plan.study.published.get(row, {}),
             }
@@ -597,8 +688,11 @@ def summarize(plan: Plan) -> table.Summary:
             f"published: {plan.study.source}, with its own checkpoints, text and number of steps"
         )
     notes += [f"{label}: {state}" for label, state in states.items() if state != NOT_STARTED]
-    if waiting := [label for label, state in states.items() if state == NOT_STARTED]:
-        notes.append(f"{NOT_STARTED}: {'; '.join(waiting)}")
+    for row, runs in plan.rows.items():
+        waiting = [run for run in runs if states.get(run.label) == NOT_STARTED]
+        seeds = ", ".join(str(run.seed) for run in waiting if run.seed is not None)
+        if waiting:
+            notes.append(f"{NOT_STARTED}: {row}{f', seed {seeds}' if seeds else ''}")
     about = {"study": plan.name, "source": plan.study.source, "dev_columns": [*titles.values()]}
     return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
 

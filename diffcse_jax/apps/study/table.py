@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,20 @@ import scipy.stats
 
 from diffcse_jax.errors import require_extra
 from diffcse_jax.evaluation.results import (
-    SHORT_NAMES,
     TableRow,
     format_means,
     format_scores,
     sections,
     table,
+    task_title,
 )
 from diffcse_jax.io import write_json, write_text
 
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
 PICTURES = {"encoders": "study.png", "finetunings": "finetuning.png"}  # of both groups of rows
 
+LAST = " (last)"  # ends the columns of last checkpoints
+ACCURACY = re.compile("accuracy|share")  # in the names of what training logs
 POWER = 0.8  # the share of studies that see a true difference
 MOST_SEEDS = 1000
 
@@ -71,6 +74,9 @@ def show(summary: Summary, style: str) -> str:
             ]
             lines = [_difference_row(row, shown[0]) for row in compared]
             parts.append(table(["pairs", "needed", *shown], lines, style))
+        if training := _training(rows, style):
+            parts.append(remark("in training, mean over the last steps"))
+            parts.append(training)
     # Markdown joins lines that follow one another
     separator = "\n\n" if style == "markdown" else "\n"
     parts.append(separator.join(map(remark, summary["notes"])))
@@ -131,7 +137,26 @@ def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[
         for scores in scored
     ]
     first, *others = sections(tests) or [[]]
-    return [[*dev, *first], *others]
+    last = [column for column in itertools.chain(*others) if column.endswith(LAST)]
+    others = [[column for column in each if column not in last] for each in others]
+    return [[*dev, *first], *filter(None, (*others, last))]
+
+
+def _training(rows: Sequence[Mapping[str, Any]], style: str) -> str:
+    """Return a table of the accuracies that training logged, or an empty string."""
+    means = {row["row"]: [*row["training"].values()] for row in rows}
+    names = dict.fromkeys(
+        name for seeds in means.values() for seed in seeds for name in seed if ACCURACY.search(name)
+    )
+    lines = [
+        TableRow(
+            row,
+            format_means([{name: seed[name] for name in names if name in seed} for seed in seeds]),
+        )
+        for row, seeds in means.items()
+        if any(not seed.keys().isdisjoint(names) for seed in seeds)
+    ]
+    return table([*names], lines, style) if names else ""
 
 
 def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[TableRow]:
@@ -167,7 +192,7 @@ def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
     size = (2 + 3.2 * across, down * (1.2 + 0.32 * len(rows)))
     figure = require_extra("matplotlib.figure", "report").Figure(figsize=size, layout="constrained")
     for number, column in enumerate(columns):
-        axes = figure.add_subplot(down, across, number + 1, title=SHORT_NAMES.get(column, column))
+        axes = figure.add_subplot(down, across, number + 1, title=task_title(column))
         for height, row in enumerate(rows):
             scores = [seed[column] for seed in row["scores"].values() if column in seed]
             if scores:

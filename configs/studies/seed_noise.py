@@ -1,0 +1,29 @@
+"""Where the noise between seeds comes from: new heads, the order of the data, or dropout.
+
+Command:   diffcse study --config seed_noise --config.data.train_file=sentences.txt
+Settings:  SimCSE and DiffCSE as in `configs/studies/does_difference_help.py`. In each row, the seed
+           changes one thing alone. Dropout includes the masks and the generator's samples.
+"""
+
+import runpy
+from pathlib import Path
+
+from diffcse_jax.apps.study import Study
+from diffcse_jax.config.groups import SEEDED
+
+STUDY = runpy.run_path(str(Path(__file__).with_name("does_difference_help.py")))
+
+
+def get_study() -> Study:
+    variants = {
+        f"{row}, {what}": {**STUDY["ROWS"][row], "train.seed_changes": (what,)}
+        for row in ("SimCSE", "DiffCSE")
+        for what in SEEDED
+    }
+    return Study(
+        base=STUDY["base_config"](),
+        variants=variants,
+        seeds=range(1, 6),
+        tasks=("STSBenchmark", "STS12", "STS14"),
+        scores_last=True,
+    )
