@@ -1,4 +1,6 @@
-"""The dev evaluation of a training run: its metrics, one of which chooses the best checkpoint, and their text.
+"""The dev evaluation of a training run: its metrics and their text.
+
+One of the metrics chooses the best checkpoint.
 
 All processes of a run must call the encoder in the same way, because otherwise they wait for one
 another forever. Therefore the first process decides on the metrics and reads their text. The others
@@ -141,7 +143,10 @@ def build_dev_evaluation(
 
 
 def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metric:
-    """Use Spearman on STS-B dev or, if that is not found, agreement with the starting checkpoint's similarities."""
+    """Use Spearman on STS-B dev or, if that is not found, agreement with the start.
+
+    Agreement is that with the starting checkpoint's similarities.
+    """
 
     def stsb_dev() -> ScoredPairs | None:  # nothing is downloaded
         if not is_local(options.data_dir) or _missing_sts_data(options.data_dir, ["STSBenchmark"]):
@@ -162,7 +167,10 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
 def _all_texts(
     config: Config, training: TrainingTexts, split: Split | None, tokens: TrainingTokens | None
 ) -> tuple[Texts, list[Texts], list[Texts]]:
-    """Return the text of the metric that chooses, of the metrics of `eval.beside`, and of those of `eval.hold`."""
+    """Return the text of the metric that chooses, and of the other metrics.
+
+    The others are those of `eval.beside` and those of `eval.hold`.
+    """
     options, metric = config.eval, config.eval.metric
     also = [name for name in dict.fromkeys(options.beside) if name != metric]
     needs_sts = STS_METRICS.intersection([metric, *also])
@@ -204,7 +212,10 @@ def _texts(
     *,
     most: int = MOST_PAIRS,
 ) -> Texts:
-    """Return a metric and its text. If pairs are made from documents or sentences, there are at most `most`."""
+    """Return a metric and its text.
+
+    If pairs are made from documents or sentences, there are at most `most`.
+    """
     options = config.eval
     kind, _, file = metric.partition(":")
     is_strict = config.data.on_bad_line == "error"
@@ -240,7 +251,10 @@ def _texts(
 def masked_texts(
     config: Config, split: Split | None, tokens: TrainingTokens | None
 ) -> list[list[int]]:
-    """Return the tokens of at most `MOST_PAIRS` passages of the held-out documents, chosen by a hash."""
+    """Return the tokens of passages of the held-out documents.
+
+    There are at most `MOST_PAIRS`, chosen by a hash.
+    """
     if split is None or tokens is None:
         raise DataError(f"{MASKED_ACCURACY} is measured only while a masked LM is trained")
     length = config.data.max_length
@@ -258,7 +272,10 @@ def masked_texts(
 
 
 def _metric_of(texts: Texts, batch_size: int, tokens: TrainingTokens | None = None) -> Any:
-    """Return the metric of `_texts`, which other processes receive as JSON: with lists instead of tuples."""
+    """Return the metric of `_texts`.
+
+    Other processes receive its text as JSON, with lists instead of tuples.
+    """
     name = texts["name"]
     if name == MASKED_ACCURACY:
         assert tokens is not None  # otherwise there are no texts
@@ -351,9 +368,10 @@ def _queries_of(split: Split, max_length: int, metric: str) -> Iterator[Query]:
 def choose_queries(
     queries: Iterable[Query], limit: int, order: Callable[[str], int] = digest
 ) -> list[Query]:
-    """Choose at most `limit` queries: those with the lowest `order`, a hash, whatever order they come in.
+    """Choose at most `limit` queries, whatever order they come in.
 
-    Chosen queries of different passages share no text. Memory holds at most four times the limit.
+    They are those with the lowest `order`, a hash. Chosen queries of different passages share no
+    text. Memory holds at most four times the limit.
     """
     lowest: dict[int, Query] = {}
     for query in queries:
@@ -370,7 +388,10 @@ def choose_queries(
 
 
 def training_halves(training: Callable[[], Iterable[str]], most: int) -> Pairs:
-    """Return the halves of the first `most` different sentences. Short ones are used only if there are no others."""
+    """Return the halves of the first `most` different sentences.
+
+    Short ones are used only if there are no others.
+    """
     found: dict[str, None] = {}
     for fewest in (FEWEST_WORDS, 2):
         for sentence in training():
@@ -431,7 +452,10 @@ def _sentences_and_rests(passage: str) -> Iterator[tuple[str, str]]:
 
 
 def _windows_and_rests(passage: str) -> Iterator[tuple[str, str]]:
-    """Yield windows of a passage of `pairs.FEWEST_WORDS` or more. A hash of the passage chooses sizes and places."""
+    """Yield windows of a passage and what is left of it.
+
+    The passage has `pairs.FEWEST_WORDS` words or more. Its hash chooses sizes and places.
+    """
     count, (shortest, longest) = len(words(passage)), WINDOW
     for number in range(WINDOWS):
         random_size, random_start = divmod(digest(f"{number} {passage}"), 1 << 32)

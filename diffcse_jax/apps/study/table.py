@@ -52,7 +52,10 @@ def write(summary: Summary, workdir: Path) -> None:
 
 
 def show(summary: Summary, style: str) -> str:
-    """Return the tables and notes in a style of `results.table`. In LaTeX, text between tables is a comment."""
+    """Return the tables and notes in a style of `results.table`.
+
+    In LaTeX, text between tables is a comment.
+    """
     remark = (lambda text: f"% {text}") if style == "latex" else str
     heading = f"{summary['study']} ({summary['source']})" if summary["source"] else summary["study"]
     parts = [f"# {heading}" if style == "markdown" else remark(heading)]
@@ -108,7 +111,9 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
 
 
 def seeds_needed(mean: float, deviation: float) -> int | None:
-    """Return the number of seeds with which four of five studies see a difference (paired t-test, two-sided, 5%).
+    """Return the number of seeds with which four of five studies see a difference.
+
+    The test is a paired t-test, two-sided, at 5%.
 
     Args:
         mean: The true mean of the differences between rows with the same seed.
@@ -182,7 +187,10 @@ def _difference_row(row: Mapping[str, Any], first_column: str) -> TableRow:
 
 
 def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Draw a panel per column: a point per seed, a line at the mean, a diamond at the published score."""
+    """Draw a panel per column.
+
+    It has a point per seed, a line at the mean and a diamond at the published score.
+    """
     columns = list(itertools.chain(*_sections(summary, rows)))
     averages = [column for column in columns if column.startswith("average ")]
     if averages:
