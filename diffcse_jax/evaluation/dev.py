@@ -103,7 +103,8 @@ class DevEvaluation:
             if high < 0:
                 interval = f"95% interval {low:+.2f} to {high:+.2f} over {metric.units}"
                 found.append(
-                    f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} ({interval})"
+                    f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} "
+                    f"({interval})"
                 )
         return found
 
@@ -178,7 +179,8 @@ def _all_texts(
         if metric in STS_METRICS:
             metric = "halves_retrieval"
             log_line(
-                f"warning: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}"
+                f"warning: eval.metric={options.metric} is replaced by {metric}, which needs no "
+                f"labels: {problem}"
             )
         if left_out := STS_METRICS.intersection(also):
             log_line(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
@@ -227,8 +229,8 @@ def _texts(
     if metric == "halves_retrieval":
         if len(found := training_halves(training, most)) < 2:
             raise DataError(
-                f"data.train_file={config.data.train_file} has too few sentences. The dev metric halves_retrieval "
-                "needs two different sentences of at least two words"
+                f"data.train_file={config.data.train_file} has too few sentences. The dev metric "
+                "halves_retrieval needs two different sentences of at least two words"
             )
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
@@ -265,8 +267,8 @@ def masked_texts(
     chosen = heapq.nsmallest(MOST_PAIRS, passages, key=digest)
     if not chosen:
         raise DataError(
-            f"data.held_out={split.share} of data.train_file={split.name} leaves no passage for {MASKED_ACCURACY}. "
-            "Hold out more documents or choose another eval.metric"
+            f"data.held_out={split.share} of data.train_file={split.name} leaves no passage for "
+            f"{MASKED_ACCURACY}. Hold out more documents or choose another eval.metric"
         )
     return tokens.of(chosen, length)
 
@@ -327,8 +329,8 @@ def queries_of_documents(file: str, *, strict: bool = False) -> RetrievalMetric:
     queries = choose_queries(_queries_of(split, MOST_TOKENS, "mixed_retrieval"), MOST_PAIRS)
     if len(queries) < 2:
         raise DataError(
-            f"{file}: its documents give {counted(len(queries), 'quer{y}')}, and a comparison needs two. Documents "
-            "with titles, or with at least two sentences, give queries"
+            f"{file}: its documents give {counted(len(queries), 'quer{y}')}, and a comparison "
+            "needs two. Documents with titles, or with at least two sentences, give queries"
         )
     return _metric_of({"name": "mixed_retrieval", "queries": queries}, batch_size=64)
 
@@ -346,8 +348,8 @@ def held_out_queries(split: Split, max_length: int, metric: str, most: int) -> l
     if len(chosen) < 2:
         left = f"data.held_out={split.share} of data.train_file={split.name} leaves"
         raise DataError(
-            f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more "
-            "documents or choose another eval.metric"
+            f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different "
+            "ones. Hold out more documents or choose another eval.metric"
         )
     return chosen
 

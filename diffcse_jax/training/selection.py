@@ -294,9 +294,9 @@ def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
     """
     if config.eval.interpolate and config.keeps_projector and base.recorded.head is None:
         raise ConfigError(
-            f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all trained "
-            f"weights, but {base.name} has no projector, and model.projector_train_only=False keeps one. "
-            "Set eval.interpolate=()."
+            f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all "
+            f"trained weights, but {base.name} has no projector, and "
+            "model.projector_train_only=False keeps one. Set eval.interpolate=()."
         )
 
 

@@ -149,20 +149,28 @@ def read_study(file: str) -> tuple[str, Study]:
 class StudyRun:
     """One training or fine-tuning with its scores, or the starting checkpoint's scores.
 
-    It owns one folder.
+    Attributes:
+        row: Its row of the table.
+        seed: Its seed. None for the starting checkpoint.
+        config: Its configuration, with the seed.
+        folder: The folder that it owns.
+        tasks: Tasks that score it. Empty for a fine-tuning, because its labelled tasks do that.
+        dev_tasks: Tasks whose dev split scores it.
+        scores_last: Whether the last checkpoint is scored as well.
+        pooler: The pooler of the starting checkpoint.
+        start: The run whose encoder a fine-tuning starts from.
+        record: A record that may have its results.
     """
 
-    row: str  # of the table
-    seed: int | None  # None for the starting checkpoint
-    config: Config  # with the seed
+    row: str
+    seed: int | None
+    config: Config
     folder: Path
-    # empty for a fine-tuning, because its labelled tasks give its scores
     tasks: tuple[str, ...] = ()
     dev_tasks: tuple[str, ...] = ()
     scores_last: bool = False
-    pooler: str | None = None  # of the starting checkpoint
-    start: "StudyRun | None" = None  # whose encoder a fine-tuning starts from
-    # that may have its results
+    pooler: str | None = None
+    start: "StudyRun | None" = None
     record: StudyRecord | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
@@ -214,12 +222,8 @@ class StudyRun:
         except CheckpointError as error:
             return None, str(error)
         if (self.folder / FAILURE).is_file():
-            reason = (
-                (self.folder / FAILURE)
-                .read_text(encoding="utf-8", errors="replace")
-                .strip()
-                .partition("\n")[0]
-            )
+            failure = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace")
+            reason = failure.strip().partition("\n")[0]
             return None, f"failed: {reason}"
         return None, "started" if (self.folder / CONFIG).is_file() else NOT_STARTED
 
@@ -232,15 +236,15 @@ class StudyRun:
             return
         then = flat(Config.from_dict(self._read_results()["config"]).to_dict())
         now = flat(self.config.to_dict())
-        # a folder, which may be moved
+        # The start is a folder, which may be moved.
         ignored = machine_keys() | ({"model.name_or_path"} if self.start else set())
         if changed := [key for key in now if then.get(key) != now[key] and key not in ignored]:
             values = "\n  ".join(
                 f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed
             )
             raise ConfigError(
-                f"{self.folder} holds {self.label} with another configuration. Give another --workdir, or the same "
-                f"overrides:\n  {values}"
+                f"{self.folder} holds {self.label} with another configuration. Give another "
+                f"--workdir, or the same overrides:\n  {values}"
             )
 
     def _read_results(self) -> dict[str, Any]:
@@ -384,7 +388,8 @@ def _changed(where: str, base: "str | ConfigDict", settings: Settings) -> Config
     try:
         if "train.seed" in settings:
             raise ConfigError(
-                "train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them"
+                "train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among "
+                "them"
             )
         config = configuration(base, settings)[1]
         if config.distributed:
@@ -555,9 +560,9 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
     Returns:
         What tables need: `asked` (the tasks), `config`, `metric` (the dev metric), `dev` (its
         score), `dev_text` (identifies the text of the dev metric), `scores` by column, and `notes`.
-        Of a trained encoder also the steps of the `best` and the `last` checkpoint, its `curve` (dev
-        score by step), and `training` (`means_at_end`). The metric of a fine-tuning is the average
-        over its labelled tasks, and the scores are those of the tasks.
+        Of a trained encoder also the steps of the `best` and the `last` checkpoint, its `curve`
+        (dev score by step), and `training` (`means_at_end`). The metric of a fine-tuning is the
+        average over its labelled tasks, and the scores are those of the tasks.
     """
     if run.seed is None:
         return _score_start(run)

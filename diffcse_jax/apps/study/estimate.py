@@ -125,14 +125,17 @@ def describe(
         cost = costs[row]
         number = sum(row == other for other, _ in runs)
         yield (
-            f"{row}: {counted(number, 'run{s}')} of {cost.steps:,} steps, {cost.step_seconds:.3g} s a step and "
-            f"{cost.evaluation_seconds:.3g} s a dev evaluation: {duration(total)}"
+            f"{row}: {counted(number, 'run{s}')} of {cost.steps:,} steps, {cost.step_seconds:.3g} "
+            f"s a step and {cost.evaluation_seconds:.3g} s a dev evaluation: {duration(total)}"
         )
     size = sum(costs[row].bytes for row, _ in runs)
     together = f"{duration(sum(seconds.values()))} and {size / 1e9:,.1f} GB"
     yield f"together {together}, without the scoring of tasks and fine-tunings"
     if size > free:
-        yield f"warning: {free / 1e9:,.1f} GB are free. Name a --workdir with more room, or remove folders of done runs"
+        yield (
+            f"warning: {free / 1e9:,.1f} GB are free. Name a --workdir with more room, or remove "
+            "folders of done runs"
+        )
 
 
 def duration(seconds: float) -> str:

@@ -31,7 +31,7 @@ POWER = 0.8  # the share of studies that see a true difference
 MOST_SEEDS = 1000
 
 Summary = dict[str, Any]  # the content of study.json
-# the scores of a row by seed ("-" for the starting checkpoint) and column
+# The scores of a row by seed ("-" for the starting checkpoint) and column.
 Seeds = Mapping[str, Mapping[str, float]]
 
 
@@ -66,8 +66,9 @@ def show(summary: Summary, style: str) -> str:
             first = next(row["row"] for row in rows if not row["is_start"])
             parts.append(
                 remark(
-                    f"difference to {first} over shared seeds, with its 95% interval (paired t-test); needed: seeds "
-                    "with which four of five studies see a difference as large as that of the first column"
+                    f"difference to {first} over shared seeds, with its 95% interval (paired "
+                    "t-test); needed: seeds with which four of five studies see a difference as "
+                    "large as that of the first column"
                 )
             )
             shown = [
@@ -80,7 +81,7 @@ def show(summary: Summary, style: str) -> str:
         if training := _training(rows, style):
             parts.append(remark("in training, mean over the last steps"))
             parts.append(training)
-    # Markdown joins lines that follow one another
+    # Markdown joins lines that follow one another.
     separator = "\n\n" if style == "markdown" else "\n"
     parts.append(separator.join(map(remark, summary["notes"])))
     return "\n\n".join(parts) + "\n"
