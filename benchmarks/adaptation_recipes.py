@@ -1,4 +1,4 @@
-"""Compare the preset `adapt` with the recipes of sentence-transformers, on the same documents.
+r"""Compare the preset `adapt` with the recipes of sentence-transformers, on the same documents.
 
     python -m benchmarks.adaptation_recipes --text docstrings \
         --tasks pairs_retrieval:docstrings,STSBenchmark --output benchmarks/results/NAME.json

@@ -396,7 +396,7 @@ class SentenceEncoder:
     def warning_once(self) -> Iterator[None]:
         """Add up the texts that calls of `encode` in this thread truncate.
 
-        One warning of them comes at the end.
+        Warn of them once, at the end.
         """
         self._in_thread.truncated = counts = collections.Counter[str]()
         try:
@@ -576,9 +576,9 @@ class SentenceEncoder:
     def fingerprint(self) -> str:
         """Return a hash of all that determines an embedding.
 
-        That is the sizes, weights, pooler, precision and tokenizer. It contains values only, no
-        names of classes or modules, so it stays the same when code moves. Values that equal their
-        default are left out, so that new options do not change it.
+        These are the sizes, weights, pooler, precision and tokenizer. The hash covers values only,
+        no names of classes or modules, so it stays the same when code moves. Values that equal
+        their default are left out, so that new options do not change it.
         """
         sizes = {}
         for field in dataclasses.fields(self.config):
@@ -687,7 +687,7 @@ _THEIR_NAMES: Mapping[str, tuple[Any, str]] = {
 def _check_names(arguments: Mapping[str, Any]) -> None:
     """Raise an error for arguments that `encode` does not have.
 
-    Those that have no effect in sentence-transformers either are accepted.
+    Arguments of sentence-transformers are accepted if their value has no effect there either.
 
     Raises:
         ConfigError: The argument is one of sentence-transformers, and its value has no meaning

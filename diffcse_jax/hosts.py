@@ -248,9 +248,9 @@ def join() -> None:
 def _distributed_state() -> Any:
     """Return JAX's state of the joined processes.
 
-    Its `client` is a key-value store with barriers. It is not public, and it is read here only.
-    `multihost_utils.broadcast_one_to_all` cannot replace it: it is a collective, which fails on
-    CPUs if one process comes 30 seconds later than the others. Decisions of the first process
+    Its `client` is a key-value store with barriers. The state is not public, and it is read here
+    only. `multihost_utils.broadcast_one_to_all` cannot replace it: it is a collective, which fails
+    on CPUs if one process comes 30 seconds later than the others. Decisions of the first process
     (reading data, scoring a model) often take longer.
     """
     from jax._src.distributed import global_state

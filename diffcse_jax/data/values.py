@@ -96,7 +96,7 @@ def listed(names: Iterable[str]) -> str:
 def is_missing(value: Any) -> bool:
     """Return whether a value is empty.
 
-    None, NaN (also of a time), pandas' NA and an empty string are.
+    Empty values are None, NaN (also of a time), pandas' NA and an empty string.
     """
     if value is None or isinstance(value, str | bytes):
         return not value

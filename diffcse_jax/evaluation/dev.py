@@ -146,7 +146,7 @@ def build_dev_evaluation(
 def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metric:
     """Use Spearman on STS-B dev or, if that is not found, agreement with the start.
 
-    Agreement is that with the starting checkpoint's similarities.
+    Agreement compares similarities with those of the starting checkpoint.
     """
 
     def stsb_dev() -> ScoredPairs | None:  # nothing is downloaded

@@ -100,9 +100,9 @@ def guess_after(
 class MaskedAccuracy(Metric):
     """The share of masked tokens that a masked LM recovers.
 
-    The masks are the same in each measurement. Beside it are the shares that two guesses recover:
-    the most frequent token of the training text (`unigram`), and the most frequent one after the
-    previous token (`bigram`). A model below them has learnt nothing from the context.
+    The masks are the same in each measurement. Two guesses are measured as well: the most frequent
+    token of the training text (`unigram`), and the most frequent one after the previous token
+    (`bigram`). A model below them has learnt nothing from the context.
     """
 
     token_ids: Sequence[Sequence[int]]  # of each text

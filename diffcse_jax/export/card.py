@@ -162,8 +162,8 @@ def papers_of(config: Config) -> list[str]:
 def command_of(config: Config) -> str:
     """Return the command that trains with the same configuration.
 
-    Keys that depend on the machine are left out. It names the shipped configuration that differs in
-    the fewest keys, and has one override per line.
+    Keys that depend on the machine are left out. The command names the shipped configuration that
+    differs in the fewest keys, and has one override per line.
     """
     given = tuple(f"{name}." for name in config.given_losses)
     unnamed = machine_keys()
@@ -189,7 +189,7 @@ def command_of(config: Config) -> str:
 def portable(config: Config) -> dict[str, Any]:
     """Return the configuration as nested dicts, fit to publish.
 
-    Only the last part of each local path is left.
+    Only the last part of each local path is kept.
     """
     return _without_folder("", config.to_dict())
 

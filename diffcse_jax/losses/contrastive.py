@@ -46,8 +46,8 @@ def info_nce(
     Equation 8 is the one with hard negatives. Each anchor should be closest to its own positive.
     The other positives in the batch act as negatives.
 
-    l_i = -log exp(s(a_i, p_i)) / sum_j [exp(s(a_i, p_j)) + alpha^[i=j] sum_k exp(s(a_i, n_kj))], s
-    = cos / temperature
+    l_i = -log exp(s(a_i, p_i)) / sum_j [exp(s(a_i, p_j)) + alpha^[i=j] sum_k exp(s(a_i, n_kj))],
+    s = cos / temperature
 
     Args:
         anchors: Embeddings a. They are normalised here.
@@ -290,7 +290,7 @@ class Contrast(Loss):
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Find the pairs to leave out.
 
-        There are those of first views as anchors, and those of second views (`symmetric`).
+        In one direction first views are the anchors, in the other second views (`symmetric`).
         """
         if self.mask_duplicates == "none":
             return None

@@ -1,18 +1,16 @@
 """DiffCSE, difference-based contrastive learning: from a sentence to the loss.
 
-Chuang et al. 2022, Section 3.
+This is Section 3 of Chuang et al. 2022. Contrastive learning makes sentence embeddings insensitive
+to small changes. DiffCSE adds a task that depends on them: which tokens of an edited sentence
+differ from the original? This file contains all of it, in the order of computation:
 
-Contrastive learning makes sentence embeddings insensitive to small changes. DiffCSE adds a task
-that depends on them: which tokens of an edited sentence differ from the original? This file
-contains all of it, in the order of computation:
-
-    x     a sentence                          the cat  sat    on the mat x'    some tokens are
-    masked              the cat [MASK]  on the [MASK]     mask_tokens x''   a frozen masked LM fills
-    them       the cat  slept  on the mat        generate y     which tokens were replaced
-    0   0    1     0   0   0         label h     the sentence embedding of x, shared with the
-    contrast D     reads x'' with h in the place of its first token
-    discriminate L     the mean of -log D(y_t) over all positions t
-    replaced_token_detection
+    x     a sentence                        the cat  sat    on the mat
+    x'    some tokens are masked            the cat [MASK]  on the [MASK]   mask_tokens
+    x''   a frozen masked LM fills them     the cat  slept  on the mat      generate
+    y     which tokens were replaced         0   0    1     0   0   0       label
+    h     the sentence embedding of x, shared with the contrast
+    D     reads x'' with h in the place of its first token                  discriminate
+    L     the mean of -log D(y_t) over all positions t            replaced_token_detection
 
 Only h can tell D what x said where x'' differs. The gradient flows through h into the encoder: to
 help D, an embedding must record what its sentence says. D starts as a copy of the encoder, or as an

@@ -75,7 +75,7 @@ class LabelledTask:
     def outputs(self) -> int:
         """The number of outputs of the head.
 
-        It has a logit per class, a single logit for two classes, or a value.
+        These are a logit per class, a single logit for two classes, or a value.
         """
         return len(self.labels) if self.loss == "cross_entropy" else 1
 

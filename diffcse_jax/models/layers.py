@@ -106,7 +106,7 @@ def dropout(
 ) -> Shaped[Array, "*shape"]:
     """Zero elements with probability `rate`, and rescale the others.
 
-    The rate is in steps of 1/65536. Without keys, x is returned. An element uses half a random
+    The rate is in steps of 1/65536. Without keys, return `x`. An element uses half a random
     word. `jax.random.bernoulli` uses a whole word and takes twice the time.
 
     Args:

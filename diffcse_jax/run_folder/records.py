@@ -249,7 +249,7 @@ def read_starts(workdir: Path) -> list[dict[str, Any]]:
 def commit(folder: Path) -> dict[str, Any] | None:
     """Return the commit of the repository that tracks the folder, or None.
 
-    It comes with whether tracked files differ.
+    It also says whether tracked files differ.
     """
 
     def git(*arguments: str) -> str:

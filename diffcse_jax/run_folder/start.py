@@ -218,7 +218,7 @@ class BaseModel:
     name: str  # its hub id, or the last part of its path if it is only a local folder
     # Its hub id, or the one that it records as its origin. Empty if neither is known.
     hub_id: str = ""
-    # The licence, by the keys of a card's metadata.
+    # Its license, by the keys of a card's metadata.
     license: Mapping[str, str] = dataclasses.field(default_factory=dict)
     language: tuple[str, ...] = ()  # codes that its card states
 
