@@ -1,4 +1,7 @@
-"""Score encoders; short for `diffcse evaluate`: `python eval.py --model runs/diffcse_base --tasks sts,transfer`."""
+"""Score encoders; short for `diffcse evaluate`.
+
+python eval.py --model runs/diffcse_base --tasks sts,transfer
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Train an encoder; short for `diffcse train`: `python train.py --config configs/diffcse_base.py`."""
+"""Train an encoder; short for `diffcse train`.
+
+python train.py --config configs/diffcse_base.py
+"""
 
 import sys
 

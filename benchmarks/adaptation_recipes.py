@@ -1,4 +1,4 @@
-"""Compare the preset `adapt` with the recipes of sentence-transformers, on the same documents.
+r"""Compare the preset `adapt` with the recipes of sentence-transformers, on the same documents.
 
     python -m benchmarks.adaptation_recipes --text docstrings \
         --tasks pairs_retrieval:docstrings,STSBenchmark --output benchmarks/results/NAME.json
@@ -104,7 +104,7 @@ def train_ours(config: Config, folder: Path) -> dict[str, Any]:
         evaluation = dataclasses.replace(
             watch.without(build_dev_evaluation)(*arguments), drift_check=None
         )
-        # the dataclass is frozen
+        # The dataclass is frozen.
         object.__setattr__(evaluation, "measure", watch.without(evaluation.measure))
         return evaluation
 
@@ -293,7 +293,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(argv)
     with reported_to_user(), tempfile.TemporaryDirectory() as folder:
         measure.use_cores(options.cores)
-        # for the processes that import JAX, which reads this only once
+        # For the processes that import JAX, which reads this only once.
         os.environ["JAX_PLATFORMS"] = "cpu"
         config = _config(options, Path(folder))
         values = config.to_dict()

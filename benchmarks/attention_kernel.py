@@ -1,4 +1,6 @@
-"""Compare the GPU's kernel for attention with our attention in parts: distances to float32, for states and gradients.
+"""Compare the GPU's kernel for attention with our attention in parts.
+
+Prints distances to float32, for states and gradients.
 
     python -m benchmarks.attention_kernel
 
@@ -30,9 +32,10 @@ def distance(found: jax.Array, expected: jax.Array) -> float:
 def main() -> None:
     """Print the device and the distances."""
     hf_config = ModernBertConfig(
-        vocab_size=WORDS, hidden_size=SIZE, num_attention_heads=4, num_hidden_layers=3, intermediate_size=2 * SIZE,
-        local_attention=128, global_attn_every_n_layers=2, attention_dropout=0.0, mlp_dropout=0.0,
-        embedding_dropout=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+        vocab_size=WORDS, hidden_size=SIZE, num_attention_heads=4, num_hidden_layers=3,
+        intermediate_size=2 * SIZE, local_attention=128, global_attn_every_n_layers=2,
+        attention_dropout=0.0, mlp_dropout=0.0, embedding_dropout=0.0, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
     )  # fmt: skip
     config = hf.transformer_config(hf_config.to_dict(), source="benchmark")
     rng = np.random.default_rng(0)
@@ -69,7 +72,8 @@ def main() -> None:
                 dataclasses.replace(config, fused=fused), jnp.bfloat16, params
             )
             print(
-                f"{name}: states {distance(states, exact[0]):.4f}, gradients {distance(gradients, exact[1]):.4f}"
+                f"{name}: states {distance(states, exact[0]):.4f}, gradients "
+                f"{distance(gradients, exact[1]):.4f}"
             )
 
 

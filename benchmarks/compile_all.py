@@ -72,7 +72,7 @@ def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
     """Compile the programs that are not in the file yet, and write the file after each one."""
     records = json.loads(path.read_text())["programs"] if path.is_file() else []
     known = {record["arguments"]: record for record in records}
-    # kept until the new one is there
+    # Old records are kept until the new ones are there.
     old = {arguments for arguments in known if again and re.search(again, arguments)}
     wanted = list(programs())
     for number, (target, config, *others) in enumerate(wanted, start=1):
@@ -130,7 +130,8 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         size = f"{memory['total'] / 2**30:.2f} of {memory['available'] / 2**30:.2f} GiB"
         fits = "yes" if record["fits"] else "no"
         lines.append(
-            f"| {words} | {record['target']} | {size} | {fits} | {_moved(record.get('collectives', []))} |"
+            f"| {words} | {record['target']} | {size} | {fits} | "
+            f"{_moved(record.get('collectives', []))} |"
         )
     return "\n".join(lines)
 

@@ -71,7 +71,7 @@ class Lowered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request: the configuration, which of its programs to compile, and the shape of its batches."""
+    """The configuration, the program of it to compile, and the shape of its batches."""
 
     config: Config
     what: str
@@ -200,7 +200,10 @@ def _vocabulary(encoder: Pretrained) -> Vocabulary:
 
 
 def _views(request: Request, mesh: Mesh, views: int) -> Batch:
-    """Return a batch of full length. If padding is left out, its layouts have the share of real tokens."""
+    """Return a batch of full length.
+
+    If padding is left out, its layouts have the share of real tokens.
+    """
     config, length = request.config, request.config.data.max_length
     sharding = NamedSharding(mesh, PartitionSpec("data"))
 
@@ -223,7 +226,7 @@ def _views(request: Request, mesh: Mesh, views: int) -> Batch:
 
 
 def _with_classes(config: Config) -> Config:
-    """Give tasks without named classes two of them, because the last layer of the head depends on their number."""
+    """Give tasks without named classes two of them, so that the head's last layer has a size."""
     tasks = config.finetune.tasks
     nameless = [
         name for name, task in tasks.items() if task.kind == "classification" and not task.labels
@@ -235,7 +238,10 @@ def _with_classes(config: Config) -> Config:
 
 
 def _labels(request: Request, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:
-    """Return the labels of a batch of fine-tuning, from the first task with this many sentences per example."""
+    """Return the labels of a batch of fine-tuning.
+
+    They are those of the first task with this many sentences per example.
+    """
     config = request.config
     if "finetune" not in config.losses:
         return None
@@ -243,7 +249,8 @@ def _labels(request: Request, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | N
     name = next((name for name, task in tasks.items() if len(task.texts) == request.views), None)
     if name is None:
         raise ConfigError(
-            f"--views {request.views}: no task in finetune.tasks has examples of this many sentences"
+            f"--views {request.views}: no task in finetune.tasks has examples of this many "
+            "sentences"
         )
     dtype = jnp.float32 if tasks[name].kind == "regression" else jnp.int32
     sharding = NamedSharding(mesh, PartitionSpec("data"))
@@ -329,7 +336,10 @@ def summed(collectives: Iterable[Collective], program: Lowered, mesh: Mesh) -> l
 
 
 def carries(array: Array, collective: Collective, program: Lowered, mesh: Mesh) -> str:
-    """Return the content of a collective (gradients, tokens, ...), by the type, size and pass of its array."""
+    """Return the content of a collective (gradients, tokens, ...).
+
+    It follows from the type, the size and the pass of its array.
+    """
     size = math.prod(array.sizes)
     rows, hidden = program.rows, program.hidden
     if array.dtype.startswith(("s", "u", "pred")):
@@ -361,7 +371,8 @@ def largest_batch(
         record = compiled(request.with_batch(size), target)
         total = record["memory_per_chip"]["total"]
         report(
-            f"batch {size:,}: {_gigabytes(total)} per chip, {'fits' if record['fits'] else 'does not fit'}"
+            f"batch {size:,}: {_gigabytes(total)} per chip, "
+            f"{'fits' if record['fits'] else 'does not fit'}"
         )
         if not record["fits"]:
             return {"fits": fitting, "does_not": size}
@@ -373,8 +384,8 @@ def described(record: dict[str, Any]) -> str:
     """Describe a record as text."""
     memory = record["memory_per_chip"]
     lines = [
-        f"{record['what']} of {record['config']}, batch {record['batch_size']:,}, for {record['target']} "
-        f"({record['chips']} x {record['chip']}), {record['precision']}",
+        f"{record['what']} of {record['config']}, batch {record['batch_size']:,}, for "
+        f"{record['target']} ({record['chips']} x {record['chip']}), {record['precision']}",
         f"compiled in {record['compile_seconds']:.0f} s",
         f"memory per chip: {_gigabytes(memory['total'])} of {_gigabytes(memory['available'])}"
         f"{'' if record['fits'] else ': does not fit'}",
@@ -389,12 +400,14 @@ def described(record: dict[str, Any]) -> str:
             else ["no collectives"]
         )
         lines += [
-            f"  {entry['kind']:<18} {entry['count']:>4} x {entry['carries']:<40} {entry['bytes']:>14,}"
+            f"  {entry['kind']:<18} {entry['count']:>4} x {entry['carries']:<40} "
+            f"{entry['bytes']:>14,}"
             for entry in record["collectives"]
         ]
         if record["flops"]:
             lines.append(
-                f"FLOPs per chip: {record['flops']:.3g} (the compiler counts one branch of a conditional)"
+                f"FLOPs per chip: {record['flops']:.3g} (the compiler counts one branch of a "
+                "conditional)"
             )
         lines += _cycles(record)
     return "\n".join(lines)
@@ -412,7 +425,8 @@ def _cycles(record: dict[str, Any]) -> list[str]:
     ]
     lines.append("dearest operations:")
     lines += [
-        f"  {entry['cycles']:>12,} {entry['times']:>4} x {entry['result']}  {entry['operation'][-80:]}"
+        f"  {entry['cycles']:>12,} {entry['times']:>4} x {entry['result']}  "
+        f"{entry['operation'][-80:]}"
         for entry in record["dearest"]
     ]
     return lines
@@ -449,7 +463,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "--real_tokens",
         type=float,
         default=1.0,
-        help="share of real positions, if train.packing is on (default: all, as in the fullest batches)",
+        help="share of real positions, if train.packing is on "
+        "(default: all, as in the fullest batches)",
     )
     parser.add_argument(
         "--largest", action="store_true", help="also find the largest batch that fits"

@@ -30,7 +30,7 @@ from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import transformer_config
 
 AS_IS = "as it is"
-# each computes once, and may return before it has finished
+# Each variant computes once, and may return before it has finished.
 Variants = Mapping[str, Callable[[], Any]]
 
 

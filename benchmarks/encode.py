@@ -1,4 +1,4 @@
-"""Compare encoding, including tokenisation, with sentence-transformers, on the same model and sentences.
+"""Compare encoding, with tokenisation, with sentence-transformers on the same model and sentences.
 
     python -m benchmarks.encode --text FILE --sentences 2000 --output benchmarks/results/NAME.json
 
@@ -50,7 +50,10 @@ def sentence_transformers(
 def plain_transformers(
     folder: Path, sentences: list[str], batch_size: int, precision: str
 ) -> Implementation:
-    """Encode by `AutoModel` as its model card shows: batches in the given order, mean over real tokens, length 1."""
+    """Encode by `AutoModel` as its model card shows.
+
+    Batches are in the given order. Embeddings are means over real tokens, of length 1.
+    """
     import torch
     import transformers
 

@@ -140,7 +140,10 @@ def torch_accuracies(task: Task, features: dict[str, tuple], mode: str) -> dict[
 def compare(
     task: Task, folder: Path, mode: str, model: str, theirs_encoder: torch_senteval.Encoder
 ) -> dict[str, Any]:
-    """Return both sides' scores and seconds for one task. Ours compiles again each time, as a new command would."""
+    """Return both sides' scores and seconds for one task.
+
+    Ours compiles again each time, as a new command would.
+    """
     runs = []
     import jax
 

@@ -29,7 +29,10 @@ class BatchSize(NamedTuple):
 
 
 def transformer_flops(sizes: TransformerConfig, rows: int, length: int) -> int:
-    """Count the forward pass of `rows` sentences of `length` positions. Windows count as they are in the middle."""
+    """Count the forward pass of `rows` sentences of `length` positions.
+
+    Windows count as they are in the middle.
+    """
     shapes = layers.shapes(partial(Transformer, sizes))
     dense = sum(
         2 * math.prod(array.shape) for name, array in shapes.items() if name.endswith(".kernel")

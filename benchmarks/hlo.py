@@ -1,6 +1,7 @@
-"""Read compiled programs from XLA's text: the scheduled instructions, their estimated cycles, the collectives.
+"""Read compiled programs from XLA's text: instructions, their estimated cycles, and collectives.
 
-The compiler for TPUs writes `estimated_cycles` next to each instruction.
+The instructions are in scheduled order. The compiler for TPUs writes `estimated_cycles` next to
+each instruction.
 """
 
 import collections
@@ -64,7 +65,7 @@ class Instruction(NamedTuple):
     result: tuple[Array, ...]
     op_name: str  # from the source: the scopes and the primitive
     cycles: int  # estimated; 0 if the compiler gives none
-    # computations: of a fusion, a call, the branches of a conditional, the body of a loop
+    # The computations of a fusion, of a call, of a conditional's branches or of a loop's body.
     called: tuple[str, ...]
     trips: int  # of a loop
     channel: str  # of a collective
@@ -78,12 +79,15 @@ class Collective(NamedTuple):
     arrays: tuple[Array, ...]
     op_name: str
     times: int
-    # the arrays that they are rows of, if these are the result of another collective
+    # The arrays that they are rows of, if those are the result of another collective.
     source: tuple[Array, ...] = ()
 
     @property
     def bytes(self) -> int:
-        """The bytes of the whole arrays that are summed or gathered; for a reduce-scatter, of a device's part."""
+        """The bytes of the whole arrays that are summed or gathered.
+
+        For a reduce-scatter, those of a device's part.
+        """
         return self.times * sum(array.bytes for array in self.arrays)
 
 
@@ -106,14 +110,20 @@ class Program:
                 instructions.append(instruction)
 
     def cycles(self) -> dict[str, int]:
-        """Return estimated cycles by category, largest first. A conditional counts its most expensive branch."""
+        """Return estimated cycles by category, largest first.
+
+        A conditional counts its most expensive branch.
+        """
         total: collections.Counter[str] = collections.Counter()
         for instruction, times in self._scheduled(self._entry, 1):
             total[self.category(instruction)] += times * instruction.cycles
         return {category: cycles for category, cycles in total.most_common() if cycles}
 
     def dearest(self, count: int) -> list[dict[str, object]]:
-        """Return the operations with most cycles, if they are estimated. Similar ones, as in all blocks, are joined."""
+        """Return the operations with most cycles, if they are estimated.
+
+        Similar ones, as in all blocks, are joined.
+        """
         total: collections.Counter[tuple[str, str]] = collections.Counter()
         times_of: collections.Counter[tuple[str, str]] = collections.Counter()
         for instruction, times in self._scheduled(self._entry, 1):
@@ -127,7 +137,10 @@ class Program:
         ]
 
     def collectives(self) -> list[Collective]:
-        """Return the collectives, those with most bytes first. Copies in several computations are joined."""
+        """Return the collectives, those with most bytes first.
+
+        Copies in several computations are joined.
+        """
         found: dict[tuple[str, str], Collective] = {}
         for computation, times in self._times().items():
             scatters = computation.startswith("all-reduce-scatter")  # the form in TPU programs
@@ -160,7 +173,7 @@ class Program:
         )
 
     def _summed_source(self, computation: str, name: str) -> tuple[Array, ...]:
-        """Return the operands of the reduce-scatter that gives the array its rows, if there is one."""
+        """Return the operands of the reduce-scatter that gives the array its rows, if any."""
         by_name = {instruction.name: instruction for instruction in self._computations[computation]}
         while name in by_name and by_name[name].opcode in (
             "slice",

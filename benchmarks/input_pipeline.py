@@ -32,7 +32,7 @@ LENGTH = 32
 def measure_batches(
     folder: Path, sentences: int, batch_size: int, seconds: float
 ) -> dict[str, Any]:
-    """Draw batches from a store of `sentences` for about `seconds`, by the iterator that training uses."""
+    """Draw batches from a store of `sentences` for about `seconds`, as training does."""
     start = time.perf_counter()
     store = workload.synthetic_store("minilm", folder, sentences, LENGTH)
     built = time.perf_counter()
@@ -82,7 +82,10 @@ def measure_tokenizing(folder: Path, sentences: int) -> dict[str, Any]:
 
 
 def _anonymous_bytes() -> int:
-    """Return the resident memory of this process, without mapped files, whose pages the system can take back."""
+    """Return the resident memory of this process, without mapped files.
+
+    The system can take back the pages of mapped files.
+    """
     status = Path("/proc/self/status")
     lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     return int(lines["RssAnon"].split()[0]) * 1024

@@ -73,7 +73,7 @@ def measured(options: argparse.Namespace, length: int, attention: str) -> dict[s
     sizes = checkpoint.config
     if attention == AT_ONCE:
         sizes = dataclasses.replace(sizes, most_queries=length)
-    # otherwise the device decides
+    # Otherwise the device would decide.
     transformer.has_fused_attention = lambda device: attention == KERNEL
     compiled_forward.cache_clear()
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
@@ -122,7 +122,10 @@ def planned_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the median time of a call after a first one: processor time on a CPU, else time on the clock."""
+    """Return the median time of a call after a first one.
+
+    It is processor time on a CPU, and time on the clock elsewhere.
+    """
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     times = []
     for _ in range(repeats + 1):

@@ -169,7 +169,10 @@ def share_of_peak(flops_per_second: float, device: str, precision: str) -> float
 
 
 def use_cores(count: int) -> None:
-    """Limit this process and its workers to `count` cores (0: all). Both thread pools follow (Linux only)."""
+    """Limit this process and its workers to `count` cores (0: all).
+
+    Both thread pools follow (Linux only).
+    """
     if count:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
@@ -189,7 +192,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python and important packages; None for those that are not installed."""
+    """Return the versions of Python and important packages; None for a package that is missing."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -202,10 +205,10 @@ def versions() -> dict[str, str | None]:
 def write_record(
     path: Path | None, module: str, argv: list[str], record: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Add command, machine and versions to a record, and write it as JSON. If the path is None, print it.
+    """Add command, machine and versions to a record, and write it as JSON.
 
-    Raises:
-        ConfigError: The file cannot be written. The record is printed.
+    If the path is None, the record is printed. Raises: ConfigError: The file cannot be written. The
+    record is printed.
     """
     command = shlex.join(["python", "-m", module, *argv])
     complete = {"command": command, "machine": machine(), "versions": versions(), **record}

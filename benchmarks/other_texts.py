@@ -1,4 +1,6 @@
-r"""Make documents and labelled pairs from public repositories, to test on text other than docstrings and manual pages.
+r"""Make documents and labelled pairs from public repositories.
+
+They test on text other than docstrings and manual pages.
 
     git clone https://github.com/MicrosoftDocs/cpp-docs && git -C cpp-docs checkout a2e592a
     python -m benchmarks.other_texts --text cpp --checkout cpp-docs --output cpp
@@ -80,7 +82,10 @@ def powershell(checkout: Path) -> Iterator[Page]:
 
 
 def medquad(checkout: Path) -> Iterator[Page]:
-    """Return the answers about each disease, below its name. Questions are only in the labelled pairs."""
+    """Return the answers about each disease, below its name.
+
+    Questions are only in the labelled pairs.
+    """
     for file in sorted(checkout.glob("*/*.xml")):
         page = ElementTree.parse(file).getroot()
         asked = [
@@ -99,7 +104,10 @@ def medquad(checkout: Path) -> Iterator[Page]:
 
 
 def eips(checkout: Path) -> Iterator[Page]:
-    """Return Ethereum's proposals. The line of newer ones is in the front matter, which is not training text."""
+    """Return Ethereum's proposals.
+
+    The line of newer ones is in the front matter, which is not training text.
+    """
     for path, text in _markdown(checkout, "EIPS"):
         told = {title.rpartition(": ")[2]: _line(lines) for title, lines in _sections(text)}
         line = DESCRIPTION.search(text)
@@ -127,7 +135,10 @@ def is_left_out(path: str, one_of: int) -> bool:
 
 
 def labelled(pages: Iterable[Page]) -> list[Pair]:
-    """Return the pairs of pages: texts to be found are cut, and short ones and repeated texts are left out."""
+    """Return the pairs of pages.
+
+    Texts to be found are cut, and short ones and repeated texts are left out.
+    """
     rows: list[Pair] = []
     seen: set[str] = set()
     for query, found in (pair for page in pages for pair in page.pairs):

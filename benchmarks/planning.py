@@ -51,7 +51,10 @@ def encoding_flops(size: str) -> float:
 
 
 def state_bytes(size: str, objective: str) -> int:
-    """Return the bytes of trained parameters and Adam's two moments in float32, without the projector."""
+    """Return the bytes of trained parameters and Adam's two moments in float32.
+
+    The projector is left out.
+    """
     encoder = _without_weights(workload.ENCODERS[size], size)
     checkpoints = PretrainedCheckpoints(encoder, _without_weights(workload.GENERATORS[size], size))
     networks = {"encoder": Network(partial(Transformer, encoder.config))}

@@ -44,7 +44,10 @@ def ours(path: Path) -> Search:
 
 
 def numpy_loop(path: Path) -> Search:
-    """Search in the same blocks by NumPy: products, the best of each block, and the best of these."""
+    """Search in the same blocks by NumPy.
+
+    It computes the products, the best of each block, and the best of these.
+    """
     vectors = np.load(path, mmap_mode="r")
 
     def search(queries: np.ndarray, top_k: int) -> Found:

@@ -1,4 +1,6 @@
-r"""Measure adaptation on search collections: people's own questions and judgements, which no run trains on.
+r"""Measure adaptation on search collections.
+
+Their queries and judgements are people's own, and no run trains on them.
 
     python -m benchmarks.search_collections --data COLLECTIONS --work FOLDER \
         --output benchmarks/results/NAME.json
@@ -81,7 +83,7 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
 
 
 def measure_start(folder: Path, model: str) -> dict[str, Any]:
-    """Score a starting checkpoint on people's questions, and on the queries that are made of the documents."""
+    """Score a starting checkpoint on people's questions, and on queries made of the documents."""
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.dev import queries_of_documents
     from diffcse_jax.evaluation.systems import compare_systems
@@ -95,7 +97,7 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
 
 
 def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
-    """Train as the configuration says, and score the best checkpoint and what the run recommends."""
+    """Train as the configuration says, and score the best checkpoint and the recommendation."""
     from diffcse_jax.run_folder.records import read_selection
     from diffcse_jax.search.fusion import DEFAULT_WEIGHT
     from diffcse_jax.training.selection import THIS_MODEL
@@ -157,7 +159,10 @@ def timed(function: Any, *arguments: Any) -> dict[str, Any]:
 
 
 def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:
-    """Return the result of a call in a new process, or the result that an earlier command wrote to the file."""
+    """Return the result of a call in a new process, or the one that the file has already.
+
+    An earlier command may have written the file.
+    """
     if not path.is_file():
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             result = pool.submit(timed, function, *arguments).result()
@@ -172,7 +177,7 @@ def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:
 
 
 def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return mean scores of each system, paired tests on nDCG@10, and how the label-free scores agree."""
+    """Return mean scores by system, paired tests on nDCG@10, and how label-free scores agree."""
     from diffcse_jax.evaluation.retrieval import CHOOSES, compare
 
     queries = [*start["scores"]["BM25"][CHOOSES]]
@@ -221,9 +226,10 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
 
 
 def agreement(run: Mapping[str, Any]) -> dict[str, float]:
-    """Return how a run's label-free table ranks the five systems, compared with people's questions (Kendall's tau).
+    """Return how a run's label-free table ranks the five systems, against people's questions.
 
-    `lost` is the nDCG@10 that the best of the label-free table has less than the best of the five.
+    `tau` is Kendall's tau of the two rankings. `lost` is the nDCG@10 that the best of the
+    label-free table has less than the best of the five.
     """
     made = {name_of(each): each["score"] for each in run["made"]}
     asked = {name: float(np.mean([*run["all"][name].values()])) for name in made}

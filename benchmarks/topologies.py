@@ -45,10 +45,10 @@ class Target(NamedTuple):
 def prepare_environment() -> None:
     """Make JAX compile for TPUs and GPUs on a machine without any. Call this before JAX is used."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # for arrays, which the devices of a topology cannot hold
-    # there is no metadata server to ask for the machine's TPUs
+    # There is no metadata server to ask for the machine's TPUs.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # which would need a driver
-    # nobody owns a TPU, so several processes may compile
+    # Nobody owns a TPU, so several processes may compile.
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -84,7 +84,8 @@ def _tpus(name: str, chips_of_a_host: list[int]) -> Sequence[jax.Device]:
         import libtpu  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"--target {name} needs the TPU's compiler: pip install libtpu (Google Cloud Platform Terms of Service)"
+            f"--target {name} needs the TPU's compiler: pip install libtpu (Google Cloud Platform "
+            "Terms of Service)"
         ) from error
     try:
         topology = topologies.get_topology_desc(
@@ -109,6 +110,7 @@ def _gpu() -> Sequence[jax.Device]:
         )
     except Exception as error:
         raise ConfigError(
-            f"--target h100 needs JAX's CUDA plugin: pip install 'jax[cuda13]' ({str(error).splitlines()[0]})"
+            "--target h100 needs JAX's CUDA plugin: pip install 'jax[cuda13]' "
+            f"({str(error).splitlines()[0]})"
         ) from error
     return topology.devices

@@ -1,4 +1,7 @@
-"""SentEval's evaluation in PyTorch and scikit-learn, one classifier after the other, to compare ours with."""
+"""SentEval's evaluation in PyTorch and scikit-learn, to compare ours with.
+
+It trains one classifier after the other.
+"""
 
 import contextlib
 import copy
@@ -16,7 +19,7 @@ REGULARIZATIONS = [10**exponent for exponent in range(-5, -1)]
 
 @contextlib.contextmanager
 def one_thread():
-    """Use one thread, because PyTorch computes such small products faster on one than on several."""
+    """Use one thread, because PyTorch computes such small products faster on one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -24,7 +27,10 @@ def one_thread():
 
 
 class Encoder:
-    """Encode by the mean over real tokens. Batches are in the given order and padded to their longest sentence."""
+    """Encode by the mean over real tokens.
+
+    Batches are in the given order and padded to their longest sentence.
+    """
 
     def __init__(self, folder: Path):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -44,7 +44,10 @@ class Twin(nn.Module):
             self.register_buffer("special_ids", torch.tensor(vocabulary.special_ids))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute the loss of a batch of sentences, (batch, length). Each is its own second view."""
+        """Compute the loss of a batch of sentences, (batch, length).
+
+        Each is its own second view.
+        """
         input_ids, attention_mask = (
             rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask)
         )
@@ -62,7 +65,10 @@ class Twin(nn.Module):
         return self.projector(states[:, 0]).float()
 
     def contrast(self, projected: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute InfoNCE, with off-dropout negatives if configured, and dimension-wise contrast."""
+        """Compute InfoNCE and dimension-wise contrast.
+
+        If configured, negatives are off-dropout.
+        """
         options, dcl = self.config.contrast, self.config.dcl
         off_dropout = None
         if options.negatives == "off_dropout":
@@ -103,7 +109,10 @@ class Twin(nn.Module):
     def replaced_token_detection(
         self, edited: Tensor, replaced: Tensor, attention_mask: Tensor, condition: Tensor
     ) -> Tensor:
-        """Compute the mean cross-entropy over all positions, with the sentence embedding at position 0."""
+        """Compute the mean cross-entropy over all positions.
+
+        The sentence embedding is at position 0.
+        """
         embedded = self.discriminator.embeddings(edited)
         states = torch.cat([condition.to(embedded.dtype)[:, None], embedded[:, 1:]], dim=1)
         length = attention_mask.shape[1]
@@ -114,7 +123,10 @@ class Twin(nn.Module):
 
 
 def restore(filled: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the generator's tokens, with position 0 unchanged and padding 0, and where they differ."""
+    """Return the generator's tokens, and where they differ from the input.
+
+    Position 0 is unchanged, and padding is 0.
+    """
     filled[:, 0] = input_ids[:, 0]
     filled = filled * attention_mask
     return filled, (filled != input_ids) & (attention_mask > 0)
@@ -138,7 +150,9 @@ def dimension_contrast(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
 
 
 def make_step(twin: Twin, config: Config, total_steps: int, *, compiled: bool) -> Step:
-    """Return `(input_ids, attention_mask) -> loss`, with clipping, fused AdamW and linear decay; bfloat16 by autocast.
+    """Return `(input_ids, attention_mask) -> loss`, a step in PyTorch.
+
+    It has clipping, fused AdamW and linear decay. bfloat16 is by autocast.
 
     Args:
         compiled: Compile forward and backward passes by `torch.compile`.

@@ -135,7 +135,10 @@ class OurStep:
         jax.block_until_ready((self.state, self.metrics))
 
     def plan(self) -> dict[str, Any]:
-        """Return the device, and the planned memory of the step of the largest batch, which is not run."""
+        """Return the device, and the planned memory of the step of the largest batch.
+
+        The step is not run.
+        """
         largest = max(self.batches, key=_computed_tokens)
         if _shapes(largest) not in self.compiled:
             self.compile([largest])
@@ -159,7 +162,10 @@ def _shapes(views: Batch) -> Batch:
 
 
 def _computed_tokens(views: Batch) -> int:
-    """Return the number of tokens that the networks compute. Without a layout, it includes padding."""
+    """Return the number of tokens that the networks compute.
+
+    Without a layout, it includes padding.
+    """
     return views.layout.positions.size if views.layout else views.input_ids.size
 
 

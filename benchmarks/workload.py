@@ -27,23 +27,25 @@ BLOCK = 1_000_000  # sentences written at a time
 
 def _bert(hidden: int, blocks: int, heads: int, vocabulary: int = 30522) -> dict[str, Any]:
     return {
-        "model_type": "bert", "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": blocks,
-        "num_attention_heads": heads, "intermediate_size": 4 * hidden, "hidden_act": "gelu",
+        "model_type": "bert", "vocab_size": vocabulary, "hidden_size": hidden,
+        "num_hidden_layers": blocks, "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden, "hidden_act": "gelu",
         "max_position_embeddings": MAX_LENGTH, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
         "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": PAD,
     }  # fmt: skip
 
 
 _DISTIL = {
-    "model_type": "distilbert", "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072,
-    "max_position_embeddings": MAX_LENGTH, "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1,
-    "pad_token_id": PAD,
+    "model_type": "distilbert", "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12,
+    "hidden_dim": 3072, "max_position_embeddings": MAX_LENGTH, "activation": "gelu",
+    "dropout": 0.1, "attention_dropout": 0.1, "pad_token_id": PAD,
 }  # fmt: skip
 
 _MODERNBERT = {
     "model_type": "modernbert", "vocab_size": 50368, "hidden_size": 768, "num_hidden_layers": 22,
-    "num_attention_heads": 12, "intermediate_size": 1152, "max_position_embeddings": 8192, "norm_eps": 1e-5,
-    "hidden_activation": "gelu", "embedding_dropout": 0.0, "mlp_dropout": 0.0, "attention_dropout": 0.0,
+    "num_attention_heads": 12, "intermediate_size": 1152, "max_position_embeddings": 8192,
+    "norm_eps": 1e-5, "hidden_activation": "gelu",
+    "embedding_dropout": 0.0, "mlp_dropout": 0.0, "attention_dropout": 0.0,
     "local_attention": 128, "global_attn_every_n_layers": 3, "pad_token_id": 50283,
 }  # fmt: skip
 
@@ -57,8 +59,8 @@ ENCODERS = {
 }
 # The checkpoints that the configurations name, with the sizes of the hub's config.json.
 _ROBERTA = _bert(768, 12, 12, vocabulary=50265) | {
-    "model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
-    "pad_token_id": 1,
+    "model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5, "pad_token_id": 1,
 }  # fmt: skip
 BY_NAME = {
     "minilm": ENCODERS["minilm"],
@@ -68,8 +70,9 @@ BY_NAME = {
     "princeton-nlp/unsup-simcse-bert-large-uncased": ENCODERS["large"],
     "distilbert-base-uncased": _DISTIL,
     "roberta-base": _ROBERTA,
-    "roberta-large": _ROBERTA | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
-    | {"intermediate_size": 4096},
+    "roberta-large": _ROBERTA
+    | {"hidden_size": 1024, "num_hidden_layers": 24}
+    | {"num_attention_heads": 16, "intermediate_size": 4096},
     "answerdotai/ModernBERT-base": _MODERNBERT,
     "distilroberta-base": _ROBERTA | {"num_hidden_layers": 6},
 }  # fmt: skip
@@ -119,7 +122,8 @@ def sizes_of(name: str) -> dict[str, Any]:
         return BY_NAME[name]
     if not Path(name).is_dir():
         raise ConfigError(
-            f"the sizes of {name} are not known: name a local folder, or one of {', '.join(BY_NAME)}"
+            f"the sizes of {name} are not known: name a local folder, or one of "
+            f"{', '.join(BY_NAME)}"
         )
     return dict(hf.read_hf_config(Path(name)))
 

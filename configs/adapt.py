@@ -1,4 +1,6 @@
-"""Adapt a sentence encoder to your own documents. If training does not help, the starting checkpoint is exported.
+"""Adapt a sentence encoder to your own documents.
+
+If training does not help, the starting checkpoint is exported.
 
 Command:  python train.py --config configs/adapt.py --config.data.train_file=documents.txt
 Start:    MiniLM (6 blocks of 384) with mean pooling, or any other encoder with

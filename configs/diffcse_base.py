@@ -1,4 +1,6 @@
-"""DiffCSE, BERT-base, for semantic similarity: the paper's main run (Chuang et al. 2022, Tables 1 and 12).
+"""DiffCSE, BERT-base, for semantic similarity (Chuang et al. 2022, Tables 1 and 12).
+
+This is the paper's main run.
 
 Command:  python train.py --config configs/diffcse_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.

@@ -1,4 +1,6 @@
-"""DiffCSE, BERT-base, for the transfer tasks (Chuang et al. 2022, Tables 2 and 13; the authors give no script).
+"""DiffCSE, BERT-base, for the transfer tasks (Chuang et al. 2022, Tables 2 and 13).
+
+The authors give no script.
 
 Command:  python train.py --config configs/diffcse_base_transfer.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.

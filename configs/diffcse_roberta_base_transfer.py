@@ -1,4 +1,6 @@
-"""DiffCSE, RoBERTa-base, for the transfer tasks (Chuang et al. 2022, Tables 2 and 13; the authors give no script).
+"""DiffCSE, RoBERTa-base, for the transfer tasks (Chuang et al. 2022, Tables 2 and 13).
+
+The authors give no script.
 
 Command:  python train.py --config configs/diffcse_roberta_base_transfer.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of steps of 128.

@@ -1,4 +1,6 @@
-"""DiffCSE with the two terms of SimCSE++, BERT-base (SimCSE++, main STS table, "DiffCSE + SimCSE++").
+"""DiffCSE with the two terms of SimCSE++, BERT-base.
+
+It is the row "DiffCSE + SimCSE++" of the main STS table of SimCSE++.
 
 Command:  python train.py --config configs/diffcse_simcsepp_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.

@@ -1,4 +1,6 @@
-"""DiffCSE, BERT-base, with more dropout in the first two blocks: 0.3 and 0.2 (a report on adjusting dropout, mask 11).
+"""DiffCSE, BERT-base, with more dropout in the first two blocks: 0.3 and 0.2.
+
+This is mask 11 of a report on adjusting dropout.
 
 Command:  python train.py --config configs/dropout_schedule_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.

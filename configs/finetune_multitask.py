@@ -1,4 +1,6 @@
-"""Multi-task fine-tuning of the report on adjusting dropout: sentiment, paraphrase and similarity with one encoder.
+"""Multi-task fine-tuning: sentiment, paraphrase and similarity with one encoder.
+
+It follows the report on adjusting dropout.
 
 Command:  diffcse finetune --config finetune_multitask --config.init=RUN_OR_MODEL_FOLDER
 Data:     the CS 224N sets (SST with 5 classes, Quora, STS) in $DIFFCSE_DATA_DIR/cs224n, or

@@ -1,4 +1,6 @@
-"""InfoCSE, BERT-base (Wu et al. 2022): contrast, and reconstruction of masked tokens from the sentence embedding.
+"""InfoCSE, BERT-base (Wu et al. 2022).
+
+Its losses are contrast, and reconstruction of masked tokens from the sentence embedding.
 
 Command:  python train.py --config configs/infocse_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.

@@ -1,4 +1,6 @@
-"""Pre-train a masked LM on your own text (Devlin et al. 2019), from a checkpoint or from random weights.
+"""Pre-train a masked LM on your own text (Devlin et al. 2019).
+
+It starts from a checkpoint or from random weights.
 
 Command:  diffcse train --config masked_lm --config.data.train_file=text.txt
 Start:    MiniLM, or another checkpoint with --config.model.name_or_path, with its own masked-LM

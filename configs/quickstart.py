@@ -1,9 +1,11 @@
-"""Adapt MiniLM to the docstrings of the installed Python packages: no hub, no data, minutes on two CPU cores.
+"""Adapt MiniLM to the docstrings of the installed Python packages.
+
+It needs no hub and no data, and takes minutes on two CPU cores.
 
 Command:   make quickstart      (or: python train.py --config configs/quickstart.py)
 Text:      docstrings of the standard library, numpy, scipy, jax and other installed packages.
-Settings:  as in configs/adapt.py, with half of its batch and one evaluation at the end to save time. A
-           docstring's first sentence and its rest are a pair.
+Settings:  as in configs/adapt.py, with half of its batch and one evaluation at the end, to save
+           time. A docstring's first sentence and its rest are a pair.
 Dev score: retrieval on held-out functions: given a docstring's first sentence, find its rest.
 """
 

@@ -1,4 +1,6 @@
-"""RankCSE, BERT-base (Liu et al. 2023): contrast, ranking consistency, and ListMLE distillation from two teachers.
+"""RankCSE, BERT-base (Liu et al. 2023).
+
+Its losses are contrast, ranking consistency, and ListMLE distillation from two teachers.
 
 Command:  python train.py --config configs/rankcse_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), one epoch of 7,812 steps of 128.

@@ -1,4 +1,4 @@
-"""SimCSE++, BERT-base: off-dropout negatives and dimension-wise contrast (SimCSE++, main STS table).
+"""SimCSE++, BERT-base: off-dropout negatives and dimension-wise contrast (main STS table).
 
 Command:  python train.py --config configs/simcsepp_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.

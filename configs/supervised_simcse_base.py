@@ -1,4 +1,6 @@
-r"""Supervised SimCSE, BERT-base: entailments are positives, contradictions hard negatives (Gao et al. 2021, Table 5).
+r"""Supervised SimCSE, BERT-base (Gao et al. 2021, Table 5).
+
+Entailments are positives, and contradictions are hard negatives.
 
 Command:  python train.py --config configs/supervised_simcse_base.py \
           --config.data.train_file=nli_for_simcse.csv

@@ -39,7 +39,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a member at its first use, so that importing the package is fast and does not start JAX."""
+    """Import a member at its first use.
+
+    Importing the package is then fast and does not start JAX.
+    """
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

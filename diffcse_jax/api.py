@@ -171,14 +171,14 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
             export_with_curves(workdir)
             print(verdict)
 
-        # the other processes wait, because their exit would end the first one
+        # The other processes wait, because their exit would end the first one.
         hosts.decided_by_first(finish)
         return verdict
 
 
 @contextlib.contextmanager
 def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
-    """Join the other processes, if there are any, and hold the lock of the run folder for the `with` block."""
+    """Join the other processes, if any, and hold the lock of the run folder in the block."""
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
     else:
@@ -196,7 +196,10 @@ def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
 
 
 def export_with_curves(workdir: Path) -> None:
-    """Export the selected model of a run to `WORKDIR/export`, and draw its curves if matplotlib is installed."""
+    """Export the selected model of a run to `WORKDIR/export`, and draw its curves.
+
+    Curves need matplotlib. Without it, none are drawn.
+    """
     with disk_errors(workdir / "report", safe="The checkpoints are intact."):
         try:
             log_line(f"curves: {draw_curves(workdir)}")

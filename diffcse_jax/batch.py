@@ -24,11 +24,15 @@ class PackedLayout(NamedTuple):
 
     A block holds the tokens of the rows that one device computes, so gathering moves nothing
     between devices.
+
+    Attributes:
+        positions: The position of each slot in the flattened rows, or their size if the slot is
+            unused. Shape (blocks, capacity), int32.
+        slots: The slot of each position, or the capacity for padding. Shape (blocks, size), int32.
     """
 
-    # (blocks, capacity) int32: each slot's position in the flattened rows; their size if unused
     positions: Any
-    slots: Any  # (blocks, size) int32: each position's slot; the capacity for padding
+    slots: Any
 
 
 class TokenRows(NamedTuple):
@@ -44,15 +48,23 @@ class TokenRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch of examples. The views of an example are its anchor, positive and hard negatives."""
+    """A batch of examples. The views of an example are its anchor, positive and hard negatives.
 
-    input_ids: Any  # (examples, views, length) int32
-    attention_mask: Any  # (examples, views, length) int32
-    layout: PackedLayout | None = None  # layout of the rows of all views
-    anchor_layout: PackedLayout | None = None  # layout of the anchors alone
-    # the sentence that follows each example in its document, once per view
+    Attributes:
+        input_ids: Shape (examples, views, length), int32.
+        attention_mask: Shape (examples, views, length), int32.
+        layout: The layout of the rows of all views.
+        anchor_layout: The layout of the anchors alone.
+        next: The sentence that follows each example in its document, once per view.
+        labels: Labels by the name of their task. Shape (examples,), int32 or float32.
+    """
+
+    input_ids: Any
+    attention_mask: Any
+    layout: PackedLayout | None = None
+    anchor_layout: PackedLayout | None = None
     next: "Batch | None" = None
-    labels: Any = None  # labels by the name of their task: (examples,) int32 or float32
+    labels: Any = None
 
     @property
     def per_example(self) -> int:
@@ -61,14 +73,17 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> TokenRows:
-        """All views as rows; row = example * count + view, so the rows of an example are on one device."""
+        """All views as rows.
+
+        Row = example * count + view, so the rows of an example are on one device.
+        """
         ids, mask = (
             values.reshape(-1, values.shape[-1]) for values in (self.input_ids, self.attention_mask)
         )
         return TokenRows(ids, mask, self.layout)
 
     def by_view(self, values: Any) -> tuple[Any, ...]:
-        """Split values of all rows, shape (rows, ...), into those of the first views, the second views, and so on."""
+        """Split values of all rows, shape (rows, ...), into those of each view."""
         of_examples = values.reshape(-1, self.per_example, *values.shape[1:])
         return tuple(of_examples[:, view] for view in range(self.per_example))
 
@@ -98,9 +113,10 @@ def in_blocks(
 
 
 def lay_out(lengths: Int[np.ndarray, "blocks rows"], length: int, capacity: int) -> PackedLayout:
-    """Return the layout of rows with these numbers of real tokens. Raise ValueError if a block's slots do not suffice.
+    """Return the layout of rows with these numbers of real tokens.
 
-    Rows have `length` positions, and blocks have `capacity` slots.
+    Raise ValueError if a block's slots do not suffice. Rows have `length` positions, and blocks
+    have `capacity` slots.
     """
     fullest = int(lengths.sum(axis=1).max())
     if fullest > capacity:
@@ -148,9 +164,10 @@ def unpack(states: Tokens, rows: TokenRows) -> Float[Array, "rows length hidden"
 def token_keys(
     keys: Key[Array, " rows"], rows: TokenRows, positions: int | None = None
 ) -> Key[Array, "*tokens"]:
-    """Return a key for each token. It depends on the row's key and the position, so it is the same in every layout.
+    """Return a key for each token.
 
-    With `positions`, return the keys of the first positions, as rows.
+    It depends on the row's key and the position, so it is the same in every layout. With
+    `positions`, return the keys of the first positions, as rows.
     """
     if rows.layout is None or positions is not None:
         numbers = jnp.arange(rows.input_ids.shape[1] if positions is None else positions)

@@ -1,4 +1,4 @@
-"""The command `diffcse`: the options of each command, and the call of the package that they lead to.
+"""The command `diffcse`: the options of each command, and the call that they lead to.
 
 Each command is two functions. `add_NAME` adds the options, and its docstring is the help.
 `_prepare_NAME` imports the function of the package that does the work, so that `--help` is quick,
@@ -26,14 +26,17 @@ with ctrl_c_ends_process():
     from diffcse_jax.io import expand_path
     from diffcse_jax.models.pooling import check_pooler
 
-MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
+MODEL = (
+    "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), "
+    "or `minilm`"
+)
 RUN_FOLDER = (
     "the folder of the run; {name}, {seed} and {KEY} stand for its values (default: runs/NAME)"
 )
 INPUT = "text: a file, a folder, a pattern in quotes such as 'pages/*.md', or `docstrings`"
 POOLER = "apply this pooler alone, such as cls or avg, without the modules after the recorded one"
 KEYS = """
-Any key of the configuration is an option: --config.train.steps=100, --config.optim.learning_rate=3e-5.
+Any key of the configuration is an option, such as --config.train.steps=100.
 docs/keys.md lists all keys with their meaning, default and range.
 """
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
@@ -53,7 +56,10 @@ class Command(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, without the name of the program (by default that of the process); return the exit code."""
+    """Run a command line, without the name of the program, and return the exit code.
+
+    By default it is the command line of the process.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
     with reported_to_user():
@@ -62,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             has_hyphen = any(re.match("--(?!no-)[a-z]+-", argument) for argument in rest)
             spelling = "Options have underscores, such as --top_k. " if has_hyphen else ""
             parser.error(
-                f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {options.name} --help"
+                f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {options.name} "
+                "--help"
             )
         for name in ("batch_size", "rows_per_file", "top_k"):
             if (count := getattr(options, name, None)) is not None and count < 1:
@@ -76,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             keep_compiled()
             set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
-            # Orbax logs each step of each save, and its errors several times
+            # Orbax logs each step of each save, and its errors several times.
             if not options.verbose:
                 logging.getLogger("absl").setLevel(logging.CRITICAL)
             call = COMMANDS[options.name].prepare(options)
@@ -86,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(result)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-            # Python flushes once more at exit
+            # Python flushes once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             result = 141
         return result if isinstance(result, int) else 0
@@ -284,7 +291,10 @@ def add_evaluate(add: Add) -> None:
       diffcse evaluate --model minilm runs/diffcse_base --tasks sts --published --format markdown
     """
     add("--model", dest="models", required=True, metavar="MODEL", help=MODEL, **SEVERAL)
-    tasks = "such as sts,transfer,geometry,MR, or pairs_retrieval:FILE, documents:FILE, retrieval:FOLDER (default: sts)"
+    tasks = (
+        "such as sts,transfer,geometry,MR, or pairs_retrieval:FILE, documents:FILE, "
+        "retrieval:FOLDER (default: sts)"
+    )
     add("--tasks", default="sts", help=tasks)
     add(
         "--data_dir",
@@ -750,7 +760,10 @@ def _read_run_options(options: Options) -> tuple[Config, Path]:
 
 
 def _add_encoder_options(add: Add, recorded: str = "") -> None:
-    """Add the options of an encoder; `recorded` says where defaults come from if --model is optional."""
+    """Add the options of an encoder.
+
+    `recorded` says where defaults come from if --model is optional.
+    """
     default = recorded or "the model's"
     add(
         "--model",
@@ -809,7 +822,10 @@ def _add_mode_options(add: Add, default: str) -> None:
 
 def _add_passages(add: Add, default: bool | None) -> None:
     """Add `--passages`; without a default, texts are split unless an index says otherwise."""
-    split = "split texts that are longer than the model reads into overlapping passages, instead of truncating them"
+    split = (
+        "split texts that are longer than the model reads into overlapping passages, instead of "
+        "truncating them"
+    )
     shown = "True" if default is None else "%(default)s"
     add(
         "--passages",
@@ -820,7 +836,10 @@ def _add_passages(add: Add, default: bool | None) -> None:
 
 
 def _load_encoder(options: Options, record: Any = None) -> Any:
-    """Load the encoder that the options name. Options that are left out have their recorded values."""
+    """Load the encoder that the options name.
+
+    Options that are left out have their recorded values.
+    """
     from diffcse_jax.encoder import SentenceEncoder
 
     recorded = dataclasses.asdict(record) | {"truncate_dim": record.dimension} if record else {}

@@ -51,7 +51,7 @@ from diffcse_jax.search.vector_store import EncoderRecord
 if TYPE_CHECKING:
     from diffcse_jax.run_folder.checkpoints import SavedEncoder
 
-# token ids, attention mask
+# Token ids, and the attention mask.
 IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]
 
 # Programs for several devices wait for one another: if two threads start them at once, they may
@@ -60,11 +60,12 @@ _devices_lock = threading.RLock()
 
 
 class SentenceEncoder:
-    """A transformer with a pooler and a tokenizer. Load one with `SentenceEncoder.from_pretrained(name)`.
+    """A transformer with a pooler and a tokenizer.
 
-    Methods that take one string return one result; with an iterable of strings they return one row
-    for each. Several threads may use one encoder, and encoders can be pickled and copied. A process
-    that was forked after JAX has started hangs: start processes with the method "spawn".
+    Load one with `SentenceEncoder.from_pretrained(name)`. Methods that take one string return one
+    result; with an iterable of strings they return one row for each. Several threads may use one
+    encoder, and encoders can be pickled and copied. A process that was forked after JAX has started
+    hangs: start processes with the method "spawn".
 
     Args:
         config: The sizes of the transformer.
@@ -100,8 +101,9 @@ class SentenceEncoder:
             not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)
         ):
             raise CheckpointError(
-                f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this model has no weights "
-                "for it. Use 'cls_before_pooler' for the first position without a head"
+                f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this "
+                "model has no weights for it. Use 'cls_before_pooler' for the first position "
+                "without a head"
             )
         check_token_ids(tokenizer, config.vocab_size, config.type_vocab_size, name)
         if max_length is not None and max_length > config.max_length:
@@ -123,10 +125,11 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        # `truncated`: numbers of `cut` and all `texts` in `warning_once`
+        # In `warning_once`, `truncated` has the numbers of truncated texts (`cut`) and of all
+        # `texts`.
         self._in_thread = threading.local()
         self._backend = unlimited_tokenizer(tokenizer)
-        # because the backend holds the length that it truncates to
+        # A lock, because the backend holds the length that it truncates to.
         self._tokenizing = threading.Lock()
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
         sharding = getattr(next(iter(params.values())), "sharding", None)
@@ -186,7 +189,10 @@ class SentenceEncoder:
     def from_saved(
         cls, saved: "SavedEncoder", *, name: str = "", **options: Any
     ) -> "SentenceEncoder":
-        """Return the encoder of a checkpoint that `read_encoder` has read; options as for `from_pretrained`."""
+        """Return the encoder of a checkpoint that `read_encoder` has read.
+
+        Options are those of `from_pretrained`.
+        """
         return cls._of(
             saved.checkpoint,
             saved.recorded,
@@ -225,7 +231,10 @@ class SentenceEncoder:
         return f"SentenceEncoder({self.name!r}, {options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let pickle and copy make an equal encoder from NumPy arrays, without locks and devices."""
+        """Let pickle and copy make an equal encoder from NumPy arrays.
+
+        Locks and devices are left out.
+        """
         params = {name: np.asarray(array) for name, array in self.params.items()}
         transformer, head = (layers.subset(params, part) for part in ("transformer", "pooler_head"))
         recorded = self.recorded._replace(
@@ -251,7 +260,9 @@ class SentenceEncoder:
         prompt_name: str | None = None,
         **others: Any,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
-        """Return the embedding of one sentence, shape (dimension,), or of many, shape (sentences, dimension).
+        """Return the embedding of one sentence, or the embeddings of many.
+
+        Shapes are (dimension,) and (sentences, dimension).
 
         A program is compiled for each shape of a batch. For one `batch_size`, there are at most 57
         shapes for a model that reads 512 tokens (`models.shapes`).
@@ -327,7 +338,10 @@ class SentenceEncoder:
         prompt_name: str | None = None,
         **options: Any,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
-        """Encode with the model's prompt of queries, unless `prompt` or `prompt_name` is given; as `encode`."""
+        """Encode with the model's prompt of queries, unless another prompt is given.
+
+        All else is as in `encode`.
+        """
         return self.encode(
             queries, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.query), **options
         )
@@ -340,7 +354,10 @@ class SentenceEncoder:
         prompt_name: str | None = None,
         **options: Any,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
-        """Encode with the model's prompt of documents, unless `prompt` or `prompt_name` is given; as `encode`."""
+        """Encode with the model's prompt of documents, unless another prompt is given.
+
+        All else is as in `encode`.
+        """
         return self.encode(
             documents,
             prompt=self.prompts.choose(prompt, prompt_name, self.prompts.document),
@@ -350,7 +367,7 @@ class SentenceEncoder:
     def fill_masks(
         self, token_ids: Sequence[list[int]], batch_size: int = 64
     ) -> list[Int32[np.ndarray, " tokens"]]:
-        """Return the likeliest token at each [MASK] of tokenised texts, and 0 at their other tokens.
+        """Return the likeliest token at each [MASK] of tokenised texts, and 0 elsewhere.
 
         Args:
             token_ids: The tokens of each text, with [CLS] and [SEP].
@@ -377,7 +394,10 @@ class SentenceEncoder:
 
     @contextlib.contextmanager
     def warning_once(self) -> Iterator[None]:
-        """Add up the texts that calls of `encode` in this thread truncate, and warn of them at the end."""
+        """Add up the texts that calls of `encode` in this thread truncate.
+
+        Warn of them once, at the end.
+        """
         self._in_thread.truncated = counts = collections.Counter[str]()
         try:
             yield
@@ -390,10 +410,11 @@ class SentenceEncoder:
         a: Sentences | Float32[np.ndarray, "*rows dimension"],
         b: Sentences | Float32[np.ndarray, "*columns dimension"],
     ) -> Float32[np.ndarray, "*rows_and_columns"]:
-        """Return the similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it.
+        """Return the similarities of all pairs, shape (len(a), len(b)).
 
-        Texts are encoded first; embeddings of this model are taken as they are. Similarities are
-        those of the cosine, unless the model records another function (`similarity_fn_name`).
+        One string adds no axis. Texts are encoded first; embeddings of this model are taken as they
+        are. Similarities are those of the cosine, unless the model records another function
+        (`similarity_fn_name`).
         """
         return pooling.similarities(
             self._embedded(a), self._embedded(b), self.sentence_head.similarity
@@ -461,7 +482,10 @@ class SentenceEncoder:
         self.index.save(folder)
 
     def load_index(self, folder: str | Path) -> None:
-        """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk."""
+        """Load what `save_index`, `diffcse search` or `diffcse embed` has written.
+
+        Embeddings stay on disk.
+        """
         self._index = find_index(expand_path(folder), self)
 
     def search(
@@ -485,7 +509,10 @@ class SentenceEncoder:
         prompt_name: str | None = None,
         mode: str = "",
     ) -> list[Hits]:
-        """Find the best documents of the index, with their ids, places and columns; see `Index.search`."""
+        """Find the best documents of the index, with their ids, places and columns.
+
+        See `Index.search`.
+        """
         return self.index.search(queries, top_k, threshold, prompt_name=prompt_name, mode=mode)
 
     def split(self, passages: Sequence[Passage], prompt: str = "") -> list[Passage]:
@@ -533,25 +560,30 @@ class SentenceEncoder:
         ]
 
     def record(self, prompt: str = "") -> EncoderRecord:
-        """Return what distinguishes its embeddings of texts with a prompt, and warn if they do not rank by cosine."""
+        """Return what distinguishes the embeddings of texts with a prompt.
+
+        Warn if they do not rank by cosine.
+        """
         if not self.sentence_head.ranks_by_cosine:
             warn_user(
-                f"{self.name} is made for similarity by {self.sentence_head.similarity}; search ranks by cosine"
+                f"{self.name} is made for similarity by {self.sentence_head.similarity}; search "
+                "ranks by cosine"
             )
         return EncoderRecord(
             self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of all that determines an embedding: sizes, weights, pooler, precision and tokenizer.
+        """Return a hash of all that determines an embedding.
 
-        It contains values only, no names of classes or modules, so it stays the same when code
-        moves. Values that equal their default are left out, so that new options do not change it.
+        These are the sizes, weights, pooler, precision and tokenizer. The hash covers values only,
+        no names of classes or modules, so it stays the same when code moves. Values that equal
+        their default are left out, so that new options do not change it.
         """
         sizes = {}
         for field in dataclasses.fields(self.config):
             value = getattr(self.config, field.name)
-            # without repr: how to compute them
+            # Fields without repr only say how to compute embeddings.
             changes_embeddings = field.repr and "dropout" not in field.name
             if (
                 changes_embeddings
@@ -583,7 +615,7 @@ class SentenceEncoder:
         batches = self._batches(token_ids, batch_size)
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         while True:
-            # two wait while the device computes one
+            # Two batches wait while the device computes one.
             for rows, batch in itertools.islice(batches, 3 - len(running)):
                 running.append((rows, forward(self.params, *batch)))
             if not running:
@@ -605,7 +637,7 @@ class SentenceEncoder:
             start += count
 
     def _tokenize(self, sentences: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
-        """Return the tokens of sentences, at most `limit` each, and whether each sentence was truncated."""
+        """Return the tokens of sentences, at most `limit` each, and whether each was truncated."""
         least = self._backend.num_special_tokens_to_add(is_pair=False) + 1
         if limit < least:
             raise ConfigError(f"max_length={limit}: expected at least {least} tokens, or None")
@@ -620,7 +652,7 @@ class SentenceEncoder:
         for row, ids in enumerate(token_ids):
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
-        # rows are spread over the mesh
+        # Rows are spread over the mesh.
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         spread = functools.partial(jax.make_array_from_callback, (rows, length), sharding)
         return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)
@@ -653,7 +685,9 @@ _THEIR_NAMES: Mapping[str, tuple[Any, str]] = {
 
 
 def _check_names(arguments: Mapping[str, Any]) -> None:
-    """Raise an error for arguments that `encode` does not have, unless sentence-transformers has them with no effect.
+    """Raise an error for arguments that `encode` does not have.
+
+    Arguments of sentence-transformers are accepted if their value has no effect there either.
 
     Raises:
         ConfigError: The argument is one of sentence-transformers, and its value has no meaning
@@ -680,10 +714,14 @@ def _checked_dtype(dtype: Any) -> np.dtype:
 def require_finite(
     vectors: Float32[np.ndarray, "*n dimension"],
 ) -> Float32[np.ndarray, "*n dimension"]:
-    """Return the embeddings; raise `CheckpointError` if one is NaN or infinite: comparisons would give it a score."""
+    """Return the embeddings, or raise `CheckpointError` if one is NaN or infinite.
+
+    Comparisons would give such an embedding a score.
+    """
     if not np.isfinite(vectors).all():
         raise CheckpointError(
-            "the encoder returns embeddings that are NaN or infinite: its training diverged, or its weights are "
-            "damaged. Use an earlier checkpoint, or train with a lower learning rate"
+            "the encoder returns embeddings that are NaN or infinite: its training diverged, or "
+            "its weights are damaged. Use an earlier checkpoint, or train with a lower learning "
+            "rate"
         )
     return vectors

@@ -15,7 +15,10 @@ from typing import Any
 
 
 class UserError(Exception):
-    """An error that the user can fix. The message names the file, line, key or value, and the fix."""
+    """An error that the user can fix.
+
+    The message names the file, line, key or value, and the fix.
+    """
 
     exit_code = 2
 
@@ -45,20 +48,24 @@ class InUseError(CheckpointError):
 
 
 class DiskError(CheckpointError):
-    """A file or folder that cannot be written, because of space, permissions or a failing device."""
+    """A file or folder that cannot be written: no space, no permission or a failing device."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Work that was asked to stop, and has saved what it had done. `except Exception` does not catch it."""
+    """Work that was asked to stop, and has saved what it had done.
+
+    `except Exception` does not catch it.
+    """
 
     exit_code = 130  # what shells report for a program that Ctrl-C ended
 
 
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
-    """Print a `UserError` or `Interrupted` from the block without a traceback, and exit with its code.
+    """Print a `UserError` or `Interrupted` of the block without a traceback, and exit.
 
-    Each warning for the user is printed once, without its place in the code.
+    The exit code is the error's own. Each warning for the user is printed once, without its place
+    in the code.
     """
     usual, printed = warnings.formatwarning, set()
 
@@ -100,7 +107,7 @@ def no_interruption_lost() -> Iterator[None]:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             usual(unraisable)
             return
-        # as in a shell's background processes
+        # A shell's background processes ignore SIGINT.
         is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         number = signal.SIGTERM if is_ignored else signal.SIGINT
         timers.append(threading.Timer(0.1, signal.pthread_kill, (main.ident, number)))
@@ -120,7 +127,10 @@ def no_interruption_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handled(signals: Iterable[int], handler: Any) -> Iterator[None]:
-    """Handle signals in the block. Only the main thread can do this; in another one, nothing changes."""
+    """Handle signals in the block.
+
+    Only the main thread can do this. In another one, nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -129,12 +139,15 @@ def handled(signals: Iterable[int], handler: Any) -> Iterator[None]:
         yield
     finally:
         for number, before in previous.items():
-            # None: set outside Python
+            # None stands for a handler that was set outside Python.
             signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
 def ctrl_c_ends_process() -> contextlib.AbstractContextManager[None]:
-    """Let Ctrl-C end the process at once in the block. Some packages swallow its exception while they are imported."""
+    """Let Ctrl-C end the process at once in the block.
+
+    Some packages swallow its exception while they are imported.
+    """
     return handled([signal.SIGINT], signal.SIG_DFL)
 
 
@@ -150,22 +163,25 @@ def counted(count: int, what: str) -> str:
 
 
 def require_extra(module: str, extra: str) -> Any:
-    """Import a module that only an optional feature needs; if it is missing, the error names the package's extra."""
+    """Import a module that only an optional feature needs.
+
+    If it is missing, the error names the package's extra.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise
         raise UserError(
-            f"this needs the package {error.name}, which is not installed. Install the extra {extra!r}: "
-            f"pip install 'diffcse_jax[{extra}]'"
+            f"this needs the package {error.name}, which is not installed. Install the extra "
+            f"{extra!r}: pip install 'diffcse_jax[{extra}]'"
         ) from error
 
 
 def warn_user(message: str) -> None:
     """Warn at the line of the caller outside this package, whatever the depth of the call."""
     level, frame = 2, sys._getframe(1)
-    # the last two only check types in tests
+    # The last two only check types in tests.
     passed = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")
     while (
         frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed

@@ -24,7 +24,7 @@ from diffcse_jax.io import cache_folder
 
 INITIALIZATION_SECONDS = 100  # all processes must have started within this time
 HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
-# a finished process waits this long for the others, because its exit would end them
+# A finished process waits this long for the others, because its exit would end them.
 SHUTDOWN_SECONDS = 30
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
 # Where there is no terminal, progress is a line after some seconds, and then from time to time.
@@ -39,7 +39,10 @@ _verbosity: Verbosity = "normal"
 
 
 def set_verbosity(verbosity: Verbosity) -> None:
-    """Choose what is printed besides warnings and errors: notices and progress; with "verbose" also libraries' logs."""
+    """Choose what is printed besides warnings and errors.
+
+    These are notices and progress. With "verbose", libraries' logs are printed as well.
+    """
     global _verbosity
     _verbosity = verbosity
     logging.basicConfig(
@@ -54,9 +57,10 @@ def is_quiet() -> bool:
 
 
 def log_line(message: str, *, on_all: bool = False) -> None:
-    """Print a line to standard error, above any progress bar, on the first process only unless `on_all`.
+    """Print a line to standard error, above any progress bar.
 
-    In quiet mode only lines that start with `warning:` are printed.
+    Only the first process prints, unless `on_all`. In quiet mode only lines that start with
+    `warning:` are printed.
     """
     if (on_all or jax.process_index() == 0) and (
         _verbosity != "quiet" or message.startswith("warning:")
@@ -76,9 +80,9 @@ class _Bar(tqdm.tqdm):
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Show progress on standard error, with the time that is left: a bar on a terminal, otherwise lines.
+    """Show progress on standard error, with the time that is left.
 
-    `unit` is a plural in `s`.
+    It is a bar on a terminal, and lines elsewhere. `unit` is a plural in `s`.
     """
 
     def __init__(
@@ -157,10 +161,8 @@ def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and reports of missing weights in the block."""
     from transformers.utils import logging as transformers_logging
 
-    verbosity, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -198,10 +200,11 @@ def keep_compiled() -> None:
 
 
 def join() -> None:
-    """Join the other processes of this job, if that has not been done; raise `ConfigError` if they cannot be reached.
+    """Join the other processes of this job, if that has not been done.
 
-    JAX finds the processes on TPU pods, GKE, Slurm and Open MPI. Elsewhere JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID name them.
+    If they cannot be reached, raise a `ConfigError`. JAX finds the processes on TPU pods, GKE,
+    Slurm and Open MPI. Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name
+    them.
     """
     if jax.distributed.is_initialized():
         return
@@ -211,8 +214,9 @@ def join() -> None:
         address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
         who = "this process" if index is None else f"process {index} of {count}"
         message = (
-            f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at {address}. Check that all "
-            "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS."
+            f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at "
+            f"{address}. Check that all processes are running, can reach that port of process 0, "
+            "and have the same JAX_COORDINATOR_ADDRESS."
         )
         print(message, file=sys.stderr, flush=True)
         os._exit(ConfigError.exit_code)
@@ -231,9 +235,9 @@ def join() -> None:
         )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"the other processes were not found: {str(error).strip().splitlines()[0]} JAX knows them on TPU pods, "
-            "GKE, Slurm and Open MPI; elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            f"the other processes were not found: {str(error).strip().splitlines()[0]} JAX knows "
+            "them on TPU pods, GKE, Slurm and Open MPI; elsewhere set JAX_COORDINATOR_ADDRESS "
+            "(host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
     finally:
         timer.cancel()
@@ -242,11 +246,12 @@ def join() -> None:
 
 
 def _distributed_state() -> Any:
-    """Return JAX's state of the joined processes, whose `client` is a key-value store with barriers.
+    """Return JAX's state of the joined processes.
 
-    It is not public, and it is read here only. `multihost_utils.broadcast_one_to_all` cannot
-    replace it: it is a collective, which fails on CPUs if one process comes 30 seconds later than
-    the others. Decisions of the first process (reading data, scoring a model) often take longer.
+    Its `client` is a key-value store with barriers. The state is not public, and it is read here
+    only. `multihost_utils.broadcast_one_to_all` cannot replace it: it is a collective, which fails
+    on CPUs if one process comes 30 seconds later than the others. Decisions of the first process
+    (reading data, scoring a model) often take longer.
     """
     from jax._src.distributed import global_state
 
@@ -258,8 +263,9 @@ def require_alone() -> None:
     _, count = process_from_environment() or (0, 1)
     if count > 1:
         raise ConfigError(
-            f"JAX_NUM_PROCESSES={count}, but distributed=False: each of the {count} processes would train the whole "
-            "run in the same workdir. Either set distributed=True, or unset JAX_NUM_PROCESSES and JAX_PROCESS_ID."
+            f"JAX_NUM_PROCESSES={count}, but distributed=False: each of the {count} processes "
+            "would train the whole run in the same workdir. Either set distributed=True, or unset "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
 
 
@@ -270,7 +276,8 @@ def process_from_environment() -> tuple[int, int] | None:
         return None
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(
-            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected an index from 0 and a larger number"
+            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected an index from 0 and a "
+            "larger number"
         )
     return int(index), int(count)
 
@@ -279,11 +286,11 @@ _decision_numbers = itertools.count()  # all processes make the same decisions i
 
 
 def decided_by_first(decide: Callable[[], Any]) -> Any:
-    """Run a function on the first process only, and return its result, made of JSON values, on every process.
+    """Run a function on the first process only, and return its result on every process.
 
-    All processes must call this. The others wait as long as the first process lives, however long
-    the work takes. A `UserError` of the function is raised on every process, so that none waits for
-    another one.
+    The result is made of JSON values. All processes must call this. The others wait as long as the
+    first process lives, however long the work takes. A `UserError` of the function is raised on
+    every process, so that none waits for another one.
     """
     if jax.process_count() == 1:
         return decide()
@@ -299,7 +306,7 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     client.wait_at_barrier(key, 1000 * DECISION_SECONDS)
     outcome = json.loads(client.blocking_key_value_get(key, 1000 * HEARTBEAT_SECONDS))
     if jax.process_index() == 0 and number:
-        # all processes have read that one
+        # All processes have read the previous decision.
         client.key_value_delete(f"diffcse_jax/decisions/{number - 1}")
     if "error" in outcome:
         raise getattr(errors, outcome["error"], UserError)(outcome["message"])
@@ -307,7 +314,7 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
 
 
 class _Watch:
-    """Tells the other processes that this one is alive, and prints a warning that names processes which hang.
+    """Tells the other processes that this one is alive, and warns of processes that hang.
 
     Two threads do that, because the store does not answer while the first process hangs.
     """
@@ -338,7 +345,7 @@ class _Watch:
 
     def _speak(self) -> None:
         for number in itertools.count():
-            # the first process has ended, or does not answer in time
+            # The first process may have ended, or may not answer in time.
             with contextlib.suppress(RuntimeError):
                 sign = f"{socket.gethostname()} {number}"
                 self._client.key_value_set(f"{self.FOLDER}/{self._own}", sign, allow_overwrite=True)
@@ -371,11 +378,12 @@ class _Watch:
     def _warn(self, process: int) -> None:
         sign, when = self._heard[process]
         message = (
-            f"warning: process {process} of {self._count}, on host {sign.partition(' ')[0]}, has been silent for "
-            f"{time.monotonic() - when:.0f} s. It hangs or cannot be reached. Within {HEARTBEAT_SECONDS} s the other "
-            "processes end. Everything saved is intact; run the same command again to resume."
+            f"warning: process {process} of {self._count}, on host {sign.partition(' ')[0]}, has "
+            f"been silent for {time.monotonic() - when:.0f} s. It hangs or cannot be reached. "
+            f"Within {HEARTBEAT_SECONDS} s the other processes end. Everything saved is intact; "
+            "run the same command again to resume."
         )
-        # from every process: the first one may be silent
+        # Every process prints this, because the first one may be silent.
         print(message, file=sys.stderr, flush=True)
 
 
@@ -385,7 +393,8 @@ class _Watch:
 class StopRequest:
     """Whether work was asked to save and stop. Any thread may ask."""
 
-    # not a threading.Event: a signal handler that interrupts `set` would wait for its lock forever
+    # This is not a threading.Event, because a signal handler that interrupts `set` would wait for
+    # its lock forever.
     made = False
 
     def make(self) -> None:
@@ -409,7 +418,10 @@ def stop_requested() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` for SIGTERM in the block, as for Ctrl-C, so that partial files are removed."""
+    """Raise `KeyboardInterrupt` for SIGTERM in the block, as for Ctrl-C.
+
+    Partial files are then removed.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -42,7 +42,7 @@ INDEX_MANIFEST = "index.json"  # in the folder of an index; see `search.folder`
 INDEX_FORMAT = "diffcse_jax index 1"
 
 _HOST = socket.gethostname().replace(".", "-")
-# on Linux the container: containers can share a host name and count their processes
+# On Linux, the container: containers can share a host name, and count their own processes.
 with contextlib.suppress(OSError):
     _HOST += f"-{os.stat('/proc/self/ns/pid').st_ino}"
 
@@ -59,8 +59,9 @@ def expand_path(path: str | Path) -> Path:
     """
     if address := re.match(r"([a-z][a-z0-9+-]+):/", str(path)):  # a Path has lost the second slash
         raise ConfigError(
-            f"{path}: addresses with {address[1]}:// are not supported. Give a local folder. To use a bucket, mount it "
-            "first, for example with gcsfuse. File locks do not work there across hosts: write from one host at a time"
+            f"{path}: addresses with {address[1]}:// are not supported. Give a local folder. To "
+            "use a bucket, mount it first, for example with gcsfuse. File locks do not work there "
+            "across hosts: write from one host at a time"
         )
     expanded = Path(os.path.expanduser(path))
     try:
@@ -179,7 +180,7 @@ def disk_errors(
     except UserError:
         raise
     except Exception as error:
-        # Rust's, tensorstore's
+        # The forms of Rust and of tensorstore.
         quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))
         if isinstance(error, OSError):
             cause = error
@@ -196,8 +197,8 @@ def disk_errors(
         )
         at = f" ({cause.filename})" if cause.filename and str(cause.filename) != str(path) else ""
         raise DiskError(
-            f"cannot write {path}: {cause.strerror or cause}{at}. {safe} Please {remedy}; then run the same command "
-            "again to resume"
+            f"cannot write {path}: {cause.strerror or cause}{at}. {safe} Please {remedy}; then run "
+            "the same command again to resume"
         ) from error
 
 
@@ -205,7 +206,10 @@ def disk_errors(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a file atomically: if the process or machine stops, the earlier file stays intact."""
+    """Write or replace a file atomically.
+
+    If the process or the machine stops, the earlier file stays intact.
+    """
     _write_bytes(path, text.encode())
 
 
@@ -233,7 +237,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def has_index_manifest(folder: Path) -> bool:
-    """Return whether a folder holds the manifest of an index, by the format that its start names."""
+    """Return whether a folder holds the manifest of an index.
+
+    Only its first bytes are read, which name the format.
+    """
     path = folder / INDEX_MANIFEST
     start = json.dumps({"format": INDEX_FORMAT}, indent=2).removesuffix("\n}").encode()
     with contextlib.suppress(OSError):
@@ -271,7 +278,10 @@ def sync(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON document; raise `CheckpointError` if the file is missing, unreadable or not valid JSON."""
+    """Read a JSON document.
+
+    Raise a `CheckpointError` if the file is missing, unreadable or not valid JSON.
+    """
     if problem := why_unreadable(path):
         raise CheckpointError(problem)
     try:
@@ -297,7 +307,10 @@ def write_sealed(path: Path, content: Mapping[str, Any], files: Iterable[Path] =
 
 
 def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """Read what `write_sealed` has written. The error of a damaged document or file ends with the remedy."""
+    """Read what `write_sealed` has written.
+
+    The error of a damaged document or file ends with the remedy.
+    """
     try:
         content = read_json_object(path)
         if content.pop("sha256", None) != json_digest(content):
@@ -313,11 +326,11 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def lock(path: Path, *, wait: bool = False) -> TextIO:
-    """Open and lock a file. Closing it frees the lock, and so does the end of the processes that have it open.
+    """Open and lock a file.
 
-    The file is created with its folder, and it stays. Without `wait`, a lock that is taken raises
-    `InUseError`, which names the folder and the process. On a file system without locks, nothing is
-    locked.
+    Closing it frees the lock, and so does the end of the processes that have it open. The file is
+    created with its folder, and it stays. Without `wait`, a lock that is taken raises `InUseError`,
+    which names the folder and the process. On a file system without locks, nothing is locked.
     """
     safe, instead = "Complete files there are unchanged.", "give another folder"
     with disk_errors(path.parent, safe=safe, instead=instead), contextlib.ExitStack() as stack:
@@ -347,12 +360,12 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
 
 @contextlib.contextmanager
 def replace_dir(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that gets the name `path` if the block succeeds. It replaces an earlier folder.
+    """Yield a temporary folder that gets the name `path` if the block succeeds.
 
-    The old folder gives up its name once the new one is on disk, and gets it back if the new one
-    cannot take it. A process killed between the two renames leaves the old folder as `NAME.*.old`
-    until the next replacement. The name of the temporary folder contains the host and process that
-    write to it. Those of dead processes are removed first.
+    It replaces an earlier folder. The old folder gives up its name once the new one is on disk, and
+    gets it back if the new one cannot take it. A process killed between the two renames leaves the
+    old folder as `NAME.*.old` until the next replacement. The name of the temporary folder contains
+    the host and process that write to it. Those of dead processes are removed first.
     """
     path = path.resolve()  # a symbolic link stays a link
     for other in path.parent.glob("*.tmp"):
@@ -384,7 +397,10 @@ def replace_dir(path: Path) -> Iterator[Path]:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Return whether the process of a temporary folder has ended. If unknown, return whether it has long been idle."""
+    """Return whether the process of a temporary folder has ended.
+
+    If that is unknown, return whether the folder has long been idle.
+    """
     owner = re.fullmatch(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp", folder.name)
     if owner and owner["host"] == _HOST:
         try:

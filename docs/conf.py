@@ -69,7 +69,7 @@ PAGE, MARKER = "docs/python", "<!-- names -->"
 def setup(app: Sphinx) -> None:
     """Connect the functions below."""
     app.connect("source-read", fill)
-    # it depends on the package, not only on its file
+    # The page depends on the package, not only on its file.
     app.connect("env-get-outdated", lambda *_: [PAGE])
     app.connect("autodoc-process-signature", short_signature)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))

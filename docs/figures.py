@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def contrast() -> Figure:
-    """Draw two views of each sentence, and the positives and negatives of three forms of the contrast."""
+    """Draw two views of each sentence, and the positives and negatives of three contrasts."""
     figure, axes = canvas(9.6, 2.9)
     box(axes, 0.0, 1.35, 1.15, 0.6, "sentence $i$", GREY)
     for y, view in ((2.0, 1), (0.7, 2)):
@@ -89,7 +89,10 @@ def contrast() -> Figure:
 
 
 def difference() -> Figure:
-    """Draw DiffCSE: the discriminator reads the sentence embedding and predicts which tokens were replaced."""
+    """Draw DiffCSE.
+
+    The discriminator reads the sentence embedding and predicts which tokens were replaced.
+    """
     figure, axes = canvas(10.3, 4.1)
     original = ["[CLS]", "the", "river", "flows", "past", "the", "old", "town", "[SEP]"]
     masked = [*original[:2], "[MASK]", *original[3:6], "[MASK]", *original[7:]]
@@ -233,7 +236,10 @@ def ranking() -> Figure:
         panel.title.set_fontsize(11)
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("similarity to sentence $i$")
-    note = "distillation: views should match the frozen teacher. consistency: views should match each other"
+    note = (
+        "distillation: views should match the frozen teacher. consistency: views should match each "
+        "other"
+    )
     figure.supxlabel("other sentences of the batch\n" + note, fontsize=10)
     figure.tight_layout()
     return figure

@@ -1,4 +1,6 @@
-"""The tables of configuration keys in docs/keys.md, made from the configuration itself, and names for docs/python.md.
+"""The tables of configuration keys in docs/keys.md, and names for docs/python.md.
+
+They are made from the configuration itself.
 
 python docs/reference.py            prints them
 python docs/reference.py --write    rewrites them in docs/keys.md (`make reference`)

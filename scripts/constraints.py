@@ -1,11 +1,11 @@
-"""Write `constraints.txt`: the versions of all packages that the requirements depend on, for each supported Python.
+"""Write `constraints.txt`: the versions of all packages that the requirements depend on.
 
-python scripts/constraints.py      (or: make constraints; python3.11 and python3.12 must be on the PATH)
+    python scripts/constraints.py      (or: make constraints)
 
-The requirements files pin the packages that the project uses, and `constraints.txt` pins all
-others. Nothing is installed: pip only resolves for an empty environment. For at least one Python,
-pip must find torch's default build, because the CPU build does not need the CUDA packages that are
-also pinned.
+The supported Pythons, python3.11 and python3.12, must be on the PATH. The requirements files pin
+the packages that the project uses, and `constraints.txt` pins all others. Nothing is installed: pip
+only resolves for an empty environment. For at least one Python, pip must find torch's default
+build, because the CPU build does not need the CUDA packages that are also pinned.
 """
 
 import json
@@ -17,8 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MARKERS = {"python3.11": 'python_version < "3.12"', "python3.12": 'python_version >= "3.12"'}
 HEADER = """\
-# What the requirements need in turn, pinned; made by `make constraints`, not by hand. With these versions an
-# installation of requirements.txt or requirements-dev.txt is the same everywhere and always:
+# What the requirements need in turn, pinned; made by `make constraints`, not by hand. With these
+# versions an installation of requirements.txt or requirements-dev.txt is the same everywhere and
+# always:
 #   pip install -c constraints.txt -r requirements.txt -e .
 # CUDA packages are those of torch's default build on Linux; its CPU build installs none of them.
 """
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def resolved(python: str) -> dict[str, str]:
-    """Return versions by package, as pip resolves the development requirements for an empty environment."""
+    """Return versions by package, as pip resolves the development requirements from nothing."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         report = Path(folder) / "report.json"

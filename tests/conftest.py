@@ -1,4 +1,7 @@
-"""Strict numerics and run-time checked types for every test, and the data that lies outside the repository."""
+"""Strict numerics and run-time checked types for every test.
+
+It also finds the data that lies outside the repository.
+"""
 
 import collections
 import gc

@@ -1,4 +1,6 @@
-"""Injects faults into small runs, and counts how they end: `python tests/faults.py --count 200 --workdir runs/faults`.
+"""Injects faults into small runs, and counts how they end.
+
+    python tests/faults.py --count 200 --workdir runs/faults
 
 A trial begins with a folder as a run leaves it. A fault happens to a command or to a file, and the
 same command runs again. It must end as it does without a fault, bit for bit, or report in one

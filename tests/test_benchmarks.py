@@ -1,4 +1,4 @@
-"""The benchmarks: what they count, that both sides compute the same, that each command leaves its record."""
+"""The benchmarks: what they count, that both sides compute the same, and their records."""
 
 import json
 

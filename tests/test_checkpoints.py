@@ -1,4 +1,7 @@
-"""Which checkpoints are kept, which is the best one, and how damage is detected. Whole runs are in test_resume.py."""
+"""Which checkpoints are kept, which is the best one, and how damage is detected.
+
+Whole runs are in test_resume.py.
+"""
 
 import dataclasses
 import logging

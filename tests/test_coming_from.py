@@ -1,4 +1,7 @@
-"""The pages for people who come from sentence-transformers or FlaxBertModel: both sides of their tables run."""
+"""The pages for people who come from sentence-transformers or FlaxBertModel.
+
+Both sides of their tables run.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""DiffCSE step by step: mask, generate, label, and the loss; other edits; second views by the generator."""
+"""DiffCSE step by step: mask, generate, label, and the loss.
+
+There are also other edits, and second views by the generator.
+"""
 
 import dataclasses
 from functools import partial

@@ -1,4 +1,7 @@
-"""The pages are right: links, keys, commands and tests exist; and so are the shipped configurations that they name."""
+"""The pages are right: links, keys, commands and tests exist.
+
+So do the shipped configurations that they name.
+"""
 
 import ast
 import dataclasses

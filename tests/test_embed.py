@@ -1,4 +1,4 @@
-"""The commands `encode`, `embed` and `search`, mostly with an encoder whose embeddings are known."""
+"""The commands `encode`, `embed` and `search`, mostly with an encoder of known embeddings."""
 
 import errno
 import gzip

@@ -1,4 +1,4 @@
-"""Fine-tuning on labelled tasks: rows, the mixture of tasks, losses, both stages, and what is written at the end."""
+"""Fine-tuning on labelled tasks: rows, the mixture of tasks, losses, stages and outputs."""
 
 import contextlib
 import dataclasses

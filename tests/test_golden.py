@@ -1,4 +1,4 @@
-"""Recorded behaviour: short runs, token stores, embeddings, configuration keys and exported folders.
+"""Recorded behaviour: short runs, token stores, embeddings, keys and exported folders.
 
 The recorded values are in `tests/golden/*.json`. To record them again after a deliberate change,
 run

@@ -1,4 +1,7 @@
-"""Folders of models that users have: each loads as in sentence-transformers, or an error says what to do."""
+"""Folders of models that users have.
+
+Each loads as in sentence-transformers, or an error says what to do.
+"""
 
 import json
 import shutil

@@ -1,4 +1,7 @@
-"""Documents become passages, long texts overlapping ones, and a search finds each document by its best one."""
+"""Documents become passages, and a search finds each document by its best one.
+
+Passages of long texts overlap.
+"""
 
 import itertools
 import json

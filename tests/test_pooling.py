@@ -1,4 +1,7 @@
-"""Poolers, and how a sentence-transformers folder records them; writing that record is in test_export.py."""
+"""Poolers, and how a sentence-transformers folder records them.
+
+Writing that record is in test_export.py.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""The whole networks against the authors' code: losses, every gradient, what lies between, and training runs."""
+"""The whole networks against the authors' code.
+
+Losses, every gradient, what lies between, and training runs are compared.
+"""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""A run's folder: who may write to it, what must be the same when a run is resumed, and its records."""
+"""A run's folder: who may write to it, what a resume may not change, and its records."""
 
 import dataclasses
 import errno

@@ -1,4 +1,7 @@
-"""The model that a finished run exports. All weights of a model are one number: 0 at the start, else the step."""
+"""The model that a finished run exports.
+
+All weights of a model are one number: 0 at the start, else the step.
+"""
 
 import dataclasses
 import shutil

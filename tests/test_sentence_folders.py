@@ -1,4 +1,7 @@
-"""Folders of sentence-transformers, and other families than BERT, the whole way: read, trained through, exported."""
+"""Folders of sentence-transformers, the whole way: read, trained through, exported.
+
+There are also folders of other families than BERT.
+"""
 
 import json
 import shutil

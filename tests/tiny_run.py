@@ -1,4 +1,7 @@
-"""A run of the training command on a small model and a small text, for tests that start processes."""
+"""A run of the training command on a small model and a small text.
+
+It is for tests that start processes.
+"""
 
 import contextlib
 import os

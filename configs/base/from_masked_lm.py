@@ -1,4 +1,6 @@
-r"""Settings for a masked LM (BERT, RoBERTa, ...), whose sentence embeddings say little until they are trained.
+r"""Settings for a masked LM (BERT, RoBERTa, ...).
+
+Its sentence embeddings say little until they are trained.
 
 Command:  python train.py --config configs/base/from_masked_lm.py \
           --config.data.train_file=sentences.txt

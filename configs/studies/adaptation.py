@@ -1,4 +1,6 @@
-"""Adaptation of a sentence encoder to one's own documents: pairs and losses, and what each costs elsewhere.
+"""Adaptation of a sentence encoder to one's own documents: pairs, losses and what each costs.
+
+The cost is what a model loses elsewhere.
 
 Command:   diffcse study --config adaptation --config.data.train_file=documents.txt
            With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv

@@ -1,4 +1,6 @@
-"""Batch sizes for adaptation. In a larger batch, a pair has more other documents as negatives. The steps are equal.
+"""Batch sizes for adaptation, with equal numbers of steps.
+
+In a larger batch, a pair has more other documents as negatives.
 
 Command:   diffcse study --config adaptation_batch --config.data.train_file=documents.txt
            With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv

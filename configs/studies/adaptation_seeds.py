@@ -1,4 +1,6 @@
-"""The adaptation preset and the papers' recipes on the same text, with three seeds (`adaptation.py` has more rows).
+"""The adaptation preset and the papers' recipes on the same text, with three seeds.
+
+`adaptation.py` has more rows.
 
 Command:   diffcse study --config adaptation_seeds --config.data.train_file=documents.txt
            With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv

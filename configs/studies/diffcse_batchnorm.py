@@ -1,6 +1,7 @@
-"""DiffCSE and SimCSE with and without BatchNorm in the projector, BERT-base (DiffCSE Table 5, on STS-B dev).
+"""DiffCSE and SimCSE with and without BatchNorm in the projector (DiffCSE Table 5).
 
 Command:   diffcse study --config diffcse_batchnorm
+Model:     BERT-base, scored on STS-B dev.
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; 1 epoch
            for SimCSE.
 

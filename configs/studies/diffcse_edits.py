@@ -1,6 +1,7 @@
-"""DiffCSE with other edits: insertions, deletions, and all three kinds, BERT-base (DiffCSE Table 4, on STS-B dev).
+"""DiffCSE with insertions, deletions, and all three kinds of edits (DiffCSE Table 4).
 
 Command:   diffcse study --config diffcse_edits
+Model:     BERT-base, scored on STS-B dev.
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
 Each edit changes 15% of the tokens.

@@ -1,6 +1,7 @@
-"""DiffCSE with other weights lambda of replaced-token detection, BERT-base (DiffCSE Table 8, on STS-B dev).
+"""DiffCSE with other weights lambda of replaced-token detection (DiffCSE Table 8).
 
 Command:   diffcse study --config diffcse_lambda
+Model:     BERT-base, scored on STS-B dev.
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
 With lambda = 0 it is SimCSE with the projector and the optimizer settings of DiffCSE.

@@ -1,6 +1,7 @@
-"""SimCSE, SimCSE with masked LM and DiffCSE on the seven transfer tasks, BERT-base and RoBERTa-base (DiffCSE Table 2).
+"""SimCSE, SimCSE with masked LM, and DiffCSE on the seven transfer tasks (DiffCSE Table 2).
 
 Command:   diffcse study --config diffcse_transfer
+Model:     BERT-base and RoBERTa-base.
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; 2 epochs for DiffCSE.
 """
 

@@ -1,4 +1,6 @@
-"""The learning rates and weights of `does_difference_help`, chosen with seeds that it does not report.
+"""The learning rates and weights of `does_difference_help`.
+
+They are chosen with seeds that it does not report.
 
 Command:   diffcse study --config does_difference_help_settings
            --config.data.train_file=sentences.txt

@@ -1,4 +1,6 @@
-"""The report on adjusting dropout: twelve schedules for SimCSE and DiffCSE, then both ways of fine-tuning.
+"""The report on adjusting dropout: twelve schedules for SimCSE and DiffCSE.
+
+Each model is then fine-tuned in both of the report's ways.
 
 Command:   diffcse study --config dropout_masks
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; then the

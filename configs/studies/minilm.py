@@ -1,4 +1,6 @@
-"""The losses side by side on a 6-block BERT that needs no hub: minutes per run on two CPU cores, with any text.
+"""The losses side by side on a 6-block BERT that needs no hub.
+
+A run takes minutes on two CPU cores, with any text.
 
 Command:   diffcse study --config minilm --config.data.train_file=sentences.txt
 Encoder:   MiniLM, trained as in `configs/diffcse_minilm.py`: steps of 32, learning rate 3e-5, its

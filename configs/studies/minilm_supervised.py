@@ -1,4 +1,6 @@
-"""Supervised SimCSE on the 6-block BERT of `configs/studies/minilm.py`, from triples. It adds a row to that study.
+"""Supervised SimCSE on the 6-block BERT of `configs/studies/minilm.py`, from triples.
+
+It adds a row to that study.
 
 Command:   diffcse study --config minilm_supervised --config.data.train_file=triples.csv
 Data:      a csv with the columns sent0, sent1, hard_neg: premises, entailments and contradictions

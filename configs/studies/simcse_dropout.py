@@ -1,6 +1,7 @@
-"""SimCSE with other dropout rates, and with the same dropout for both views, BERT-base (SimCSE Table 3, on STS-B dev).
+"""SimCSE with other dropout rates, and with the same dropout for both views (SimCSE Table 3).
 
 Command:   diffcse study --config simcse_dropout
+Model:     BERT-base, scored on STS-B dev.
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
 A rate applies to all hidden states, including the output of the embedding layer, and to attention

@@ -1,6 +1,7 @@
-"""Supervised SimCSE with and without hard negatives of several weights, BERT-base (SimCSE Table 7, on STS-B dev).
+"""Supervised SimCSE with and without hard negatives of several weights (SimCSE Table 7).
 
 Command:   diffcse study --config simcse_hard_negatives
+Model:     BERT-base, scored on STS-B dev.
 Data:      SNLI and MNLI as triples (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512.
 
 The paper has another row, with neutral sentences. The triples do not contain them, so it needs a

@@ -1,6 +1,7 @@
-"""Supervised SimCSE with an auxiliary masked LM of several weights, BERT-base (SimCSE Table D.2, on dev sets).
+"""Supervised SimCSE with an auxiliary masked LM of several weights (SimCSE Table D.2).
 
 Command:   diffcse study --config simcse_mlm
+Model:     BERT-base, scored on dev sets.
 Data:      SNLI and MNLI as triples (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512.
 
 The paper does not name the model of this table. Its score on STS-B without masked LM is that of

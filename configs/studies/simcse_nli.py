@@ -1,6 +1,7 @@
-"""SimCSE with pairs of NLI as positives, BERT-base (SimCSE Table 4, the rows of the triples, on STS-B dev).
+"""SimCSE with pairs of NLI as positives (SimCSE Table 4, the rows of the triples).
 
 Command:   diffcse study --config simcse_nli
+Model:     BERT-base, scored on STS-B dev.
 Data:      SNLI and MNLI as triples (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512. The
            unsupervised row reads 10^6 Wikipedia sentences (`wiki1m`), 1 epoch of 15,625 steps of
            64.

@@ -1,6 +1,7 @@
-"""SimCSE and next sentences as positives, with one encoder and with two, BERT-base (SimCSE Table 2, on STS-B dev).
+"""SimCSE and next sentences as positives, with one encoder and with two (SimCSE Table 2).
 
 Command:   diffcse study --config simcse_objectives --config.data.train_file=documents.txt
+Model:     BERT-base, scored on STS-B dev.
 Data:      1 epoch of a text in the order of its documents, with blank lines between documents. All
            rows split it into the same sentences. SimCSE's Wikipedia sentences (`wiki1m`) are
            shuffled, so the rows with the next sentence refuse them.

@@ -1,6 +1,7 @@
-"""Unsupervised and supervised SimCSE with other poolers and projectors, BERT-base (SimCSE Table 6, on STS-B dev).
+"""Unsupervised and supervised SimCSE with other poolers and projectors (SimCSE Table 6).
 
 Command:   diffcse study --config simcse_pooler
+Model:     BERT-base, scored on STS-B dev.
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64. Supervised
            rows read triples of SNLI and MNLI (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of
            512.

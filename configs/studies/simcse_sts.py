@@ -1,4 +1,6 @@
-"""Unsupervised and supervised SimCSE on the seven STS tasks (SimCSE Table 5, with the settings of Table A.1).
+"""Unsupervised and supervised SimCSE on the seven STS tasks (SimCSE Tables 5 and A.1).
+
+Table 5 has the scores, and Table A.1 the settings.
 
 Command:   diffcse study --config simcse_sts
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch. Supervised rows read triples of

@@ -1,6 +1,7 @@
-"""Supervised SimCSE with other temperatures, and with dot products, BERT-base (SimCSE Table D.1, on STS-B dev).
+"""Supervised SimCSE with other temperatures, and with dot products (SimCSE Table D.1).
 
 Command:   diffcse study --config simcse_temperature
+Model:     BERT-base, scored on STS-B dev.
 Data:      SNLI and MNLI as triples (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512.
 
 The paper does not name the model of this table. Its score at 0.05 is that of supervised SimCSE in

@@ -1,4 +1,6 @@
-"""Unsupervised and supervised SimCSE on the transfer tasks, with and without masked LM (SimCSE Table E.1).
+"""SimCSE on the transfer tasks, with and without masked LM (SimCSE Table E.1).
+
+It is unsupervised in some rows and supervised in others.
 
 Command:   diffcse study --config simcse_transfer
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch. Supervised rows read triples of

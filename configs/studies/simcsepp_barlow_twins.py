@@ -1,4 +1,4 @@
-"""SimCSE with Barlow Twins and artificial rows against its rank bottleneck, BERT-base (after SimCSE++ Table 2).
+"""SimCSE with Barlow Twins against its rank bottleneck, BERT-base (after SimCSE++ Table 2).
 
 Command:   diffcse study --config simcsepp_barlow_twins
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.

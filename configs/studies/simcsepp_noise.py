@@ -1,4 +1,4 @@
-"""SimCSE with more and with less noise in positives and in negatives, BERT-base (after SimCSE++ Table 1).
+"""SimCSE with more and with less noise in its pairs, BERT-base (after SimCSE++ Table 1).
 
 Command:   diffcse study --config simcsepp_noise
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.

@@ -80,7 +80,8 @@ def serve(options: DemoOptions) -> None:
     """Index a text with each model and serve its search page until Ctrl-C."""
     if options.against == options.model:
         raise ConfigError(
-            f"--against {options.against} is the same as --model. Name another model, or leave --against out"
+            f"--against {options.against} is the same as --model. Name another model, or leave "
+            "--against out"
         )
     folder = expand_path(options.source)
     if options.source != STDIN and (is_index(folder) or find_store(folder)):
@@ -153,7 +154,8 @@ class SearchServer(ThreadingHTTPServer):
         except (OSError, OverflowError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose another --port, or 0"
+                f"--host {address[0]} --port {address[1]}: cannot listen there: {reason}. Choose "
+                "another --port, or 0"
             ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -170,9 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, values = self._answer()
         page = {"query": "", "hits": None, "problem": "", "milliseconds": 0.0} | values
-        body = render(
-            "demo.html.j2", corpus=self.server.page, longest_query=LONGEST_QUERY, **page
-        ).encode()
+        page |= {"corpus": self.server.page, "longest_query": LONGEST_QUERY}
+        body = render("demo.html.j2", **page).encode()
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

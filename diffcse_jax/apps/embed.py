@@ -201,7 +201,8 @@ def embed(
             for folder in (output, state_of(output)):
                 folder.mkdir(parents=True, exist_ok=True)
             with lock(state_of(output) / ".lock", wait=True):
-                # those of other processes, too: `search` warns of what is not finished
+                # Inputs of other processes are also listed, because `search` warns of what is not
+                # finished.
                 for path in paths:
                     if not input_state(output, path).exists():
                         job.write_state(path)
@@ -211,7 +212,7 @@ def embed(
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
     log_line(f"{who}embedded {job.embedded:,} texts into {output}", on_all=True)
-    # waits for all, because the first one to exit would end the others
+    # Every process waits for all, because the first one to exit would end the others.
     hosts.decided_by_first(lambda: None)
 
 
@@ -220,7 +221,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     found: dict[str, str] = {}
     for pattern in map(os.path.expanduser, patterns):
         is_pattern = glob.has_magic(pattern) and not os.path.exists(pattern)
-        # a missing file is reported when it is opened
+        # A missing file is reported when it is opened.
         matches = glob.glob(pattern) if is_pattern else [pattern]
         if not matches:
             raise DataError(
@@ -229,7 +230,8 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
         for path in matches:
             if (other := found.setdefault(Path(path).name, path)) != path:
                 raise DataError(
-                    f"--input: {other} and {path} have the same name, also for output: use two folders"
+                    f"--input: {other} and {path} have the same name, also for output: use two "
+                    "folders"
                 )
     return [found[name] for name in sorted(found)]
 

@@ -1,4 +1,7 @@
-"""Write a checkpoint to pre-train: random weights with a new vocabulary, or the first blocks of another checkpoint."""
+"""Write a checkpoint to pre-train.
+
+It has random weights and a new vocabulary, or the first blocks of another checkpoint.
+"""
 
 import collections
 import dataclasses
@@ -54,7 +57,8 @@ def init(options: InitOptions) -> Path:
     """
     if bool(options.inputs) == bool(options.model):
         raise ConfigError(
-            "give --input for a new model of random weights, or --model to keep blocks of a checkpoint"
+            "give --input for a new model of random weights, or --model to keep blocks of a "
+            "checkpoint"
         )
     if STDIN in options.inputs:
         raise ConfigError(
@@ -77,8 +81,8 @@ def init(options: InitOptions) -> Path:
     )
     head = "with" if checkpoint.mlm_head else "without"
     log_line(
-        f"{sizes.num_blocks} blocks of {sizes.hidden_size}, {sizes.vocab_size:,} tokens, {head} a masked-LM head: "
-        f"{numbers:,} parameters, SHA-256 {checkpoint.digest()[:16]}"
+        f"{sizes.num_blocks} blocks of {sizes.hidden_size}, {sizes.vocab_size:,} tokens, {head} a "
+        f"masked-LM head: {numbers:,} parameters, SHA-256 {checkpoint.digest()[:16]}"
     )
     return output
 
@@ -87,7 +91,10 @@ def init(options: InitOptions) -> Path:
 
 
 def first_blocks(options: InitOptions) -> hf.Pretrained:
-    """Return the checkpoint `options.model` with its first blocks, its embeddings, and its masked-LM head if any."""
+    """Return the checkpoint `options.model` with its first blocks only.
+
+    It keeps its embeddings and, if it has one, its masked-LM head.
+    """
     for name in ("hidden_size", "heads", "vocabulary_size"):
         if getattr(options, name):
             raise ConfigError(
@@ -127,9 +134,9 @@ def _cut(name: str, value: Any, blocks: int) -> Any:
 
 
 def random_weights(options: InitOptions, folder: Path) -> hf.Pretrained:
-    """Return a BERT of these sizes, initialised as BERT's authors do, with a vocabulary learnt from text.
+    """Return a BERT of these sizes, with a vocabulary learnt from text.
 
-    The tokenizer is written to the folder.
+    It is initialised as BERT's authors do. The tokenizer is written to the folder.
     """
     hidden_size = options.hidden_size or 256
     vocabulary = learn_vocabulary(options.inputs, options.vocabulary_size or 8192)
@@ -163,7 +170,10 @@ def random_weights(options: InitOptions, folder: Path) -> hf.Pretrained:
 
 
 def learn_vocabulary(inputs: tuple[str, ...], size: int) -> dict[str, int]:
-    """Learn a lower-cased WordPiece vocabulary (Schuster and Nakajima 2012) and return the tokens' numbers."""
+    """Learn a WordPiece vocabulary, and return the tokens' numbers.
+
+    It is lower-cased (Schuster and Nakajima 2012).
+    """
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -174,7 +184,8 @@ def learn_vocabulary(inputs: tuple[str, ...], size: int) -> dict[str, int]:
     alphabet = sorted([each for each in common if not each.isspace()][:MOST_CHARACTERS])
     if size < (least := len(SPECIAL) + 2 * len(alphabet)):
         raise ConfigError(
-            f"--vocabulary_size={size}: the text has {len(alphabet)} characters. Give {least} or more"
+            f"--vocabulary_size={size}: the text has {len(alphabet)} characters. Give {least} or "
+            "more"
         )
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=size,

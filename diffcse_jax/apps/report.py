@@ -1,4 +1,7 @@
-"""The report: an HTML page about a run, which works offline, with searches before and after training."""
+"""The report: an HTML page about a run, with searches before and after training.
+
+It works offline.
+"""
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +56,10 @@ def write_report(model: str, output: str = "") -> Path:
 
 
 class Sample(NamedTuple):
-    """Text to search: pairs of a query and the text that it should find, or single texts, each twice."""
+    """Text to search: pairs of a query and the text that it should find, or single texts.
+
+    Each single text is there twice.
+    """
 
     about: str  # what the pairs are, in words
     pairs: Sequence[tuple[str, str]]
@@ -61,7 +67,10 @@ class Sample(NamedTuple):
 
 
 class Search(NamedTuple):
-    """A query, the text that belongs to it (empty if unknown), and the best hits by encoder, with their cosines."""
+    """A query, the text that belongs to it (empty if unknown), and each encoder's best hits.
+
+    Hits have their cosines.
+    """
 
     query: str
     wanted: str
@@ -113,7 +122,10 @@ def suggested_task(config: Config) -> str:
 
 
 def sample_of(config: Config) -> Sample:
-    """Return pairs of a run's dev metric, or general sentences if it has none or they are not on this machine."""
+    """Return pairs of a run's dev metric, or general sentences.
+
+    Sentences are returned if the metric has no pairs, or if they are not on this machine.
+    """
 
     def training_sentences() -> Iterator[str]:
         name = config.data.train_file

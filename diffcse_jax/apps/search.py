@@ -39,7 +39,7 @@ LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 
-# loads the encoder, by default the recorded one
+# Loads the encoder, by default the recorded one.
 Load = Callable[[EncoderRecord | None], SentenceEncoder]
 
 
@@ -69,7 +69,7 @@ class SearchOptions:
     strict: bool = False
 
     def given(self) -> dict[str, Any]:
-        """Return those options that fix how an index is built, by their names in `IndexSettings`."""
+        """Return the options that fix how an index is built, by their names in `IndexSettings`."""
         named = {
             "mode": self.mode,
             "language": self.language,
@@ -157,7 +157,8 @@ def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
     ]
     if flags:
         raise ConfigError(
-            f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the text"
+            f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the "
+            "text"
         )
 
 
@@ -182,7 +183,8 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
         mode, weight = recommended(options.model if is_free else None)
         if mode != "dense":
             log_line(
-                f"notice: {options.model} recommends --mode {mode}. --mode dense compares embeddings only"
+                f"notice: {options.model} recommends --mode {mode}. --mode dense compares "
+                "embeddings only"
             )
         given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
     settings = IndexSettings(**given, id_column=options.id_column)
@@ -210,7 +212,8 @@ def _check_threshold(options: SearchOptions, mode: str) -> None:
     """Raise `ConfigError` before texts are encoded, which may take hours."""
     if options.threshold is not None and mode == "hybrid":
         raise ConfigError(
-            f"--threshold {options.threshold:g}: hybrid scores have no fixed scale. Give --mode dense or lexical"
+            f"--threshold {options.threshold:g}: hybrid scores have no fixed scale. Give --mode "
+            "dense or lexical"
         )
 
 
@@ -250,7 +253,10 @@ def _give_encoder(index: Index, options: SearchOptions, load: Load) -> None:
     except UserError as error:
         what = options.model or "this model"
         advice = "" if options.model else " Name the model with --model"
-        problem = f"{index.name} holds embeddings of {there}, and {what} cannot be loaded: {error}{advice}"
+        problem = (
+            f"{index.name} holds embeddings of {there}, and {what} cannot be loaded: "
+            f"{error}{advice}"
+        )
         raise type(error)(problem) from error
     index.use(encoder)
 

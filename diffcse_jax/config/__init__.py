@@ -1,4 +1,7 @@
-"""The configuration of a run: one static tree of dataclasses, its keys, its checks, its files and its overrides."""
+"""The configuration of a run: one static tree of dataclasses.
+
+This module has its keys, its checks, its files and its overrides.
+"""
 
 import ast
 import collections
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
     import ml_collections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
-# the group of entry points under which other packages offer losses
+# The group of entry points under which other packages offer losses.
 ENTRY_POINTS = "diffcse_jax.losses"
 TASKS = "finetune.tasks."  # groups of keys, whose names users choose, begin with this
 CLASS = ".class"  # ends the key that names the class of a loss which was given to `train`
@@ -63,7 +66,10 @@ OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")  # dev metrics on the
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The whole configuration of a run. To add a loss, add its file to `losses/` and one line here."""
+    """The whole configuration of a run.
+
+    To add a loss, add its file to `losses/` and one line here.
+    """
 
     model: ModelConfig = ModelConfig()
     generator: GeneratorOptions = GeneratorOptions()
@@ -80,8 +86,8 @@ class Config:
     )
     distributed: bool = option(
         False,
-        "start JAX's multi-host runtime first, which detects TPU pods, GKE, Slurm and Open MPI; elsewhere set "
-        "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
+        "start JAX's multi-host runtime first, which detects TPU pods, GKE, Slurm and Open MPI; "
+        "elsewhere set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
         changes="nothing",
     )
     # The losses, in alphabetical order. `diffcse_variants` also adds edits and predictions to the
@@ -128,7 +134,7 @@ class Config:
             key: value for key, value in given.items() if key.removesuffix(CLASS) not in classes
         }
         known = known_keys(given, classes)
-        # the given options of each group
+        # The given options of each group.
         groups = collections.defaultdict[str, dict[str, Any]](dict)
         for key, value in given.items():
             group, _, name = key.rpartition(".")
@@ -221,7 +227,10 @@ class Config:
 
     @property
     def generator_is_start(self) -> bool:
-        """True if the generator is the encoder's own checkpoint, which then needs a masked-LM head."""
+        """True if the generator is the encoder's own checkpoint.
+
+        That checkpoint then needs a masked-LM head.
+        """
         return self.needs("generator") and self.generator.name_or_path == START_AS_TEACHER
 
     @property
@@ -231,7 +240,10 @@ class Config:
 
     @property
     def keeps_mlm_head(self) -> bool:
-        """True if a masked-LM head is trained whose decoder is the word embeddings, as checkpoints store it."""
+        """True if a masked-LM head is trained whose decoder is the word embeddings.
+
+        Checkpoints store the decoder in this way.
+        """
         return "mlm" in self.losses and self.mlm.tied
 
     @property
@@ -274,12 +286,13 @@ def _check_class(name: str, path: str, loss: Any) -> None:
     for field in dataclasses.fields(loss):
         if "doc" not in field.metadata:
             raise ConfigError(
-                f"the loss {name} ({path}): declare {field.name} with diffcse_jax.losses.option(...)"
+                f"the loss {name} ({path}): declare {field.name} with "
+                "diffcse_jax.losses.option(...)"
             )
 
 
 def settings_of(losses: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys and values of losses that were given to `train`, with the classes that they are of.
+    """Return the keys and values of losses that were given to `train`, with their classes.
 
     Raises:
         ConfigError: A name is taken, or a later process could not find a class.
@@ -289,11 +302,13 @@ def settings_of(losses: Mapping[str, Any]) -> dict[str, Any]:
     for name, loss in losses.items():
         if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise ConfigError(
-                f"losses: {name!r} is taken or is not a word of lower-case letters. Choose another name"
+                f"losses: {name!r} is taken or is not a word of lower-case letters. Choose another "
+                "name"
             )
         if not (isinstance(loss, Loss) and dataclasses.is_dataclass(loss)):
             raise ConfigError(
-                f"losses[{name!r}]: expected an instance of a dataclass that extends Loss, got {loss!r}"
+                f"losses[{name!r}]: expected an instance of a dataclass that extends Loss, got "
+                f"{loss!r}"
             )
         if loss.active() is None:
             raise ConfigError(
@@ -315,8 +330,9 @@ def class_path(loss: Loss) -> str:
     path = f"{kind.__module__}:{kind.__qualname__}"
     if _class_at(path) is not kind:
         raise ConfigError(
-            f"the class {path} of a loss cannot be found by its name, so training could not resume. Define it at the "
-            "top level of a module or notebook, and create the loss after that"
+            f"the class {path} of a loss cannot be found by its name, so training could not "
+            "resume. Define it at the top level of a module or notebook, and create the loss after "
+            "that"
         )
     return path
 
@@ -332,7 +348,7 @@ def _class_at(path: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class AbsentLoss(Loss):
-    """Stands for a loss whose class is not found, in the configuration of a run that is only read."""
+    """Stands for a loss whose class is not found, in a configuration that is only read."""
 
     weight: float = option(0.0, "weight of a loss whose class is not found here", low=0.0)
 
@@ -359,8 +375,8 @@ def named_classes(given: Mapping[str, Any], *, for_reading: bool = False) -> dic
         kind = _class_at(str(path)) or (AbsentLoss if for_reading else None)
         if kind is None:
             raise ConfigError(
-                f"this run trains the loss {name} of the class {path}, which is not found here. Start it from the "
-                "script, notebook or folder that defines this class"
+                f"this run trains the loss {name} of the class {path}, which is not found here. "
+                "Start it from the script, notebook or folder that defines this class"
             )
         _check_class(name, str(path), kind)
         found[name] = kind
@@ -393,10 +409,13 @@ def known_keys(
 
 
 def _nearest_key(key: str) -> str:
-    """Return the known key that is nearest to an unknown one, or an empty string if none is near."""
+    """Return the known key that is nearest to an unknown one.
+
+    If none is near, it is an empty string.
+    """
     keys = [*known_keys([key])]
     group, dot, name = key.rpartition(".")
-    # the names of papers and of other programs
+    # The names in papers and in other programs.
     name = {"lambda": "weight", "lr": "learning_rate"}.get(name, name)
     meant = f"{group}{dot}{name}"
     near = [known for known in keys if known == meant or known.startswith(f"{meant}.")]
@@ -412,14 +431,20 @@ def unknown_key_message(key: str) -> str:
 
 
 def machine_keys() -> frozenset[str]:
-    """Return the keys that change no result: where and how fast a run is computed, and what it logs."""
+    """Return the keys that change no result.
+
+    They say where and how fast a run is computed, and what it logs.
+    """
     return frozenset(
         key for key, field in known_keys().items() if field.metadata["changes"] == "nothing"
     )
 
 
 def resume_keys(config: Config) -> frozenset[str]:
-    """Return the keys that may change when a run is resumed, because the trained parameters do not depend on them."""
+    """Return the keys that may change when a run is resumed.
+
+    The trained parameters do not depend on them.
+    """
     classes = {name: type(loss) for name, loss in config.installed.items()}
     keys = known_keys(None, classes)
     return frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
@@ -429,7 +454,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values by dotted key: `{"model.pooler": "cls", ...}`."""
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        # an empty table is a leaf
+        # An empty table is a leaf.
         group = flat(value) if isinstance(value, Mapping) and value else None
         leaves |= (
             {name: value}
@@ -449,7 +474,10 @@ def _item_type(field: dataclasses.Field) -> tuple[type, bool]:
 
 
 def _check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
-    """Return a value in the type of its field, or raise a `ConfigError` if the field does not accept it."""
+    """Return a value in the type of its field.
+
+    Raise a `ConfigError` if the field does not accept it.
+    """
     kind, is_tuple = _item_type(field)
     if is_tuple and not isinstance(value, (tuple, list)):
         raise ConfigError(
@@ -476,7 +504,10 @@ def _check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
 
 
 def _read_value(key: str, text: str, field: dataclasses.Field) -> Any:
-    """Return the value that a text on the command line stands for, such as `3e-5`, `true`, `(0.1,)` or `0.1`."""
+    """Return the value that a text on the command line stands for.
+
+    Examples are `3e-5`, `true`, `(0.1,)` and `0.1`.
+    """
     kind, is_tuple = _item_type(field)
     value: Any = text
     if kind is bool:
@@ -510,7 +541,10 @@ def default_config() -> "ml_collections.ConfigDict":
 
 
 def shipped_config(name: str) -> "ml_collections.ConfigDict":
-    """Return the configuration of `configs/NAME.py`, for files that change a few keys of another one."""
+    """Return the configuration of `configs/NAME.py`.
+
+    It is for files that change a few keys of another one.
+    """
     return runpy.run_path(str(SHIPPED / f"{name}.py"))["get_config"]()
 
 
@@ -537,8 +571,8 @@ def _read(path: Path, given: str) -> dict[str, Any]:
         near = difflib.get_close_matches(Path(given).stem, known, n=1)
         meant = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
-            f"--config: {given!r} is neither a file nor the name of a configuration.{meant} Known names: "
-            f"{', '.join(known)}."
+            f"--config: {given!r} is neither a file nor the name of a configuration.{meant} Known "
+            f"names: {', '.join(known)}."
         )
     try:
         functions = runpy.run_path(str(path))
@@ -562,7 +596,10 @@ def _read(path: Path, given: str) -> dict[str, Any]:
 def read_overrides(
     arguments: Iterable[str], flag: str = "config", others: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the values of arguments `--FLAG.KEY=VALUE`, by key. `others` are the command's own options, for advice."""
+    """Return the values of arguments `--FLAG.KEY=VALUE`, by key.
+
+    `others` are the command's own options, for advice.
+    """
     values: dict[str, Any] = {}
     following = iter(arguments)
     for argument in following:
@@ -595,12 +632,16 @@ def _contradictions(config: Config) -> Iterator[str]:
     train = config.train
     if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:
         yield (
-            f"train.batch_size={train.batch_size} can only be cut into equal chunks of {size} sentences, far below "
-            f"train.chunk_size={train.chunk_size}. Choose two numbers with a common divisor, or train.chunk_size=0"
+            f"train.batch_size={train.batch_size} can only be cut into equal chunks of {size} "
+            f"sentences, far below train.chunk_size={train.chunk_size}. Choose two numbers with a "
+            "common divisor, or train.chunk_size=0"
         )
     if not config.losses:
         names = [name for name, group in vars(Config()).items() if isinstance(group, Loss)]
-        yield f"nothing to train: the losses {', '.join([*names, *config.installed])} all have weight 0"
+        yield (
+            f"nothing to train: the losses {', '.join([*names, *config.installed])} all have "
+            "weight 0"
+        )
     if not config.needs("vectors"):
         yield from _contradictions_of_single_views(config)
     yield from _dev_contradictions(config)
@@ -608,7 +649,7 @@ def _contradictions(config: Config) -> Iterator[str]:
 
 
 def _contradictions_of_networks(config: Config) -> Iterator[str]:
-    """Yield what is wrong with the pooler, the projector, the generator and the sizes of embeddings."""
+    """Yield what is wrong with the pooler, the projector, the generator and embedding sizes."""
     model, matryoshka = config.model, config.matryoshka
     if not model.projector_train_only and (
         model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)
@@ -616,10 +657,16 @@ def _contradictions_of_networks(config: Config) -> Iterator[str]:
         yield "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'"
     if config.trains_generator_head and config.generator.head_steps == 0:
         needing = " and ".join(config.settings_that_need("generator"))
-        yield f"{needing} needs a generator. Name one in generator.name_or_path, or set generator.head_steps > 0"
+        yield (
+            f"{needing} needs a generator. Name one in generator.name_or_path, or set "
+            "generator.head_steps > 0"
+        )
     if matryoshka.sizes and model.projector != "none" and not config.keeps_projector:
         dropped = f"model.projector={model.projector!r} is dropped when encoding"
-        yield f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use model.projector='none'"
+        yield (
+            f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use "
+            "model.projector='none'"
+        )
     if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
         yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
 
@@ -630,28 +677,46 @@ def _contradictions_of_data(config: Config) -> Iterator[str]:
     setting, needing_next = f"data.pairs={data.pairs!r}", config.settings_that_need("next_sentence")
     if second := SECOND_TEXTS.get(data.pairs):
         if needing_next:
-            yield f"{setting} makes {second} the positive, but {needing_next[0]} needs single sentences. Choose one"
+            yield (
+                f"{setting} makes {second} the positive, but {needing_next[0]} needs single "
+                "sentences. Choose one"
+            )
         if data.augmentation != "none":
-            changed = f"data.augmentation={data.augmentation!r} changes the second view of single sentences"
+            changed = (
+                f"data.augmentation={data.augmentation!r} changes the second view of single "
+                "sentences"
+            )
             yield f"{changed}, but with {setting} it is {second}. Choose one"
     needing_documents = needing_next + ([f"data.held_out={data.held_out}"] if data.held_out else [])
     if needing_documents and not data.reads_documents:
-        yield f"{needing_documents[0]} needs documents. Set data.pairs='dropout' for single sentences of documents"
+        yield (
+            f"{needing_documents[0]} needs documents. Set data.pairs='dropout' for single "
+            "sentences of documents"
+        )
     if data.augmentation == "synonyms" and not data.synonyms_file:
-        yield "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, tab-separated"
+        yield (
+            "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its "
+            "synonyms, tab-separated"
+        )
 
 
 def _contradictions_of_single_views(config: Config) -> Iterator[str]:
     """Yield what is wrong with pairs and second views in a run whose losses compare no texts."""
     data, training = config.data, " and ".join(config.losses)
     if data.pairs in ("lead", "neighbours", "crops"):
-        yield f"data.pairs={data.pairs!r} makes pairs, but {training} compares no texts. Use 'passages' or 'columns'"
+        yield (
+            f"data.pairs={data.pairs!r} makes pairs, but {training} compares no texts. Use "
+            "'passages' or 'columns'"
+        )
     if data.augmentation != "none":
-        yield f"data.augmentation={data.augmentation!r} changes second views, but {training} compares no texts"
+        yield (
+            f"data.augmentation={data.augmentation!r} changes second views, but {training} "
+            "compares no texts"
+        )
 
 
 def _dev_contradictions(config: Config) -> Iterator[str]:
-    """Yield what is wrong with dev metrics: unknown names, and data that they need but do not have."""
+    """Yield what is wrong with dev metrics: unknown names, and missing data that they need."""
     options = config.eval
     missing: dict[str, str] = {}  # what metrics need and do not have
     if not options.pairs_file:
@@ -677,6 +742,9 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
         for metric in metrics:
             kind, _, path = metric.partition(":")
             if metric not in DEV_METRICS and not (path and kind in kinds_with_path):
-                yield f"eval.{key}: {metric!r} is not one of {', '.join((*DEV_METRICS, *OWN_METRICS))}"
+                yield (
+                    f"eval.{key}: {metric!r} is not one of "
+                    f"{', '.join((*DEV_METRICS, *OWN_METRICS))}"
+                )
             if metric in missing:
                 yield f"eval.{key}={metric!r} needs {missing[metric]}"

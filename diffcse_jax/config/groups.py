@@ -1,8 +1,8 @@
-"""The groups of keys that every run has: each key once, with its type, default, range and description.
+"""The groups of keys that every run has.
 
-The defaults are the published DiffCSE run of BERT-base for STS (Chuang et al. 2022, Table 12), in
-the form of the authors' code where it differs from the paper. The groups of losses are the losses
-themselves (`losses/`).
+Each key is here once, with its type, default, range and description. The defaults are the published
+DiffCSE run of BERT-base for STS (Chuang et al. 2022, Table 12), in the form of the authors' code
+where it differs from the paper. The groups of losses are the losses themselves (`losses/`).
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ SWITCH = ("auto", "on", "off")
 DEFAULT_SEED = 42
 SEEDED = ("heads", "order", "dropout")  # what a seed determines
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
-# metrics that need held-out documents
+# Metrics that need held-out documents.
 OF_DOCUMENTS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval")
 HELD_OUT_METRICS = (*OF_DOCUMENTS, "halves_retrieval")  # without labels
 MASKED_ACCURACY = "masked_accuracy"
@@ -40,18 +40,20 @@ class ModelConfig:
     )
     pooler: str = option(
         "cls",
-        "how hidden states become the sentence embedding: position 0 of the last layer (`cls`, `cls_before_pooler`); "
-        "the mean over tokens of the last layer (`avg`), of the last two (`avg_top2`), of the embedding output and the "
-        "last (`avg_first_last`), or of the first block and the last (`avg_first_block_last`); `max`, "
-        "`mean_sqrt_len_tokens`, `weightedmean`, `lasttoken` as in sentence-transformers; several joined by `+`; "
-        "`own`: the one that the checkpoint records, or else `avg`",
+        "how hidden states become the sentence embedding: position 0 of the last layer (`cls`, "
+        "`cls_before_pooler`); the mean over tokens of the last layer (`avg`), of the last two "
+        "(`avg_top2`), of the embedding output and the last (`avg_first_last`), or of the first "
+        "block and the last (`avg_first_block_last`); `max`, `mean_sqrt_len_tokens`, "
+        "`weightedmean`, `lasttoken` as in sentence-transformers; several joined by `+`; `own`: "
+        "the one that the checkpoint records, or else `avg`",
         choices=(*POOLERS, OWN_POOLER),
         also=is_pooler,
         aliases=OTHER_NAMES,
     )
     projector: str = option(
         "batchnorm",
-        "head between embedding and losses: `mlp` (dense + tanh, SimCSE) or `batchnorm` (DiffCSE appendix A)",
+        "head between embedding and losses: `mlp` (dense + tanh, SimCSE) or `batchnorm` (DiffCSE "
+        "appendix A)",
         choices=("none", "mlp", "batchnorm"),
     )
     projector_train_only: bool = option(
@@ -59,8 +61,8 @@ class ModelConfig:
     )
     hidden_dropout: tuple[float, ...] = option(
         (0.1,),
-        "dropout rate of hidden states: one for embeddings and all blocks, or one per block, with which the embedding "
-        "layer keeps the checkpoint's rate",
+        "dropout rate of hidden states: one for embeddings and all blocks, or one per block, with "
+        "which the embedding layer keeps the checkpoint's rate",
         low=0.0,
         high=0.99,
     )
@@ -72,7 +74,8 @@ class ModelConfig:
     )
     dropout_masks: str = option(
         "independent",
-        "dropout masks of views: `shared` makes views of the same text equal (SimCSE Table 3, `Fixed 0.1`)",
+        "dropout masks of views: `shared` makes views of the same text equal (SimCSE Table 3, "
+        "`Fixed 0.1`)",
         choices=("independent", "shared"),
     )
 
@@ -83,36 +86,40 @@ class DataConfig:
 
     train_file: str = option(
         "wiki1m",
-        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a folder, or a pattern such "
-        "as `shards/*.txt.gz`, of files of one kind; a folder of ArrayRecord shards; for documents also markdown, "
-        "html, rst and pdf; `wiki1m` (Wikipedia sentences of the hub) or `docstrings` (of installed Python packages)",
+        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a "
+        "folder, or a pattern such as `shards/*.txt.gz`, of files of one kind; a folder of "
+        "ArrayRecord shards; for documents also markdown, html, rst and pdf; `wiki1m` (Wikipedia "
+        "sentences of the hub) or `docstrings` (of installed Python packages)",
     )
     columns: tuple[str, ...] = option(
         (),
-        "columns or keys to read: sentence [, positive [, hard negatives]]; empty: the only one, or those "
-        "named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, hard_neg, ...",
+        "columns or keys to read: sentence [, positive [, hard negatives]]; empty: the only one, "
+        "or those named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, "
+        "hard_neg, ...",
     )
     pairs: str = option(
         "columns",
-        "sentence and positive: the `columns` of the text (a single one is its own positive); or, of documents (text "
-        "between blank lines, a line, a row with title and text, a file of a folder, or a docstring): "
-        "`dropout`, a sentence twice (SimCSE); `lead`, the title or first sentence and the rest; `neighbours`, a "
-        "sentence and the next one; `passages`, about data.max_length tokens of whole sentences and the next ones; "
-        "`crops`, two random spans, new in each epoch (Contriever)",
+        "sentence and positive: the `columns` of the text (a single one is its own positive); or, "
+        "of documents (text between blank lines, a line, a row with title and text, a file of a "
+        "folder, or a docstring): `dropout`, a sentence twice (SimCSE); `lead`, the title or first "
+        "sentence and the rest; `neighbours`, a sentence and the next one; `passages`, about "
+        "data.max_length tokens of whole sentences and the next ones; `crops`, two random spans, "
+        "new in each epoch (Contriever)",
         choices=("columns", "dropout", *SECOND_TEXTS),
     )
     held_out: float = option(
         0.0,
-        "share of the documents, chosen by a hash of their text, that is kept out of training for dev metrics; their "
-        "text is also removed from other documents. If that is fewer than 25 documents, 25 are kept out, unless 25 are "
-        "more than half of all",
+        "share of the documents, chosen by a hash of their text, that is kept out of training for "
+        "dev metrics; their text is also removed from other documents. If that is fewer than 25 "
+        "documents, 25 are kept out, unless 25 are more than half of all",
         low=0.0,
         high=0.5,
     )
     cloze: float = option(
         0.0,
-        "with `lead`: share of the passages without a title or first sentence that an epoch uses, each paired with a "
-        "window of 5 to 25 words that is taken out of it (inverse cloze, Lee et al. 2019); 0: such text is left out",
+        "with `lead`: share of the passages without a title or first sentence that an epoch uses, "
+        "each paired with a window of 5 to 25 words that is taken out of it (inverse cloze, Lee et "
+        "al. 2019); 0: such text is left out",
         low=0.0,
         high=1.0,
     )
@@ -121,9 +128,10 @@ class DataConfig:
     )
     augmentation: str = option(
         "none",
-        "change of the second view of single sentences (SimCSE Table 1): `crop`, `word_deletion` and `mlm` (the "
-        "generator fills masked tokens), by data.augmentation_ratio; `delete_one_word`; `synonyms` replaces one "
-        "word, by data.synonyms_file; `none`: only dropout",
+        "change of the second view of single sentences (SimCSE Table 1): `crop`, `word_deletion` "
+        "and `mlm` (the generator fills masked tokens), by data.augmentation_ratio; "
+        "`delete_one_word`; `synonyms` replaces one word, by data.synonyms_file; `none`: only "
+        "dropout",
         choices=("none", "crop", "word_deletion", "delete_one_word", "synonyms", "mlm"),
     )
     augmentation_ratio: float = option(
@@ -137,23 +145,24 @@ class DataConfig:
     )
     prompts: tuple[str, ...] = option(
         (),
-        "text in front of each sentence, for all columns or one for each: the name of a prompt that the starting "
-        "checkpoint records, a prompt itself such as 'query: ', or `none`; empty: its prompt of queries for the first "
-        "column and that of documents for the others, and one prompt where both views are of one kind",
+        "text in front of each sentence, for all columns or one for each: the name of a prompt "
+        "that the starting checkpoint records, a prompt itself such as 'query: ', or `none`; "
+        "empty: its prompt of queries for the first column and that of documents for the others, "
+        "and one prompt where both views are of one kind",
     )
     max_length: int = option(
         32, "tokens per sentence, with [CLS], [SEP] and the prompt; longer ones are cut", low=3
     )
     on_bad_line: str = option(
         "skip",
-        "files that cannot be read, and lines that are empty, contain NUL bytes or have a wrong number of fields: "
-        "`skip` them and say how many, or `error`",
+        "files that cannot be read, and lines that are empty, contain NUL bytes or have a wrong "
+        "number of fields: `skip` them and say how many, or `error`",
         choices=("skip", "error"),
     )
     language: tuple[str, ...] = option(
         (),
-        "languages of the text for the model card, as codes such as 'de'; empty: the card of a trained model names "
-        "none, unless the text is `wiki1m` or `docstrings`",
+        "languages of the text for the model card, as codes such as 'de'; empty: the card of a "
+        "trained model names none, unless the text is `wiki1m` or `docstrings`",
         changes="selection",
     )
     cache_dir: str = option(
@@ -173,8 +182,9 @@ class TrainConfig:
     batch_size: int = option(64, "sentences per step, over all devices and hosts", low=2)
     chunk_size: int = option(
         0,
-        "largest number of sentences (over all devices) that the networks see at once. A batch is cut into as few "
-        "equal chunks as possible: less memory, a second forward pass, the same loss and gradients; 0: off",
+        "largest number of sentences (over all devices) that the networks see at once. A batch is "
+        "cut into as few equal chunks as possible: less memory, a second forward pass, the same "
+        "loss and gradients; 0: off",
         low=0,
     )
     packing: str = option(
@@ -245,13 +255,15 @@ class EvalConfig:
     )
     metric: str = option(
         "stsb_spearman",
-        "dev metric that selects the checkpoint to export: `stsb_spearman`; `average_spearman` of eval.tasks; "
-        "`pairs_spearman` of eval.pairs_file (rows of score, sentence, sentence); `pairs_retrieval` of eval.pairs_file "
-        "(rows of two texts; mean reciprocal rank of the second, given the first); the same for up to 1,000 pairs of "
-        "held-out documents: `mixed_retrieval` (titles; sentences, windows and the longest words of passages), "
-        "`lead_retrieval` (title or first sentence, and the rest), `neighbours_retrieval` (a sentence and the next "
-        "one), `halves_retrieval` (of a sentence); `retrieval:FOLDER`, nDCG@10 of a search collection; "
-        "`masked_accuracy`, share of the masked tokens of held-out documents that a masked LM recovers",
+        "dev metric that selects the checkpoint to export: `stsb_spearman`; `average_spearman` of "
+        "eval.tasks; `pairs_spearman` of eval.pairs_file (rows of score, sentence, sentence); "
+        "`pairs_retrieval` of eval.pairs_file (rows of two texts; mean reciprocal rank of the "
+        "second, given the first); the same for up to 1,000 pairs of held-out documents: "
+        "`mixed_retrieval` (titles; sentences, windows and the longest words of passages), "
+        "`lead_retrieval` (title or first sentence, and the rest), `neighbours_retrieval` (a "
+        "sentence and the next one), `halves_retrieval` (of a sentence); `retrieval:FOLDER`, "
+        "nDCG@10 of a search collection; `masked_accuracy`, share of the masked tokens of held-out "
+        "documents that a masked LM recovers",
     )
     beside: tuple[str, ...] = option(
         (), "metrics that are only logged: as eval.metric, or `pairs_retrieval:FILE`"
@@ -268,22 +280,24 @@ class EvalConfig:
     batch_size: int = option(64, "sentences per batch when encoding", low=1, changes="nothing")
     keep_start: bool = option(
         False,
-        "export the starting checkpoint, with its own pooler, unless a trained model is significantly better in "
-        "eval.metric (95 % interval of the gain above 0, over at least 20 documents; without documents, over at least "
-        "20 queries or pairs)",
+        "export the starting checkpoint, with its own pooler, unless a trained model is "
+        "significantly better in eval.metric (95 % interval of the gain above 0, over at least 20 "
+        "documents; without documents, over at least 20 queries or pairs)",
         changes="selection",
     )
     hold: tuple[str, ...] = option(
         (),
-        "document metrics in which the selected model must not be significantly worse than the starting checkpoint (95 "
-        "% interval below 0). With eval.keep_start such a model is not exported, otherwise it is reported",
+        "document metrics in which the selected model must not be significantly worse than the "
+        "starting checkpoint (95 % interval below 0). With eval.keep_start such a model is not "
+        "exported, otherwise it is reported",
         choices=HELD_OUT_METRICS,
         changes="selection",
     )
     interpolate: tuple[float, ...] = option(
         (),
-        "after training, score models with the weights (1 - a) start + a trained for each a given, and export the best "
-        "of them in place of the best checkpoint; trained weights alone are a = 1",
+        "after training, score models with the weights (1 - a) start + a trained for each a given, "
+        "and export the best of them in place of the best checkpoint; trained weights alone are a "
+        "= 1",
         low=0.01,
         high=1.0,
         changes="selection",
@@ -293,13 +307,14 @@ class EvalConfig:
     )
     guard: bool = option(
         False,
-        "also score general quality at each evaluation: Spearman on STS-B dev or, without it, agreement with the "
-        "starting checkpoint about the similarities of general sentences",
+        "also score general quality at each evaluation: Spearman on STS-B dev or, without it, "
+        "agreement with the starting checkpoint about the similarities of general sentences",
     )
     max_drop: float = option(
         0.0,
-        "largest allowed drop of general quality, in points (turns eval.guard on). Beyond it, training stops and the "
-        "checkpoint is not selected; with eval.interpolate, a model within the limit is selected; 0: any drop",
+        "largest allowed drop of general quality, in points (turns eval.guard on). Beyond it, "
+        "training stops and the checkpoint is not selected; with eval.interpolate, a model within "
+        "the limit is selected; 0: any drop",
         low=0.0,
     )
 

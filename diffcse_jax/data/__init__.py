@@ -1,1 +1,1 @@
-"""From text to batches: sources of sentences, the token store, and the feeding of the train step."""
+"""From text to batches: sources of sentences, the token store, and what feeds the train step."""

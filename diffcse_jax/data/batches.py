@@ -111,7 +111,10 @@ def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchSha
 
 
 class Shards(NamedTuple):
-    """The part of each global batch that one process feeds, in shards along the mesh's data axis."""
+    """The part of each global batch that one process feeds.
+
+    It is made of shards along the mesh's data axis.
+    """
 
     local: range = range(1)
     total: int = 1
@@ -126,44 +129,56 @@ class Packing(NamedTuple):
 
     chunks: int = 1  # parts that the networks compute one after the other
     anchors: bool = False  # also lay out the anchors alone, but not those of next sentences
-    # sixteenths of real positions; fuller batches keep their padding
+    # Sixteenths of real positions. Fuller batches keep their padding.
     fullest: int = STEPS_OF_SHARE - 1
 
 
 @dataclasses.dataclass(eq=False)
 class BatchSource:
-    """Random access to the batches of a run: a `Batch` of NumPy arrays with the rows of one process.
+    """Random access to the batches of a run, with the rows of one process.
 
-    The sentence of a single column becomes two views, which dropout or an augmentation makes
-    different, unless no loss compares views. All processes pad a batch to the smallest of the run's
-    lengths that holds the longest sentence of the global batch.
+    A batch is a `Batch` of NumPy arrays. The sentence of a single column becomes two views, which
+    dropout or an augmentation makes different, unless no loss compares views. All processes pad a
+    batch to the smallest of the run's lengths that holds the longest sentence of the global batch.
+
+    Attributes:
+        store: The examples.
+        batch_size: Examples in a batch, over all processes.
+        steps: The number of batches.
+        seed: Determines the order of the examples, together with the epoch.
+        pad_token_id: The token at padding.
+        shards: The part of each global batch to return.
+        packing: How batches are laid out. None: padding is computed as well.
+        next_sentence: Whether the last column is the next sentence and not a view.
+        augmentation: Changes second views, as a function of the seed and the batch's number.
+        prompt_tokens: Tokens at the start of the first column, which `augmentation` keeps.
+        labels: Labels by task, which are added to the batches.
+        compares_views: If false, a single column stays one view.
     """
 
     store: Examples
     _: dataclasses.KW_ONLY
-    batch_size: int  # examples over all processes
-    steps: int  # the number of batches
-    seed: int  # determines the order of the examples, together with the epoch
+    batch_size: int
+    steps: int
+    seed: int
     pad_token_id: int
-    # the part of each global batch to return
     shards: Shards = dataclasses.field(default_factory=Shards)
-    packing: Packing | None = None  # how batches are laid out; None: padding is also computed
-    next_sentence: bool = False  # the last column is the next sentence and not a view
-    # changes second views, as a function of the seed and the batch's number
+    packing: Packing | None = None
+    next_sentence: bool = False
     augmentation: Augmentation | None = None
-    prompt_tokens: int = 0  # at the start of the first column, which `augmentation` keeps
-    # by task: to add
+    prompt_tokens: int = 0
     labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)
-    compares_views: bool = True  # False: a single column stays one view
+    compares_views: bool = True
 
     def __post_init__(self) -> None:
         if self.batch_size % self.shards.total:
             raise ValueError(
-                f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards"
+                f"a batch of {self.batch_size} does not split evenly over {self.shards.total} "
+                "shards"
             )
         columns = list(range(len(self.store.columns)))
         views = columns[:-1] if self.next_sentence else columns
-        # a labelled sentence stays one view
+        # A labelled sentence stays one view.
         if len(views) == 1 and self.compares_views and not self.labels:
             views = views * 2
         # The columns of the views and, if there is one, the next sentence, which is repeated for
@@ -248,7 +263,10 @@ class BatchSource:
         return parts
 
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-        """Return the second views of a global batch, padded to the maximal length, and their lengths."""
+        """Return the second views of a global batch, and their lengths.
+
+        They are padded to the maximal length.
+        """
         assert self.augmentation is not None
         input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, 0)
         generator = np.random.Generator(
@@ -264,7 +282,10 @@ class BatchSource:
         return self.store.order(np.random.Generator(np.random.Philox([self.seed, epoch])))
 
     def _rows(self, index: int) -> Int[np.ndarray, " B"]:
-        """Return the examples of a global batch. The last, incomplete batch of an epoch is left out."""
+        """Return the examples of a global batch.
+
+        The last, incomplete batch of an epoch is left out.
+        """
         epoch, batch = divmod(index, len(self.store) // self.batch_size)
         with self._lock:  # one thread shuffles, the others wait for it
             order = self._order(epoch)

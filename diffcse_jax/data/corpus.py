@@ -69,7 +69,10 @@ class Corpus:
 
 
 def usable(texts: Sequence[str], place: Place, ledger: Ledger) -> tuple[str, ...] | None:
-    """Return texts without white space around them; None, with an entry in the ledger, if one is not usable."""
+    """Return texts without white space around them.
+
+    If one is not usable, make an entry in the ledger and return None.
+    """
     stripped = tuple(text.strip() for text in texts)
     reason = ""
     if not all(stripped):

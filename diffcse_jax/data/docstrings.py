@@ -1,7 +1,8 @@
-"""Docstrings of the standard library and of scientific packages, so that a first run needs no download.
+"""Docstrings of the standard library and of scientific packages.
 
-Source files are parsed, never imported. One function in ten is held out for evaluation: the summary
-and the rest of its docstring are a pair, and its sentences are left out of the corpus.
+A first run with them needs no download. Source files are parsed, never imported. One function in
+ten is held out for evaluation: the summary and the rest of its docstring are a pair, and its
+sentences are left out of the corpus.
 """
 
 import ast
@@ -59,7 +60,7 @@ MARKUP = (  # pattern and replacement
     (re.compile(r"``([^`]*)``"), r"\1"),
     (re.compile(r"`([^`<]*?)\s*(?:<[^`]*>)?`_{0,2}"), r"\1"),  # `name`, `text <target>`_
     (re.compile(r"\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*"), r"\1\2"),
-    # a citation used as a noun
+    # A citation that is used as a noun.
     (re.compile(r"\b(and|by|from|in|of|see|than|to|with)\s+\[[\w#*]+\]_"), UNFIT),
     (re.compile(r"\s*\[[\w#*]+\]_"), ""),
 )
@@ -78,15 +79,18 @@ class Docstring(NamedTuple):
 
 
 def docstring_sentences() -> Iterable[str]:
-    """Return the distinct sentences of 5 to 60 words, in an order that depends on the installed sources only."""
+    """Return the distinct sentences of 5 to 60 words.
+
+    Their order depends on the installed sources only.
+    """
     return dict.fromkeys(sentence for item in _docstrings()[0] for sentence in item.sentences)
 
 
 def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
-    """Return held-out pairs: the first sentence of a function's docstring, and up to 60 words of the rest.
+    """Return held-out pairs of the first sentence of a docstring and its rest.
 
-    A hash of the function's name chooses at most `limit` pairs. No half occurs twice or in
-    `docstring_sentences`.
+    The rest has up to 60 words. A hash of the function's name chooses at most `limit` pairs. No
+    half occurs twice or in `docstring_sentences`.
     """
     pairs = []
     for item in sorted(_docstrings()[1], key=lambda item: _hash(item.name)):
@@ -101,7 +105,10 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
 
 
 def docstring_documents() -> Documents:
-    """Return the docstrings that are not held out and have an English summary, without held-out sentences."""
+    """Return the docstrings that are not held out and have an English summary.
+
+    Held-out sentences are left out of them.
+    """
 
     def read(ledger: Ledger) -> Iterator[Document]:
         # Each text once, with the name of the last object that has it.
@@ -120,7 +127,7 @@ def docstring_fingerprint() -> str:
 
 @functools.cache
 def _docstrings() -> tuple[list[Docstring], list[Docstring]]:
-    """Return the docstrings for training, without held-out sentences, and those that are held out."""
+    """Return the docstrings for training, without held-out sentences, and the held-out ones."""
     training: list[Docstring] = []
     held_out: list[Docstring] = []
     for module, file in _source_files():
@@ -136,7 +143,10 @@ def _docstrings() -> tuple[list[Docstring], list[Docstring]]:
 
 
 def spans_of(docstring: str) -> list[str]:
-    """Split the running text, without markup, lists, tables, code, parameters and headings, into sentences."""
+    """Split the running text of a docstring into sentences.
+
+    Markup, lists, tables, code, parameters and headings are left out.
+    """
     spans, in_prose = [], True
     for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         lines = block.split("\n")
@@ -181,7 +191,10 @@ def _hash(name: str) -> int:
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:
-    """Yield module names and files of the standard library and of the installed packages, in sorted order."""
+    """Yield module names and source files, in sorted order.
+
+    They are those of the standard library and of the installed packages.
+    """
     roots = [("", Path(sysconfig.get_paths()["stdlib"]))]
     for package in PACKAGES:
         if (spec := importlib.util.find_spec(package)) and spec.origin:

@@ -20,7 +20,7 @@ from diffcse_jax.errors import counted
 BLOCK = 1 << 20  # bytes that are read at once
 SAMPLE = 1 << 16  # bytes from which an encoding is guessed
 BROKEN = "\ufffd"  # stands for what cannot be decoded
-# escapes in JSON, and characters of damaged strings
+# Escapes in JSON, and characters of damaged strings.
 HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 
 UTF8 = "utf-8"
@@ -41,7 +41,7 @@ OTHERS = (
     *("koi8-r", "koi8-u", "iso8859-2", "mac-roman", "cp850", "cp866"),
 )
 SEVERAL_BYTES = ("cp932", "cp949", "shift", "euc", "iso2022", "gb", "big5")  # how names begin
-# bytes beyond ASCII from which an encoding is guessed; with fewer, it is windows-1252
+# Bytes beyond ASCII from which an encoding is guessed. With fewer, it is windows-1252.
 FEWEST_BYTES = 3
 ASCII = bytes(range(128))
 LATIN = string.ascii_letters.encode() + b" "

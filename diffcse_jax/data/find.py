@@ -209,6 +209,5 @@ def fingerprint(source: Source, columns: Sequence[str] = ()) -> str:
     for folder in source.data_sets:
         files += sorted(file for file in folder.rglob("*") if file.is_file())
     parts = [f"{extension(file)} {sha256([file])}" for file in files]
-    return hashlib.sha256(
-        "\n".join([*parts, *columns]).encode(errors="surrogateescape")
-    ).hexdigest()
+    content = "\n".join([*parts, *columns]).encode(errors="surrogateescape")
+    return hashlib.sha256(content).hexdigest()

@@ -27,7 +27,10 @@ LONGEST_OBJECT = 1 << 28  # characters of a file with one object, which is read 
 ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
-EXPECTED = "A json file holds a list of objects or strings, one object with such a list, or an object on each line"
+EXPECTED = (
+    "A json file holds a list of objects or strings, one object with such a list, or an object on "
+    "each line"
+)
 
 
 class Value(NamedTuple):

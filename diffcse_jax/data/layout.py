@@ -1,4 +1,4 @@
-"""Which columns of a table hold the id, the title and the text, and the documents made of its rows."""
+"""Which columns of a table hold the id, the title and the text, and documents made of its rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -129,7 +129,10 @@ def _why_absent(values: Mapping[str, Any], column: str) -> str:
 
 
 def text_in(values: Mapping[str, Any], column: str | None) -> str | None:
-    """Return a value as text; None if there is no such column, or the value is missing or not text."""
+    """Return a value as text.
+
+    If there is no such column, or the value is missing or not text, it is None.
+    """
     if column is None:
         return None
     value = values.get(column)

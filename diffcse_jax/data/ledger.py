@@ -1,4 +1,4 @@
-"""The ledger of a source: everything that was there, what was read, and what was not, with the reason.
+"""The ledger of a source: what was there, what was read, and what was not, with the reason.
 
 Whatever reads text makes entries here, so that the numbers add up: each file that was found is
 either read or listed with a reason, and each text in a file is either kept or counted with a
@@ -102,10 +102,10 @@ class Ledger:
     unread: dict[str, Entry] = dataclasses.field(default_factory=dict)  # files, by reason
     texts: int = 0  # lines, rows or documents that were kept
     left_out: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the others, by reason
-    # by kind and outcome
+    # By kind and outcome.
     changed: dict[tuple[str, str], Entry] = dataclasses.field(default_factory=dict)
     made: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    # what was assumed or changed, each once
+    # What was assumed or changed, each note once.
     notes: dict[str, None] = dataclasses.field(default_factory=dict)
 
     def read_file(self) -> None:

@@ -22,16 +22,22 @@ from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import cache_folder, disk_errors, write_text
 
-EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
+EXPECTED = (
+    "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys "
+    "are columns"
+)
 LOOKED_AT = 1000  # dicts whose keys are collected
 
-# a sentence; a pair, triple, ...; columns by name
+# A sentence, a pair, a triple or more, or columns by name.
 Text = str | Sequence[str] | Mapping[str, object]
 
 
 def as_texts(given: Any) -> Iterable[Any]:
-    """Return the texts of an iterable, or the rows of a table (pandas, polars, pyarrow, datasets)."""
-    # polars; pyarrow
+    """Return the texts of an iterable, or the rows of a table.
+
+    Tables of pandas, polars, pyarrow and datasets are known.
+    """
+    # polars has the first method, and pyarrow the second.
     if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):
         return rows()
     if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
@@ -155,7 +161,7 @@ def _write(lines: Iterable[str], suffix: str) -> Path:
     """Write lines to a file in the cache folder, whose name is a hash of them."""
     text = "".join(f"{line}\n" for line in lines)
     path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}"
-    # several processes may write the same text
+    # Several processes may write the same text.
     partial = path.with_name(f"{os.getpid()}-{path.name}")
     instead = "set XDG_CACHE_HOME to another folder"
     with disk_errors(path.parent, safe="Nothing was started.", instead=instead):

@@ -35,10 +35,11 @@ LOOKED_AT_FILES = 10
 def open_documents_to_search(
     name: str | Path, option: str = "--input", *, columns: Sequence[str] = (), id_column: str = ""
 ) -> Documents:
-    """Open any text that a user may name; see `find_source`. Errors name the `option` that named it.
+    """Open any text that a user may name.
 
-    A line of a txt file is a document, and so is a row of a table, or another file. Of a table, the
-    known columns `title` and `text` are read, or else all columns of text.
+    See `find_source`. Errors name the `option` that named the text. A line of a txt file is a
+    document, and so is a row of a table, or another file. Of a table, the known columns `title` and
+    `text` are read, or else all columns of text.
 
     Args:
         name: A file, folder, pattern or known name, or `-` for the lines of standard input. The
@@ -218,7 +219,10 @@ def _prose(files: Sequence[Path], with_code: bool, ledger: Ledger) -> Iterator[D
 
 
 def _rows_of_files(opened: Sequence[tuple[Table, Layout]], ledger: Ledger) -> Iterator[Document]:
-    """Yield the rows of several tables as documents, of which those of two tables differ in their ids."""
+    """Yield the rows of several tables as documents.
+
+    The ids of rows of different tables differ.
+    """
     ids = IdsOfFiles()
     for table, layout in opened:
         for document in _rows(table, layout, ledger):

@@ -20,7 +20,7 @@ CHARACTERS_PER_TOKEN = 4  # of English
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # the largest number of tokens of a passage, with one token per character
-# change it when this file or what it imports change the rows, so that stores are rebuilt
+# Change this number when this file, or what it imports, makes other rows. Stores are then rebuilt.
 RULES = "11"
 
 
@@ -157,7 +157,10 @@ def _consecutive(source: _Source) -> Iterator[list[str]]:
 
 
 def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:
-    """Return passages of about `tokens` and at least `FEWEST_WORDS`. A longer sentence is cut between words."""
+    """Return passages of about `tokens` tokens and at least `FEWEST_WORDS` words.
+
+    A longer sentence is cut between words.
+    """
     characters, pieces = CHARACTERS_PER_TOKEN * tokens, []
     for sentence in sentences:
         parts, count = math.ceil(width(sentence) / characters), len(words(sentence))

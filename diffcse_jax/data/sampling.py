@@ -1,4 +1,7 @@
-"""What each epoch draws again: pairs made of a store's rows (neighbours, crops, cloze pairs), and augmented views."""
+"""What each epoch draws again: pairs made of a store's rows, and augmented views.
+
+Pairs are neighbours, crops and cloze pairs.
+"""
 
 import collections
 import dataclasses
@@ -40,10 +43,11 @@ def examples_of(
     next_sentence: bool,
     prompt_tokens: Sequence[int] = (0, 0),
 ) -> Examples:
-    """Return the examples that `data.pairs` makes of a text, or raise an error if the text cannot give them.
+    """Return the examples that `data.pairs` makes of a text.
 
-    `prompt_tokens` are the lengths of the prompts with which the sentences of each column begin.
-    With `next_sentence`, the last column is the next sentence.
+    If the text cannot give them, an error is raised. `prompt_tokens` are the lengths of the prompts
+    with which the sentences of each column begin. With `next_sentence`, the last column is the next
+    sentence.
     """
     if data.pairs == "crops":
         return Crops(store, data.max_length, prompt_tokens[0])
@@ -54,20 +58,22 @@ def examples_of(
         return store
     if data.train_file == "wiki1m":
         raise DataError(
-            "data.train_file=wiki1m has shuffled sentences, without next ones. Name a text of documents"
+            "data.train_file=wiki1m has shuffled sentences, without next ones. Name a text of "
+            "documents"
         )
     return Neighbours(store, data.next_within)
 
 
 class _Drawn(Examples):
-    """Examples drawn from rows of a store. Row `kept[i]` with the choice `c` is the example i + c * len(kept)."""
+    """Examples drawn from rows of a store.
+
+    Row `kept[i]` with the choice `c` is the example i + c * len(kept).
+    """
 
     def __init__(self, store: TokenStore, kept: Int[np.ndarray, " examples"]):
-        self.token_ids, self.offsets, self.max_length = (
-            store.token_ids,
-            store.offsets,
-            store.max_length,
-        )
+        self.token_ids = store.token_ids
+        self.offsets = store.offsets
+        self.max_length = store.max_length
         self._kept = kept
 
     def __len__(self) -> int:
@@ -95,8 +101,8 @@ class Neighbours(_Drawn):
         if not len(self):
             found = len(np.unique(store.documents))
             raise DataError(
-                f"data.train_file: no document of {found:,} has two {unit}s. Separate documents by blank lines, or "
-                "write a document of several sentences on each line"
+                f"data.train_file: no document of {found:,} has two {unit}s. Separate documents by "
+                "blank lines, or write a document of several sentences on each line"
             )
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
@@ -125,14 +131,13 @@ class Crops(_Drawn):
         self.columns, self.max_length = ("crop", "crop"), max_length
         if not len(self):
             raise DataError(
-                f"data.train_file: no document has the {2 * FEWEST_CROPPED} tokens that two crops need. Use longer "
-                "documents, or another value of data.pairs"
+                f"data.train_file: no document has the {2 * FEWEST_CROPPED} tokens that two crops "
+                "need. Use longer documents, or another value of data.pairs"
             )
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
-        return generator.permutation(len(self)) + len(self) * generator.integers(
-            DRAWS, size=len(self)
-        )
+        rows = generator.permutation(len(self))
+        return rows + len(self) * generator.integers(DRAWS, size=len(self))
 
     def lengths(self, rows: ExampleNumbers) -> OfSentences:
         return self.positions(rows, 0)[1]
@@ -155,12 +160,12 @@ class Crops(_Drawn):
 
 
 class Cloze(_Drawn):
-    """Pairs of a lead and its rest, and of a window of words and the passage from which it is taken out.
+    """Pairs of a lead and its rest, and of a window of words and its passage.
 
-    A row of the kind `PASSAGE` has the passage in both columns, and an epoch uses a share of the
-    passages. `WINDOW` limits the words of a window; at least `WINDOW[0]` words are left. In text
-    without spaces, where hardly a token begins a word, tokens count as words. `prompt_tokens` is
-    the length of the prompt of each column.
+    The window is taken out of the passage. A row of the kind `PASSAGE` has the passage in both
+    columns, and an epoch uses a share of the passages. `WINDOW` limits the words of a window; at
+    least `WINDOW[0]` words are left. In text without spaces, where hardly a token begins a word,
+    tokens count as words. `prompt_tokens` is the length of the prompt of each column.
     """
 
     def __init__(
@@ -210,13 +215,12 @@ class Cloze(_Drawn):
         count = begins.sum(axis=1)
         low = np.minimum(WINDOW[0], count // 2)
         numbers = _uniform(rows[:, None] * 2 + np.arange(2))
-        size = low + np.floor(
-            numbers[:, 0] * (np.minimum(WINDOW[1], count - low) - low + 1)
-        ).astype(np.int64)
+        sizes = np.minimum(WINDOW[1], count - low) - low + 1  # how many sizes are possible
+        size = low + np.floor(numbers[:, 0] * sizes).astype(np.int64)
         start = np.floor(numbers[:, 1] * (count - size + 1)).astype(np.int64)
         word = begins.cumsum(axis=1) - 1
         window = inside & (word >= start[:, None]) & (word < (start + size)[:, None])
-        # [CLS], the prompt and [SEP]
+        # [CLS], the prompt and [SEP].
         around = (positions < query) | (positions == lengths[:, :1] - 1)
         kept = np.stack([around | np.roll(window, query - passage, axis=1), ~window], axis=1)
         kept |= ~self._is_passage[self.text_rows(rows)][:, None, None]
@@ -255,7 +259,10 @@ class Augmentation:
         generator: np.random.Generator,
         prompt_tokens: int = 0,
     ) -> tuple[Ids, Lengths]:
-        """Return the changed sentences and their lengths. Prompts stay, and values at padding have no meaning."""
+        """Return the changed sentences and their lengths.
+
+        Prompts stay, and values at padding have no meaning.
+        """
         positions, first = np.arange(input_ids.shape[1]), 1 + prompt_tokens
         ordinary = (positions >= first) & (positions < lengths[:, None] - 1)
         begins = ordinary & (self.begins_word[input_ids] | (positions == first))
@@ -290,7 +297,10 @@ class Augmentation:
         begins: Bool[np.ndarray, "B T"],
         generator: np.random.Generator,
     ) -> tuple[Ids, Lengths]:
-        """Replace a random word of each sentence. A sentence that grows beyond T is cut, but keeps its last token."""
+        """Replace a random word of each sentence.
+
+        A sentence that grows beyond T is cut, but keeps its last token.
+        """
         changed, new_lengths = input_ids.copy(), lengths.copy()
         for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):
             bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
@@ -315,7 +325,10 @@ class Augmentation:
 def open_augmentation(
     data: DataConfig, tokenizer: transformers.PreTrainedTokenizerFast
 ) -> Augmentation | None:
-    """Open the augmentation that `data.augmentation` names; None if it does not change second views here."""
+    """Open the augmentation that `data.augmentation` names.
+
+    If it does not change second views here, return None.
+    """
     if data.augmentation in ("none", "mlm"):
         return None
     backend = unlimited_tokenizer(tokenizer)
@@ -340,7 +353,10 @@ def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"
 
 
 def _read_synonyms(path: Path, backend: tokenizers.Tokenizer, unknown: int | None) -> Synonyms:
-    """Read lines of a word and its replacements, separated by tabs. Those with the token `unknown` are left out."""
+    """Read lines of a word and its replacements, separated by tabs.
+
+    Words with the token `unknown` are left out.
+    """
     table: dict[Word, dict[Word, None]] = collections.defaultdict(dict)
     ledger = Ledger(str(path), strict=True, refuse_empty=True)
     for number, line in read_lines(path, str(path), ledger):

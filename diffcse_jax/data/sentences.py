@@ -141,7 +141,7 @@ def joined_passages(sentences: Sequence[str], characters: int) -> list[str]:
     One sentence may be longer.
     """
     total = sum(map(width, sentences))
-    # the last sentence may reach beyond it
+    # The last sentence of a passage may reach beyond its size.
     room = max(characters / 2, characters - total / max(1, len(sentences)))
     size = max(1, total / max(1, math.ceil(total / room)))
     starts = itertools.accumulate(map(width, sentences), initial=0)

@@ -1,4 +1,7 @@
-"""Open the text that `data.train_file` names: rows to train on, and documents to train on or hold out."""
+"""Open the text that `data.train_file` names: rows to train on, or documents.
+
+Documents are for training, or are held out.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -32,7 +35,8 @@ def open_split(data: DataConfig) -> Split:
     source = find_source(data.train_file)
     if len(data.columns) > 2:
         raise DataError(
-            f"{source.name}, data.columns={data.columns}: name a title and a text, or set data.pairs='columns'"
+            f"{source.name}, data.columns={data.columns}: name a title and a text, or set "
+            "data.pairs='columns'"
         )
     if source.is_docstrings:
         documents = docstrings.docstring_documents()

@@ -115,17 +115,17 @@ class Split:
 
 
 class _Read:
-    """What one pass over documents gives: the documents in a temporary file, and how they divide."""
+    """What one pass over documents gives: a temporary file of them, and how they divide."""
 
     def __init__(self, documents: Documents, ledger: Ledger, share: float):
         self.ledger = ledger
         folder = tempfile.mkdtemp(prefix="diffcse_jax-")
-        # also at the end of Python
+        # The folder is also removed when Python ends.
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.file = Path(folder) / "documents.jsonl"
         whole: list[int] = []  # the digest of each document
         texts_of_each: list[UInt64[np.ndarray, " texts"]] = []
-        # digests that documents have in common if they belong together
+        # Digests that documents have in common if they belong together.
         identities: list[list[int]] = []
         place = Path("a temporary file in TMPDIR or /tmp")
         with (
@@ -143,8 +143,8 @@ class _Read:
         if len(set(whole)) == 1:
             raise DataError(
                 f"{documents.name} is a single document, and data.held_out={share} keeps whole "
-                "documents for evaluation. Name a folder of documents, put blank lines between them, "
-                "or set data.held_out=0"
+                "documents for evaluation. Name a folder of documents, put blank lines between "
+                "them, or set data.held_out=0"
             )
         self.boilerplate = _boilerplate([body for body, *_ in identities], texts_of_each)
         keys = [[key for key in each if key not in self.boilerplate] for each in identities]
@@ -169,14 +169,19 @@ class HeldOut(NamedTuple):
     by_share: int  # how many of them are in the share; the others were added
 
     def describe(self, share: float, what: str) -> str:
-        """Say what was done if the share gives too few for a verdict; otherwise return an empty text.
+        """Say what was done if the share gives too few for a verdict.
+
+        Otherwise the text is empty.
 
         Args:
             share: The share.
             what: The items, as `document{s}`.
         """
         count = int(self.chosen.sum())
-        given = f"data.held_out={share} would hold out {counted(self.by_share, what)}, too few for a verdict"
+        given = (
+            f"data.held_out={share} would hold out {counted(self.by_share, what)}, too few for a "
+            "verdict"
+        )
         if count > self.by_share:
             return f"{given}: {count} are held out"
         if 0 < share < 1 and count < FEWEST_HELD_OUT:
@@ -237,7 +242,10 @@ def _groups(keys: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def _identities(document: Document) -> list[int]:
-    """Return the digests by which documents are the same text: of all lines, and of a row's title."""
+    """Return the digests by which documents are the same text.
+
+    They are of all lines, and of a row's title.
+    """
     lines = [digest(" ".join(line for part in document.sections for line in part.lines))]
     titles = [part.title for part in document.sections]
     has_title = len(titles) == 1 and bool(titles[0])

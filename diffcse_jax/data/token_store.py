@@ -37,12 +37,15 @@ TokenIds = Integer[np.ndarray, "B C T"]
 
 
 class Examples:
-    """Examples of one or more sentences each. An example has a number, its row, which may include a random choice."""
+    """Examples of one or more sentences each.
+
+    An example has a number, its row, which may include a random choice.
+    """
 
     columns: tuple[str, ...]  # an example has one sentence per column
     max_length: int  # the largest number of tokens of a sentence
     token_ids: Integer[np.ndarray, " tokens"]  # of the whole text
-    # where each sentence of the text starts in `token_ids`, and the end
+    # Where each sentence of the text starts in `token_ids`, and the end of the last one.
     offsets: Int[np.ndarray, " sentences_and_1"]
 
     def __len__(self) -> int:
@@ -62,7 +65,7 @@ class Examples:
         return self.offsets[sentences + 1] - self.offsets[sentences]
 
     def positions(self, rows: ExampleNumbers, width: int) -> tuple[TokenIds, OfSentences]:
-        """Return where the first `width` tokens of each sentence are in `token_ids`, and the lengths.
+        """Return where each sentence's first `width` tokens are in `token_ids`, and the lengths.
 
         The places after the end of a sentence are arbitrary.
         """
@@ -83,7 +86,7 @@ class TokenStore(Examples):
 
     def __init__(self, folder: Path):
         meta = io.read_json_object(folder / META)
-        # a hash of the text, the tokenizer and how both were read
+        # The name is a hash of the text, the tokenizer and how both were read.
         self.folder, self.name = folder, folder.name
         self.columns, self.max_length = tuple(meta["columns"]), meta["max_length"]
         self.note: str = meta["note"]  # what was skipped or left out when the store was built
@@ -147,14 +150,16 @@ def build_or_open(
             with io.lock(lock_file, wait=True):
                 if damage := _damage(folder):  # another process may have built it meanwhile
                     if folder.exists():
-                        # not log_line: each host has its own disk
+                        # `log_line` prints on the first process only, but each host has its own
+                        # disk.
                         print(f"warning: {damage}", file=sys.stderr)
                     with io.replace_dir(folder) as new:
                         ledger = corpus.new_ledger()
                         dtype = _write_arrays(corpus, ledger, backend, new, prompts)
                         if corpus.fingerprint() != text:
                             raise DataError(
-                                f"{corpus.name} changed while it was read. Start again once it is complete"
+                                f"{corpus.name} changed while it was read. Start again once it is "
+                                "complete"
                             )
                         meta = {
                             "columns": corpus.columns,
@@ -165,7 +170,10 @@ def build_or_open(
                     built = True
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
-    size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
+    size = (
+        f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), "
+        f"{counted(len(store.token_ids), 'token{s}')}"
+    )
     note = f" ({store.note})" if store.note else ""
     log_line(
         f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}"
@@ -209,11 +217,8 @@ def _write_arrays(
             sentences, cut = tokenise(backend, _prompted(block, prompts))
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
-            file.write(
-                np.fromiter(
-                    itertools.chain.from_iterable(sentences), dtype, lengths.sum()
-                ).tobytes()
-            )
+            tokens = itertools.chain.from_iterable(sentences)
+            file.write(np.fromiter(tokens, dtype, lengths.sum()).tobytes())
             ledger.make(f"text{{s}} cut to {longest} tokens", sum(cut))
             progress.update(len(block))
     np.save(folder / "offsets.npy", np.concatenate(ends))

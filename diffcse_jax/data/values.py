@@ -23,7 +23,7 @@ class FileRows(NamedTuple):
     """The rows of a file, as the reader of its format gives them."""
 
     columns: tuple[str, ...]
-    # starts a pass over some columns
+    # Starts a pass over some columns.
     read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]
     notes: tuple[str, ...] = ()  # what was assumed
     is_open: bool = False  # later rows may have other columns
@@ -94,7 +94,10 @@ def listed(names: Iterable[str]) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is empty: None, NaN (also of a time), pandas' NA or an empty string."""
+    """Return whether a value is empty.
+
+    Empty values are None, NaN (also of a time), pandas' NA and an empty string.
+    """
     if value is None or isinstance(value, str | bytes):
         return not value
     if hasattr(value, "__len__"):  # a list, a dict, an array

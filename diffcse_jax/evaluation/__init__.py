@@ -1,4 +1,4 @@
-"""Evaluation of sentence encoders: STS, transfer, retrieval and geometry, and the dev metrics of training."""
+"""Evaluation of sentence encoders: STS, transfer, retrieval, geometry, and dev metrics."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,10 @@ class Encoder(Protocol):
     def encode(
         self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
     ) -> Embeddings:
-        """Return one embedding per sentence. Without a prompt, the default one is used if there is one."""
+        """Return one embedding per sentence.
+
+        Without a prompt, the default one is used if there is one.
+        """
         ...
 
 
@@ -33,11 +36,9 @@ class CachedEncoder:
     """Computes each sentence once, however many tasks ask for it, and keeps its embedding."""
 
     def __init__(self, encoder: Encoder):
-        self.pooler, self.truncate_dim, self.prompts = (
-            encoder.pooler,
-            encoder.truncate_dim,
-            encoder.prompts,
-        )
+        self.pooler = encoder.pooler
+        self.truncate_dim = encoder.truncate_dim
+        self.prompts = encoder.prompts
         self.encoder = encoder  # for what is not computed from embeddings
         self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
 
@@ -73,7 +74,7 @@ def encode_pairs(
     *,
     symmetric: bool = False,
 ) -> list[Float32[np.ndarray, "_ dim"]]:
-    """Return the embeddings of queries and those of targets, with the encoder's prompts of queries and documents.
+    """Return the embeddings of queries and of targets, with the encoder's prompts for each.
 
     `symmetric` says that both are texts of one kind, such as the halves of sentences. They have one
     prompt.
@@ -114,18 +115,24 @@ DEFAULTS = EvaluationSettings()
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set and how it is scored."""
+    """A data set and how it is scored.
+
+    Attributes:
+        name: Its name.
+        splits: Files of each split (or subset), relative to SentEval's `downstream` folder.
+        read: Returns the content of a split's files, or raises a `DataError` that names file and
+            line.
+        score: Returns named scores, x 100, of an encoder on the content of the splits.
+        modes: Modes that it has data for. `dev` does not read the split `test`.
+        one_split: Whether only the last split is read.
+    """
 
     name: str
-    # files of each split (or subset), relative to SentEval's `downstream` folder
     splits: Mapping[str, tuple[str, ...]]
-    # returns the content of a split's files, or raises a `DataError` that names file and line
     read: Callable[..., Any]
-    # Returns named scores, x 100, of an encoder on the content of the splits.
     score: Callable[[Encoder, Mapping[str, Any], EvaluationSettings], dict[str, Any]]
-    # that it has data for; `dev` does not read the split `test`
     modes: tuple[str, ...] = ("test", "fasttest", "dev")
-    one_split: bool = False  # only the last split is read
+    one_split: bool = False
 
     def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
         """Return the files that `run` reads, by split."""

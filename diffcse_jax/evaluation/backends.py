@@ -1,4 +1,7 @@
-"""Encoders to evaluate: this package's, PyTorch's as an independent computation, and post-processed ones."""
+"""Encoders to evaluate: this package's, PyTorch's, and post-processed ones.
+
+PyTorch's are an independent computation.
+"""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,12 +31,12 @@ SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
 BLOCK = 8192  # embeddings held in float64 at once
 NAMES_OF_CODE = ("auto_map", "configuration_files")  # in config.json
 OPTIMIZER = optax.adam(1e-3)
-# files that are written for the chosen pooler
+# Files that are written for the chosen pooler.
 WRITTEN = ("config", "modules.json", sentence_folder.TEXT_SETTINGS)
 
 
 def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
-    """Load a model on the backend `jax` or `torch`, and post-process its embeddings if the settings say so.
+    """Load a model on the backend `jax` or `torch`, and post-process its embeddings if asked.
 
     For the folder of a run, `torch` loads the run's export.
     """
@@ -46,9 +49,10 @@ def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
 
 
 class TorchEncoder:
-    """Encodes in PyTorch, with sentence-transformers. It shares no computation with the JAX encoder.
+    """Encodes in PyTorch, with sentence-transformers.
 
-    Arguments and errors are those of `SentenceEncoder.from_pretrained`.
+    It shares no computation with the JAX encoder. Arguments and errors are those of
+    `SentenceEncoder.from_pretrained`.
     """
 
     def __init__(self, path_or_id: str, pooler: str | None = None, truncate_dim: int | None = None):
@@ -56,7 +60,7 @@ class TorchEncoder:
         import transformers
         from sentence_transformers import SentenceTransformer
 
-        # checks both
+        # This checks the pooler and the size.
         ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)
         self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
         self._tokenizer, self._max_length = ours.tokenizer, ours.max_length
@@ -134,11 +138,9 @@ class PostProcessed:
         mean: Float32[np.ndarray, " dim"],
         matrix: Float32[np.ndarray, "dim target"],
     ):
-        self.pooler, self.truncate_dim, self.prompts = (
-            encoder.pooler,
-            encoder.truncate_dim,
-            encoder.prompts,
-        )
+        self.pooler = encoder.pooler
+        self.truncate_dim = encoder.truncate_dim
+        self.prompts = encoder.prompts
         self._encoder, self._mean, self._matrix = encoder, mean, matrix
 
     def encode(
@@ -171,7 +173,7 @@ def post_process(encoder: Encoder, specification: str) -> PostProcessed:
 def whitening(
     embeddings: Embeddings,
 ) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
-    """Return the mean, and a map to the directions of variance, each scaled to variance 1 (Su et al. 2021)."""
+    """Return the mean, and a map to directions of variance 1 (Su et al. 2021)."""
     mean = embeddings.mean(axis=0, dtype=np.float64)
     blocks = (
         embeddings[start : start + BLOCK] - mean for start in range(0, len(embeddings), BLOCK)
@@ -190,10 +192,10 @@ def whitening(
 def decorrelation(
     embeddings: Embeddings,
 ) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
-    """Return the mean, and a linear map trained so that each dimension resembles only itself (SimCSE++, equation 5).
+    """Return the mean, and a linear map that decorrelates dimensions (SimCSE++, equation 5).
 
-    A sentence is its own second view. Each dimension is scaled to variance 1, which the loss does
-    not see.
+    The map is trained so that each dimension resembles only itself. A sentence is its own second
+    view. Each dimension is scaled to variance 1, which the loss does not see.
     """
     mean, std = embeddings.mean(axis=0), embeddings.std(axis=0)
     if len(embeddings) < 2 or not std.all():

@@ -1,4 +1,6 @@
-"""The dev evaluation of a training run: its metrics, one of which chooses the best checkpoint, and their text.
+"""The dev evaluation of a training run: its metrics and their text.
+
+One of the metrics chooses the best checkpoint.
 
 All processes of a run must call the encoder in the same way, because otherwise they wait for one
 another forever. Therefore the first process decides on the metrics and reads their text. The others
@@ -101,7 +103,8 @@ class DevEvaluation:
             if high < 0:
                 interval = f"95% interval {low:+.2f} to {high:+.2f} over {metric.units}"
                 found.append(
-                    f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} ({interval})"
+                    f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} "
+                    f"({interval})"
                 )
         return found
 
@@ -141,7 +144,10 @@ def build_dev_evaluation(
 
 
 def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metric:
-    """Use Spearman on STS-B dev or, if that is not found, agreement with the starting checkpoint's similarities."""
+    """Use Spearman on STS-B dev or, if that is not found, agreement with the start.
+
+    Agreement compares similarities with those of the starting checkpoint.
+    """
 
     def stsb_dev() -> ScoredPairs | None:  # nothing is downloaded
         if not is_local(options.data_dir) or _missing_sts_data(options.data_dir, ["STSBenchmark"]):
@@ -162,7 +168,10 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metr
 def _all_texts(
     config: Config, training: TrainingTexts, split: Split | None, tokens: TrainingTokens | None
 ) -> tuple[Texts, list[Texts], list[Texts]]:
-    """Return the text of the metric that chooses, of the metrics of `eval.beside`, and of those of `eval.hold`."""
+    """Return the text of the metric that chooses, and of the other metrics.
+
+    The others are those of `eval.beside` and those of `eval.hold`.
+    """
     options, metric = config.eval, config.eval.metric
     also = [name for name in dict.fromkeys(options.beside) if name != metric]
     needs_sts = STS_METRICS.intersection([metric, *also])
@@ -170,7 +179,8 @@ def _all_texts(
         if metric in STS_METRICS:
             metric = "halves_retrieval"
             log_line(
-                f"warning: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}"
+                f"warning: eval.metric={options.metric} is replaced by {metric}, which needs no "
+                f"labels: {problem}"
             )
         if left_out := STS_METRICS.intersection(also):
             log_line(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
@@ -204,7 +214,10 @@ def _texts(
     *,
     most: int = MOST_PAIRS,
 ) -> Texts:
-    """Return a metric and its text. If pairs are made from documents or sentences, there are at most `most`."""
+    """Return a metric and its text.
+
+    If pairs are made from documents or sentences, there are at most `most`.
+    """
     options = config.eval
     kind, _, file = metric.partition(":")
     is_strict = config.data.on_bad_line == "error"
@@ -216,8 +229,8 @@ def _texts(
     if metric == "halves_retrieval":
         if len(found := training_halves(training, most)) < 2:
             raise DataError(
-                f"data.train_file={config.data.train_file} has too few sentences. The dev metric halves_retrieval "
-                "needs two different sentences of at least two words"
+                f"data.train_file={config.data.train_file} has too few sentences. The dev metric "
+                "halves_retrieval needs two different sentences of at least two words"
             )
         return texts | {"queries": found}
     if kind == "pairs_retrieval":
@@ -240,7 +253,10 @@ def _texts(
 def masked_texts(
     config: Config, split: Split | None, tokens: TrainingTokens | None
 ) -> list[list[int]]:
-    """Return the tokens of at most `MOST_PAIRS` passages of the held-out documents, chosen by a hash."""
+    """Return the tokens of passages of the held-out documents.
+
+    There are at most `MOST_PAIRS`, chosen by a hash.
+    """
     if split is None or tokens is None:
         raise DataError(f"{MASKED_ACCURACY} is measured only while a masked LM is trained")
     length = config.data.max_length
@@ -251,14 +267,17 @@ def masked_texts(
     chosen = heapq.nsmallest(MOST_PAIRS, passages, key=digest)
     if not chosen:
         raise DataError(
-            f"data.held_out={split.share} of data.train_file={split.name} leaves no passage for {MASKED_ACCURACY}. "
-            "Hold out more documents or choose another eval.metric"
+            f"data.held_out={split.share} of data.train_file={split.name} leaves no passage for "
+            f"{MASKED_ACCURACY}. Hold out more documents or choose another eval.metric"
         )
     return tokens.of(chosen, length)
 
 
 def _metric_of(texts: Texts, batch_size: int, tokens: TrainingTokens | None = None) -> Any:
-    """Return the metric of `_texts`, which other processes receive as JSON: with lists instead of tuples."""
+    """Return the metric of `_texts`.
+
+    Other processes receive its text as JSON, with lists instead of tuples.
+    """
     name = texts["name"]
     if name == MASKED_ACCURACY:
         assert tokens is not None  # otherwise there are no texts
@@ -310,8 +329,8 @@ def queries_of_documents(file: str, *, strict: bool = False) -> RetrievalMetric:
     queries = choose_queries(_queries_of(split, MOST_TOKENS, "mixed_retrieval"), MOST_PAIRS)
     if len(queries) < 2:
         raise DataError(
-            f"{file}: its documents give {counted(len(queries), 'quer{y}')}, and a comparison needs two. Documents "
-            "with titles, or with at least two sentences, give queries"
+            f"{file}: its documents give {counted(len(queries), 'quer{y}')}, and a comparison "
+            "needs two. Documents with titles, or with at least two sentences, give queries"
         )
     return _metric_of({"name": "mixed_retrieval", "queries": queries}, batch_size=64)
 
@@ -329,8 +348,8 @@ def held_out_queries(split: Split, max_length: int, metric: str, most: int) -> l
     if len(chosen) < 2:
         left = f"data.held_out={split.share} of data.train_file={split.name} leaves"
         raise DataError(
-            f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more "
-            "documents or choose another eval.metric"
+            f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different "
+            "ones. Hold out more documents or choose another eval.metric"
         )
     return chosen
 
@@ -351,9 +370,10 @@ def _queries_of(split: Split, max_length: int, metric: str) -> Iterator[Query]:
 def choose_queries(
     queries: Iterable[Query], limit: int, order: Callable[[str], int] = digest
 ) -> list[Query]:
-    """Choose at most `limit` queries: those with the lowest `order`, a hash, whatever order they come in.
+    """Choose at most `limit` queries, whatever order they come in.
 
-    Chosen queries of different passages share no text. Memory holds at most four times the limit.
+    They are those with the lowest `order`, a hash. Chosen queries of different passages share no
+    text. Memory holds at most four times the limit.
     """
     lowest: dict[int, Query] = {}
     for query in queries:
@@ -370,7 +390,10 @@ def choose_queries(
 
 
 def training_halves(training: Callable[[], Iterable[str]], most: int) -> Pairs:
-    """Return the halves of the first `most` different sentences. Short ones are used only if there are no others."""
+    """Return the halves of the first `most` different sentences.
+
+    Short ones are used only if there are no others.
+    """
     found: dict[str, None] = {}
     for fewest in (FEWEST_WORDS, 2):
         for sentence in training():
@@ -431,7 +454,10 @@ def _sentences_and_rests(passage: str) -> Iterator[tuple[str, str]]:
 
 
 def _windows_and_rests(passage: str) -> Iterator[tuple[str, str]]:
-    """Yield windows of a passage of `pairs.FEWEST_WORDS` or more. A hash of the passage chooses sizes and places."""
+    """Yield windows of a passage and what is left of it.
+
+    The passage has `pairs.FEWEST_WORDS` words or more. Its hash chooses sizes and places.
+    """
     count, (shortest, longest) = len(words(passage)), WINDOW
     for number in range(WINDOWS):
         random_size, random_start = divmod(digest(f"{number} {passage}"), 1 << 32)

@@ -1,4 +1,4 @@
-"""The share of masked tokens that a masked LM recovers, and what two guesses by frequency recover."""
+"""The share of masked tokens that a masked LM recovers, and that of two guesses by frequency."""
 
 import dataclasses
 import functools
@@ -50,7 +50,10 @@ class Blanks(NamedTuple):
 
 
 def mask(token_ids: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Blanks:
-    """Replace `MASK_RATIO` of the tokens of each text, at least one, by [MASK]. Each call chooses the same tokens."""
+    """Replace `MASK_RATIO` of the tokens of each text, at least one, by [MASK].
+
+    Each call chooses the same tokens.
+    """
     generator = np.random.default_rng(0)
     masked = []
     blanks: list[tuple[int, int, int]] = []
@@ -77,16 +80,17 @@ def guess_after(
     token_ids: Integer[np.ndarray, " tokens"],
     special: Sequence[int],
 ) -> Int[np.ndarray, " blanks"]:
-    """Return the most frequent token of a text after each `previous` one, or of the whole text if it has no such one.
+    """Return the most frequent token of a text after each `previous` one.
 
-    A masked previous token is unknown: [MASK] does not occur in the text.
+    If it has none, the most frequent token of the whole text is returned. A masked previous token
+    is unknown: [MASK] does not occur in the text.
     """
     first, second = token_ids[:-1].astype(np.int64), token_ids[1:].astype(np.int64)
     used = np.isin(first, previous) & ~np.isin(second, special)
     size = int(token_ids.max()) + 1
     pairs, counts = np.unique(first[used] * size + second[used], return_counts=True)
     by_count = pairs[np.argsort(counts, kind="stable")].tolist()
-    # the last pair of a token is its most frequent one
+    # The last pair of a token is its most frequent one.
     followers = {pair // size: pair % size for pair in by_count}
     default = guess_most_frequent(token_ids, special)
     return np.array([followers.get(token, default) for token in previous.tolist()])
@@ -94,11 +98,11 @@ def guess_after(
 
 @dataclasses.dataclass(frozen=True)
 class MaskedAccuracy(Metric):
-    """The share of masked tokens that a masked LM recovers. The masks are the same in each measurement.
+    """The share of masked tokens that a masked LM recovers.
 
-    Beside it are the shares that two guesses recover: the most frequent token of the training text
-    (`unigram`), and the most frequent one after the previous token (`bigram`). A model below them
-    has learnt nothing from the context.
+    The masks are the same in each measurement. Two guesses are measured as well: the most frequent
+    token of the training text (`unigram`), and the most frequent one after the previous token
+    (`bigram`). A model below them has learnt nothing from the context.
     """
 
     token_ids: Sequence[Sequence[int]]  # of each text

@@ -30,7 +30,7 @@ class Metric:
     name: str
     batch_size: int
     units: ClassVar[Any] = ""  # what intervals are over, such as `1,000 queries of 300 documents`
-    # in which a model with a higher score is better, such as ` as a masked LM`
+    # The aspect in which a model with a higher score is better, such as ` as a masked LM`.
     aspect: ClassVar[str] = ""
     remark: ClassVar[Any] = ""  # what a reader must know about the scores, for the verdict
     # The number of independent items, which intervals resample, and what: `(300, "documents")`.

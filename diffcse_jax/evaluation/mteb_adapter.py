@@ -45,7 +45,7 @@ class MtebEncoder(AbsEncoder):
         self.encoder = SentenceEncoder.from_pretrained(model_name, pooler=pooler)
         fingerprint = self.encoder.fingerprint()
         path = expand_path(model_name).resolve()
-        # a run's name for its exports
+        # Exports have the name of their run.
         folder = (find_run(path) or find_run(path.parent) or path).name
         self.mteb_model_meta = ModelMeta.create_empty(
             {

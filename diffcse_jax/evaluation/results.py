@@ -40,9 +40,8 @@ class TableRow(NamedTuple):
 
 def _published() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
-    for group, rows in tomllib.loads(
-        Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
-    ).items():
+    published = Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
+    for group, rows in tomllib.loads(published).items():
         for row in rows:
             scores = row["scores"]
             if group in GROUPS:
@@ -72,7 +71,10 @@ def scores_by_column(results: Results) -> dict[str, float]:
 
 
 def sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:
-    """Return the columns of each table: each group's scored tasks and average, then all other tasks."""
+    """Return the columns of each table.
+
+    First come each group's scored tasks and average, then all other tasks.
+    """
     present = dict.fromkeys(column for columns in scores for column in columns)
     groups = [[*names, f"average {group}"] for group, names in GROUPS.items()]
     others = [column for column in present if not any(column in group for group in groups)]
@@ -101,7 +103,10 @@ def format_scores(scores: Mapping[str, float]) -> dict[str, str]:
 
 
 def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """Return mean ± standard deviation of the columns that all seeds have, or the scores of a single seed."""
+    """Return mean ± standard deviation of the columns that all seeds have.
+
+    For a single seed, they are its scores.
+    """
     columns = by_column(seeds)
     means = format_scores({column: statistics.mean(values) for column, values in columns.items()})
     if len(seeds) == 1:
@@ -127,7 +132,10 @@ def task_title(name: str) -> str:
 def table(
     columns: Sequence[str], rows: Iterable[TableRow], style: str = "text", labels: str = "model"
 ) -> str:
-    """Return rows below a line of titles, as `text`, `markdown` or `latex`, which needs the package booktabs."""
+    """Return rows below a line of titles, as `text`, `markdown` or `latex`.
+
+    LaTeX needs the package booktabs.
+    """
     titles = [labels, *map(task_title, columns)]
     lines = [
         titles,
@@ -189,13 +197,15 @@ def details(results: Results) -> str:
         numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
         numbers |= {"dev spearman": scores["dev"]["spearman"]} if "dev" in scores else {}
         lines.append(
-            f"{title}: {', '.join(f'{key} {score}' for key, score in format_scores(numbers).items())}"
+            f"{title}: "
+            f"{', '.join(f'{key} {score}' for key, score in format_scores(numbers).items())}"
         )
         if other := scores.get("against"):
             difference = f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f})"
             interval = f"95% interval {other['low']:+.2f} to {other['high']:+.2f}"
             lines.append(
-                f"{title}: {CHOOSES} {difference}, {interval}, p = {other['p']:.4f} (randomisation test)"
+                f"{title}: {CHOOSES} {difference}, {interval}, p = {other['p']:.4f} (randomisation "
+                "test)"
             )
         for example in scores.get("examples", ()):
             lines += [

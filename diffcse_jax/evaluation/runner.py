@@ -39,7 +39,10 @@ from diffcse_jax.io import write_json
 
 
 def score_documents(encoder: Encoder, file: str, settings: EvaluationSettings) -> dict[str, Any]:
-    """Compare BM25, the encoder, and both together on queries made of the user's documents, without any labels."""
+    """Compare BM25, the encoder, and both together, without any labels.
+
+    Queries are made of the user's documents.
+    """
     metric = queries_of_documents(file, strict=settings.strict)
     systems = compare_systems({"encoder": encoder}, metric)
     bm25, dense, hybrid = systems
@@ -86,9 +89,10 @@ def find_task(name: str) -> Task:
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
-    """Return the names of tasks, each once. A group stands for its tasks that have data for the mode.
+    """Return the names of tasks, each once.
 
-    Case and punctuation of names do not matter.
+    A group stands for its tasks that have data for the mode. Case and punctuation of names do not
+    matter.
     """
     tasks: list[str] = []
     for name in map(_full_name, names):
@@ -126,7 +130,9 @@ def run(
     style: str,
     allow_missing: bool,
 ) -> int:
-    """Evaluate models, write `results.json` and pictures, and print tables, as `diffcse evaluate` does.
+    """Evaluate models, write `results.json` and pictures, and print tables.
+
+    This is the work of `diffcse evaluate`.
 
     Returns:
         The exit code: 0, or 3 if data of a task is missing, unless `allow_missing` is set.
@@ -220,9 +226,8 @@ def _plan(settings: EvaluationSettings) -> dict[str, Task]:
             retrieval.read_queries(settings.queries)
         except DataError as error:
             raise DataError(f"--queries: {error}") from error
-    if (settings.runs or settings.against) and search_collections.COLLECTION not in map(
-        own_kind, names
-    ):
+    kinds = {own_kind(name) for name in names}
+    if (settings.runs or settings.against) and search_collections.COLLECTION not in kinds:
         raise ConfigError(
             "--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks"
         )

@@ -37,7 +37,7 @@ DEV_FRACTION = 0.05
 LAST_PASS = 200  # no block starts after this many passes
 FITS_AT_ONCE = 16  # with more, batches no longer fit into the caches of a CPU
 NO_ROW = -1
-# so that every class is in each of ten folds, and in each of ten folds within nine of them
+# Every class must be in each of ten folds, and in each of ten folds within nine of them.
 FEWEST_PER_CLASS = 20
 BINARY = {"0": 0, "1": 1}
 QUESTIONS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
@@ -47,7 +47,7 @@ RowNumbers = Int[np.ndarray, "..."]
 Inputs = Float32[np.ndarray, "_ dim"]
 Weights = Float32[np.ndarray, "classes dim_and_bias"]
 Batches = Int32[Array | np.ndarray, "*fits batches batch_size"]
-# weights and state of the optimizer, of all fits or under `jax.vmap` of one
+# The weights and the optimizer's state, of all fits or, under `jax.vmap`, of one.
 _State = tuple[Any, optax.OptState]
 
 
@@ -57,7 +57,7 @@ class Recipe(NamedTuple):
     optimizer: optax.GradientTransformation
     batch_size: int  # rows per update; the last batch of a pass may be smaller
     tenacity: int  # blocks without improvement that are allowed; the next one ends training
-    # passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`)
+    # Passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`).
     passes_per_block: int
     folds: int = 10  # of cross-validation
 
@@ -77,7 +77,10 @@ class Example(NamedTuple):
 
 
 class Features(NamedTuple):
-    """A task's examples as a classifier sees them: inputs, classes from 0, and the rows of each split."""
+    """A task's examples as a classifier sees them.
+
+    These are inputs, classes from 0, and the rows of each split.
+    """
 
     inputs: Inputs
     labels: Int[np.ndarray, " rows"]
@@ -85,7 +88,10 @@ class Features(NamedTuple):
     splits: dict[str, RowNumbers]
 
     def test(self, weights: Weights, rows: RowNumbers | None, *, with_f1: bool = False) -> Scores:
-        """Return a classifier's scores on these rows, x 100 with two decimals; no scores if `rows` is None."""
+        """Return a classifier's scores on these rows, x 100 with two decimals.
+
+        If `rows` is None, there are no scores.
+        """
         if rows is None:
             return {}
         predicted, labels = predict(weights, self.inputs[rows]), self.labels[rows]
@@ -94,18 +100,24 @@ class Features(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The rows of one fit, to train on and for early stopping. Permutations refer to the order of `train`."""
+    """The rows of one fit, to train on and for early stopping.
+
+    Permutations refer to the order of `train`.
+    """
 
     train: Int[np.ndarray, " train"]
     dev: Int[np.ndarray, " dev"]
-    # number of rows that were permuted and split into `train` and `dev`; 0 if they were given
+    # The number of rows that were permuted and split into `train` and `dev`; 0 if these were given.
     permuted: int = 0
 
 
 def encode_examples(
     encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int
 ) -> Features:
-    """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
+    """Return embeddings of sentences.
+
+    For pairs with embeddings u and v, these are |u - v| and u * v next to each other.
+    """
     examples = [example for split in splits.values() for example in split]
     sides = [list(side) for side in zip(*(example.sentences for example in examples), strict=True)]
     u, *others = encode_groups(encoder, sides)
@@ -141,7 +153,10 @@ def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
 
 
 def cross_validation(features: Features, recipe: Recipe) -> Scores:
-    """Choose the regularization by folds of the training split, fit once more, and test that classifier."""
+    """Choose the regularization by folds of the training split.
+
+    A classifier is then fitted once more, and tested.
+    """
     train = features.splits["train"]
     folds = stratified_folds(train, features.labels, recipe.folds)
     accuracies, weights = train_classifiers(features, [*folds, hold_out(train)], recipe)
@@ -183,13 +198,19 @@ def stratified_folds(
 def best_regularization(
     accuracies: Float[np.ndarray, "folds regularizations"],
 ) -> tuple[int, float]:
-    """Return the position of the best regularization (the first, if rounded scores are equal) and its score, x 100."""
+    """Return the position of the best regularization, and its score, x 100.
+
+    If rounded scores are equal, it is the first.
+    """
     scores = [float(np.round(100 * np.mean(column), 2)) for column in accuracies.T]
     return int(np.argmax(scores)), max(scores)
 
 
 def f1(predicted: RowNumbers, labels: RowNumbers) -> float:
-    """Return F1 of class 1, x 100, with two decimals; 0 if class 1 is neither present nor predicted."""
+    """Return F1 of class 1, x 100, with two decimals.
+
+    If class 1 is neither present nor predicted, it is 0.
+    """
     hits = int((predicted & labels).sum())
     return round(100 * (2 * hits / max(int((predicted + labels).sum()), 1)), 2)
 
@@ -207,7 +228,9 @@ def train_classifiers(
     Float[np.ndarray, "fits regularizations"],
     Float32[np.ndarray, "fits regularizations classes dim_and_bias"],
 ]:
-    """Train a classifier for each fit and each of `REGULARIZATIONS`. The fits refer to rows of `features`.
+    """Train a classifier for each fit and each of `REGULARIZATIONS`.
+
+    The fits refer to rows of `features`.
 
     Returns:
         The fraction of correct dev rows of the best snapshot of each classifier, and its weights.
@@ -217,11 +240,9 @@ def train_classifiers(
     initial = initial_weights(features.classes, features.inputs.shape[1])
     weights = np.broadcast_to(initial, (len(fits), len(REGULARIZATIONS), *initial.shape))
     state: _State = jax.tree.map(np.array, (weights, jax.vmap(recipe.optimizer.init)(weights)))
-    best, best_weights, failures = (
-        np.full(weights.shape[:2], -1),
-        weights.copy(),
-        np.zeros(weights.shape[:2], int),
-    )
+    best = np.full(weights.shape[:2], -1)
+    best_weights = weights.copy()
+    failures = np.zeros(weights.shape[:2], int)
     for batches in _blocks(fits, recipe):
         running = np.flatnonzero((failures <= recipe.tenacity).any(axis=1))
         if not running.size:
@@ -249,7 +270,10 @@ def predict(weights: Weights, features: Inputs) -> Int[np.ndarray, " rows"]:
 
 
 def initial_weights(classes: int, dim: int) -> Weights:
-    """Return the weights of `torch.nn.Linear(dim, classes)` after `torch.manual_seed(1111)`, bit for bit."""
+    """Return the weights of `torch.nn.Linear(dim, classes)`, bit for bit.
+
+    They are those after `torch.manual_seed(1111)`.
+    """
     bound = float(np.float32(dim**-0.5))
     words = np.random.RandomState(SEED).randint(2**32, size=classes * (dim + 1), dtype=np.uint32)
     uniform = (words & 0xFFFFFF) * 2.0**-24
@@ -280,7 +304,10 @@ def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Batches]:
 def _positions(
     generator: np.random.RandomState, rows: int, recipe: Recipe
 ) -> Int[np.ndarray, "batches batch_size"]:
-    """Cut permutations of `range(rows)` into batches. `NO_ROW` fills the last batch of each pass."""
+    """Cut permutations of `range(rows)` into batches.
+
+    `NO_ROW` fills the last batch of each pass.
+    """
     batches_per_pass = -(-rows // recipe.batch_size)
     passes = np.full((recipe.passes_per_block, batches_per_pass * recipe.batch_size), NO_ROW)
     for order in passes:
@@ -315,7 +342,7 @@ def _train_block(
             gradient = _gradient(weights, features[rows], labels[rows], rows != NO_ROW)
             updates, opt_state = optimizer.update(gradient, opt_state)
             updated = optax.apply_updates(weights, updates), opt_state
-            # false after the last batch of a fit with fewer rows than others
+            # False after the last batch of a fit with fewer rows than others.
             has_batch = rows[0] != NO_ROW
             return jax.tree.map(lambda new, old: jnp.where(has_batch, new, old), updated, state)
 
@@ -328,7 +355,10 @@ def _train_block(
 
 
 def _gradient(weights: Array, features: Array, labels: Array, real: Array) -> Array:
-    """Return the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
+    """Return the gradient of the loss: mean cross-entropy over real rows, and a penalty.
+
+    The gradient of the penalty is regularization times weights.
+    """
     errors = (
         jax.nn.softmax(_logits(weights, features))
         - jax.nn.one_hot(labels, weights.shape[1])[:, None]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import cache_folder, expand_path, hub_file, replace_dir, why_unreadable
 
-# folders of SentEval's data
+# Folders of SentEval's data.
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")
 OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
     Path(__file__).with_name("official.toml").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ PLACES = (
     "data/downstream",
     "SentEval/data/downstream",
 )
-# float() also accepts 1_0 and nan
+# float() also accepts 1_0 and nan.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -36,9 +36,10 @@ def is_local(data_dir: str) -> bool:
 
 
 def senteval_folder(data_dir: str) -> Path:
-    """Find SentEval's `downstream` folder: the named one, `$DIFFCSE_DATA_DIR/senteval`, or the hub's.
+    """Find SentEval's `downstream` folder.
 
-    If the named folder contains it in one of `PLACES`, that one is returned.
+    It is the named one, `$DIFFCSE_DATA_DIR/senteval`, or the hub's. If the named folder contains it
+    in one of `PLACES`, that one is returned.
     """
     if not is_local(data_dir):
         return _hub_folder()
@@ -56,8 +57,9 @@ def senteval_folder(data_dir: str) -> Path:
 def _hub_folder() -> Path:
     archive = hub_file(
         "senteval.tar",
-        "Extract that file and name the folder that contains STS, SICK, MR, ... with --data_dir (for training: "
-        "eval.data_dir). Or name a folder that contains it as `senteval` in DIFFCSE_DATA_DIR",
+        "Extract that file and name the folder that contains STS, SICK, MR, ... with --data_dir "
+        "(for training: eval.data_dir). Or name a folder that contains it as `senteval` in "
+        "DIFFCSE_DATA_DIR",
     )
     folder = cache_folder(f"senteval-{archive.parent.name[:12]}")
     extract(archive, folder)
@@ -82,14 +84,14 @@ def extract(archive: Path, folder: Path) -> None:
 
 
 class Form(NamedTuple):
-    """The form of a file: a label (or rating) and a sentence or two, in the columns of each line."""
+    """The form of a file: the columns of a label (or rating) and of a sentence or two."""
 
     label: int  # the column of the label, from 0
     sentences: tuple[int, ...]  # the columns of the sentences
-    # classes by their names, or the scale of ratings
+    # Numbers of classes by their names, or the scale of ratings.
     labels: Mapping[str, int] | tuple[float, float]
     encoding: str = "utf-8-sig"  # a byte-order mark is allowed
-    # of the first columns, instead of tabs, each where it occurs first in a line
+    # Separators of the first columns, instead of tabs. Each counts where it occurs first in a line.
     separators: str = ""
     header: bool = False
 
@@ -153,7 +155,8 @@ def parse_rows(
                 else "columns"
             )
             raise DataError(
-                f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in {line[:60]!r}"
+                f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in "
+                f"{line[:60]!r}"
             )
         else:
             found = fields[form.label][:60]

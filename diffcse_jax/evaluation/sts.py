@@ -1,7 +1,8 @@
-"""Semantic textual similarity (STS): how cosine similarities of embeddings correlate with human ratings.
+"""Semantic textual similarity (STS): cosine similarities and human ratings of pairs.
 
-File formats and formulas are those of SimCSE's copy of SentEval. Nothing is trained. The geometry
-of the embeddings of STS-B follows SimCSE (section 5) and DiffCSE (section 5 and appendix).
+The score is how they correlate. File formats and formulas are those of SimCSE's copy of SentEval.
+Nothing is trained. The geometry of the embeddings of STS-B follows SimCSE (section 5) and DiffCSE
+(section 5 and appendix).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from diffcse_jax.models.pooling import alignment, normalize, uniformity
 RATINGS = (0.0, 5.0)  # the scale of the ratings in all STS data sets
 COEFFICIENTS = ("spearman", "pearson")
 POSITIVE_RATING = 4.0  # alignment is over pairs rated higher
-# groups exclude their lower bound, except for 0
+# Groups exclude their lower bound, except for 0.
 RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
 BINS = np.linspace(-1, 1, 41)
 
@@ -86,7 +87,10 @@ def read_pairs(path: Path, form: Form) -> ScoredPairs:
 
 
 def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
-    """Read a file of tab-separated pairs and a file of their ratings, line by line. Unrated pairs are skipped."""
+    """Read a file of tab-separated pairs and a file of their ratings, line by line.
+
+    Unrated pairs are skipped.
+    """
     pairs, golds = read_lines(sentences), read_lines(ratings)
     if len(pairs) != len(golds):
         raise DataError(
@@ -97,7 +101,8 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
         if rating := gold.split("\t")[0].strip():
             if (found := len(pair.strip().split("\t"))) != 2:
                 raise DataError(
-                    f"{sentences}, line {number}: expected 2 sentences separated by a tab, found {found}"
+                    f"{sentences}, line {number}: expected 2 sentences separated by a tab, found "
+                    f"{found}"
                 )
             rated.append((number, f"{rating}\t{pair}"))
     return _scored(parse_rows(rated, Form(0, (1, 2), RATINGS), f"{ratings} with {sentences.name}"))
@@ -139,7 +144,10 @@ def score_year(
 
 
 def _year(name: str) -> Task:
-    """Return one of STS12 to STS16: subsets of test data, each with a file of pairs and a file of ratings."""
+    """Return one of STS12 to STS16.
+
+    It has subsets of test data, each with a file of pairs and a file of ratings.
+    """
     stem = f"STS/{name}-en-test/STS"
     subsets = {
         part: (f"{stem}.input.{part}.txt", f"{stem}.gs.{part}.txt") for part in OFFICIAL_SIZES[name]
@@ -166,9 +174,10 @@ STS_TASKS = (*YEARS, STSB, SICKR)
 def score_geometry(
     encoder: Encoder, content: Mapping[str, ScoredPairs], settings: EvaluationSettings
 ) -> dict[str, Any]:
-    """Return alignment, uniformity, cosine similarities in five rating groups, and singular values over the largest.
+    """Return alignment, uniformity, cosines in five rating groups, and singular values.
 
-    Embeddings are normalised except for singular values.
+    Singular values are divided by the largest. Embeddings are normalised except for singular
+    values.
     """
     (pairs,) = content.values()
     gold = np.array(pairs.gold)
@@ -176,7 +185,8 @@ def score_geometry(
     texts = pairs.first + pairs.second
     if not positive.any() or len({*texts}) == 1:
         raise DataError(
-            f"geometry needs pairs of STS-B rated above {POSITIVE_RATING:g}, and different sentences"
+            f"geometry needs pairs of STS-B rated above {POSITIVE_RATING:g}, and different "
+            "sentences"
         )
     first, second = encode_groups(encoder, [pairs.first, pairs.second])
     distinct = np.concatenate([first, second])[np.unique(texts, return_index=True)[1]]
@@ -196,7 +206,10 @@ def score_geometry(
 def similarity_by_rating(
     cosines: Float32[np.ndarray, " n"], gold: Float[np.ndarray, " n"]
 ) -> list[dict[str, Any]]:
-    """Return number, mean, standard deviation and density (over `BINS`) of the cosines in each rating group."""
+    """Return statistics of the cosines in each rating group.
+
+    These are the number, the mean, the standard deviation and the density (over `BINS`).
+    """
     groups = []
     for low, high in RATING_GROUPS:
         group = cosines[(gold > low) & (gold <= high) | ((gold == 0) & (low == 0))]
@@ -217,7 +230,10 @@ def similarity_by_rating(
 
 
 def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Draw `similarity_by_rating.png` and `singular_values.png` for the results that have the task `geometry`."""
+    """Draw `similarity_by_rating.png` and `singular_values.png`.
+
+    They show the results that have the task `geometry`.
+    """
     results = {
         model["model"]: model["tasks"]["geometry"]
         for model in models

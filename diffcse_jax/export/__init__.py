@@ -1,7 +1,7 @@
-"""Write a trained model as a Hugging Face folder that sentence-transformers reads as well, and check it.
+"""Write a trained model as a Hugging Face folder, and check it.
 
-The folder is read back, also by PyTorch if installed, and compared with the encoder before it gets
-its name.
+sentence-transformers reads the folder as well. The folder is read back, also by PyTorch if
+installed, and compared with the encoder before it gets its name.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ SAMPLES = (
     "Is it possible to learn a language in three months?",
     "no",
     'Café prices rose by 12.5 % in 2023, according to the "Daily News".',
-    "The committee, which had met twice before without reaching any agreement, finally decided that the bridge should "
-    "be rebuilt with stone from the old quarry rather than with steel.",
+    "The committee, which had met twice before without reaching any agreement, finally decided "
+    "that the bridge should be rebuilt with stone from the old quarry rather than with steel.",
     "Numbers: 1, 22, 333; symbols: @ # & * ( )",
 )
 
@@ -64,7 +64,9 @@ def export(
     license: str | None = None,
     language: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the encoder that a run has selected, or the one of a checkpoint, as a Hugging Face folder.
+    """Write an encoder as a Hugging Face folder.
+
+    It is the one that a run has selected, or the one of a checkpoint.
 
     Args:
         model: A run's folder, or a checkpoint in it.
@@ -122,7 +124,7 @@ def export(
             io.write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.selection.interpolation, saved.step)}")
     print(_describe(check))
-    # a masked LM has none in transformers
+    # A masked LM has no pooler in transformers.
     has_pooler = saved.checkpoint.pooler or saved.checkpoint.mlm_head
     if hf.FAMILIES[saved.checkpoint.config.family].pooler and not has_pooler:
         print(
@@ -158,7 +160,7 @@ def write_checkpoint(
     family = checkpoint.config.family
     architecture = hf.architecture(checkpoint.config, has_mlm_head=bool(checkpoint.mlm_head))
     hf_config = dict(checkpoint.hf_config) | {"architectures": [architecture], "dtype": "float32"}
-    # the last two name files that are not exported
+    # The last two name files that are not exported.
     for key in ("torch_dtype", "auto_map", "configuration_files"):
         hf_config.pop(key, None)
     if checkpoint.mlm_head:
@@ -189,7 +191,9 @@ def write_checkpoint(
 def check_folder(
     saved: SavedEncoder, folder: Path, truncate_dim: int | None = None
 ) -> dict[str, Any]:
-    """Compare the embeddings that each available reader of the folder gives with those of the encoder in memory.
+    """Compare the embeddings of each available reader of the folder with the encoder's.
+
+    The encoder is the one in memory.
 
     Raises:
         CheckpointError: They differ by more than the tolerance, or they are NaN or infinite.
@@ -215,7 +219,8 @@ def check_folder(
         if not differences[name] <= TOLERANCE * scale:
             raise CheckpointError(
                 f"the export does not match the model: read by {name}, its embeddings differ by "
-                f"{differences[name]:.2e}, which is more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
+                f"{differences[name]:.2e}, which is more than {TOLERANCE:.0e} of their scale of "
+                f"{scale:.2g}"
             )
     return {
         "maximal_absolute_difference": differences,
@@ -225,7 +230,10 @@ def check_folder(
 
 
 def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
-    """Return the readers of the folder that are installed, by name. The ONNX graph normalises embeddings."""
+    """Return the readers of the folder that are installed, by name.
+
+    The ONNX graph normalises embeddings.
+    """
     readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
     if _installed("sentence_transformers"):
         from sentence_transformers import SentenceTransformer
@@ -255,7 +263,10 @@ def _describe(check: Mapping[str, Any]) -> str:
     readers = ", ".join(
         f"{name} {value:.1e}" for name, value in check["maximal_absolute_difference"].items()
     )
-    return f"Largest difference from the trained model's embeddings on {check['sentences']} sentences: {readers}."
+    return (
+        f"Largest difference from the trained model's embeddings on {check['sentences']} "
+        f"sentences: {readers}."
+    )
 
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
@@ -272,10 +283,11 @@ def _installed(module: str) -> bool:
 
 
 def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
-    """Add transformer, pooling, truncation to `truncate_dim` and normalisation as one graph to an exported folder.
+    """Add the whole encoder as one ONNX graph to an exported folder.
 
-    Its inputs are `input_ids`, `attention_mask` and, if the family has them, `token_type_ids`, each
-    of shape (batch, length). It returns `sentence_embedding`, (batch, dim), of length 1, and
+    It has the transformer, pooling, truncation to `truncate_dim` and normalisation. Its inputs are
+    `input_ids`, `attention_mask` and, if the family has them, `token_type_ids`, each of shape
+    (batch, length). It returns `sentence_embedding`, (batch, dim), of length 1, and
     `last_hidden_state`, (batch, length, hidden). The names are those of sentence-transformers'
     `backend="onnx"`.
     """
@@ -321,7 +333,7 @@ def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
             input_names=names,
             output_names=["last_hidden_state", "sentence_embedding"],
             dynamic_axes=axes | {"sentence_embedding": {0: "batch"}},
-            # the first one with layer normalisation; ONNX Runtime reads it since 1.12
+            # The first version with layer normalisation. ONNX Runtime reads it since 1.12.
             opset_version=17,
             dynamo=False,
         )
@@ -330,7 +342,10 @@ def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
 def encode_onnx(
     folder: Path, sentences: Sequence[str], prompt: str = ""
 ) -> Float32[np.ndarray, "sentences dim"]:
-    """Return embeddings of length 1 by ONNX Runtime on CPU. Sentences longer than the model's positions are cut."""
+    """Return embeddings of length 1 by ONNX Runtime on CPU.
+
+    Sentences longer than the model's positions are cut.
+    """
     from onnxruntime import InferenceSession
 
     session = InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])

@@ -1,4 +1,7 @@
-"""The model card: README.md of an exported folder, rendered from `card.md.j2`, with metadata for the hub."""
+"""The model card: README.md of an exported folder, rendered from `card.md.j2`.
+
+It has metadata for the hub.
+"""
 
 import importlib.metadata
 import json
@@ -24,12 +27,8 @@ from diffcse_jax.run_folder.summary import RESULTS, read_results
 from diffcse_jax.version import __version__
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
-BIBTEX: dict[str, str] = {
-    name: entry.strip()
-    for name, entry in tomllib.loads(
-        Path(__file__).with_name("papers.toml").read_text(encoding="utf-8")
-    ).items()
-}
+_PAPERS = tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))
+BIBTEX: dict[str, str] = {name: entry.strip() for name, entry in _PAPERS.items()}
 
 _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
 _TAGS = (
@@ -71,7 +70,7 @@ def model_card(
     text = described or portable(config)["data"]["train_file"]
     if not language:
         of_text = config.data.language or _LANGUAGES.get(text, ())
-        # 0: the starting checkpoint itself
+        # At 0, it is the starting checkpoint itself.
         language = base.language if saved.selection.interpolation == 0 else of_text
     tags = [*(_MASKED_LM_TAGS if config.trains_masked_lm else _TAGS)]
     tags += ["matryoshka"] if config.matryoshka.sizes else []
@@ -144,7 +143,10 @@ def _score_table(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def papers_of(config: Config) -> list[str]:
-    """Return the keys of `BIBTEX` for the methods that a run uses. The papers of its losses come first."""
+    """Return the keys of `BIBTEX` for the methods that a run uses.
+
+    The papers of its losses come first.
+    """
     papers = [paper for loss in config.losses.values() for paper in loss.papers]
     if config.trains_masked_lm:
         papers = ["bert"]  # alone, the loss is not SimCSE's
@@ -158,10 +160,10 @@ def papers_of(config: Config) -> list[str]:
 
 
 def command_of(config: Config) -> str:
-    """Return the command that trains with the same configuration, without the keys that depend on the machine.
+    """Return the command that trains with the same configuration.
 
-    It names the shipped configuration that differs in the fewest keys, and has one override per
-    line.
+    Keys that depend on the machine are left out. The command names the shipped configuration that
+    differs in the fewest keys, and has one override per line.
     """
     given = tuple(f"{name}." for name in config.given_losses)
     unnamed = machine_keys()
@@ -185,7 +187,10 @@ def command_of(config: Config) -> str:
 
 
 def portable(config: Config) -> dict[str, Any]:
-    """Return the configuration as nested dicts, with the last part of each local path in place of the path."""
+    """Return the configuration as nested dicts, fit to publish.
+
+    Only the last part of each local path is kept.
+    """
     return _without_folder("", config.to_dict())
 
 
@@ -211,10 +216,10 @@ def _without_folder(key: str, value: Any) -> Any:
 def recorded_results(
     source: Path, saved: SavedEncoder, truncate_dim: int | None
 ) -> tuple[Results, Results | None]:
-    """Return the test results of the exported model, empty if unknown, and of its starting checkpoint, or None.
+    """Return the test results of the exported model and of its starting checkpoint.
 
-    `diffcse evaluate` has written them to the folder of the run. Files older than the selection are
-    left out.
+    The former are empty if unknown, and the latter None. `diffcse evaluate` has written them to the
+    folder of the run. Files older than the selection are left out.
     """
     run = find_run(source) or source
     since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0
@@ -227,9 +232,8 @@ def recorded_results(
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
     exported, start = (saved.applied, truncate_dim), saved.config.model.name_or_path
     for row in rows:
-        if (row["pooler"], row.get("truncate_dim")) == exported and expand_path(
-            row["model"]
-        ).resolve() in places:
+        is_exported = (row["pooler"], row.get("truncate_dim")) == exported
+        if is_exported and expand_path(row["model"]).resolve() in places:
             of_start = saved.applied_before
             poolers = {of_start} if of_start else {row["pooler"] for row in rows}
             return row, next(

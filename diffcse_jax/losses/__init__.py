@@ -1,8 +1,9 @@
-"""What a loss is, and the training loss: a weighted sum of losses. Each module of this folder is about one idea.
+"""What a loss is, and the training loss: a weighted sum of losses.
 
-A loss has options, networks that it adds, inputs that it prepares, and a value. It is a frozen
-dataclass whose fields are its options. The same object is a group of keys in the configuration:
-`config.contrast.temperature` is the key `contrast.temperature`. `docs/extending.md` adds a loss.
+Each module of this folder is about one idea. A loss has options, networks that it adds, inputs that
+it prepares, and a value. It is a frozen dataclass whose fields are its options. The same object is
+a group of keys in the configuration: `config.contrast.temperature` is the key
+`contrast.temperature`. `docs/extending.md` adds a loss.
 """
 
 import abc
@@ -68,7 +69,7 @@ class PretrainedCheckpoints(NamedTuple):
 
     encoder: Pretrained
     generator: Pretrained | None  # only if a loss needs it
-    # frozen sentence encoders by the names that losses give
+    # Frozen sentence encoders, by the names that losses give.
     teachers: Mapping[str, Network] = MappingProxyType({})
     discriminator: Pretrained | None = None  # only if `difference.discriminator` names one
 
@@ -79,8 +80,9 @@ class GeneratorOptions:
 
     name_or_path: str = option(
         "distilbert-base-uncased",
-        "frozen masked LM (folder or hub id) with the encoder's vocabulary; `start`: the starting checkpoint with its "
-        "own masked-LM head; empty: first train such a head on the frozen encoder",
+        "frozen masked LM (folder or hub id) with the encoder's vocabulary; `start`: the starting "
+        "checkpoint with its own masked-LM head; empty: first train such a head on the frozen "
+        "encoder",
     )
     decode: str = option(
         "argmax", "the likeliest token (code) or a random one (paper)", choices=("argmax", "sample")
@@ -144,7 +146,7 @@ class Loss(abc.ABC):
 
     @property
     def papers(self) -> tuple[str, ...]:
-        """The papers that a model card cites for this loss, by their keys in the list of citations."""
+        """The papers that a model card cites for this loss, by their keys in its citations."""
         return ()
 
     @property
@@ -159,7 +161,10 @@ class Loss(abc.ABC):
 
     @property
     def named_teachers(self) -> Mapping[str, str]:
-        """The poolers of the teachers that the loss needs, by the teachers' names. Empty: the pooler they record."""
+        """The poolers of the teachers that the loss needs, by the teachers' names.
+
+        An empty pooler stands for the one that the teacher records.
+        """
         return {}
 
     def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> Mapping[str, Network]:
@@ -167,9 +172,10 @@ class Loss(abc.ABC):
         return {}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:  # noqa: B027
-        """Compute what `loss` reads besides the batch, with the frozen networks and a random key of its own.
+        """Compute what `loss` reads besides the batch.
 
-        No gradient flows through it.
+        Each loss gets the frozen networks and a random key of its own. No gradient flows through
+        it.
         """
 
     @abc.abstractmethod
@@ -200,7 +206,10 @@ class MatryoshkaOptions:
 def prepare(
     losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
 ) -> Inputs:
-    """Compute the inputs of every loss, without gradients. Each loss gets a random key of its own."""
+    """Compute the inputs of every loss, without gradients.
+
+    Each loss gets a random key of its own.
+    """
     return {
         name: loss.prepare(frozen, batch, fold_in_name(key, name), run)
         for name, loss in losses.items()
@@ -239,7 +248,7 @@ def total_loss(
         negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
         metrics |= {
             "similarity_positive": positive.mean(),
-            # of pairs of different examples
+            # The mean over pairs of different examples.
             "similarity_negative": negative / (len(z1) * (len(z1) - 1)),
             "alignment": alignment(z1, z2).mean(),
             "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),

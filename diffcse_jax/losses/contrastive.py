@@ -41,13 +41,13 @@ def info_nce(
     hard_negative_weight: float = 1.0,
     left_out: Bool[Array, "batch negatives"] | None = None,
 ) -> Float[Array, " batch"]:
-    """Compute the contrastive loss of SimCSE per anchor (Gao et al. 2021, Eq. 4; with hard negatives Eq. 8).
+    """Compute the contrastive loss of SimCSE per anchor (Gao et al. 2021, Eq. 4 and 8).
 
-    Each anchor should be closest to its own positive. The other positives in the batch act as
-    negatives.
+    Equation 8 is the one with hard negatives. Each anchor should be closest to its own positive.
+    The other positives in the batch act as negatives.
 
-    l_i = -log exp(s(a_i, p_i)) / sum_j [exp(s(a_i, p_j)) + alpha^[i=j] sum_k exp(s(a_i, n_kj))], s
-    = cos / temperature
+    l_i = -log exp(s(a_i, p_i)) / sum_j [exp(s(a_i, p_j)) + alpha^[i=j] sum_k exp(s(a_i, n_kj))],
+    s = cos / temperature
 
     Args:
         anchors: Embeddings a. They are normalised here.
@@ -89,7 +89,9 @@ def separate_info_nce(
     similarity: str = "cosine",
     left_out: Bool[Array, "batch batch"] | None = None,
 ) -> Float[Array, " batch"]:
-    """Compute a contrast in which negatives are compared by other embeddings than positives (SimCSE++ Eq. 3).
+    """Compute a contrast whose negatives have embeddings of their own (SimCSE++ Eq. 3).
+
+    Positives are compared by other embeddings than negatives.
 
     Paper: l_i = -log exp(s+) / (exp(s+) + m sum_{j != i} exp(s(n1_i, n2_j))), s+ = s(z1_i, z2_i).
     The authors' code has no factor on the sum: m multiplies s+ in numerator and denominator. The
@@ -123,10 +125,11 @@ def separate_info_nce(
 
 
 def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "batch negatives"]:
-    """Find negatives whose text equals the anchor's or its positive's, up to the length at which sentences are cut.
+    """Find negatives whose text equals the anchor's or its positive's.
 
-    The positive of another example is a duplicate if either text of that example equals either text
-    of this one. A hard negative is a duplicate if it equals either text of this example.
+    Texts are compared up to the length at which sentences are cut. The positive of another example
+    is a duplicate if either text of that example equals either text of this one. A hard negative is
+    a duplicate if it equals either text of this example.
     """
     anchors, positives, *hard_negatives = jnp.moveaxis(input_ids, 1, 0)
 
@@ -144,7 +147,9 @@ def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "bat
 
 
 def near_duplicates(views: Sequence[View], *, threshold: float) -> Bool[Array, "batch negatives"]:
-    """Find negatives that are more similar to the anchor than a bound, by the embeddings of another encoder.
+    """Find negatives that are more similar to the anchor than a bound.
+
+    Another encoder's embeddings decide.
 
     Args:
         views: Embeddings of the anchors, of the positives, and of each column of hard negatives.
@@ -175,13 +180,15 @@ class Contrast(Loss):
     )
     positives: str = option(
         "dropout",
-        "positive pairs (SimCSE++ Table 1): the two views, with Gaussian `noise`, or each a `mean` of samples",
+        "positive pairs (SimCSE++ Table 1): the two views, with Gaussian `noise`, or each a `mean` "
+        "of samples",
         choices=("dropout", "noise", "mean"),
     )
     negatives: str = option(
         "dropout",
-        "negative pairs: the two views (`dropout`), a pass without dropout (`off_dropout`, SimCSE++ Eq. 3), the views "
-        "with Gaussian `noise`, or the `mean` of both views (SimCSE++ code) over several dropout samples (Table 1)",
+        "negative pairs: the two views (`dropout`), a pass without dropout (`off_dropout`, "
+        "SimCSE++ Eq. 3), the views with Gaussian `noise`, or the `mean` of both views (SimCSE++ "
+        "code) over several dropout samples (Table 1)",
         choices=("dropout", "off_dropout", "noise", "mean"),
     )
     noise_variance: float = option(
@@ -189,8 +196,8 @@ class Contrast(Loss):
     )
     samples: int = option(
         1,
-        "dropout samples of each view in a mean, each a pass of the encoder: for positives K of SimCSE++ Table 1 (10), "
-        "for negatives half of K, because their mean is over both views",
+        "dropout samples of each view in a mean, each a pass of the encoder: for positives K of "
+        "SimCSE++ Table 1 (10), for negatives half of K, because their mean is over both views",
         low=1,
     )
     negative_ratio: float = option(
@@ -209,12 +216,14 @@ class Contrast(Loss):
     )
     second_encoder: bool = option(
         False,
-        "embed positives and hard negatives with a second encoder, at first a copy of the first (SimCSE Table 2); both "
-        "share the projector, and the first encoder is evaluated and exported",
+        "embed positives and hard negatives with a second encoder, at first a copy of the first "
+        "(SimCSE Table 2); both share the projector, and the first encoder is evaluated and "
+        "exported",
     )
     mask_duplicates: str = option(
         "none",
-        "pairs not used as negatives: of equal `text`, or also by `similarity` under the starting checkpoint",
+        "pairs not used as negatives: of equal `text`, or also by `similarity` under the starting "
+        "checkpoint",
         choices=("none", "text", "similarity"),
     )
     duplicate_similarity: float = option(
@@ -241,30 +250,34 @@ class Contrast(Loss):
     def check(self, run: RunInfo) -> None:
         if self.symmetric and not self._compares_views:
             raise ConfigError(
-                "contrast.symmetric=True does not work with positives or negatives other than 'dropout'"
+                "contrast.symmetric=True does not work with positives or negatives other than "
+                "'dropout'"
             )
         if self.second_encoder and self.negatives in ("off_dropout", "mean"):
             raise ConfigError(
-                f"contrast.negatives={self.negatives!r} compares embeddings of one encoder. Use 'dropout' or "
-                "'noise', or contrast.second_encoder=False."
+                f"contrast.negatives={self.negatives!r} compares embeddings of one encoder. Use "
+                "'dropout' or 'noise', or contrast.second_encoder=False."
             )
 
     def check_columns(self, count: int) -> None:
         if count > 2 and not self._compares_views:
             raise ConfigError(
-                f"contrast.positives={self.positives!r} with contrast.negatives={self.negatives!r} cannot use hard "
-                f"negatives, and the text has {count} columns. Use 'dropout' for both, or name one or two columns in "
-                "data.columns."
+                f"contrast.positives={self.positives!r} with contrast.negatives={self.negatives!r} "
+                f"cannot use hard negatives, and the text has {count} columns. Use 'dropout' for "
+                "both, or name one or two columns in data.columns."
             )
         if count == 1 and self.mask_duplicates == "similarity" and not self.duplicate_similarity:
             raise ConfigError(
-                "contrast.mask_duplicates='similarity' compares negatives with the anchor's own positive. In text of "
-                "one column the positive is the anchor itself, and nothing is more similar to it. Set "
-                "contrast.duplicate_similarity, such as 0.9."
+                "contrast.mask_duplicates='similarity' compares negatives with the anchor's own "
+                "positive. In text of one column the positive is the anchor itself, and nothing is "
+                "more similar to it. Set contrast.duplicate_similarity, such as 0.9."
             )
 
     def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the second encoder and the frozen checkpoint that finds near-duplicates, if they are used."""
+        """Return the second encoder and the frozen checkpoint, if they are used.
+
+        The checkpoint finds near-duplicates.
+        """
         encoder, networks = checkpoints.encoder, {}
         if self.second_encoder:
             networks["second_encoder"] = Network(
@@ -275,7 +288,10 @@ class Contrast(Loss):
         return networks
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Find the pairs to leave out: where first views are the anchors, and where second views are (`symmetric`)."""
+        """Find the pairs to leave out.
+
+        In one direction first views are the anchors, in the other second views (`symmetric`).
+        """
         if self.mask_duplicates == "none":
             return None
         duplicates = equal_texts(batch.input_ids)
@@ -283,7 +299,7 @@ class Contrast(Loss):
         if self.mask_duplicates == "similarity":
             views = batch.by_view(frozen.map_chunks(frozen.network(START_AS_TEACHER), batch.rows))
             duplicates |= near_duplicates(views, threshold=self.duplicate_similarity)
-            # view 2 is the anchor
+            # View 2 is the anchor.
             backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)
         return duplicates, backward
 

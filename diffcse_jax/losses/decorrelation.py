@@ -94,7 +94,9 @@ class BarlowTwins(Loss):
 
 
 def decorrelation(z1: View, z2: View, *, off_diagonal_weight: float) -> Float[Array, " dim"]:
-    """Compute the Barlow Twins loss, one value per dimension (Zbontar et al. 2021, Eq. 1). The loss is their sum.
+    """Compute the Barlow Twins loss, one value per dimension (Zbontar et al. 2021, Eq. 1).
+
+    The loss is their sum.
 
     l_c = (1 - C_cc)^2 + lambda sum_{d != c} C_cd^2, C = z1^T z2 / rows, with columns standardised
     over the rows (biased variance + 1e-5, as BatchNorm does).
@@ -102,6 +104,5 @@ def decorrelation(z1: View, z2: View, *, off_diagonal_weight: float) -> Float[Ar
     z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
     correlation = dot_product(z1.T, z2.T) / len(z1)
     off_diagonal = jnp.where(jnp.eye(len(correlation), dtype=bool), 0.0, correlation)
-    return (1 - jnp.diagonal(correlation)) ** 2 + off_diagonal_weight * jnp.sum(
-        off_diagonal**2, axis=1
-    )
+    on_diagonal = (1 - jnp.diagonal(correlation)) ** 2
+    return on_diagonal + off_diagonal_weight * jnp.sum(off_diagonal**2, axis=1)

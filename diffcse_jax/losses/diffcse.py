@@ -1,16 +1,16 @@
-"""DiffCSE, difference-based contrastive learning (Chuang et al. 2022, Section 3): from a sentence to the loss.
+"""DiffCSE, difference-based contrastive learning: from a sentence to the loss.
 
-Contrastive learning makes sentence embeddings insensitive to small changes. DiffCSE adds a task
-that depends on them: which tokens of an edited sentence differ from the original? This file
-contains all of it, in the order of computation:
+This is Section 3 of Chuang et al. 2022. Contrastive learning makes sentence embeddings insensitive
+to small changes. DiffCSE adds a task that depends on them: which tokens of an edited sentence
+differ from the original? This file contains all of it, in the order of computation:
 
-    x     a sentence                          the cat  sat    on the mat x'    some tokens are
-    masked              the cat [MASK]  on the [MASK]     mask_tokens x''   a frozen masked LM fills
-    them       the cat  slept  on the mat        generate y     which tokens were replaced
-    0   0    1     0   0   0         label h     the sentence embedding of x, shared with the
-    contrast D     reads x'' with h in the place of its first token
-    discriminate L     the mean of -log D(y_t) over all positions t
-    replaced_token_detection
+    x     a sentence                        the cat  sat    on the mat
+    x'    some tokens are masked            the cat [MASK]  on the [MASK]   mask_tokens
+    x''   a frozen masked LM fills them     the cat  slept  on the mat      generate
+    y     which tokens were replaced         0   0    1     0   0   0       label
+    h     the sentence embedding of x, shared with the contrast
+    D     reads x'' with h in the place of its first token                  discriminate
+    L     the mean of -log D(y_t) over all positions t            replaced_token_detection
 
 Only h can tell D what x said where x'' differs. The gradient flows through h into the encoder: to
 help D, an embedding must record what its sentence says. D starts as a copy of the encoder, or as an
@@ -149,7 +149,7 @@ def generate(
     keys = None
     if options.decode == "sample":
         keys = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
-    # with `all`, also [SEP], as in the authors' code
+    # With `all`, [SEP] is filled as well, as in the authors' code.
     filled = (rows.attention_mask > 0).at[:, 0].set(False)
     if options.positions == "masked":
         filled &= masked.selected
@@ -237,7 +237,8 @@ class MaskOptions:
     )
     mask_style: str = option(
         "bert",
-        "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] (paper)",
+        "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] "
+        "(paper)",
         choices=("bert", "mask"),
     )
 
@@ -285,8 +286,8 @@ class EditOptions(MaskOptions):
 
     edit: str = option(
         "replace",
-        "`replace` masks tokens and lets the generator fill them, `insert` adds tokens of the generator, `delete` "
-        "drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
+        "`replace` masks tokens and lets the generator fill them, `insert` adds tokens of the "
+        "generator, `delete` drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
         choices=EDITS,  # which grow with the table
     )
     insert_ratio: float = option(
@@ -353,7 +354,7 @@ class Prediction(NamedTuple):
     """What the discriminator predicts about edited sentences."""
 
     loss: Callable[..., tuple[Float[Array, ""], Metrics]]  # as `detect_replaced_tokens`
-    # the networks besides the discriminator
+    # The networks besides the discriminator.
     heads: Callable[[PretrainedCheckpoints], dict[str, Network]]
     panels: Mapping[str, tuple[str, ...]]  # see `Loss.panels`
     papers: tuple[str, ...] = ("diffcse",)
@@ -378,13 +379,15 @@ class DiffCSE(EditOptions, Loss):
     weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
     objective: str = option(
         "rtd",
-        "what is predicted: which tokens were replaced (`rtd`, DiffCSE), the masked tokens (`conditional_mlm`), or the "
-        "original of every token (`corrective_lm`; both DiffCSE Table 3); `none`: off",
+        "what is predicted: which tokens were replaced (`rtd`, DiffCSE), the masked tokens "
+        "(`conditional_mlm`), or the original of every token (`corrective_lm`; both DiffCSE Table "
+        "3); `none`: off",
         choices=ChainMap[str, Any]({"none": None}, PREDICTIONS),  # which grow with the table
     )
     sentence: str = option(
         "same",
-        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; needs documents)",
+        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; "
+        "needs documents)",
         choices=("same", "next", "both"),
     )
     condition: str = option(
@@ -395,8 +398,9 @@ class DiffCSE(EditOptions, Loss):
     )
     discriminator: str = option(
         "",
-        "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "
-        "needs the encoder's vocabulary and hidden size; empty: a copy of the encoder, with a new head",
+        "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its "
+        "head, for `rtd`; it needs the encoder's vocabulary and hidden size; empty: a copy of the "
+        "encoder, with a new head",
     )
     loss_positions: str = option(
         "all", "mean over all positions (code) or real tokens", choices=("all", "real")
@@ -447,7 +451,10 @@ class DiffCSE(EditOptions, Loss):
     def loss(
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of the prediction: x'', y, h -> L. For both sentences, it is their mean."""
+        """Compute the loss of the prediction: x'', y, h -> L.
+
+        For both sentences, it is their mean.
+        """
 
         def predict(
             name: str, edited: Edited, key: PRNGKeyArray

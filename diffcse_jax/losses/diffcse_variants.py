@@ -54,7 +54,10 @@ def insert(
     key: PRNGKeyArray,
     run: RunInfo,
 ) -> Edited:
-    """Insert tokens of the generator, which fills nothing else. The arguments are those of `replace`."""
+    """Insert tokens of the generator, which fills nothing else.
+
+    The arguments are those of `replace`.
+    """
     changed = _changed(frozen, rows, key, run, insert_ratio=options.insert_ratio)
     generator = dataclasses.replace(run.generator, positions="masked")
     masked = Masked(changed.rows, changed.inserted)
@@ -158,7 +161,7 @@ def change_lengths(
     dropped = ordinary & drawn(delete_keys, delete_ratio)
     inserted = has_next & drawn(insert_keys, insert_ratio) if insert_ratio else nothing
     after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
-    # read only if something is inserted
+    # This id is read only if something is inserted.
     mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id
 
     # Each token is followed by the gap after it. Then the tokens that exist move together.
@@ -190,16 +193,20 @@ def change_lengths(
 
 
 def _check_tokens_have_originals(options: DiffCSE) -> None:
-    """Raise a `ConfigError` for a discriminator of `rtd`, or an edit whose tokens have no original."""
+    """Raise a `ConfigError` for options that only `rtd` has.
+
+    These are its discriminator, and edits whose tokens have no original.
+    """
     if options.discriminator:
         raise ConfigError(
-            f"difference.discriminator={options.discriminator!r} needs difference.objective='rtd', the task of "
-            f"ELECTRA. Leave it empty for {options.objective!r}."
+            f"difference.discriminator={options.discriminator!r} needs difference.objective='rtd', "
+            f"the task of ELECTRA. Leave it empty for {options.objective!r}."
         )
     if options.edit != "replace":
         raise ConfigError(
-            f"difference.edit={options.edit!r} needs difference.objective='rtd': {options.objective!r} recovers the "
-            "original of every token, and an inserted or dropped token has none."
+            f"difference.edit={options.edit!r} needs difference.objective='rtd': "
+            f"{options.objective!r} recovers the original of every token, and an inserted or "
+            "dropped token has none."
         )
 
 
@@ -313,14 +320,13 @@ def corrective_language_model(
     kept: Bool[Array, "*tokens"],
     targets: Int[Array, "*tokens"],
 ) -> Float[Array, "*tokens"]:
-    """Compute -log(p_copy [target = input] + (1 - p_copy) p_LM(target)) per token, without a gradient for p_copy.
+    """Compute -log(p_copy [target = input] + (1 - p_copy) p_LM(target)) per token.
 
-    `kept` is true where the input is the target.
+    p_copy has no gradient. `kept` is true where the input is the target.
     """
     copy_logits = jax.lax.stop_gradient(copy_logits)
-    generated = jax.nn.log_sigmoid(-copy_logits) - optax.softmax_cross_entropy_with_integer_labels(
-        logits, targets
-    )
+    entropies = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    generated = jax.nn.log_sigmoid(-copy_logits) - entropies
     return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)
 
 
@@ -355,11 +361,11 @@ PREDICTIONS |= {
 
 @dataclasses.dataclass(frozen=True)
 class EditedContrast(EditOptions, Loss):
-    """A contrast with edited sentences, as further positives or negatives of their originals (DiffCSE Table 15).
+    """A contrast with edited sentences, as positives or negatives (DiffCSE Table 15).
 
-    DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or
-    as another one. Each step edits the anchors again. The paper does not say how it combined its
-    terms; this is our reading:
+    They are further positives or negatives of their originals. DiffCSE learns to notice an edit.
+    This loss treats an edited sentence as the same sentence, or as another one. Each step edits the
+    anchors again. The paper does not say how it combined its terms; this is our reading:
 
     - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in
       place of it.
@@ -372,7 +378,8 @@ class EditedContrast(EditOptions, Loss):
     )
     role: str = option(
         "positive",
-        "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for all, in its place",
+        "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for "
+        "all, in its place",
         choices=("positive", "negative"),
     )
     temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
@@ -403,7 +410,10 @@ def generated_second_views(
     key: PRNGKeyArray,
     run: RunInfo,
 ) -> Batch:
-    """Mask this share of the tokens of second views and let the generator fill them (SimCSE Table 1, "MLM k %")."""
+    """Mask tokens of second views and let the generator fill them (SimCSE Table 1, "MLM k %").
+
+    `ratio` is the share of the tokens that is masked.
+    """
     rows = TokenRows(batch.input_ids[:, 1], batch.attention_mask[:, 1])
     run = run._replace(generator=dataclasses.replace(run.generator, positions="masked"))
     edited = replace(frozen, rows, MaskOptions(ratio, "mask"), key, run)

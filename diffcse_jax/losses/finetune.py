@@ -1,7 +1,8 @@
-"""Losses of labelled tasks, for fine-tuning on several tasks at a time (the "adjusting dropout" report).
+"""Losses of labelled tasks, for fine-tuning on several tasks at a time.
 
-A task is a group of keys in the table `finetune.tasks`. Each batch belongs to one task. `diffcse
-finetune` reads the data, mixes the batches and scores the tasks.
+They follow the report on adjusting dropout. A task is a group of keys in the table
+`finetune.tasks`. Each batch belongs to one task. `diffcse finetune` reads the data, mixes the
+batches and scores the tasks.
 """
 
 import dataclasses
@@ -48,7 +49,8 @@ class LabelledTask:
     ratio: int = option(1, "batches of this task in each block of batches", low=1)
     features: tuple[str, ...] = option(
         ("difference", "product"),
-        "what the head reads of embeddings u, v: `first` u, `second` v, `difference` |u - v|, `product` u v, `cosine`",
+        "what the head reads of embeddings u, v: `first` u, `second` v, `difference` |u - v|, "
+        "`product` u v, `cosine`",
         choices=("first", "second", "difference", "product", "cosine"),
     )
     depth: int = option(1, "dense layers of the head", low=1)
@@ -71,7 +73,10 @@ class LabelledTask:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of the head: a logit per class, a single logit for two classes, or a value."""
+        """The number of outputs of the head.
+
+        These are a logit per class, a single logit for two classes, or a value.
+        """
         return len(self.labels) if self.loss == "cross_entropy" else 1
 
 
@@ -136,7 +141,10 @@ def task_loss(
     labels: Shaped[Array, " rows"],
     key: PRNGKeyArray,
 ) -> Float[Array, ""]:
-    """Return the mean loss of a task's rows, given the embeddings of their sentences; `key` is for dropout."""
+    """Return the mean loss of a task's rows, given the embeddings of their sentences.
+
+    `key` is for dropout.
+    """
     outputs = head(features(task, embeddings), keys=row_keys(key, len(labels)))
     return FUNCTIONS[task.loss](outputs, labels).mean()
 
@@ -152,7 +160,10 @@ def score_name(name: str, task: LabelledTask) -> str:
 
 
 def build_head(task: LabelledTask, size: int) -> partial[TaskHead]:
-    """Return a function that builds the head of a task for embeddings of a size. Its classes must be known."""
+    """Return a function that builds the head of a task for embeddings of a size.
+
+    The classes of the task must be known.
+    """
     inputs = (
         sum(1 if name == "cosine" else size for name in task.features) if task.is_pair else size
     )
@@ -170,7 +181,10 @@ def build_head(task: LabelledTask, size: int) -> partial[TaskHead]:
 def features(
     task: LabelledTask, embeddings: Sequence[Float[Array, "rows hidden"]]
 ) -> Float[Array, "rows features"]:
-    """Return what the head reads: the embeddings of single sentences, or `task.features` of pairs."""
+    """Return what the head reads.
+
+    These are the embeddings of single sentences, or `task.features` of pairs.
+    """
     if not task.is_pair:
         return embeddings[0]
     u, v = embeddings

@@ -20,7 +20,7 @@ from diffcse_jax.models.layers import Network
 
 @dataclasses.dataclass(frozen=True)
 class AuxiliaryMaskedLM(Loss):
-    """The encoder recovers masked tokens of every view, with a head of its own (SimCSE appendices A, D and E).
+    """An auxiliary masked LM on every view, with a head of its own (SimCSE appendices A, D and E).
 
     Alone, without a loss that compares embeddings, it pre-trains a masked LM (Devlin et al. 2019).
     """
@@ -39,7 +39,10 @@ class AuxiliaryMaskedLM(Loss):
     needs = frozenset({"mask_token"})
 
     def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the head: the checkpoint's own if it has one. Untied, its decoder starts as the word embeddings."""
+        """Return the head: the checkpoint's own if it has one.
+
+        If it is not tied, its decoder starts as the word embeddings.
+        """
         encoder = checkpoints.encoder
         head = encoder.mlm_head
         if head is None:
@@ -92,10 +95,10 @@ class AuxiliaryMaskedLM(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class Reconstruction(Loss):
-    """A small head recovers masked tokens from the generator's states and the sentence embedding (InfoCSE).
+    """Reconstruction of masked tokens from the generator's states and the embedding (InfoCSE).
 
-    Wu et al. 2022. The head sees the original sentence only through its embedding, so the encoder
-    learns from it. The loss is a sum over all masked tokens, hence its small weight.
+    Wu et al. 2022. A small head sees the original sentence only through its embedding, so the
+    encoder learns from it. The loss is a sum over all masked tokens, hence its small weight.
     """
 
     weight: float = option(
@@ -131,9 +134,9 @@ class Reconstruction(Loss):
         sizes, hidden_size = generator.config, checkpoints.encoder.config.hidden_size
         if sizes.hidden_size != hidden_size:
             raise ConfigError(
-                f"reconstruction: the encoder has embeddings of size {hidden_size}, but the generator has hidden "
-                f"states of size {sizes.hidden_size}. Use a generator of that size, such as "
-                "generator.name_or_path='start'."
+                f"reconstruction: the encoder has embeddings of size {hidden_size}, but the "
+                f"generator has hidden states of size {sizes.hidden_size}. Use a generator of that "
+                "size, such as generator.name_or_path='start'."
             )
         for key, value in (("blocks", self.blocks), ("layer", self.layer)):
             if value > sizes.num_blocks:
@@ -146,7 +149,10 @@ class Reconstruction(Loss):
         }
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Return masked sentences, the states of one of the generator's blocks, without dropout, and its embeddings."""
+        """Return masked sentences, the generator's states of them, and its embeddings.
+
+        The states are those of one of its blocks, without dropout.
+        """
         generator, vocabulary = frozen.network("generator"), frozen.networks.vocabulary
         masked = mask_tokens(
             key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert"

@@ -28,7 +28,7 @@ from diffcse_jax.models.pooling import (
     similarity_lists,
 )
 
-# similarities of each sentence to the candidates, or logits
+# Similarities of each sentence to the candidates, or logits.
 Lists = Float[Array, "rows candidates"]
 
 
@@ -56,7 +56,10 @@ class RankingConsistency(Loss):
 
 
 def jensen_shannon(p: Lists, q: Lists) -> Float[Array, " rows"]:
-    """Compute (KL(P | M) + KL(Q | M)) / 2, M = (P + Q) / 2, in nats, from 0 to log 2. P and Q are given as logits."""
+    """Compute (KL(P | M) + KL(Q | M)) / 2 with M = (P + Q) / 2.
+
+    It is in nats, from 0 to log 2. P and Q are given as logits.
+    """
     log_p, log_q = jax.nn.log_softmax(p, axis=1), jax.nn.log_softmax(q, axis=1)
     log_mixture = jnp.logaddexp(log_p, log_q) - jnp.log(2.0)
     terms = jnp.exp(log_p) * (log_p - log_mixture) + jnp.exp(log_q) * (log_q - log_mixture)
@@ -70,7 +73,8 @@ class RankingDistillation(Loss):
     weight: float = option(0.0, "weight of ranking distillation (gamma of RankCSE)", low=0.0)
     teachers: tuple[str, ...] = option(
         (),
-        "frozen encoders with the same vocabulary: run or model folders, hub ids, or `start` (the starting checkpoint)",
+        "frozen encoders with the same vocabulary: run or model folders, hub ids, or `start` (the "
+        "starting checkpoint)",
     )
     poolers: tuple[str, ...] = option(
         (),
@@ -100,7 +104,8 @@ class RankingDistillation(Loss):
         count = len(self.teachers)
         if not count:
             raise ConfigError(
-                "distillation.weight > 0 needs teachers. Name some, or `start`, in distillation.teachers"
+                "distillation.weight > 0 needs teachers. Name some, or `start`, in "
+                "distillation.teachers"
             )
         if len(set(self.teachers)) < count:
             raise ConfigError(f"distillation.teachers names a teacher twice: {self.teachers}")
@@ -110,7 +115,8 @@ class RankingDistillation(Loss):
                 raise ConfigError(f"distillation.{key} has {found}. Give one per teacher, or none.")
         if self.shares and not sum(self.shares) > 0:
             raise ConfigError(
-                "distillation.shares are all 0. Leave them out to give all teachers the same weight."
+                "distillation.shares are all 0. Leave them out to give all teachers the same "
+                "weight."
             )
         if (
             START_AS_TEACHER in self.teachers
@@ -164,15 +170,18 @@ class RankingDistillation(Loss):
 
 
 def list_net(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
-    """Compute ListNet: the cross-entropy of the candidates' distribution under the teacher's (Cao et al. 2007, top 1).
+    """Compute ListNet (Cao et al. 2007, top 1).
 
-    Both arguments are logits.
+    It is the cross-entropy of the candidates' distribution under the teacher's. Both arguments are
+    logits.
     """
     return -(jax.nn.softmax(teacher, axis=1) * jax.nn.log_softmax(scores, axis=1)).sum(axis=1)
 
 
 def list_mle(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
-    """Compute ListMLE: the negative log-likelihood of the teacher's order of candidates (Xia et al. 2008).
+    """Compute ListMLE (Xia et al. 2008).
+
+    It is the negative log-likelihood of the teacher's order of candidates.
 
     l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best
     first. Ties keep the order of the batch.

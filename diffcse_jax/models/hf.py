@@ -95,7 +95,7 @@ class Pretrained:
     pooler: Params | None = None
     mlm_head: Params | None = None
     discriminator_head: Params | None = None
-    # the pooler that the authors of a published checkpoint evaluate it with
+    # The pooler that the authors of a published checkpoint evaluate it with.
     evaluated_with: str = ""
     sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
     inside: Path | None = None  # the folder with `modules.json`, if `folder` is inside it
@@ -106,7 +106,10 @@ class Pretrained:
         return self.inside or self.folder
 
     def embedding_size(self, pooler: str) -> int:
-        """Return the size of the embeddings by a pooler, with the recorded head if that is its pooler."""
+        """Return the size of the embeddings by a pooler.
+
+        If the pooler is the recorded one, the recorded head decides.
+        """
         return self.sentence_head.embedding_size(pooler, self.config.hidden_size)
 
     def on(self, device: jax.Device, devices: int = 1) -> "Pretrained":
@@ -144,7 +147,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     if (check := root / files.EXPORT_CHECK).is_file():
         read_sealed(
             check,
-            f"Export the folder again. If you changed the file on purpose, remove {files.EXPORT_CHECK}",
+            "Export the folder again. If you changed the file on purpose, remove "
+            f"{files.EXPORT_CHECK}",
         )
     folder = files.transformer_folder(root)
     hf_config = read_hf_config(folder)
@@ -218,7 +222,10 @@ def _read_parts(
 
 
 def _problems_of_generator(parts: Mapping[str, Any], tensors: Tensors, family: Family) -> list[str]:
-    """Return why a checkpoint cannot be a generator: it lacks a head, or its decoder is not tied."""
+    """Return why a checkpoint cannot be a generator.
+
+    It may lack a head, or its decoder may not be tied.
+    """
     problems = []
     if "mlm_head" not in parts:
         advice = "leave generator.name_or_path empty to train one"
@@ -244,7 +251,7 @@ def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> di
 
 
 def architecture(config: TransformerConfig, *, has_mlm_head: bool) -> str:
-    """Return the name of the class of transformers for an encoder, or for one with a masked-LM head."""
+    """Return transformers' class name for an encoder, with or without a masked-LM head."""
     kind = "ForMaskedLM" if has_mlm_head else "Model"
     return transformers.CONFIG_MAPPING[config.family].__name__.replace("Config", kind)
 
@@ -259,7 +266,10 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
-    """Return the sizes and dropout rates in a checkpoint's `config.json`, or raise CheckpointError, naming `source`."""
+    """Return the sizes and dropout rates in a checkpoint's `config.json`.
+
+    If they are not supported, raise a CheckpointError that names `source`.
+    """
     if "model_type" not in hf_config:
         known = ", ".join(sorted(FAMILIES))
         missing = f"{source}: config.json has no `model_type`"
@@ -274,7 +284,8 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
     try:
         if model_type not in transformers.CONFIG_MAPPING:
             raise ValueError(
-                f"transformers {transformers.__version__} has no {model_type}. Install a newer release"
+                f"transformers {transformers.__version__} has no {model_type}. Install a newer "
+                "release"
             )
         for key, required in family.supported.items():
             _expect(hf_config.get(key) in (required, None), key, repr(required), hf_config.get(key))
@@ -323,7 +334,8 @@ def _check(config: TransformerConfig) -> None:
         )
     if config.rotary_bases and config.hidden_size // config.num_heads % 2:
         raise ValueError(
-            f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions"
+            f"heads of {config.hidden_size // config.num_heads} features cannot have rotary "
+            "positions"
         )
     if config.max_length < 1:
         numbered = f"positions are numbered from pad_token_id + 1 = {config.position_offset}"
@@ -347,7 +359,10 @@ def _expect(is_valid: bool, key: str, expected: str, value: Any) -> None:
 
 
 def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str:
-    """Return the pooler that a checkpoint's authors evaluate it with, or "" if name and tensors do not show it."""
+    """Return the pooler that a checkpoint's authors evaluate it with.
+
+    If its name and tensors do not show it, it is "".
+    """
     if any(name.startswith(_BATCHNORM_PROJECTOR) for name in tensor_names):
         return "cls_before_pooler"
     name = name_or_path.partition("@")[0].rstrip("/").rpartition("/")[2]
@@ -364,7 +379,10 @@ class _Tensor(NamedTuple):
 
 @functools.lru_cache
 def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
-    """Return the arrays of a part by the checkpoint's names, without prefix; empty if the family has no such part."""
+    """Return the arrays of a part by the checkpoint's names, without prefix.
+
+    If the family has no such part, there are none.
+    """
     family = FAMILIES[config.family]
     modules_of_part = family.modules if part == "transformer" else getattr(family, part)
     table = {theirs: ours.split("+") for theirs, ours in modules_of_part.items()}
@@ -432,7 +450,10 @@ def _is_of_encoder(name: str, family: Family) -> bool:
 
 
 def _normalised(name: str, family: Family) -> str:
-    """Return the name of a tensor without the encoder's prefix, and not as TensorFlow names the arrays of norms."""
+    """Return the name of a tensor without the encoder's prefix.
+
+    Norms whose arrays have TensorFlow's names get the usual ones.
+    """
     name = name.removeprefix(family.prefix).removeprefix(family.other_prefix)
     return re.sub(
         r"LayerNorm\.beta$",
@@ -444,11 +465,11 @@ def _normalised(name: str, family: Family) -> str:
 def _encoding_part(
     tensors: Mapping[str, np.ndarray], family: Family, name_or_path: str
 ) -> dict[str, np.ndarray]:
-    """Return the tensors that encoding needs of what the authors' training code saves, and log what is left out.
+    """Return the tensors that encoding needs of what the authors' training code saves.
 
-    The code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as one model: the encoder, the
-    projector (`mlp`) and, for DiffCSE, the discriminator and the generator. A projector of one
-    dense layer is Hugging Face's pooler.
+    Log what is left out. The code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as one
+    model: the encoder, the projector (`mlp`) and, for DiffCSE, the discriminator and the generator.
+    A projector of one dense layer is Hugging Face's pooler.
     """
     kept: dict[str, np.ndarray] = {}
     left_out = set()

@@ -60,7 +60,10 @@ class Dense(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table of `rows` vectors, looked up by numbers that are split over `devices` in equal, consecutive parts."""
+    """A table of `rows` vectors, looked up by numbers.
+
+    The numbers are split over `devices` in equal, consecutive parts.
+    """
 
     def __init__(
         self, rows: int, features: int, *, devices: int = 1, dtype: DTypeLike, rngs: nnx.Rngs
@@ -101,10 +104,10 @@ class LayerNorm(nnx.Module):
 def dropout(
     x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None
 ) -> Shaped[Array, "*shape"]:
-    """Zero elements with probability `rate`, in steps of 1/65536, and rescale the others. Without keys, return `x`.
+    """Zero elements with probability `rate`, and rescale the others.
 
-    An element uses half a random word. `jax.random.bernoulli` uses a whole word and takes twice the
-    time.
+    The rate is in steps of 1/65536. Without keys, return `x`. An element uses half a random
+    word. `jax.random.bernoulli` uses a whole word and takes twice the time.
 
     Args:
         x: Values.
@@ -127,11 +130,11 @@ def matmul(
     kernel: Float[Array, "inputs outputs"],
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "*rows outputs"]:
-    """Return x @ kernel in `dtype`, by default the type of x. The kernel's gradient has the kernel's type.
+    """Return x @ kernel in `dtype`, by default the type of x.
 
-    The backward pass is two plain matrix products. Automatic differentiation would make the
-    kernel's gradient a contraction over several axes, which is slow on a CPU, in the type of x,
-    which loses digits in sums of bfloat16.
+    The kernel's gradient has the kernel's type. The backward pass is two plain matrix products.
+    Automatic differentiation would make the kernel's gradient a contraction over several axes,
+    which is slow on a CPU, in the type of x, which loses digits in sums of bfloat16.
     """
     return jnp.dot(x, kernel.astype(x.dtype), preferred_element_type=dtype or x.dtype)
 
@@ -173,7 +176,10 @@ def _normalise_forward(
     bias: Float[Array, " size"],
     epsilon: float,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Return rows of mean 0 and variance 1, scaled and shifted. The backward pass keeps x, its mean and deviation."""
+    """Return rows of mean 0 and variance 1, scaled and shifted.
+
+    The backward pass keeps x, its mean and its deviation.
+    """
     mean = x.mean(axis=1, keepdims=True, dtype=jnp.float32)
     deviation = x.astype(jnp.float32) - mean
     inverse = jax.lax.rsqrt(jnp.square(deviation).mean(axis=1, keepdims=True) + epsilon)

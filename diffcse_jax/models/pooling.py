@@ -22,11 +22,11 @@ AVERAGED_LAYERS = {
     "avg_first_last": (0, -1),
     "avg_first_block_last": (1, -1),
 }
-# as sentence-transformers names them
+# The names are those of sentence-transformers.
 OTHER_POOLERS = ("max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 POOLERS = (*CLS_POOLERS, *AVERAGED_LAYERS, *OTHER_POOLERS)
 OTHER_NAMES = {"mean": "avg"}  # as sentence-transformers names it
-# the poolers over the last layer can be joined by "+"
+# Poolers over the last layer can be joined by "+".
 JOINED_POOLERS = ("cls_before_pooler", "avg", *OTHER_POOLERS)
 # How embeddings are compared, by the names of sentence-transformers: distances are negative.
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -38,7 +38,10 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def is_pooler(name: str) -> bool:
-    """Return whether this is the name of a pooler, or of several joined by "+", such as `cls_before_pooler+max`."""
+    """Return whether this is the name of a pooler, or of several joined by "+".
+
+    An example is `cls_before_pooler+max`.
+    """
     return name in POOLERS or ("+" in name and set(name.split("+")) <= set(JOINED_POOLERS))
 
 
@@ -59,7 +62,9 @@ def check_pooler(name: str) -> str:
 def pool(
     hidden_states: tuple[jax.Array, ...], attention_mask: Int[Array, "batch length"], pooler: str
 ) -> Float[Array, "batch size"]:
-    """Pool the outputs of the embedding layer and of each block, shapes (batch, length, hidden), before any head.
+    """Pool the outputs of the embedding layer and of each block, before any head.
+
+    Each has the shape (batch, length, hidden).
 
     `cls` and `cls_before_pooler` read position 0 of the last layer. `avg` is its mean over real
     tokens, `avg_top2` that of the last two layers, `avg_first_last` that of the embedding layer and
@@ -82,7 +87,7 @@ def pool(
         maxima = jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(
             axis=1
         )
-        # rows without tokens fill up batches
+        # Rows without tokens fill up batches.
         return jnp.where(attention_mask.any(axis=1)[:, None], maxima, 0)
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS.get(pooler, (-1,))]
     states = sum(layers[1:], start=layers[0]) / len(layers)
@@ -98,14 +103,20 @@ def pool(
 def embed(
     network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None
 ) -> Float[Array, "rows size"]:
-    """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
+    """Return the pooled hidden states of sentences.
+
+    The last block computes only the positions that are read.
+    """
     positions = 1 if pooler in CLS_POOLERS else None
     states = network(rows, keys=keys, last_positions=positions)
     return pool(states, rows.attention_mask, pooler)
 
 
 def normalize(embeddings: Float[AnyArray, "*rows dim"]) -> Float[AnyArray, "*rows dim"]:
-    """Scale embeddings to length 1, in float32. Norms are clipped at 1e-8, as in PyTorch's cosine similarity."""
+    """Scale embeddings to length 1, in float32.
+
+    Norms are clipped at 1e-8, as in PyTorch's cosine similarity.
+    """
     xp = np if isinstance(embeddings, np.ndarray) else jnp
     embeddings = embeddings.astype(xp.float32, copy=False)
     squared = xp.sum(embeddings * embeddings, axis=-1, keepdims=True)
@@ -115,7 +126,10 @@ def normalize(embeddings: Float[AnyArray, "*rows dim"]) -> Float[AnyArray, "*row
 def similarities(
     a: Float[np.ndarray, "*rows dim"], b: Float[np.ndarray, "*columns dim"], name: str
 ) -> Float[np.ndarray, "*rows_and_columns"]:
-    """Return the similarity of all pairs by a function of `SIMILARITIES`. A single embedding adds no axis."""
+    """Return the similarity of all pairs by a function of `SIMILARITIES`.
+
+    A single embedding adds no axis.
+    """
     compared = SIMILARITIES[name](np.atleast_2d(a), np.atleast_2d(b))
     return compared.astype(np.float32).reshape((*a.shape[:-1], *b.shape[:-1]))
 
@@ -123,7 +137,10 @@ def similarities(
 def standardize(
     embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float
 ) -> Float[Array, "rows dim"]:
-    """Scale columns to mean 0 and variance 1 over the rows. `ddof` is 0 for the biased variance, 1 for the unbiased."""
+    """Scale columns to mean 0 and variance 1 over the rows.
+
+    `ddof` is 0 for the biased variance, and 1 for the unbiased one.
+    """
     deviation = embeddings - embeddings.mean(axis=0, keepdims=True)
     return deviation * jax.lax.rsqrt(embeddings.var(axis=0, ddof=ddof, keepdims=True) + epsilon)
 
@@ -140,7 +157,10 @@ def dot_product(
 def cosine_similarity(
     a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]
 ) -> Float[Array, "rows columns"]:
-    """Return the cosine similarity of every row of `a` with every row of `b`. Zero rows have similarity 0."""
+    """Return the cosine similarity of every row of `a` with every row of `b`.
+
+    Zero rows have similarity 0.
+    """
     return dot_product(normalize(a), normalize(b))
 
 
@@ -157,12 +177,18 @@ def similarity_lists(
 
 
 def alignment(a: Float[Array, "batch dim"], b: Float[Array, "batch dim"]) -> Float[Array, " batch"]:
-    """Return the squared distance of each pair after normalisation (Wang and Isola 2020). 0 is best."""
+    """Return the squared distance of each pair after normalisation (Wang and Isola 2020).
+
+    0 is best.
+    """
     return jnp.sum((normalize(a) - normalize(b)) ** 2, axis=1)
 
 
 def uniformity(embeddings: Float[Array, "batch dim"]) -> Float[Array, ""]:
-    """Return log mean exp(-2 d^2) over pairs of different rows, normalised (Wang and Isola 2020). Lower is better."""
+    """Return log mean exp(-2 d^2) over pairs of different rows (Wang and Isola 2020).
+
+    Rows are normalised first. Lower is better.
+    """
     squared_distance = 2.0 - 2.0 * cosine_similarity(embeddings, embeddings)
     count = len(embeddings)
     pairs = jnp.where(jnp.eye(count, dtype=bool), -jnp.inf, -2.0 * squared_distance)

@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder records about its encoder: prompts, pooling, and the modules that follow it.
+"""What a sentence-transformers folder records: prompts, pooling, and the modules after it.
 
 `modules.json` lists the modules of a folder: the transformer, a weighted mean of its layers (for
 poolers over two layers), pooling over tokens, and any number of dense layers, layer norms, dropouts
@@ -54,7 +54,7 @@ _KEYS = {
 }
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
-# in its name, until 2020
+# Until 2020, its name had one of these kinds in place of `bert`.
 _OTHER_KINDS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
 QUERY = "query"
@@ -90,13 +90,19 @@ class Prompts:
 
     @property
     def symmetric(self) -> str:
-        """The prompt of pairs whose texts are of one kind: the default prompt, or else that of queries."""
+        """The prompt of pairs whose texts are of one kind.
+
+        It is the default prompt, or else that of queries.
+        """
         return self.default or self.query
 
     def choose(
         self, prompt: str | None = None, prompt_name: str | None = None, default: str | None = None
     ) -> str:
-        """Return the prompt if it is given, that of a name, or the default. Raise ConfigError if there is none."""
+        """Return the prompt if it is given, that of a name, or the default.
+
+        Raise ConfigError if there is none.
+        """
         if prompt is not None:
             return prompt
         if prompt_name is None:
@@ -109,19 +115,24 @@ class Prompts:
         return self.by_name[prompt_name]
 
     def warning(self, name: str) -> str:
-        """Return a warning for texts that are encoded without a prompt; empty if the model needs none."""
+        """Return a warning for texts that are encoded without a prompt.
+
+        If the model needs none, it is empty.
+        """
         if listed := ", ".join(
             f"{key} ({value!r})" for key, value in self.by_name.items() if value
         ):
             return (
-                f"{name} was trained with prompts, and none is used here. It has: {listed}. Give a prompt_name, or use "
-                "encode_query and encode_document"
+                f"{name} was trained with prompts, and none is used here. It has: {listed}. Give a "
+                "prompt_name, or use encode_query and encode_document"
             )
         if self.in_readme:
             listed = ", ".join(map(repr, self.in_readme))
             return (
-                f"the README of {name} names prompts ({listed}), but its configuration does not. None is used here. "
-                f'Give prompt=..., or record them in {SETTINGS}: {{"prompts": {{"query": "...", "document": "..."}}}}'
+                f"the README of {name} names prompts ({listed}), but its configuration does not. "
+                "None is used here. "
+                f'Give prompt=..., or record them in {SETTINGS}: {{"prompts": {{"query": "...", '
+                '"document": "..."}}'
             )
         return ""
 
@@ -141,7 +152,10 @@ NO_PROMPTS = Prompts()
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """Read the prompts of a folder, or those that its README names if none is recorded, or raise CheckpointError."""
+    """Read the prompts of a folder, or those that its README names if none is recorded.
+
+    Raise CheckpointError if they cannot be read.
+    """
     path = folder / SETTINGS
     recorded = read_json_object(path) if path.is_file() else {}
     by_name, default = recorded.get("prompts") or {}, recorded.get("default_prompt_name")
@@ -162,7 +176,7 @@ def read_prompts(folder: Path) -> Prompts:
 def for_columns(
     prompts: Prompts, asked: Sequence[str], columns: int
 ) -> tuple[tuple[str, ...], Prompts]:
-    """Return the prompt of each column of a training text, and the prompts of the trained model, or raise ConfigError.
+    """Return the prompt of each column of a training text, and the trained model's prompts.
 
     Args:
         prompts: The prompts of the starting checkpoint.
@@ -171,6 +185,10 @@ def for_columns(
             the first column and that of documents for the others. A single column gets one prompt
             for both views.
         columns: The number of columns.
+
+    Raises:
+        ConfigError: The number of prompts is neither 1 nor that of the columns, or a prompt is
+            unknown.
     """
     if not asked and columns == 1:
         return (prompts.symmetric,), prompts
@@ -178,18 +196,19 @@ def for_columns(
         return (prompts.query, *[prompts.document] * (columns - 1)), prompts
     if len(asked) not in (1, columns):
         raise ConfigError(
-            f"data.prompts has {len(asked)} prompts, and the text {columns} columns. Give 1 or {columns}"
+            f"data.prompts has {len(asked)} prompts, and the text {columns} columns. Give 1 or "
+            f"{columns}"
         )
     known = {**prompts.by_name, "none": ""}
     for each in asked:
         if each not in known and not re.search(r"[\s:]", each):
             raise ConfigError(
-                f"data.prompts: the starting checkpoint has no prompt {each!r}. Known: {', '.join(known)}. A prompt "
-                "itself has a space or a colon, such as 'query: '"
+                f"data.prompts: the starting checkpoint has no prompt {each!r}. Known: "
+                f"{', '.join(known)}. A prompt itself has a space or a colon, such as 'query: '"
             )
     texts = tuple(known.get(each, each) for each in asked) * (columns // len(asked))
     by_name = {**prompts.by_name, QUERY: texts[0], DOCUMENT_NAMES[0]: texts[-1]}
-    # other names of documents' prompts
+    # Other names of documents' prompts.
     by_name |= {name: texts[-1] for name in DOCUMENT_NAMES if name in by_name}
     return texts, dataclasses.replace(prompts, by_name=by_name)
 
@@ -205,17 +224,17 @@ class RecordedPooler(NamedTuple):
 
 
 def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: int) -> None:
-    """Write the settings, `modules.json` and the modules that follow the transformer into a Hugging Face folder.
+    """Write the settings, `modules.json` and the modules after the transformer into a folder.
 
-    Poolers over two layers need `output_hidden_states` in its `config.json`. The pooler `cls` needs
-    its head.
+    It is a Hugging Face folder. Poolers over two layers need `output_hidden_states` in its
+    `config.json`. The pooler `cls` needs its head.
     """
     pooler, prompts = record.pooler, record.prompts
     settings = {"similarity_fn_name": record.sentence_head.similarity} | prompts.settings()
     cut = {} if record.truncate_dim is None else {"truncate_dim": record.truncate_dim}
     write_json(folder / SETTINGS, settings | cut)
     size = {"word_embedding_dimension": hidden_size}
-    # kinds, configurations, weights
+    # The kind, the configuration and the weights of each.
     modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]
     if pooler in TWO_LAYER_POOLERS:
         weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
@@ -230,10 +249,8 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
     layers, params = record.sentence_head.layers, record.sentence_head.params
     if pooler == "cls":
         assert record.head is not None
-        layers, params = (
-            (_tanh_layer(hidden_size),),
-            prefixed(subset(record.head, "dense"), "layers.0.linear"),
-        )
+        layers = (_tanh_layer(hidden_size),)
+        params = prefixed(subset(record.head, "dense"), "layers.0.linear")
     for index, layer in enumerate(layers):
         config = {key: getattr(layer, key) for key in HEAD_SETTINGS[layer.kind]}
         arrays = subset(params, f"layers.{index}")
@@ -242,7 +259,7 @@ def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: in
         )
     entries = []
     for index, (kind, config, weights) in enumerate(modules):
-        # the transformer's files are in the folder itself
+        # The transformer's files are in the folder itself.
         path = f"{index}_{kind}" if index else ""
         entries.append(
             {
@@ -280,15 +297,19 @@ def _theirs(ours: str) -> str:
 
 
 def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
-    """Return the weights of the embedding layer and of each block in the mean, shape (num_blocks + 1,)."""
+    """Return the weights of the embedding layer and of each block in the mean.
+
+    Their shape is (num_blocks + 1,).
+    """
     weights = np.zeros(num_blocks + 1, np.float32)
     weights[list(AVERAGED_LAYERS[pooler])] = 1
     return weights
 
 
 def recorded(checkpoint: Pretrained) -> RecordedPooler:
-    """Return what a checkpoint's folder records, or the pooler that its authors evaluate it with if it records none.
+    """Return what a checkpoint's folder records, or the pooler of its authors.
 
+    If the folder records none, it is the pooler that the authors evaluate the checkpoint with.
     Raise CheckpointError as `read` does, or if the sizes of modules do not fit.
     """
     record = read(checkpoint.root)
@@ -349,7 +370,10 @@ def read(folder: Path) -> RecordedPooler:
 
 
 def text_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Read how the transformer module reads text. Return the file and its content, which is empty if there is none."""
+    """Read how the transformer module reads text.
+
+    Return the file and its content. If there is no file, the content is empty.
+    """
     paths = [
         folder / TEXT_SETTINGS,
         *(folder / f"sentence_{kind}_config.json" for kind in _OTHER_KINDS),
@@ -391,9 +415,9 @@ def _pooler_of(config: dict[str, Any], module: Path) -> str:
     _expect(is_known, path, "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
     if not config.get("include_prompt", True):
         raise CheckpointError(
-            f"{path}: include_prompt is false: the model leaves prompts out of the pooling, which is "
-            "not supported. Use sentence-transformers for this model. If you never use a prompt, set "
-            "include_prompt to true: the embeddings are the same"
+            f"{path}: include_prompt is false: the model leaves prompts out of the pooling, which "
+            "is not supported. Use sentence-transformers for this model. If you never use a "
+            "prompt, set include_prompt to true: the embeddings are the same"
         )
     return "+".join(_MODES[mode] for mode in modes)
 
@@ -498,8 +522,8 @@ def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> Re
     if not explicit:
         raise CheckpointError(
             f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}. The "
-            "authors of DiffCSE and of unsupervised SimCSE evaluate with cls_before_pooler, those of "
-            "supervised SimCSE with cls"
+            "authors of DiffCSE and of unsupervised SimCSE evaluate with cls_before_pooler, those "
+            "of supervised SimCSE with cls"
         )
     if " + " in explicit:
         has = whole or "no recorded pooler"
@@ -519,7 +543,10 @@ def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> Re
 
 
 def checked_truncation(truncate_dim: int | None, size: int) -> int | None:
-    """Return the number of dimensions to keep (None: all), or raise ConfigError if the embedding has fewer."""
+    """Return the number of dimensions to keep (None: all).
+
+    Raise a ConfigError if the embedding has fewer.
+    """
     if truncate_dim is not None and not 1 <= truncate_dim <= size:
         raise ConfigError(
             f"truncate_dim={truncate_dim}: the embedding size is {size}. Keep 1 to {size}"

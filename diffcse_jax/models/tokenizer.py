@@ -13,7 +13,7 @@ from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.sentence_folder import text_settings
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
-# characters per wanted token that are tokenised first. English has 4 to 5 per token
+# Characters per wanted token that are tokenised first. English has 4 to 5 per token.
 READ_FIRST = 16
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
 
@@ -24,7 +24,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
-    """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`. Code in the folder never runs."""
+    """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`.
+
+    Code in the folder never runs.
+    """
     _check_files(folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -33,7 +36,10 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     except Exception as error:  # transformers and tokenizers raise a dozen types
         reason = str(error)
         if "trust_remote_code" in reason:  # advice to execute it
-            reason = "it needs code from the folder, which is never executed here. Use a folder with tokenizer.json"
+            reason = (
+                "it needs code from the folder, which is never executed here. Use a folder with "
+                "tokenizer.json"
+            )
         raise CheckpointError(f"{folder}: cannot load the tokenizer: {reason}") from error
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         raise CheckpointError(
@@ -66,7 +72,7 @@ def _check_files(folder: Path) -> None:
         if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
             raise CheckpointError(problem)
     for path in folder.iterdir():
-        # transformers would wait
+        # transformers would wait for such a file.
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
             raise CheckpointError(
                 f"{folder} contains {path.name}, which is a pipe or a device. Remove it"
@@ -126,7 +132,7 @@ def check_token_ids(
 def tokenise(
     backend: tokenizers.Tokenizer, texts: Sequence[str]
 ) -> tuple[list[list[int]], list[bool]]:
-    """Return the tokens of texts, including special tokens, and whether the backend's truncation cut each text.
+    """Return the tokens of texts, with special tokens, and whether each text was truncated.
 
     The beginning of a long text, up to a space, is tokenised first. The whole text is tokenised
     only if that gives too few tokens, so the part that is cut costs nothing as a rule.
@@ -154,5 +160,6 @@ def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
     """Warn if texts were cut to the tokens that a model reads."""
     if cut:
         warn_user(
-            f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the model reads"
+            f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the "
+            "model reads"
         )

@@ -23,16 +23,16 @@ from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
 LogitBias = Float[Array, "rows #heads _queries _length"]  # one for all queries, or one for each
-# queries, keys or values of heads, or of groups of heads
+# Queries, keys or values of heads, or of groups of heads.
 Grouped = Float[Array, "rows groups _length features"]
-# bias on logits of tokens that are not seen; a sum of two is finite
+# The bias on logits of tokens that are not seen. A sum of two is finite.
 HIDDEN = np.finfo(np.float32).min / 2
 
 
 class InputEmbeddings(nnx.Module):
-    """The sum of word, position and token-type embeddings, normalised. Positions are numbered from 0.
+    """The sum of word, position and token-type embeddings, normalised.
 
-    With rotary positions, there are no position embeddings.
+    Positions are numbered from 0. With rotary positions, there are no position embeddings.
     """
 
     def __init__(self, config: "TransformerConfig", *, dtype: DTypeLike, rngs: nnx.Rngs):
@@ -68,52 +68,70 @@ class InputEmbeddings(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """The sizes of an encoder and what is particular to its family. Dropout has one rate per block."""
+    """The sizes of an encoder and what is particular to its family.
 
-    family: str  # the `model_type` of its checkpoints
+    The fields from `recompute` on say how to compute. They change embeddings by rounding errors
+    only, and `most_queries` also dropout masks.
+
+    Attributes:
+        family: The `model_type` of its checkpoints.
+        max_positions: Rows of the position table, or the longest text with rotary positions.
+        type_vocab_size: The number of token types. 0: none.
+        hidden_dropout: One rate per block.
+        attention_dropout: One rate per block.
+        position_offset: The position number of the first token.
+        attention_output_dropout: Whether hidden dropout applies to the output of self-attention.
+        rotary_factor: Rotary positions are divided by it.
+        mlm_activation: The activation of the masked-LM head. Empty: `activation`.
+        mlm_transform_bias: Whether the masked-LM head's first layer has a bias.
+        embedding_size: The size of word embeddings. 0: `hidden_size`.
+        norm_bias: Whether norms have a bias.
+        final_norm: Whether a norm follows the last block.
+        embeddings: The module of the input embeddings.
+        block: A module with the arguments and calls of `Block`. None: `Block`.
+        rotary_bases: The base of the rotary positions of each block. Empty: position embeddings.
+        windows: For each block, how many tokens to either side a token sees. 0 or empty: all.
+        attention_bias: Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a
+            number of positions to a bias on attention logits, shape (1, heads, positions,
+            positions), in float32.
+        recompute: Whether the backward pass computes activations again.
+        lanes: The lanes of a register, which attention fills with several heads.
+        devices: The number of devices that rows are split over.
+        most_queries: Attention divides longer sentences into parts.
+        fused: Whether the device has a kernel for attention.
+    """
+
+    family: str
     vocab_size: int
     hidden_size: int
     num_blocks: int
     num_heads: int
     intermediate_size: int
-    max_positions: int  # rows of the position table, or the longest text with rotary positions
-    type_vocab_size: int  # 0 if there are no token types
+    max_positions: int
+    type_vocab_size: int
     norm_epsilon: float
     activation: str
     pad_token_id: int
     embedding_dropout: float
     hidden_dropout: tuple[float, ...]
     attention_dropout: tuple[float, ...]
-    position_offset: int = 0  # the position number of the first token
-    # whether hidden dropout applies to the output of self-attention
+    position_offset: int = 0
     attention_output_dropout: bool = True
-    rotary_factor: float = 1.0  # rotary positions are divided by it
-    mlm_activation: str = ""  # of the masked-LM head. Empty: `activation`
-    mlm_transform_bias: bool = True  # whether the masked-LM head's first layer has a bias
-    embedding_size: int = 0  # of word embeddings. 0: `hidden_size`
-    norm_bias: bool = True  # whether norms have a bias
-    final_norm: bool = False  # whether a norm follows the last block
+    rotary_factor: float = 1.0
+    mlm_activation: str = ""
+    mlm_transform_bias: bool = True
+    embedding_size: int = 0
+    norm_bias: bool = True
+    final_norm: bool = False
     embeddings: type[InputEmbeddings] = InputEmbeddings
-    # a module with the arguments and calls of `Block`. None: `Block`
     block: Callable[..., Any] | None = None
-    # of the rotary positions of each block. Empty: position embeddings instead
     rotary_bases: tuple[float, ...] = ()
-    # for each block, how many tokens to either side a token sees. 0 or empty: all
     windows: tuple[int, ...] = ()
-    # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of
-    # positions to a bias on attention logits, (1, heads, positions, positions) in float32.
     attention_bias: Callable[..., nnx.Module] | None = None
-    # How to compute. These fields change embeddings by rounding errors only, and `most_queries`
-    # also dropout masks.
-    # the backward pass recomputes activations
     recompute: bool = dataclasses.field(default=True, repr=False)
-    # of a register, which attention fills with several heads
     lanes: int = dataclasses.field(default=1, repr=False)
-    # the number of devices that rows are split over
     devices: int = dataclasses.field(default=1, repr=False)
-    # attention divides longer sentences into parts
     most_queries: int = dataclasses.field(default=512, repr=False)
-    # whether the device has a kernel for attention
     fused: bool = dataclasses.field(default=False, repr=False)
 
     @property
@@ -157,13 +175,17 @@ def block_rates(rates: tuple[float, ...], num_blocks: int) -> tuple[float, ...]:
     """
     if len(rates) not in (1, num_blocks):
         raise ValueError(
-            f"{len(rates)} rates for {num_blocks} blocks. Give 1 rate, or {num_blocks}, one for each block"
+            f"{len(rates)} rates for {num_blocks} blocks. Give 1 rate, or {num_blocks}, one for "
+            "each block"
         )
     return rates * (num_blocks // len(rates))
 
 
 class Blocks(nnx.Module):
-    """Blocks of an encoder, the bias on attention logits that they share, and the norm after the last one."""
+    """Blocks of an encoder, the attention bias that they share, and the last norm.
+
+    The bias is added to attention logits.
+    """
 
     def __init__(
         self, config: TransformerConfig, indices: range, *, dtype: DTypeLike, rngs: nnx.Rngs
@@ -185,7 +207,10 @@ class Blocks(nnx.Module):
         keys_of_blocks: Sequence[RowKeys],
         last_positions: int | None = None,
     ) -> list[Float[Array, "rows _length hidden"]]:
-        """Return the output of each block. The last block computes only the first `last_positions`; None: all."""
+        """Return the output of each block.
+
+        The last block computes only the first `last_positions` (None: all).
+        """
         bias = logit_bias(rows.attention_mask, self.attention_bias)
         outputs = []
         for index, (block, keys) in enumerate(
@@ -216,7 +241,9 @@ class Transformer(Blocks):
         keys: RowKeys = None,
         last_positions: int | None = None,
     ) -> tuple[Float[Array, "rows _length hidden"], ...]:
-        """Return the hidden states: the output of the embedding layer and of each block. Ignore values at padding.
+        """Return the hidden states: the output of the embedding layer and of each block.
+
+        Ignore values at padding.
 
         Args:
             rows: Sentences.
@@ -284,7 +311,10 @@ class Block(nnx.Module):
         keys: RowKeys,
         positions: int | None = None,
     ) -> Float[Array, "*outputs hidden"]:
-        """Return the output at all tokens, or, with `positions`, rows of the first positions, which attend to all."""
+        """Return the output at all tokens or, with `positions`, at the first positions.
+
+        These attend to all tokens, and are returned as rows.
+        """
         outputs = 3 if self.unit_dropout else 2
         probabilities_keys, attention_keys, output_keys, *unit_keys = split_keys(
             keys, rows, positions, outputs
@@ -306,7 +336,10 @@ class Block(nnx.Module):
     def activated(
         self, hidden_states: Float[Array, "*outputs hidden"]
     ) -> Float[Array, "*outputs intermediate"]:
-        """Return the activated units of the feed-forward network, times their gates if there are any (Shazeer 2020)."""
+        """Return the activated units of the feed-forward network.
+
+        If there are gates, the units are multiplied by them (Shazeer 2020).
+        """
 
         def activate(units: jax.Array, gate: jax.Array | None) -> jax.Array:
             activated = ACTIVATIONS[self.activation](units)
@@ -381,9 +414,9 @@ class SelfAttention(nnx.Module):
                 rotate, base=self.rotary_base, head_size=self.head_size, factor=self.rotary_factor
             )
             query, key = turn(query), turn(key)
-        # other biases are as large as logits
+        # Other biases are as large as logits.
         is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1
-        # cuDNN trains no odd length
+        # cuDNN trains no odd length.
         fits = query.dtype == jnp.bfloat16 and query.shape[2] % 2 == key.shape[2] % 2 == 0
         if is_long and fits and self.has_kernel and (keys is None or self.rate == 0.0):
             attended = fused_attention(query, key, value, rows.attention_mask.sum(axis=1))
@@ -403,7 +436,10 @@ class SelfAttention(nnx.Module):
         *,
         first: int = 0,
     ) -> Grouped:
-        """Return the weighted means of the values. `first` is the position of the first query among the keys."""
+        """Return the weighted means of the values.
+
+        `first` is the position of the first query among the keys.
+        """
         if self.window:
             positions = jnp.arange(first, first + query.shape[2])
             distance = jnp.abs(positions[:, None] - jnp.arange(key.shape[2])[None])
@@ -428,18 +464,18 @@ class SelfAttention(nnx.Module):
     def _attend_in_parts(
         self, query: Grouped, key: Grouped, value: Grouped, bias: LogitBias, keys: RowKeys
     ) -> Grouped:
-        """Return what `_attend` returns, with other dropout masks: for one part of the queries after the other.
+        """Return what `_attend` returns, for one part of the queries after the other.
 
-        The backward pass computes each part again, so memory grows with the length and not with its
-        square. With a window, a part reads only the keys in its windows, so time grows with the
-        length as well.
+        The dropout masks differ. The backward pass computes each part again, so memory grows with
+        the length and not with its square. With a window, a part reads only the keys in its
+        windows, so time grows with the length as well.
         """
         count, window = query.shape[2], self.window
         parts = -(-count // self.most_queries)
         queries = -(-count // parts)  # of a part
         padding = parts * queries - count
         seen = queries + 2 * window if window else key.shape[2]  # keys that a part reads
-        # positions that the windows of the first and last queries reach
+        # Positions that the windows of the first and last queries reach.
         outside = (window, window + padding)
         query = jnp.pad(query, ((0, 0), (0, 0), (0, padding), (0, 0)))
         if window:
@@ -458,7 +494,7 @@ class SelfAttention(nnx.Module):
             states = query, near(key, axis=2), near(value, axis=2)
             return self._attend(*states, near(bias, axis=3), part_keys, first=window)
 
-        # a loop's forward and backward passes cannot be merged
+        # A loop's forward and backward passes cannot be merged.
         attend = jax.checkpoint(attend, prevent_cse=False)
         by_part = query.reshape(*query.shape[:2], parts, queries, -1).transpose(2, 0, 1, 3, 4)
         attended = jax.lax.map(lambda each: attend(*each), (jnp.arange(parts), by_part))
@@ -471,7 +507,10 @@ class SelfAttention(nnx.Module):
     def _own_features(
         self, states: jax.Array
     ) -> Float[Array, "rows groups heads _length features"]:
-        """Return each head's own features, with zeros in place of the other heads' features of its group."""
+        """Return each head's own features.
+
+        In place of the features of the other heads of its group, there are zeros.
+        """
         if self.heads_of_group == 1:
             return states
         head_of_feature = np.arange(states.shape[-1]) // self.head_size
@@ -480,8 +519,11 @@ class SelfAttention(nnx.Module):
 
 
 def has_fused_attention(device: jax.Device) -> bool:
-    """Return whether `fused_attention` runs on a device: on NVIDIA's GPUs since Ampere (compute capability 8.0)."""
-    # of AMD's GPUs, a name
+    """Return whether `fused_attention` runs on a device.
+
+    It runs on NVIDIA's GPUs since Ampere (compute capability 8.0).
+    """
+    # For AMD's GPUs, this is a name.
     capability = str(getattr(device, "compute_capability", "")).partition(".")[0]
     return device.platform == "gpu" and capability.isdigit() and int(capability) >= 8
 
@@ -489,7 +531,10 @@ def has_fused_attention(device: jax.Device) -> bool:
 def fused_attention(
     query: Grouped, key: Grouped, value: Grouped, lengths: Int[Array, " rows"]
 ) -> Grouped:
-    """Return the weighted means of the first `lengths` values, by cuDNN's kernel, which keeps no logits."""
+    """Return the weighted means of the first `lengths` values, by cuDNN's kernel.
+
+    The kernel keeps no logits.
+    """
     lengths = jnp.maximum(lengths, 1)  # a row without tokens would be a mean of nothing
     by_token = (states.swapaxes(1, 2) for states in (query, key, value))
     attended = jax.nn.dot_product_attention(
@@ -507,11 +552,11 @@ def logit_bias(
 
 
 def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) -> Grouped:
-    """Add rotary positions to queries or keys of one or several heads (RoPE, Su et al. 2021, Section 3.4.2).
+    """Add rotary positions to queries or keys (RoPE, Su et al. 2021, Section 3.4.2).
 
-    The features i and i + head_size / 2 of a head are a point in a plane. At position p, it is
-    turned by the angle p / factor * base^(-2i / head_size). The product of a query and a key then
-    depends on their distance.
+    These are of one or several heads. The features i and i + head_size / 2 of a head are a point in
+    a plane. At position p, it is turned by the angle p / factor * base^(-2i / head_size). The
+    product of a query and a key then depends on their distance.
     """
     half, (length, features) = head_size // 2, states.shape[2:]
     frequencies = np.float32(1) / np.float32(base) ** (
@@ -524,7 +569,7 @@ def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) ->
     )
     x = states.astype(jnp.float32)
     is_first = np.arange(features) % head_size < half
-    # by a quarter
+    # Each point, turned by a quarter.
     turned = jnp.where(is_first, -jnp.roll(x, -half, axis=-1), jnp.roll(x, half, axis=-1))
     return (x * cosines + turned * sines).astype(states.dtype)
 
@@ -539,7 +584,10 @@ def trained_where(
 def split_keys(
     keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int
 ) -> list[Key[Array, "..."] | None]:
-    """Return a block's dropout keys: of each row for attention, and of each token for its outputs."""
+    """Return a block's dropout keys.
+
+    Attention has one for each row, and outputs have one for each token.
+    """
     of_attention, *of_outputs = new_keys(keys, 1 + outputs)
     return [
         of_attention,

@@ -1,15 +1,19 @@
 """The folder of a run.
 
-    config.json            the configuration encoder/               configuration, tokenizer and
-    pooler of the starting checkpoint, and base_model.json start.json             digests of the
-    starting weights and of the files above lock                   the process that trains here, or
-    trained here last checkpoints/STEP       parameters, optimizer state, position in the data and
-    dev scores (Orbax) metrics.jsonl          one row for each logged step and each dev evaluation
+    config.json            the configuration
+    encoder/               configuration, tokenizer and pooler of the starting checkpoint, and
+                           base_model.json
+    start.json             digests of the starting weights and of the files above
+    lock                   the process that trains here, or trained here last
+    checkpoints/STEP       parameters, optimizer state, position in the data and dev scores (Orbax)
+    metrics.jsonl          one row for each logged step and each dev evaluation
     starts.jsonl           versions, devices, configuration and digests, one line for each start of
-    training start_scores.json      dev scores of the starting checkpoint: the baseline
+                           training
+    start_scores.json      dev scores of the starting checkpoint: the baseline
     selection.json         the exported model and its verdict, written when training is over
-    selected.safetensors   the weights of that model, if they are not those of a checkpoint export/
-    the exported model damaged/               damaged files, moved out of the way
+    selected.safetensors   the weights of that model, if they are not those of a checkpoint
+    export/                the exported model
+    damaged/               damaged files, moved out of the way
 
 `finding.py` finds a run and its export, and imports nothing that only training needs. `start.py`
 has the first four entries, `checkpoints.py` the fifth and the encoder of a run or checkpoint, and

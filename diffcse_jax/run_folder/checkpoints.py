@@ -53,7 +53,10 @@ _DISCARDED = "discarded"  # a folder inside checkpoints/
 
 
 class TrainState(NamedTuple):
-    """The state of a run after a step. Randomness is a function of (seed, step) and has no state of its own."""
+    """The state of a run after a step.
+
+    Randomness is a function of (seed, step) and has no state of its own.
+    """
 
     step: jax.Array
     params: Params
@@ -62,10 +65,11 @@ class TrainState(NamedTuple):
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
-    """The checkpoints of a run. The last two and the best one are kept. Saving continues in the background.
+    """The checkpoints of a run.
 
-    As a context manager, it waits for the last save and closes. The record holds what all its
-    checkpoints share: the pooler, the dev metric, and what identifies the texts.
+    The last two and the best one are kept. Saving continues in the background. As a context
+    manager, it waits for the last save and closes. The record holds what all its checkpoints share:
+    the pooler, the dev metric, and what identifies the texts.
     """
 
     def __init__(self, workdir: Path, record: Record):
@@ -133,10 +137,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._manager.save(step, args=ocp.args.Composite(**saved, record=content))
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Return the newest intact checkpoint and its position in the data. Move newer, damaged ones to `damaged/`.
+        """Return the newest intact checkpoint and its position in the data.
 
-        The arrays get the containers and shardings of the state `like`. If there is no checkpoint,
-        that state is returned, with an empty position.
+        Move newer, damaged checkpoints to `damaged/`. The arrays get the containers and shardings
+        of the state `like`. If there is no checkpoint, that state is returned, with an empty
+        position.
 
         Raises:
             CheckpointError: All checkpoints are damaged, or an array of `like` is missing or has
@@ -168,7 +173,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._remove_discarded()
 
     def _newest_intact(self) -> int:
-        """Return the step of the newest intact checkpoint, after moving damaged newer ones out of the way."""
+        """Return the step of the newest intact checkpoint.
+
+        Damaged newer ones are moved out of the way first.
+        """
         damaged: dict[int, CheckpointError] = {}
         for step in reversed(saved_steps(self._folder)):
             try:
@@ -176,7 +184,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     read_arrays(self._folder / str(step), item)
             except CheckpointError as error:
                 damaged[step] = error
-                # later errors of this reading may follow the run
+                # Errors of this reading may still come when the run is over.
                 self._hidden_messages = contextlib.nullcontext()
                 continue
             for other, problem in damaged.items():
@@ -189,29 +197,35 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 )
             return step
         raise CheckpointError(
-            f"training cannot resume: no checkpoint of {self._workdir} is readable. Nothing was changed. Restore a "
-            "checkpoint from a copy, or give another --workdir to begin a new run:\n  "
-            + "\n  ".join(map(str, damaged.values()))
+            f"training cannot resume: no checkpoint of {self._workdir} is readable. Nothing was "
+            "changed. Restore a checkpoint from a copy, or give another --workdir to begin a new "
+            "run:\n  " + "\n  ".join(map(str, damaged.values()))
         )
 
     def _check_same_run(self, record: Record) -> None:
-        """Refuse data that is not the checkpoint's, and warn if earlier rows of `metrics.jsonl` have changed."""
+        """Refuse data that is not the checkpoint's.
+
+        Warn if earlier rows of `metrics.jsonl` have changed.
+        """
         metric, metric_now = record.dev_metric, self._record.dev_metric
         for name, what in {
             "text": "the text of data.train_file or finetune.tasks, or its tokenizer,",
-            "dev_metric": f"the metric that chooses the best checkpoint (now {metric_now}, was {metric})",
+            "dev_metric": (
+                f"the metric that chooses the best checkpoint (now {metric_now}, was {metric})"
+            ),
             "dev_text": f"the data that {metric} is measured on (eval.pairs_file, eval.data_dir)",
         }.items():
             if getattr(record, name) != getattr(self._record, name):
                 raise ConfigError(
-                    f"{what} has changed since the run in {self._workdir} began. Restore it to resume, or give another "
-                    "--workdir to begin a new run"
+                    f"{what} has changed since the run in {self._workdir} began. Restore it to "
+                    "resume, or give another --workdir to begin a new run"
                 )
         before = record.metrics
         if jax.process_index() == 0 and before and self._metrics_digest(before["bytes"]) != before:
             log_line(
-                f"warning: {self._workdir / METRICS} is damaged: rows up to step {record.step} have changed. Training "
-                "does not need them. Restore the file before you use its numbers"
+                f"warning: {self._workdir / METRICS} is damaged: rows up to step {record.step} "
+                "have changed. Training does not need them. Restore the file before you use its "
+                "numbers"
             )
 
     def _metrics_digest(self, size: int | None = None) -> dict[str, Any]:
@@ -223,7 +237,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     def _remove_discarded(self) -> None:
-        """Delete old checkpoints, which Orbax has renamed first: no checkpoint is ever half deleted under its name."""
+        """Delete old checkpoints, which Orbax has renamed first.
+
+        Therefore no checkpoint is ever half deleted under its name.
+        """
         if jax.process_index() == 0:
             shutil.rmtree(self._folder / _DISCARDED, ignore_errors=True)
 
@@ -253,14 +270,18 @@ class _Best(NamedTuple):
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
-    """Return the steps of the complete checkpoints: a checkpoint gets its name when it is complete."""
+    """Return the steps of the complete checkpoints.
+
+    A checkpoint gets its name when it is complete.
+    """
     return sorted(int(folder.name) for folder in checkpoints.glob("*") if folder.name.isdecimal())
 
 
 def best_step(scores: Mapping[int, float | None]) -> int | None:
-    """Return the step with the highest score, the earliest of equal ones (as in the papers' code), or None.
+    """Return the step with the highest score, or None.
 
-    Orbax's own `best_step` takes the latest of equal ones. NaN is lower than any score.
+    Of equal scores, the earliest step is best, as in the papers' code. Orbax's own `best_step`
+    takes the latest of equal ones. NaN is lower than any score.
     """
     known = {
         step: score for step, score in scores.items() if score is not None and score != _UNKNOWN
@@ -280,7 +301,10 @@ def read_record(checkpoint: Path) -> Record:
 
 
 def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
-    """Read the record of a checkpoint, and an item as a tree of NumPy arrays, whatever devices saved it."""
+    """Read the record of a checkpoint, and an item as a tree of NumPy arrays.
+
+    It does not matter which devices saved the item.
+    """
     record, folder = read_record(checkpoint), checkpoint.absolute() / item
     with _damage_named(checkpoint), _hidden_messages():
         handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
@@ -348,7 +372,7 @@ def _hidden_messages() -> Iterator[None]:
     """
     absl, usual = logging.getLogger("absl"), sys.unraisablehook
     has_filter = _is_not_of_orbax in absl.filters
-    # others may have put back theirs, so both are looked at
+    # Others may have put back their own, so both are looked at.
     has_hook = isinstance(usual, _WithoutLateErrors)
     hook = usual if has_hook else _WithoutLateErrors(usual)
     if not has_filter:
@@ -373,11 +397,12 @@ class _WithoutLateErrors:
 
 
 def array_digests(tree: Any) -> dict[str, str]:
-    """Return the digest of each array of a tree, 8 hexadecimal digits, by its path (`1/mu/encoder.embeddings.word`).
+    """Return the digest of each array of a tree, 8 hexadecimal digits, by its path.
 
-    A digest is a sum over the elements of a mix of their bits and their position. It is computed
-    where the array lives and does not depend on how devices share the array. A change of one
-    element always changes it; other damage goes unnoticed once in 2^32.
+    A path is, for example, `1/mu/encoder.embeddings.word`. A digest is a sum over the elements of a
+    mix of their bits and their position. It is computed where the array lives and does not depend
+    on how devices share the array. A change of one element always changes it; other damage goes
+    unnoticed once in 2^32.
     """
     # One after the other: on several CPU devices, more than 32 running programs that communicate
     # may deadlock.
@@ -397,13 +422,12 @@ def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     """Return the digest of an array whose type has at most 32 bits."""
     position = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
-        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(
-            jnp.uint32, array.shape, axis
-        )
+        along_axis = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        position = position * jnp.uint32(size) + along_axis
     if array.dtype != jnp.bool_:
         array = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
     mixed = array.astype(jnp.uint32) ^ (position * jnp.uint32(0x9E3779B1))
-    # MurmurHash3's finalizer: one to one
+    # MurmurHash3's finalizer, which is one to one.
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         mixed = (mixed ^ (mixed >> jnp.uint32(shift))) * jnp.uint32(factor)
     return jnp.sum(mixed ^ (mixed >> jnp.uint32(16)), dtype=jnp.uint32)
@@ -414,10 +438,13 @@ def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedEncoder(Record):
-    """The encoder of a checkpoint, or the one that a run has selected: its record, and what encoding it needs."""
+    """The encoder of a checkpoint, or the one that a run has selected.
+
+    It has the record, and what encoding needs.
+    """
 
     config: Config
-    # the starting checkpoint's folder, the trained weights and, as pooler, the kept projector
+    # The starting checkpoint's folder, the trained weights and, as pooler, the kept projector.
     checkpoint: Pretrained
     selection: Selection  # without a verdict before training is finished
     prompts: Prompts = NO_PROMPTS
@@ -480,7 +507,10 @@ def read_encoder(path: Path) -> SavedEncoder:
 
 
 def read_parameters(path: Path) -> tuple[Params, Record]:
-    """Read the parameters and the record of a checkpoint, or of the best one if the path is the run's folder."""
+    """Read the parameters and the record of a checkpoint.
+
+    If the path is a run's folder, it is the best checkpoint.
+    """
     checkpoints = (find_run(path) or path) / CHECKPOINTS
     steps = saved_steps(checkpoints)
     step = int(path.name) if path.parent == checkpoints else default_step(checkpoints)
@@ -493,14 +523,18 @@ def read_parameters(path: Path) -> tuple[Params, Record]:
 
 
 def default_step(checkpoints: Path) -> int | None:
-    """Return the step of the best checkpoint, of the newest if none was evaluated, or None if there is none."""
+    """Return the step of the best checkpoint, or of the newest if none was evaluated.
+
+    If there is none, return None.
+    """
     try:
         scores = {
             step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)
         }
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, or move this one away"
+            f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, "
+            "or move this one away"
         ) from error
     best = best_step(scores)
     return max(scores, default=None) if best is None else best

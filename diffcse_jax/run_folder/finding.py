@@ -35,7 +35,9 @@ def finished_export(path: Path) -> Path | None:
 
 
 def model_of(name_or_path: str) -> str:
-    """Return the export of a run, given the run's folder. Other names of models are returned as they are.
+    """Return the export of a run, given the run's folder.
+
+    Other names of models are returned as they are.
 
     Raises:
         CheckpointError: It is a checkpoint of a run, or a run without an export.

@@ -1,4 +1,4 @@
-"""What a run records: metrics, dev scores, the selected model, and the environment of each start."""
+"""What a run records: metrics, dev scores, the selected model, and each start's environment."""
 
 import contextlib
 import dataclasses
@@ -53,7 +53,10 @@ FEWEST = 20
 
 
 class Measured(NamedTuple):
-    """A dev evaluation of an encoder: its scores by name, and the outcomes that the dev metric summarises."""
+    """A dev evaluation of an encoder.
+
+    It has the scores by name, and the outcomes that the dev metric summarises.
+    """
 
     scores: dict[str, float]
     outcomes: Outcomes
@@ -81,7 +84,10 @@ class Record:
 
     @property
     def score(self) -> float | None:
-        """The dev score that chooses the best checkpoint, or None if there is none or it is not eligible."""
+        """The dev score that chooses the best checkpoint.
+
+        If there is none, or if the checkpoint is not eligible, it is None.
+        """
         return self.dev[self.dev_metric] if self.dev and self.eligible else None
 
     def content(self) -> dict[str, Any]:
@@ -128,7 +134,10 @@ def read_baseline(workdir: Path) -> Record | None:
 
 
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
-    """Write the selected model, and its weights, under the names of a checkpoint, if no checkpoint has them."""
+    """Write the selected model, and its weights if no checkpoint has them.
+
+    The weights have the names of a checkpoint.
+    """
     with io.disk_errors(workdir / SELECTION, safe=_SAFE):
         for name in (SELECTION, SELECTED_WEIGHTS):  # of an earlier selection
             (workdir / name).unlink(missing_ok=True)
@@ -163,7 +172,10 @@ def read_metrics(workdir: Path) -> list[dict[str, float]]:
 
 
 def parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
-    """Return the rows and, in words, how many lines are unreadable. A truncated last line is ignored."""
+    """Return the rows and, in words, how many lines are unreadable.
+
+    A truncated last line is ignored.
+    """
     rows, unreadable = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
@@ -186,7 +198,10 @@ def parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
 
 
 def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None:
-    """Append a line to `starts.jsonl`, and report versions and devices that differ from those of the previous start."""
+    """Append a line to `starts.jsonl`, and report what differs from the previous start.
+
+    Versions and devices are compared.
+    """
     before: dict[str, Any] = next(reversed(read_starts(workdir)), {})
     now: dict[str, Any] = {
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -218,7 +233,10 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
 
 
 def read_starts(workdir: Path) -> list[dict[str, Any]]:
-    """Return the lines of `starts.jsonl`; unreadable lines are skipped, because the last one may be truncated."""
+    """Return the lines of `starts.jsonl`.
+
+    Unreadable lines are skipped, because the last one may be truncated.
+    """
     path, starts = workdir / STARTS, []
     for line in path.read_bytes().split(b"\n") if path.is_file() else ():
         with contextlib.suppress(ValueError):
@@ -229,7 +247,10 @@ def read_starts(workdir: Path) -> list[dict[str, Any]]:
 
 
 def commit(folder: Path) -> dict[str, Any] | None:
-    """Return the commit of the repository that tracks the folder and whether tracked files differ, or None."""
+    """Return the commit of the repository that tracks the folder, or None.
+
+    It also says whether tracked files differ.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]

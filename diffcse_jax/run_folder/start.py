@@ -1,4 +1,7 @@
-"""What a run begins with: its configuration and starting checkpoint, who may write to it, what a resume may change."""
+"""What a run begins with, who may write to it, and what a resume may change.
+
+A run begins with its configuration and a starting checkpoint.
+"""
 
 import contextlib
 import dataclasses
@@ -47,17 +50,17 @@ _BASE_MODEL = "base_model.json"
 _PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
-# what a run writes before its first checkpoint
+# What a run writes before its first checkpoint.
 _BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")
 
 
 @contextlib.contextmanager
 def held(workdir: Path) -> Iterator[None]:
-    """Keep every other run out of the folder during the block. The folder is created if it is missing.
+    """Keep every other run out of the folder during the block.
 
-    The first process locks `WORKDIR/lock`. The system frees the lock when that process ends,
-    however it ends. On a file system without locks, no run is kept out. If another run uses the
-    folder, every process raises an `InUseError`.
+    The folder is created if it is missing. The first process locks `WORKDIR/lock`. The system frees
+    the lock when that process ends, however it ends. On a file system without locks, no run is kept
+    out. If another run uses the folder, every process raises an `InUseError`.
     """
     with contextlib.ExitStack() as stack:
 
@@ -101,7 +104,7 @@ def open_run(
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
         write_encoder = partial(_write_encoder, workdir, config, encoder, tokenizer, prompts)
-        # even if config.json is lost
+        # Checkpoints show that there is a run, even if config.json is lost.
         if any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*")):
             _check_same(workdir, config, digests)
             _mend_encoder(workdir, write_encoder)
@@ -113,7 +116,7 @@ def open_run(
                 workdir / START,
                 {**digests, CONFIG: io.json_digest(config.to_dict()), _FILES: files},
             )
-            # last: it shows that the other files are complete
+            # This file is the last one, so it shows that the others are complete.
             io.write_json(workdir / CONFIG, config.to_dict())
 
     hosts.decided_by_first(begin_or_check)
@@ -121,7 +124,8 @@ def open_run(
         found = multihost_utils.process_allgather(np.int32((workdir / CONFIG).is_file()))
         if not found.all():
             raise CheckpointError(
-                f"{workdir} is not the same folder on all processes. Give a --workdir on a file system that they share"
+                f"{workdir} is not the same folder on all processes. Give a --workdir on a file "
+                "system that they share"
             )
 
 
@@ -132,8 +136,8 @@ def _mend_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
     write_encoder()
     if _damaged_file(workdir):
         raise ConfigError(
-            f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore it, or give "
-            "another --workdir to begin a new run"
+            f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. "
+            "Restore it, or give another --workdir to begin a new run"
         )
     print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
 
@@ -167,24 +171,29 @@ def read_config(workdir: Path) -> Config:
             raise CheckpointError(f"{path} differs from its checksum in {START}")
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each line has {path.name} "
-            f"under `configuration` and {START} under `digests`. Or begin a new run in another --workdir"
+            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each "
+            f"line has {path.name} under `configuration` and {START} under `digests`. Or begin a "
+            "new run in another --workdir"
         ) from error
     return Config.from_dict(content, for_reading=True)
 
 
 def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
-    """Check that the run in the folder has this configuration and began from files with these digests."""
+    """Check that the run in the folder has this configuration.
+
+    It must also have begun from files with these digests.
+    """
     earlier, now = flat(read_config(workdir).to_dict()), flat(config.to_dict())
     free = resume_keys(config)
     if config.needs("labels"):
-        # often the folder of a run, which may be moved; its weights are compared
+        # This is often the folder of a run, which may be moved. Its weights are compared instead.
         free = free | {"model.name_or_path"}
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
     if changed:
         raise ConfigError(
-            f"{workdir} holds a run with another configuration. To resume it, give the same values (the learning rate "
-            "schedule depends on the number of steps as well). To begin a new run, give another --workdir:\n  "
+            f"{workdir} holds a run with another configuration. To resume it, give the same values "
+            "(the learning rate schedule depends on the number of steps as well). To begin a new "
+            "run, give another --workdir:\n  "
             + "\n  ".join(
                 f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed
             )
@@ -194,8 +203,8 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
         f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest
     ]:
         raise ConfigError(
-            f"the files of {' and '.join(other)} have changed since the run in {workdir} began. Restore the earlier "
-            "files, or give another --workdir to begin a new run"
+            f"the files of {' and '.join(other)} have changed since the run in {workdir} began. "
+            "Restore the earlier files, or give another --workdir to begin a new run"
         )
 
 
@@ -207,9 +216,9 @@ class BaseModel:
     """A starting checkpoint."""
 
     name: str  # its hub id, or the last part of its path if it is only a local folder
-    # its hub id, or the one that it records as its origin; empty if neither is known
+    # Its hub id, or the one that it records as its origin. Empty if neither is known.
     hub_id: str = ""
-    # by the keys of a card's metadata
+    # Its license, by the keys of a card's metadata.
     license: Mapping[str, str] = dataclasses.field(default_factory=dict)
     language: tuple[str, ...] = ()  # codes that its card states
 
@@ -235,7 +244,10 @@ def is_hub_id(name: Any) -> bool:
 
 
 def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str, Any]) -> BaseModel:
-    """Return what is known about a checkpoint, given its name in the configuration, its folder and its config.json."""
+    """Return what is known about a checkpoint.
+
+    It is given by its name in the configuration, its folder and its config.json.
+    """
     card: Mapping[str, Any] = {}
     with contextlib.suppress(Exception):  # there is no card, or its YAML is invalid
         card = metadata_load(folder / "README.md") or {}
@@ -247,7 +259,7 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
     language = card.get("language")  # YAML reads `no`, the code of Norwegian, as False
     codes = language if isinstance(language, list) else [language]
     languages = tuple("no" if code is False else str(code) for code in codes if code is not None)
-    # without a revision
+    # The name without a revision.
     name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])
     if is_local(name_or_path):
         name = os.path.basename(os.path.realpath(io.expand_path(name_or_path)))
@@ -267,10 +279,14 @@ def read_base_model(folder: Path) -> BaseModel:
 
 
 def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
-    """Return the starting checkpoint of a run without the weights that are trained, and the run's prompts."""
+    """Return the starting checkpoint of a run, and the run's prompts.
+
+    The checkpoint comes without the weights that are trained.
+    """
     if name := _damaged_file(workdir):
         raise CheckpointError(
-            f"{workdir / name} differs from its checksum in {START}. The command that trained the run rewrites it"
+            f"{workdir / name} differs from its checksum in {START}. The command that trained the "
+            "run rewrites it"
         )
     folder = workdir / _ENCODER
     hf_config, head = hf.read_hf_config(folder), io.read_json_object(folder / _HEAD)

@@ -1,4 +1,7 @@
-"""What a run's records say, finished or in progress: the result in words, and the charts of its metrics."""
+"""What a run's records say: the result in words, and the charts of its metrics.
+
+The run may be finished or in progress.
+"""
 
 import contextlib
 import dataclasses
@@ -18,7 +21,7 @@ from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.finding import find_run
 from diffcse_jax.run_folder.start import read_config, read_start
 
-# where a run's own test scores may be
+# Where a run's own test scores may be.
 RESULTS = ("evaluation.json", "results.json", "export/results.json")
 
 
@@ -83,7 +86,10 @@ class RunSummary:
             return "No model is evaluated yet."
         step, score = self.best
         before = f" (before training: {self.before:.2f})" if self.before is not None else ""
-        return f"The best checkpoint so far is step {step:,}: {readable(self.metric)} {score:.2f}{before}."
+        return (
+            f"The best checkpoint so far is step {step:,}: {readable(self.metric)} "
+            f"{score:.2f}{before}."
+        )
 
     @property
     def model(self) -> str:
@@ -121,6 +127,7 @@ class RunSummary:
     def warnings(self) -> list[str]:
         """What a reader must know before trusting the numbers."""
         skipped = max((row.get("bad_steps", 0) for row in self.rows), default=0)
+        skipped_steps = counted(int(skipped), "step{s}")
         stalled = any(norm == 0 for _, norm in self.points("grad_norm"))
         dirty = any(
             isinstance(start.get("git"), dict) and start["git"].get("dirty")
@@ -130,13 +137,11 @@ class RunSummary:
             str([start.get(name) for name in ("versions", "devices", "git")])
             for start in self.starts
         }
+        mixed = len(environments) > 1
         found = {
-            f"{counted(int(skipped), 'step{s}')} skipped because the loss or gradient was NaN or infinite": skipped,
+            f"{skipped_steps} skipped because the loss or gradient was NaN or infinite": skipped,
             "the gradient was 0 at some steps, so nothing was learned there": stalled,
-            "the run was resumed with other versions, devices or code than it started with": len(
-                environments
-            )
-            > 1,
+            "the run was resumed with other versions, devices or code than it started with": mixed,
             "the code had uncommitted changes": dirty,
         }
         return [warning for warning, applies in found.items() if applies]
@@ -164,7 +169,10 @@ def read_summary(path: str | Path) -> RunSummary:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results of models in a file of `diffcse evaluate`; an empty list for another file."""
+    """Return the results of models in a file of `diffcse evaluate`.
+
+    For another file, the list is empty.
+    """
     content = read_json_object(path)
     models = content.get("models", [content])
     if not isinstance(models, list) or not all(isinstance(each, dict) for each in models):
@@ -187,7 +195,7 @@ def readable(metric: str) -> str:
 # Charts, in colours for any page
 
 BASELINE = "#7d868f"  # the colour of starting checkpoints
-# readable on white and on black
+# They are readable on white and on black.
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")
 MARKERS = "osv^Dp"
 INK = "#010203"  # stands for the colour of the page's text
@@ -231,14 +239,17 @@ class Chart:
 
     @property
     def svg(self) -> Any:
-        """The chart as markup that takes the page's text colour and names itself for screen readers."""
+        """The chart as markup that takes the page's text colour.
+
+        It names itself for screen readers.
+        """
         from markupsafe import Markup, escape
 
         content = io.StringIO()
         _draw([self], content, (5, 3.6), format="svg", transparent=True, metadata={"Date": None})
         svg = content.getvalue()
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-        # charts share a page: the names of their parts must differ
+        # Charts share a page, so the names of their parts must differ.
         prefix = f"c{zlib.crc32(self.title.encode())}-"
         svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg.replace(INK, "currentColor"))
         return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(self.title)}"', 1))
@@ -260,12 +271,10 @@ class Chart:
                 color=colours[name],
                 label=labels[name] or None,
             )
-        # after the lines, so that the legend has a column of each
+        # Levels come after the lines, so that the legend has a column of each.
         for name, level in self.levels.items():
-            colour, label = (
-                (colours[name] if self.several else BASELINE),
-                f"{labels[name]} before training".strip(),
-            )
+            colour = colours[name] if self.several else BASELINE
+            label = f"{labels[name]} before training".strip()
             axes.axhline(level, linestyle="--", linewidth=1.4, color=colour, label=label)
         if self.log:
             axes.set_yscale("log")
@@ -286,7 +295,10 @@ def draw_curves(workdir: Path) -> Path:
 
 
 def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **options: Any) -> None:
-    """Draw charts into a file, next to one another and each of this size in inches. Several charts have titles."""
+    """Draw charts into a file, next to one another and each of this size in inches.
+
+    Several charts have titles.
+    """
     matplotlib, figures = (
         require_extra(name, "report") for name in ("matplotlib", "matplotlib.figure")
     )
@@ -314,7 +326,7 @@ def curves(run: RunSummary) -> dict[str, list[Chart]]:
     recalls = [
         name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen
     ]
-    # beside a masked LM
+    # A masked LM has two guesses beside it.
     guesses = [name for name in (f"{chosen}_unigram", f"{chosen}_bigram") if name in names]
     dev = {f"dev metric {readable(chosen)}": [chosen, *guesses], "recall, %": recalls}
     together = {chosen, *guesses, *recalls}

@@ -85,8 +85,9 @@ def _affected(old: pa.Table, given: pa.Table, how: How, source: int) -> list[int
     is_source = (np.asarray(old["source"]) == source) & (how == "replace")
     if clashing := [key for row, key in enumerate(own) if key in ids and not is_source[row]]:
         raise DataError(
-            f"the index already has documents with the {_named(clashing)}. Use `update` to replace them. "
-            "On the command line, leave them out of this input or, if they are rows, name another --id_column"
+            f"the index already has documents with the {_named(clashing)}. Use `update` to replace "
+            "them. On the command line, leave them out of this input or, if they are rows, name "
+            "another --id_column"
         )
     return np.flatnonzero(is_source).tolist()
 

@@ -98,9 +98,8 @@ class Contents:
         sample = self.sample
         total = sample.sum(axis=0)
         count = len(sample)
-        pairs = float(total @ total - np.einsum("rd,rd->", sample, sample)) / max(
-            1, count * (count - 1)
-        )
+        products = float(total @ total - np.einsum("rd,rd->", sample, sample))
+        pairs = products / max(1, count * (count - 1))
         rows = self._spaced(TYPICAL_ROWS)
         scores, found = self.embeddings.nearest(self.embeddings.rows(rows), NEAREST)
         is_other = self.document_of[found] != self.document_of[rows][:, None]

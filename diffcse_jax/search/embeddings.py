@@ -19,12 +19,12 @@ STORAGES = ("float32", "float16", "int8", "bits")
 RESCORED = 8  # for each hit, the signs choose this many rows, which int8 then scores
 MARGIN = 1.25  # of a scale that grows
 LEVELS = 127  # the largest number that int8 stores
-# bytes; on a CPU, JAX reads arrays that start at a multiple of this without copying them
+# In bytes. On a CPU, JAX reads arrays that start at a multiple of this without copying them.
 _ALIGNMENT = 64
 
 Vectors = Float32[np.ndarray, "rows dimension"]
 Queries = Float32[np.ndarray, "queries dimension"]
-# scores and rows, best first
+# Scores and rows, best first.
 Nearest = tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]
 Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same on the device
 Scalar = Int32[Array, ""] | np.int32
@@ -271,7 +271,7 @@ def nearest(
             for hits, batch in zip(best, batches, strict=True)
         ]
         running.append(best)
-        # otherwise the host would copy the whole corpus before the device has compared it
+        # Otherwise the host would copy the whole corpus before the device has compared it.
         if len(running) > 2:
             jax.block_until_ready(running.popleft())
     scores = np.concatenate([np.asarray(scores) for scores, _ in best])
@@ -295,7 +295,7 @@ def _better(
         different = jax.lax.population_count(queries[:, None] ^ block[None]).sum(axis=-1)
         scores = -different.astype(jnp.float32)
     else:
-        # the default of accelerators is below float32
+        # The default of accelerators is below float32.
         with jax.default_matmul_precision("highest"):
             scores = queries @ block.astype(jnp.float32).T
     real = jnp.arange(len(block), dtype=jnp.int32) < count

@@ -87,7 +87,8 @@ def _require_own(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.name not in unfinished and not _OWN.fullmatch(path.name):
             raise CheckpointError(
-                f"{folder} is not empty and not an index of this program: it holds {path.name}. Choose another folder"
+                f"{folder} is not empty and not an index of this program: it holds {path.name}. "
+                "Choose another folder"
             )
 
 

@@ -23,9 +23,9 @@ def combine(
         all_dense: Cosine similarities of all rows, or of a sample, which standardise.
         all_lexical: BM25 scores of all rows, which standardise.
     """
-    return (1 - weight) * _standardised(dense, all_dense) + weight * _standardised(
-        lexical, all_lexical
-    )
+    by_dense = _standardised(dense, all_dense)
+    by_lexical = _standardised(lexical, all_lexical)
+    return (1 - weight) * by_dense + weight * by_lexical
 
 
 def _standardised(

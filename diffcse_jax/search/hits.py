@@ -9,7 +9,7 @@ import regex
 SNIPPET = 200  # characters, about
 
 _SPACED = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{Line_Break=SA}"
-# characters of scripts without spaces stand alone
+# Characters of scripts without spaces stand alone.
 _WORD = regex.compile(rf"[{_SPACED}]|[^\s{_SPACED}]+")
 
 _PLAIN = regex.compile(r"\w{3,}")
@@ -30,7 +30,7 @@ class Hit(NamedTuple):
     start: int = 0  # the place of the passage in the document's text
     columns: Mapping[str, Any] = {}  # the other columns of the document's row
     snippet: str = ""  # the part of the passage with the words of the query
-    # in a hybrid search: the rank by `dense` and by `lexical`, if they found it
+    # In a hybrid search, the ranks by `dense` and by `lexical`, if they found it.
     ranks: Mapping[str, int] = {}
 
     def place(self) -> str:
@@ -106,10 +106,9 @@ def _densest(found: Sequence[Match]) -> tuple[int, int]:
             inside += collections.Counter()  # without those that have gone
             left += 1
         if len(inside) > most:
-            best, most = (
-                (found[left].start, min(match.end, found[left].start + SNIPPET)),
-                len(inside),
-            )
+            start = found[left].start
+            best = (start, min(match.end, start + SNIPPET))
+            most = len(inside)
     return best
 
 

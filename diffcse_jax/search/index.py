@@ -130,10 +130,8 @@ class Index:
         documents, passages = store.tables()
         embeddings = lexical = record = None
         if settings.mode != "lexical":
-            embeddings, record = (
-                StoredEmbeddings.of(store.mapped(), settings.storage),
-                store.encoder,
-            )
+            embeddings = StoredEmbeddings.of(store.mapped(), settings.storage)
+            record = store.encoder
         contents = Contents(documents, passages, embeddings)
         if settings.mode != "dense" and len(passages):
             lexical = LexicalIndex.build(contents.texts(), settings.language)
@@ -490,7 +488,8 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
     store = find_store(path)
     if store is None:
         raise DataError(
-            f"{path} holds no index and no embeddings. Write some with save_index or `diffcse embed`"
+            f"{path} holds no index and no embeddings. Write some with save_index or `diffcse "
+            "embed`"
         )
     index = Index.of_store(store, IndexSettings())
     if encoder:

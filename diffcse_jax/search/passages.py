@@ -18,7 +18,7 @@ from diffcse_jax.data.sentences import END, joined_passages, paragraphs, split_s
 PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text
 OVERLAP = 0.125  # the largest share of a passage's tokens that the next passage repeats
-# change it when documents become other passages, so that indexes are brought up to date
+# Change this number when documents become other passages. Indexes are then brought up to date.
 RULES = "1"
 
 Span = tuple[int, int]  # characters of a text, from and to

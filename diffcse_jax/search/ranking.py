@@ -16,7 +16,7 @@ from diffcse_jax.search.fusion import CANDIDATES, combine
 from diffcse_jax.search.hits import Hit, Hits, matches, plain_words, snippet
 from diffcse_jax.search.lexical import best_rows, found_by_words
 
-# closeness of a query to its best passage; below, a note says so (docs/records/search.md)
+# The closeness of a query to its best passage below which a note says so (docs/records/search.md).
 CLOSE = 0.35
 FEWEST_DOCUMENTS = 20  # of an index whose similarities say what is usual
 FEWEST_SHARED = 0.25  # of a query's words in the best hit by words; below, a note says so

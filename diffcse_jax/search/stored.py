@@ -51,7 +51,7 @@ class IndexSettings:
             )
         check_storage(self.storage)
         if self.mode != "dense":
-            # this needs packages, and a language that they know
+            # This needs packages, and a language that they know.
             LexicalIndex(self.language or "english")
 
 

@@ -26,6 +26,7 @@ def checked_sentences(sentences: Any) -> list[str]:
             )
         if text.encode(errors="ignore").decode() != text:
             raise DataError(
-                f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not valid UTF-8"
+                f"sentence {number}: {text!r:.60} contains a lone surrogate: the text was not "
+                "valid UTF-8"
             )
     return texts

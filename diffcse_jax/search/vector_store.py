@@ -247,7 +247,8 @@ def _check_complete(folder: Path, names: set[str]) -> None:
             unfinished.append(state.stem)
     if missing := next((name for name in expected if name not in names), None):
         raise DataError(
-            f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it"
+            f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore "
+            "it"
         )
     if unfinished:
         warn_user(

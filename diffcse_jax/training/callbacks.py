@@ -45,7 +45,10 @@ class Training:
 
 
 class Callback:
-    """Base class of callbacks. Override the methods you need. An exception in a callback ends training."""
+    """Base class of callbacks.
+
+    Override the methods you need. An exception in a callback ends training.
+    """
 
     def on_start(self, training: Training) -> None:
         """Run before the first step."""
@@ -71,7 +74,10 @@ class Callback:
 
 @contextlib.contextmanager
 def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callback]:
-    """Start the callbacks, yield them as one, and end them. On other processes than the first there are none."""
+    """Start the callbacks, yield them as one, and end them.
+
+    On other processes than the first there are none.
+    """
     callbacks = () if jax.process_index() else callbacks
 
     def call(method: str, *arguments: Any) -> None:
@@ -89,7 +95,10 @@ def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callb
 
 
 class RowWriter(Callback):
-    """Base class of callbacks that write rows of named numbers: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
+    """Base class of callbacks that write rows of named numbers.
+
+    These are metrics, `dev/NAME`, and at step 0 `start/NAME`.
+    """
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write one row."""

@@ -116,7 +116,8 @@ def check_finite(what: str, head: Params, key: str, rate: float) -> None:
     for name, array in head.items():
         if not np.isfinite(array).all():
             raise ConfigError(
-                f"training {what} diverged ({name} is NaN or infinite). Nothing was saved. Lower {key}={rate:g}."
+                f"training {what} diverged ({name} is NaN or infinite). Nothing was saved. Lower "
+                f"{key}={rate:g}."
             )
 
 

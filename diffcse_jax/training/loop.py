@@ -37,7 +37,7 @@ from diffcse_jax.training.sharding import shard_batch
 from diffcse_jax.training.step import TrainStep
 
 SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
-# metrics of this many steps are kept, until a row shows whether one of them was bad
+# Metrics of this many steps are kept, until a row shows whether one of them was bad.
 RECENT_STEPS = 100
 
 
@@ -67,16 +67,19 @@ class Run:
         return self.evaluation.measure(model)
 
     def keeps_quality(self, start: Mapping[str, float], scores: Mapping[str, float]) -> bool:
-        """Return whether general quality is at most `eval.max_drop` below the starting checkpoint's."""
+        """Return whether general quality has dropped by at most `eval.max_drop`.
+
+        It is compared with that of the starting checkpoint.
+        """
         metric, most = self.evaluation.drift_metric, self.config.eval.max_drop
         return not (metric and most) or scores[metric] >= start[metric] - most
 
     def ends_at(self, step: int, baseline: Record) -> bool:
-        """Return whether training is over after this step. The first process decides for all, and says why.
+        """Return whether training is over after this step.
 
-        `eval.max_drop` ends it, unless `eval.interpolate` will look for models within it.
-        `eval.patience` ends it after that many evaluations in a row without a new best score. The
-        scores are those in `metrics.jsonl`.
+        The first process decides for all, and says why. `eval.max_drop` ends it, unless
+        `eval.interpolate` will look for models within it. `eval.patience` ends it after that many
+        evaluations in a row without a new best score. The scores are those in `metrics.jsonl`.
         """
         options, total_steps = self.config.eval, len(self.source)
         if step == total_steps or not (options.patience or options.max_drop):
@@ -98,7 +101,10 @@ class Run:
             scores = [row[f"dev/{metric}"] for row in rows]
             since_best = len(scores) - 1 - scores.index(max(scores))
             if options.patience and since_best >= options.patience:
-                return f"{metric} has not improved in {since_best} evaluations (eval.patience={options.patience})"
+                return (
+                    f"{metric} has not improved in {since_best} evaluations "
+                    f"(eval.patience={options.patience})"
+                )
             return ""
 
         if found := hosts.decided_by_first(reason):
@@ -174,7 +180,8 @@ def loop(
         saves.report()
         if not ended:
             raise Interrupted(
-                f"Stopped at step {step}. Everything is saved; run the same command again to resume."
+                f"Stopped at step {step}. Everything is saved; run the same command again to "
+                "resume."
             )
 
 
@@ -200,7 +207,10 @@ def _report_scores(run: Run, baseline: Record, step: int, measured: Measured) ->
 
 
 def _stops(stop: StopRequest, *, may_ask: bool) -> bool:
-    """Return whether training was asked to stop. Several processes ask one another, so that all stop together."""
+    """Return whether training was asked to stop.
+
+    Several processes ask one another, so that all stop together.
+    """
     if jax.process_count() == 1:
         return stop.made
     return may_ask and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
@@ -233,18 +243,19 @@ class _Saves:
         self._running.append(self._folder / str(step))
 
     def report(self) -> None:
-        # a checkpoint gets its name when it is complete
+        # A checkpoint gets its name when it is complete.
         while self._running and self._running[0].is_dir():
             self._observer.on_save(int(self._running[0].name), self._running.pop(0))
 
 
 class MetricLogger:
-    """Write rows of metrics, and report steps that were skipped because their loss or gradient is NaN or infinite.
+    """Write rows of metrics, and report skipped steps.
 
-    A row is read from the device while the next step runs, so that the device never waits. If its
-    number of skipped steps has grown, the metrics of the steps since the last row show which ones
-    were skipped, and why. Their sentences are written to `WORKDIR/report/bad_steps.jsonl`: each
-    process adds a line with those of its part of the batch.
+    A step is skipped if its loss or gradient is NaN or infinite. A row is read from the device
+    while the next step runs, so that the device never waits. If its number of skipped steps has
+    grown, the metrics of the steps since the last row show which ones were skipped, and why. Their
+    sentences are written to `WORKDIR/report/bad_steps.jsonl`: each process adds a line with those
+    of its part of the batch.
     """
 
     def __init__(self, run: Run, observer: Callback, progress: hosts.Progress, state: TrainState):
@@ -254,7 +265,7 @@ class MetricLogger:
             maxlen=RECENT_STEPS
         )
         self._is_row, self._warned, self._last_row = False, False, int(state.step)
-        # of the last row. Before the first one, most of the time is compilation
+        # The time of the last row. Before the first one, most of the time is compilation.
         self._time: float | None = None
 
     def restart_clock(self) -> None:
@@ -262,7 +273,10 @@ class MetricLogger:
         self._time = time.perf_counter()
 
     def add(self, step: int, metrics: Metrics, *, logs: bool) -> None:
-        """Keep the metrics of a step on the device. If the step is logged, start to copy them to the host."""
+        """Keep the metrics of a step on the device.
+
+        If the step is logged, start to copy them to the host.
+        """
         self._recent.append((step, metrics))
         self._is_row = logs
         if logs:
@@ -289,7 +303,8 @@ class MetricLogger:
         if row["grad_norm"] == 0 and not self._warned:
             self._warned = True
             log_line(
-                f"warning: the gradient is 0 at step {step}, so nothing is learned. Try a lower learning rate."
+                f"warning: the gradient is 0 at step {step}, so nothing is learned. Try a lower "
+                "learning rate."
             )
         del row["bad_gradient"]
         schedule = learning_rate_schedule(config.optim, len(self._run.source))
@@ -333,8 +348,8 @@ class MetricLogger:
         )
         if self._bad_steps > limit:
             raise UserError(
-                f"{message} That is more than train.max_bad_steps={limit}. At step {step} the loss is {row['loss']} "
-                f"and the gradient norm {row['grad_norm']}. The last checkpoint is kept in {workdir}. Try a lower "
-                "optim.learning_rate, or precision=float32."
+                f"{message} That is more than train.max_bad_steps={limit}. At step {step} the loss "
+                f"is {row['loss']} and the gradient norm {row['grad_norm']}. The last checkpoint "
+                f"is kept in {workdir}. Try a lower optim.learning_rate, or precision=float32."
             )
         log_line(f"warning: {message}")

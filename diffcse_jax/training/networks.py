@@ -1,4 +1,7 @@
-"""The networks of a run: the starting checkpoint, the generator, the teachers, and what is trained or frozen."""
+"""The networks of a run: starting checkpoint, generator, teachers, and what is trained.
+
+Networks that are not trained are frozen.
+"""
 
 import dataclasses
 import hashlib
@@ -30,18 +33,24 @@ from diffcse_jax.models.tokenizer import check_token_ids, has_tokenizer, load_to
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.finding import model_of
 
-# for model.pooler="own" if the checkpoint records none, as in sentence-transformers
+# For model.pooler="own" if the checkpoint records none, as in sentence-transformers.
 DEFAULT_POOLER = "avg"
 
 
 @dataclasses.dataclass(frozen=True)
 class StartingCheckpoint:
-    """The starting checkpoint. With the pooler that it records, it is the baseline of the run."""
+    """The starting checkpoint. With the pooler that it records, it is the baseline of the run.
 
-    name: str  # as the configuration names it
+    Attributes:
+        name: As the configuration names it.
+        checkpoint: Its parts.
+        tokenizer: Its tokenizer.
+        recorded: Its pooler (none for a raw masked LM), its prompts, and those of `data.prompts`.
+    """
+
+    name: str
     checkpoint: Pretrained
     tokenizer: PreTrainedTokenizerFast
-    # without a pooler for a raw masked LM; its prompts, and those of `data.prompts`
     recorded: RecordedPooler
 
     @property
@@ -55,7 +64,10 @@ class StartingCheckpoint:
         return "cls_before_pooler" if pooler == "cls" and self.pooler_head is None else pooler
 
     def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
-        """Return the starting checkpoint with whole embeddings, or the encoder that a run has trained from it."""
+        """Return the starting checkpoint, or the encoder that a run has trained from it.
+
+        The starting checkpoint has whole embeddings.
+        """
         start = self.checkpoint
         transformer, mlm_head, trained_length = start.transformer, start.mlm_head, 0
         record = self.recorded._replace(
@@ -76,7 +88,10 @@ class StartingCheckpoint:
         return SentenceEncoder(start.config, transformer, self.tokenizer, record, **options)
 
     def with_mlm_head(self, params: Params) -> "StartingCheckpoint":
-        """Return the checkpoint with the masked-LM head that a run starts from: its own, or a new one."""
+        """Return the checkpoint with the masked-LM head that a run starts from.
+
+        It is the checkpoint's own head, or a new one.
+        """
         head = {
             name: np.asarray(array) for name, array in layers.subset(params, "mlm_head").items()
         }
@@ -85,7 +100,7 @@ class StartingCheckpoint:
         )
 
     def is_trained_embedding(self, config: Config) -> bool:
-        """Return whether the run trains the embedding that the checkpoint has before the first step.
+        """Return whether the run trains the embedding that the checkpoint starts with.
 
         A masked LM is trained and measured without a pooler.
         """
@@ -95,24 +110,34 @@ class StartingCheckpoint:
         return has_its_weights and self.pooler(config) == config.encoding_pooler
 
     def describe_pooler(self, asked: str, config: Config) -> str:
-        """Return how the run pools the checkpoint, as a message, if the user asked for `own` or the two differ."""
+        """Return how the run pools the checkpoint, as a message.
+
+        It is empty unless the user asked for `own` or the two poolers differ.
+        """
         recorded = self.recorded.pooler
         if asked == OWN_POOLER and recorded:
             applied = self.recorded.sentence_head.applied(recorded)
             return f"Starting from {self.name}, with its own pooler ({applied})."
         if asked == OWN_POOLER:
-            pools = f"with the mean over tokens ({DEFAULT_POOLER}). configs/base/from_masked_lm.py has settings for it."
+            pools = (
+                f"with the mean over tokens ({DEFAULT_POOLER}). configs/base/from_masked_lm.py has "
+                "settings for it."
+            )
             return f"{self.name} records no pooler. It is trained as a raw masked LM, {pools}"
         if not recorded or self.is_trained_embedding(config):
             return ""
         return (
-            f"notice: {self.name} has the pooler {recorded}, but this run trains {config.encoding_pooler}, because of "
-            f"model.pooler={asked!r} and the projector. configs/base/sentence_encoder.py keeps its pooler."
+            f"notice: {self.name} has the pooler {recorded}, but this run trains "
+            f"{config.encoding_pooler}, because of model.pooler={asked!r} and the projector. "
+            "configs/base/sentence_encoder.py keeps its pooler."
         )
 
 
 def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, Vocabulary]:
-    """Read the starting checkpoint that the configuration names, and prepare it (see `prepare_start`)."""
+    """Read the starting checkpoint that the configuration names, and prepare it.
+
+    See `prepare_start`.
+    """
     encoder = read(model_of(config.model.name_or_path), needs_mlm_head=config.generator_is_start)
     return prepare_start(config, mesh, encoder, sentence_folder.recorded(encoder))
 
@@ -120,7 +145,9 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
 def prepare_start(
     config: Config, mesh: Mesh, encoder: Pretrained, recorded: RecordedPooler
 ) -> tuple[Config, StartingCheckpoint, Vocabulary]:
-    """Place an encoder on the devices, as the starting checkpoint of a run, and check that the run can train it.
+    """Place an encoder on the devices, as the starting checkpoint of a run.
+
+    Check that the run can train it.
 
     Returns:
         The configuration with its pooler resolved, the starting checkpoint and the tokenizer's
@@ -140,15 +167,19 @@ def prepare_start(
 
 
 def with_own_pooler(config: Config, recorded: RecordedPooler) -> Config:
-    """Return the configuration with `model.pooler="own"` replaced by the pooler that the checkpoint records."""
+    """Return the configuration with the pooler that the checkpoint records.
+
+    It takes the place of `model.pooler="own"`.
+    """
     if config.model.pooler != OWN_POOLER:
         return config
     model = dataclasses.replace(config.model, pooler=recorded.pooler or DEFAULT_POOLER)
     if model.pooler == "cls":  # its dense + tanh head is trained as a projector that is kept
         if model.projector == "batchnorm":
             raise ConfigError(
-                f"model.projector={model.projector!r} with model.pooler={OWN_POOLER!r}: {model.name_or_path} records "
-                "a dense + tanh head, which would be trained. Use model.projector='none'."
+                f"model.projector={model.projector!r} with model.pooler={OWN_POOLER!r}: "
+                f"{model.name_or_path} records a dense + tanh head, which would be trained. Use "
+                "model.projector='none'."
             )
         model = dataclasses.replace(model, projector="mlp", projector_train_only=False)
     return Config.from_dict(config.to_dict() | {"model": dataclasses.asdict(model)})
@@ -219,10 +250,8 @@ def build(
     for loss in config.losses.values():
         networks |= loss.networks(checkpoints, config.run_info)
 
-    dtype, key = (
-        jnp.dtype(config.precision),
-        fold_in_name(jax.random.key(config.train.seed_of("heads")), "initial weights"),
-    )
+    dtype = jnp.dtype(config.precision)
+    key = fold_in_name(jax.random.key(config.train.seed_of("heads")), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
     for name, network in networks.items():
@@ -248,26 +277,31 @@ def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig
 
 
 def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
-    """Raise ConfigError if the run needs another embedding size than that of the pooler and its head."""
-    name, pooler, hidden = (
-        config.model.name_or_path,
-        config.encoding_pooler,
-        encoder.config.hidden_size,
-    )
+    """Raise ConfigError if the run needs another embedding size.
+
+    The pooler and its head determine the size that there is.
+    """
+    name, pooler = config.model.name_or_path, config.encoding_pooler
+    hidden = encoder.config.hidden_size
     size = encoder.embedding_size(pooler)
     if max(config.matryoshka.sizes, default=0) >= size:
         raise ConfigError(
-            f"matryoshka.sizes={config.matryoshka.sizes}: {name} has embeddings of {size}. Give smaller sizes."
+            f"matryoshka.sizes={config.matryoshka.sizes}: {name} has embeddings of {size}. Give "
+            "smaller sizes."
         )
     if size != hidden and (needing := config.settings_that_need("hidden_size")):
         raise ConfigError(
-            f"{' and '.join(needing)} puts embeddings among hidden states, which have {hidden} features, but those of "
-            f"{name} with the pooler {pooler} have {size}. Set the weight to 0, or choose another model.pooler."
+            f"{' and '.join(needing)} puts embeddings among hidden states, which have {hidden} "
+            f"features, but those of {name} with the pooler {pooler} have {size}. Set the weight "
+            "to 0, or choose another model.pooler."
         )
 
 
 def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
-    """Return a warning if both views of a sentence have the same embedding, as in rows of SimCSE's Table 3."""
+    """Return a warning if both views of a sentence have the same embedding.
+
+    Rows of SimCSE's Table 3 have such views.
+    """
     has_dropout = any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout))
     differ = config.data.augmentation != "none" or (
         has_dropout and config.model.dropout_masks == "independent"
@@ -275,8 +309,9 @@ def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
     if differ or not config.needs("dropout"):
         return ""
     return (
-        "the two views of a sentence are equal, because only dropout could make them differ. Set model.hidden_dropout="
-        "(0.1,), model.attention_dropout=(0.1,) and model.dropout_masks='independent'."
+        "the two views of a sentence are equal, because only dropout could make them differ. Set "
+        "model.hidden_dropout=(0.1,), model.attention_dropout=(0.1,) and "
+        "model.dropout_masks='independent'."
     )
 
 
@@ -305,9 +340,11 @@ def load_discriminator(
     if discriminator.discriminator_head is None or discriminator.config.hidden_size != size:
         head = "no" if discriminator.discriminator_head is None else "a"
         raise ConfigError(
-            f"{key} has {head} head for replaced tokens and hidden states of {discriminator.config.hidden_size}. It "
-            f"needs such a head, as google/electra-base-discriminator has, and hidden states of {size}, the size of "
-            "the encoder's embedding (ELECTRA small: 256, base: 768, large: 1024). Or leave the key empty."
+            f"{key} has {head} head for replaced tokens and hidden states of "
+            f"{discriminator.config.hidden_size}. It needs such a head, as "
+            f"google/electra-base-discriminator has, and hidden states of {size}, the size of the "
+            "encoder's embedding (ELECTRA small: 256, base: 768, large: 1024). Or leave the key "
+            "empty."
         )
     return _fitting(config, key, discriminator, encoder, tokenizer)
 
@@ -349,7 +386,10 @@ def _fitting(
     encoder: Pretrained,
     tokenizer: PreTrainedTokenizerFast,
 ) -> Pretrained:
-    """Return a checkpoint that reads the encoder's token ids, computed on the encoder's devices, or raise an error."""
+    """Return a checkpoint that reads the encoder's token ids, or raise an error.
+
+    It is computed on the encoder's devices.
+    """
     theirs = load_tokenizer(checkpoint.folder) if has_tokenizer(checkpoint.folder) else tokenizer
     _check_fits(
         config, key, checkpoint.config, theirs, tokenizer, embeddings=encoder.config.vocab_size
@@ -366,7 +406,10 @@ def _check_fits(
     *,
     embeddings: int | None = None,
 ) -> None:
-    """Check that another checkpoint reads our token ids, has as many embeddings, if given, and enough positions."""
+    """Check that another checkpoint reads our token ids and has enough positions.
+
+    If `embeddings` is given, it must also have that many of them.
+    """
     ids, tokens = theirs.get_vocab(), ours.get_vocab()
     unlike = sum(ids.get(token) != index for token, index in tokens.items())
     difference = f"{unlike} of {len(tokens)} tokens have other ids" if unlike else ""
@@ -374,9 +417,10 @@ def _check_fits(
         difference = f"{sizes.vocab_size} and {embeddings} tokens"
     if difference:
         raise CheckpointError(
-            f"{key} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). "
-            "Generators, discriminators and teachers read the encoder's token ids, so all need the same one. As a "
-            "generator, use distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
+            f"{key} and model.name_or_path={config.model.name_or_path!r} differ in their "
+            f"vocabulary ({difference}). Generators, discriminators and teachers read the "
+            "encoder's token ids, so all need the same one. As a generator, use "
+            "distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
         )
     _check_length(config, key, sizes)
 
@@ -385,7 +429,8 @@ def _check_length(config: Config, key: str, sizes: TransformerConfig) -> None:
     """Check that a checkpoint has as many positions as `data.max_length`."""
     if config.data.max_length > sizes.max_length:
         raise ConfigError(
-            f"data.max_length={config.data.max_length}: {key} reads at most {sizes.max_length} tokens."
+            f"data.max_length={config.data.max_length}: {key} reads at most {sizes.max_length} "
+            "tokens."
         )
 
 

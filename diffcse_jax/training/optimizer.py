@@ -54,7 +54,10 @@ def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Sched
 
 
 def decays(params: Params) -> dict[str, bool]:
-    """Return which parameters weight decay applies to: kernels and embedding tables, not biases and norms."""
+    """Return which parameters weight decay applies to.
+
+    It applies to kernels and embedding tables, not to biases and norms.
+    """
     return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
 
 

@@ -288,12 +288,15 @@ class Mixtures:
 
 
 def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
-    """Check that the start has all parameters of the trained encoder, if `eval.interpolate` mixes them."""
+    """Check that the start has all parameters that `eval.interpolate` mixes.
+
+    It mixes those of the trained encoder.
+    """
     if config.eval.interpolate and config.keeps_projector and base.recorded.head is None:
         raise ConfigError(
-            f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all trained "
-            f"weights, but {base.name} has no projector, and model.projector_train_only=False keeps one. "
-            "Set eval.interpolate=()."
+            f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all "
+            f"trained weights, but {base.name} has no projector, and "
+            "model.projector_train_only=False keeps one. Set eval.interpolate=()."
         )
 
 

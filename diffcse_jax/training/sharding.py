@@ -41,12 +41,12 @@ RULES = (
 
 
 def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh with the axes `data` and `model` over all devices, or the first `mesh.data` x `mesh.model`.
+    """Return a mesh with the axes `data` and `model` over all devices.
 
-    Devices of one process are in JAX's order, which suits the connections of a slice. Devices of
-    several processes follow one another process by process, because each process feeds the rows of
-    its own devices. The model axis then stays within a host if its size divides the devices of a
-    host.
+    If `mesh.data` is set, only the first `mesh.data` x `mesh.model` devices are used. Devices of
+    one process are in JAX's order, which suits the connections of a slice. Devices of several
+    processes follow one another process by process, because each process feeds the rows of its own
+    devices. The model axis then stays within a host if its size divides the devices of a host.
 
     Args:
         config: Gives the sizes.
@@ -57,10 +57,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     model, train = config.mesh.model, config.train
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
-        asked, found = (
-            f"mesh.data={config.mesh.data}, mesh.model={model}",
-            counted(len(available), "device{s}"),
-        )
+        asked = f"mesh.data={config.mesh.data}, mesh.model={model}"
+        found = counted(len(available), "device{s}")
         raise ConfigError(
             f"{asked}: this run has {found}. The product of the two must be at most that."
         )
@@ -77,7 +75,7 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
             raise ConfigError(
                 f"{name} is not divisible by the {data} devices of the mesh's data axis"
             )
-    # under Explicit axes the in-batch matrix is a type error
+    # With explicit axes, the matrix of a batch's similarities would be a type error.
     names, types = ("data", "model"), (AxisType.Auto,) * 2
     if len({device.process_index for device in available}) == 1:
         return jax.make_mesh(
@@ -90,7 +88,10 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
 
 
 def resolved(config: Config, mesh: Mesh) -> Config:
-    """Return the configuration with every `auto` that depends on the devices replaced by the choice for this mesh."""
+    """Return the configuration with every `auto` replaced by the choice for this mesh.
+
+    These are the values that depend on the devices.
+    """
     platform, train, precision = mesh.devices.flat[0].platform, config.train, config.precision
     if train.packing == "auto":
         train = dataclasses.replace(train, packing="on" if platform in PACKED else "off")
@@ -114,7 +115,10 @@ def packing_of(
 
 
 def shards_of(mesh: Mesh) -> Shards:
-    """Return the part of every batch that this process feeds: the rows of its devices, which must be neighbours."""
+    """Return the part of every batch that this process feeds.
+
+    It has the rows of its devices, which must be neighbours.
+    """
     here = jax.process_index()
     local = [
         row
@@ -128,8 +132,9 @@ def shards_of(mesh: Mesh) -> Shards:
             else "has no device in the mesh"
         )
         raise ConfigError(
-            f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} {problem}. Set "
-            "mesh.data=0 and a mesh.model that divides the devices of a host, or that such devices divide."
+            f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} "
+            f"{problem}. Set mesh.data=0 and a mesh.model that divides the devices of a host, or "
+            "that such devices divide."
         )
     return Shards(range(local[0], local[-1] + 1), len(mesh.devices))
 
@@ -168,7 +173,10 @@ def gathered(params: Params, mesh: Mesh) -> Params:
 
 
 def split_over_data(params: Params, mesh: Mesh) -> Params:
-    """Split gradients or parameters as the optimizer's moments are split, inside a compiled function."""
+    """Split gradients or parameters as the optimizer's moments are split.
+
+    It is called inside a compiled function.
+    """
     parts = {
         name: _by_name(name, array.shape, mesh, over_data=True) for name, array in params.items()
     }

@@ -59,12 +59,12 @@ def _initialize(optimizer: optax.GradientTransformation, params: Params) -> Trai
 def make_train_step(
     networks: Networks, config: Config, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
 ) -> TrainStep:
-    """Return the train step, which `jax.jit` compiles for each shape of batches. It reuses the old state's memory.
+    """Return the train step, which `jax.jit` compiles for each shape of batches.
 
-    If the loss or the gradient's norm is NaN or infinite, the step is skipped: only the numbers of
-    steps and of skipped steps change. The metric `bad_gradient` is then the position of the first
-    parameter with such a gradient, counting from 1 in the order of names. If all gradients are
-    finite, it is 0.
+    It reuses the old state's memory. If the loss or the gradient's norm is NaN or infinite, the
+    step is skipped: only the numbers of steps and of skipped steps change. The metric
+    `bad_gradient` is then the position of the first parameter with such a gradient, counting from 1
+    in the order of names. If all gradients are finite, it is 0.
     """
     chunks, devices = config.train.chunks, mesh.shape["data"]
 
@@ -129,8 +129,11 @@ def loss_of_batch(
 
 
 def _first_bad(grads: Params) -> jax.Array:
-    """Return 1 + the index, in the order of names, of the first array that is not finite; 0 if all are finite."""
-    # shared with the norm of all
+    """Return 1 + the index of the first array that is not finite, or 0 if all are finite.
+
+    The index is in the order of names.
+    """
+    # XLA shares these squares with the norm of all gradients.
     squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]
     bad = ~jnp.isfinite(jnp.stack(squares))
     return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)

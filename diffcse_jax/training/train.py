@@ -37,9 +37,10 @@ from diffcse_jax.training.step import initial_state, make_train_step
 
 
 def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
-    """Train until `train.steps` or `train.epochs` is reached, from the start or from the last checkpoint in the folder.
+    """Train until `train.steps` or `train.epochs` is reached.
 
-    `eval.patience` and `eval.max_drop` may end training earlier.
+    It goes on from the last checkpoint in the folder, if there is one. `eval.patience` and
+    `eval.max_drop` may end training earlier.
 
     Returns:
         How the selected model compares with the starting checkpoint, as text.
@@ -157,7 +158,10 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
 
 
 def train_and_select(run: Run) -> str:
-    """Train networks on batches, from the start or from the last checkpoint, and select a model. Return the verdict."""
+    """Train networks on batches, select a model, and return the verdict.
+
+    Training goes on from the last checkpoint, if there is one.
+    """
     config, mesh, evaluation = run.config, run.mesh, run.evaluation
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
@@ -181,9 +185,10 @@ def train_and_select(run: Run) -> str:
 
 
 def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
-    """Return the configuration with a batch of at most as many examples as there are, and say so if it shrinks.
+    """Return the configuration with a batch of at most as many examples as there are.
 
-    The batch stays divisible by the devices of the data axis and by the chunks.
+    Say so if the batch shrinks. The batch stays divisible by the devices of the data axis and by
+    the chunks.
     """
     train, generator, devices = config.train, config.generator, mesh.shape["data"]
     if config.trains_generator_head and examples < generator.head_batch_size:
@@ -204,7 +209,8 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
             f"{given}, too few for a batch on {counted(devices, 'device{s}')}. Give more text."
         )
     log_line(
-        f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches of {size}."
+        f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches "
+        f"of {size}."
     )
     return dataclasses.replace(
         config, train=dataclasses.replace(train, batch_size=size, chunk_size=chunk_size)
@@ -212,7 +218,10 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
 
 
 def _measure_baseline(run: Run, *, resumed: bool) -> Record:
-    """Return the dev scores of the starting checkpoint: recorded when the run began, or measured now."""
+    """Return the dev scores of the starting checkpoint.
+
+    They were recorded when the run began, or are measured now.
+    """
 
     def measure() -> dict[str, Any]:
         record = records.read_baseline(run.workdir) if resumed else None
@@ -231,8 +240,8 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
     limited, limit = run.evaluation.drift_metric, run.config.eval.max_drop
     if limited and limit and limited not in baseline.dev:
         raise ConfigError(
-            f"eval.max_drop={limit:g} limits {limited}, but this run began with other dev data: it has "
-            f"{', '.join(sorted(baseline.dev))}. Restore eval.data_dir, or use a new --workdir."
+            f"eval.max_drop={limit:g} limits {limited}, but this run began with other dev data: it "
+            f"has {', '.join(sorted(baseline.dev))}. Restore eval.data_dir, or use a new --workdir."
         )
     return baseline
 
@@ -240,13 +249,16 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
 def _choose_prompts(
     config: Config, base: StartingCheckpoint, columns: int
 ) -> tuple[tuple[str, ...], StartingCheckpoint]:
-    """Return the prompt of each column, and the starting checkpoint with the prompts that the run uses."""
+    """Return the prompt of each column, and the starting checkpoint.
+
+    The checkpoint has the prompts that the run uses.
+    """
     prompts, of_run = for_columns(base.recorded.prompts, config.data.prompts, columns)
     longest = max(len(base.tokenizer.encode(prompt)) for prompt in prompts)
     if longest >= config.data.max_length:
         raise ConfigError(
-            f"data.max_length={config.data.max_length} leaves no room for text: the prompt has {longest} tokens with "
-            "[CLS] and [SEP]. Give a larger data.max_length."
+            f"data.max_length={config.data.max_length} leaves no room for text: the prompt has "
+            f"{longest} tokens with [CLS] and [SEP]. Give a larger data.max_length."
         )
     if any(prompts):
         log_line(
@@ -260,7 +272,10 @@ def _choose_prompts(
 def _open_examples(
     config: Config, store: TokenStore, base: StartingCheckpoint, prompt_tokens: Sequence[int]
 ) -> Examples:
-    """Return the examples of which batches are made. Raise an error if a loss or the augmentation cannot use them."""
+    """Return the examples of which batches are made.
+
+    Raise an error if a loss or the augmentation cannot use them.
+    """
     if not config.needs("vectors"):  # nothing compares a text with another one
         return store
     with_next = config.needs("next_sentence")
@@ -272,8 +287,9 @@ def _open_examples(
         loss.check_columns(columns)
     if config.data.augmentation != "none" and columns > 1:
         raise ConfigError(
-            f"data.augmentation={config.data.augmentation!r} changes second views of single sentences, but the text "
-            f"has {columns} columns. Use data.augmentation='none', or name one column in data.columns."
+            f"data.augmentation={config.data.augmentation!r} changes second views of single "
+            f"sentences, but the text has {columns} columns. Use data.augmentation='none', or name "
+            "one column in data.columns."
         )
     sizes = networks.sizes_for_run(base.checkpoint.config, config)
     if columns == 1 and (description := networks.describe_equal_views(sizes, config)):

@@ -1,4 +1,7 @@
-"""Fine-tuning on labelled tasks: their rows, an encoder with a head for each, and training. See docs/finetuning.md."""
+"""Fine-tuning on labelled tasks: rows, an encoder with a head for each task, and training.
+
+See docs/finetuning.md.
+"""
 
 import contextlib
 import csv
@@ -71,7 +74,8 @@ class LabelledRow(NamedTuple):
     line: int  # the first one of the row, from 1
     texts: tuple[str, ...]  # its sentence, or its two sentences
     id: str
-    # the number of its class, or its value; text before the classes are known; empty for a test row
+    # The number of its class, or its value. It is text before the classes are known, and empty for
+    # a test row.
     label: Any
 
 
@@ -124,19 +128,20 @@ def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> 
     else:
         sides: dict[bool, list[LabelledRow]] = {True: [], False: []}
         for row in train:
-            # for pairs in any order
+            # The order of a pair's texts does not matter.
             text = "\n".join(sorted(" ".join(text.casefold().split()) for text in row.texts))
             sides[is_in_share(digest(text), task.dev_share)].append(row)
         dev, train = sides[True], sides[False]
     if not (train and dev):
         raise DataError(
-            f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or dev_share"
+            f"{file}: {key} has no {'dev' if train else 'training'} rows. Give dev_file or "
+            "dev_share"
         )
     trained = {row.label for row in train}
     if missing := [label for number, label in enumerate(task.labels) if number not in trained]:
         raise DataError(
-            f"{file}: {key} has no training row of class {missing[0]!r}. Add rows of that class, give {key} a dev_file "
-            "or another dev_share, or remove the class"
+            f"{file}: {key} has no training row of class {missing[0]!r}. Add rows of that class, "
+            f"give {key} a dev_file or another dev_share, or remove the class"
         )
     test = read(test_file, "test_file") if task.test_file else []
     splits = {"training row{s}": train, "dev row{s}": dev, "row{s} to predict": test}
@@ -265,7 +270,7 @@ class TaskModel:
     def decide(
         self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int
     ) -> Shaped[np.ndarray, " rows"]:
-        """Return the predicted class numbers, or the values, of a task's rows of one or two sentences."""
+        """Return the predicted class numbers, or the values, of rows of one or two sentences."""
         task, sides = self.tasks[name], embed(self.encoder, texts, batch_size)
         outputs = np.asarray(_head_outputs(task, self.heads[name], sides))
         if task.loss == "cross_entropy":
@@ -278,7 +283,7 @@ class TaskModel:
 def embed(
     encoder: Any, texts: Sequence[tuple[str, ...]], batch_size: int, **options: Any
 ) -> Float32[np.ndarray, "sides rows hidden"]:
-    """Return the embeddings of the first sentences of rows and, if they are pairs, of the second ones."""
+    """Return the embeddings of the first sentences of rows and, for pairs, of the second."""
     sentences = [text for row in texts for text in row]
     embeddings = encoder.encode(sentences, batch_size, prompt=encoder.prompts.default, **options)
     return np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0)
@@ -315,7 +320,10 @@ class TasksMetric(Metric):
         return sum(len(data.dev) for data in self.tasks), "dev rows"
 
     def measure(self, model: Any) -> Measured:
-        """Return the scores of a `TaskModel`, and the correctness of each dev row (0 or 100) or its value."""
+        """Return the scores of a `TaskModel`, and the outcome of each dev row.
+
+        An outcome is a value, or for classes 0 (wrong) or 100 (correct).
+        """
         scores, outcomes = {}, []
         for data in self.tasks:
             name, labels = score_name(data.name, data.task), labels_of(data.dev)
@@ -330,14 +338,20 @@ class TasksMetric(Metric):
 
 
 class TaskEvaluation(DevEvaluation):
-    """The dev evaluation of a fine-tuning. Its models are not encoders, so it caches no embeddings."""
+    """The dev evaluation of a fine-tuning.
+
+    Its models are not encoders, so it caches no embeddings.
+    """
 
     def measure(self, model: TaskModel) -> Measured:
         return self.chosen.measure(model)
 
 
 def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> None:
-    """Write the heads of a run to `tasks/TASK/`, and its predictions to `predictions/TASK-dev.csv` and `-test.csv`."""
+    """Write the heads of a run and its predictions.
+
+    Heads go to `tasks/TASK/`, predictions to `predictions/TASK-dev.csv` and `-test.csv`.
+    """
     model, predictions = TaskModel.from_run(workdir), workdir / "predictions"
     predictions.mkdir(exist_ok=True)
     for data in tasks:
@@ -451,7 +465,10 @@ def _train_heads(
     folder: Path,
     text: str,
 ) -> None:
-    """Train the heads on embeddings of the frozen encoder, unless the folder holds heads trained on this text."""
+    """Train the heads on embeddings of the frozen encoder.
+
+    If the folder holds heads that were trained on this text, nothing is done.
+    """
     weights, record = folder / "heads.safetensors", folder / "heads.json"
     if (
         record.is_file()
@@ -479,7 +496,8 @@ def _check(config: Config) -> None:
         )
     if config.model.projector != "none" and not config.keeps_projector:
         raise ConfigError(
-            "model.projector is dropped after training, but heads read the final embeddings. Use 'none'"
+            "model.projector is dropped after training, but heads read the final embeddings. Use "
+            "'none'"
         )
     if config.data.augmentation != "none":
         raise ConfigError(
@@ -507,17 +525,18 @@ def open_start_or_run(config: Config, mesh: Mesh) -> tuple[Config, StartingCheck
 
 
 def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
-    """Train in one stage or two, and resume if stopped. Return the rows of the tasks, and the verdict."""
+    """Train in one stage or two, and resume if stopped.
+
+    Return the rows of the tasks, and the verdict.
+    """
     # 1. The encoder to start from, and the rows.
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     _check(config)
     config, start, vocabulary = open_start_or_run(config, mesh)
-    folder, bad, size = (
-        io.expand_path(config.finetune.data_dir),
-        config.data.on_bad_line,
-        config.train.batch_size,
-    )
+    folder = io.expand_path(config.finetune.data_dir)
+    bad = config.data.on_bad_line
+    size = config.train.batch_size
     data = [read_task(name, task, folder, bad) for name, task in config.finetune.tasks.items()]
     if few := next((each for each in data if len(each.train) < size), None):
         rows = counted(len(few.train), "training row{s}")
@@ -547,7 +566,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     built = networks.build(
         config, start.checkpoint, None, vocabulary, projector=start.recorded.head
     )
-    # from heads in the checkpoint
+    # It resumes from the heads in a checkpoint.
     resumes = saved_steps(workdir / CHECKPOINTS) and read_baseline(workdir)
     if config.finetune.stages == "heads_first" and not resumes:
         frozen = start.encoder(config, built.params)
@@ -615,7 +634,10 @@ def _batches(
 
 
 def run_finetune(config: Config, workdir: Path) -> str:
-    """Fine-tune, export and predict: the work of `diffcse finetune`. Return the verdict of the last stage."""
+    """Fine-tune, export and predict: the work of `diffcse finetune`.
+
+    Return the verdict of the last stage.
+    """
 
     def finish() -> None:
         export_with_curves(workdir)
@@ -625,6 +647,6 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
     with in_workdir(config, workdir):
         data, verdict = tune(config, workdir)
-        # the other processes wait, because their end would end the first one
+        # The other processes wait, because their exit would end the first one.
         hosts.decided_by_first(finish)
     return verdict

@@ -32,7 +32,10 @@ class Mixture:
 
 
 def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " steps"]:
-    """Order the sources in blocks. Each block has `ratios` batches of the sources, in a random order."""
+    """Order the sources in blocks.
+
+    Each block has `ratios` batches of the sources, in a random order.
+    """
     block, generator = np.repeat(np.arange(len(ratios)), ratios), np.random.default_rng([seed, 0])
     blocks = [generator.permutation(block) for _ in range(math.ceil(steps / len(block)))]
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
@@ -41,11 +44,11 @@ def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " 
 def resting(
     optimizer: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer with a separate state for each network. A network whose gradient is all 0 does not change.
+    """Return the optimizer with a separate state for each network.
 
-    PyTorch does the same with parameters that a step does not use: their gradient is None. With a
-    common state, the head of a rare task would drift at every step, moved by its old moments and by
-    weight decay.
+    A network whose gradient is all 0 does not change. PyTorch does the same with parameters that a
+    step does not use: their gradient is None. With a common state, the head of a rare task would
+    drift at every step, moved by its old moments and by weight decay.
     """
 
     def init(params: Params) -> dict[str, optax.OptState]:

@@ -1,7 +1,7 @@
-"""Studies: variants of a configuration, each trained with several seeds, in one table. See docs/studies.md.
+"""Studies: variants of a configuration, each trained with several seeds, in one table.
 
-From top to bottom: what a study file returns, the runs that follow from it, the command that does
-them, and a summary.
+See docs/studies.md. From top to bottom: what a study file returns, the runs that follow from it,
+the command that does them, and a summary.
 """
 
 import contextlib
@@ -102,7 +102,10 @@ class Study:
     source: str = ""
 
     def with_seeds(self, count: int) -> "Study":
-        """Return the study with the seeds 1 to `count`. Rows that need other seeds have at most as many of these."""
+        """Return the study with the seeds 1 to `count`.
+
+        Rows that need other seeds have at most as many of these.
+        """
         if count < 1:
             raise ConfigError(f"--seeds: expected at least 1, got {count}")
         fewer = {row: tuple(seeds)[:count] for row, seeds in self.seeds_of.items()}
@@ -110,7 +113,10 @@ class Study:
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """Return all values of `configs/NAME.py` by key, for a variant that takes nothing from the base."""
+    """Return all values of `configs/NAME.py` by key.
+
+    It is for a variant that takes nothing from the base.
+    """
     settings = flat(configuration(name, {})[1].to_dict())
     return {key: value for key, value in settings.items() if key != "train.seed" and value != {}}
 
@@ -141,19 +147,30 @@ def read_study(file: str) -> tuple[str, Study]:
 
 @dataclasses.dataclass(frozen=True)
 class StudyRun:
-    """One training or fine-tuning with its scores, or the scores of the starting checkpoint. It owns one folder."""
+    """One training or fine-tuning with its scores, or the starting checkpoint's scores.
 
-    row: str  # of the table
-    seed: int | None  # None for the starting checkpoint
-    config: Config  # with the seed
+    Attributes:
+        row: Its row of the table.
+        seed: Its seed. None for the starting checkpoint.
+        config: Its configuration, with the seed.
+        folder: The folder that it owns.
+        tasks: Tasks that score it. Empty for a fine-tuning, because its labelled tasks do that.
+        dev_tasks: Tasks whose dev split scores it.
+        scores_last: Whether the last checkpoint is scored as well.
+        pooler: The pooler of the starting checkpoint.
+        start: The run whose encoder a fine-tuning starts from.
+        record: A record that may have its results.
+    """
+
+    row: str
+    seed: int | None
+    config: Config
     folder: Path
-    # empty for a fine-tuning, because its labelled tasks give its scores
     tasks: tuple[str, ...] = ()
     dev_tasks: tuple[str, ...] = ()
     scores_last: bool = False
-    pooler: str | None = None  # of the starting checkpoint
-    start: "StudyRun | None" = None  # whose encoder a fine-tuning starts from
-    # that may have its results
+    pooler: str | None = None
+    start: "StudyRun | None" = None
     record: StudyRecord | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
@@ -173,7 +190,10 @@ class StudyRun:
         return self.seed is None or (self.folder / "export").is_dir()
 
     def look(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the results of a run that is done with the study's tasks, or None, and the run's state in words."""
+        """Return a run's results, or None, and its state in words.
+
+        Results count if the run is done with the study's tasks.
+        """
         if self.record and (recorded := self.record.find(self.key)):
             return recorded, "done"
         return self.look_here()
@@ -202,30 +222,29 @@ class StudyRun:
         except CheckpointError as error:
             return None, str(error)
         if (self.folder / FAILURE).is_file():
-            reason = (
-                (self.folder / FAILURE)
-                .read_text(encoding="utf-8", errors="replace")
-                .strip()
-                .partition("\n")[0]
-            )
+            failure = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace")
+            reason = failure.strip().partition("\n")[0]
             return None, f"failed: {reason}"
         return None, "started" if (self.folder / CONFIG).is_file() else NOT_STARTED
 
     def require_same(self) -> None:
-        """Refuse a folder with results of another configuration. A run without results does not resume with another."""
+        """Refuse a folder with results of another configuration.
+
+        A run without results does not resume with another one.
+        """
         if not (self.folder / RESULTS).is_file():
             return
         then = flat(Config.from_dict(self._read_results()["config"]).to_dict())
         now = flat(self.config.to_dict())
-        # a folder, which may be moved
+        # The start is a folder, which may be moved.
         ignored = machine_keys() | ({"model.name_or_path"} if self.start else set())
         if changed := [key for key in now if then.get(key) != now[key] and key not in ignored]:
             values = "\n  ".join(
                 f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed
             )
             raise ConfigError(
-                f"{self.folder} holds {self.label} with another configuration. Give another --workdir, or the same "
-                f"overrides:\n  {values}"
+                f"{self.folder} holds {self.label} with another configuration. Give another "
+                f"--workdir, or the same overrides:\n  {values}"
             )
 
     def _read_results(self) -> dict[str, Any]:
@@ -369,7 +388,8 @@ def _changed(where: str, base: "str | ConfigDict", settings: Settings) -> Config
     try:
         if "train.seed" in settings:
             raise ConfigError(
-                "train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them"
+                "train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among "
+                "them"
             )
         config = configuration(base, settings)[1]
         if config.distributed:
@@ -395,7 +415,9 @@ def run_study(
     report: bool = False,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Do the runs of a study that are not done, write its tables and print one: the command, with its options.
+    """Do the runs of a study that are not done, write its tables and print one.
+
+    This is the command, with its options.
 
     Returns:
         The exit code: 0; 1 if a run failed; 3 if runs are not done for another reason; 130 if the
@@ -438,7 +460,10 @@ def run_study(
 
 
 def say_what_it_takes(runs: Sequence[StudyRun], folder: Path) -> None:
-    """Log how long the runs that are not done will take, and how much disk they need, if that is worth timing."""
+    """Log how long the runs that are not done will take, and how much disk they need.
+
+    This is done only if it is worth timing.
+    """
     rest = [
         run
         for run in runs
@@ -459,7 +484,10 @@ def say_what_it_takes(runs: Sequence[StudyRun], folder: Path) -> None:
 
 
 def _probe(run: StudyRun, folder: Path) -> estimate.Cost | None:
-    """Time a few steps of a run. Return None for a run that is too short or fails, as it will when it is done."""
+    """Time a few steps of a run.
+
+    Return None for a run that is too short or fails. It will fail again when it is done.
+    """
     try:
         cost = estimate.probe(run.config, folder)
     except Exception as error:  # whatever a run may raise
@@ -532,9 +560,9 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
     Returns:
         What tables need: `asked` (the tasks), `config`, `metric` (the dev metric), `dev` (its
         score), `dev_text` (identifies the text of the dev metric), `scores` by column, and `notes`.
-        Of a trained encoder also the steps of the `best` and the `last` checkpoint, its `curve` (dev
-        score by step), and `training` (`means_at_end`). The metric of a fine-tuning is the average
-        over its labelled tasks, and the scores are those of the tasks.
+        Of a trained encoder also the steps of the `best` and the `last` checkpoint, its `curve`
+        (dev score by step), and `training` (`means_at_end`). The metric of a fine-tuning is the
+        average over its labelled tasks, and the scores are those of the tasks.
     """
     if run.seed is None:
         return _score_start(run)
@@ -651,7 +679,10 @@ def _add_scores(
 
 
 def summarize(plan: Plan) -> table.Summary:
-    """Return the scores of all runs that are done, and the states of the others: the content of `study.json`."""
+    """Return the content of `study.json`.
+
+    It has the scores of all runs that are done, and the states of the others.
+    """
     groups: dict[str, list[dict[str, Any]]] = {"encoders": [], "finetunings": []}
     states: dict[str, str] = {}  # of the runs that are not done
     notes = ["n: seeds; mean ± standard deviation (of a sample) over several seeds"]

@@ -1,4 +1,7 @@
-"""How long the runs of a study will take on this machine, and how much disk they need, from a few steps of each row."""
+"""How long the runs of a study will take on this machine, and how much disk they need.
+
+A few steps of each row are timed.
+"""
 
 import contextlib
 import dataclasses
@@ -29,7 +32,10 @@ class Cost:
     checkpoint_bytes: int
 
     def seconds(self, every: int) -> float:
-        """Return the duration of a run with a dev evaluation after `every` steps (0: only at the end)."""
+        """Return the duration of a run with a dev evaluation after `every` steps.
+
+        With 0, there is one only at the end.
+        """
         evaluations = -(-self.steps // every) if every else 1  # the last one is at the end
         return (
             self.steps * self.step_seconds
@@ -39,7 +45,10 @@ class Cost:
 
     @property
     def bytes(self) -> int:
-        """The size of a run's folder: its checkpoints, each with two moments of Adam, and the export."""
+        """The size of a run's folder.
+
+        It has the checkpoints, each with two moments of Adam, and the export.
+        """
         return CHECKPOINTS * self.checkpoint_bytes + self.checkpoint_bytes // 3
 
 
@@ -74,7 +83,10 @@ class _Stopwatch(Callback):
 
 
 def probe(config: Config, folder: Path) -> Cost | None:
-    """Run a few steps in a temporary folder inside `folder`. Return None for a run that is over before they are."""
+    """Run a few steps in a temporary folder inside `folder`.
+
+    Return None for a run that is over before they are.
+    """
     values = flat(config.to_dict()) | {"eval.every": STEPS // 2, "train.log_every": 1}
     watch = _Stopwatch()
     with tempfile.TemporaryDirectory(dir=folder) as temporary, contextlib.suppress(_Measured):
@@ -113,14 +125,17 @@ def describe(
         cost = costs[row]
         number = sum(row == other for other, _ in runs)
         yield (
-            f"{row}: {counted(number, 'run{s}')} of {cost.steps:,} steps, {cost.step_seconds:.3g} s a step and "
-            f"{cost.evaluation_seconds:.3g} s a dev evaluation: {duration(total)}"
+            f"{row}: {counted(number, 'run{s}')} of {cost.steps:,} steps, {cost.step_seconds:.3g} "
+            f"s a step and {cost.evaluation_seconds:.3g} s a dev evaluation: {duration(total)}"
         )
     size = sum(costs[row].bytes for row, _ in runs)
     together = f"{duration(sum(seconds.values()))} and {size / 1e9:,.1f} GB"
     yield f"together {together}, without the scoring of tasks and fine-tunings"
     if size > free:
-        yield f"warning: {free / 1e9:,.1f} GB are free. Name a --workdir with more room, or remove folders of done runs"
+        yield (
+            f"warning: {free / 1e9:,.1f} GB are free. Name a --workdir with more room, or remove "
+            "folders of done runs"
+        )
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
-"""A record of a study's runs in one file, which outlives their folders and may be moved to other machines.
+"""A record of a study's runs in one file.
 
-Each line is a JSON object with the scores of a run. A run that the record has is not done again.
+It outlives their folders and may be moved to other machines. Each line is a JSON object with the
+scores of a run. A run that the record has is not done again.
 """
 
 import datetime
@@ -24,7 +25,9 @@ Key = tuple[str, int | None, str, tuple[str, ...]]  # row, seed, settings and ta
 
 
 def digest_of(config: Config, start: Config | None = None) -> str:
-    """Return a hash of the settings that results depend on. Of local paths, only the last part counts.
+    """Return a hash of the settings that results depend on.
+
+    Of local paths, only the last part counts.
 
     Args:
         config: The configuration of a run.

@@ -31,7 +31,7 @@ POWER = 0.8  # the share of studies that see a true difference
 MOST_SEEDS = 1000
 
 Summary = dict[str, Any]  # the content of study.json
-# the scores of a row by seed ("-" for the starting checkpoint) and column
+# The scores of a row by seed ("-" for the starting checkpoint) and column.
 Seeds = Mapping[str, Mapping[str, float]]
 
 
@@ -52,7 +52,10 @@ def write(summary: Summary, workdir: Path) -> None:
 
 
 def show(summary: Summary, style: str) -> str:
-    """Return the tables and notes in a style of `results.table`. In LaTeX, text between tables is a comment."""
+    """Return the tables and notes in a style of `results.table`.
+
+    In LaTeX, text between tables is a comment.
+    """
     remark = (lambda text: f"% {text}") if style == "latex" else str
     heading = f"{summary['study']} ({summary['source']})" if summary["source"] else summary["study"]
     parts = [f"# {heading}" if style == "markdown" else remark(heading)]
@@ -63,8 +66,9 @@ def show(summary: Summary, style: str) -> str:
             first = next(row["row"] for row in rows if not row["is_start"])
             parts.append(
                 remark(
-                    f"difference to {first} over shared seeds, with its 95% interval (paired t-test); needed: seeds "
-                    "with which four of five studies see a difference as large as that of the first column"
+                    f"difference to {first} over shared seeds, with its 95% interval (paired "
+                    "t-test); needed: seeds with which four of five studies see a difference as "
+                    "large as that of the first column"
                 )
             )
             shown = [
@@ -77,7 +81,7 @@ def show(summary: Summary, style: str) -> str:
         if training := _training(rows, style):
             parts.append(remark("accuracies in training x 100, mean over the last steps"))
             parts.append(training)
-    # Markdown joins lines that follow one another
+    # Markdown joins lines that follow one another.
     separator = "\n\n" if style == "markdown" else "\n"
     parts.append(separator.join(map(remark, summary["notes"])))
     return "\n\n".join(parts) + "\n"
@@ -108,7 +112,9 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
 
 
 def seeds_needed(mean: float, deviation: float) -> int | None:
-    """Return the number of seeds with which four of five studies see a difference (paired t-test, two-sided, 5%).
+    """Return the number of seeds with which four of five studies see a difference.
+
+    The test is a paired t-test, two-sided, at 5%.
 
     Args:
         mean: The true mean of the differences between rows with the same seed.
@@ -179,7 +185,10 @@ def _difference_row(row: Mapping[str, Any], first_column: str) -> TableRow:
 
 
 def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Draw a panel per column: a point per seed, a line at the mean, a diamond at the published score."""
+    """Draw a panel per column.
+
+    It has a point per seed, a line at the mean and a diamond at the published score.
+    """
     columns = list(itertools.chain(*_sections(summary, rows)))
     averages = [column for column in columns if column.startswith("average ")]
     if averages:

@@ -13,38 +13,51 @@ import transformers
 
 from diffcse_jax.models.transformer import TransformerConfig
 
-# only named: its module imports PyTorch
+# It is only named, because its module imports PyTorch.
 PreTrainedConfig: TypeAlias = "transformers.PreTrainedConfig"
-# ours by the checkpoint's names; several of ours, joined by "+", are stacked there
+# Our modules by the checkpoint's names. Several of ours, joined by "+", are stacked there.
 Modules = Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The particulars of a family. Each table maps the checkpoint's name of a module to ours."""
+    """The particulars of a family. Each table maps the checkpoint's name of a module to ours.
 
-    # raises ValueError, with a message for users
+    Attributes:
+        sizes: Reads the sizes. Raises ValueError, with a message for users.
+        prefix: What stands before the encoder's names inside a model with a head.
+        modules: The modules outside the blocks.
+        block_prefix: What stands before a block's number.
+        block: The modules of a block.
+        mlm_head: The modules of the masked-LM head.
+        decoder: The tensor of that head's decoder, which must be the table of word embeddings.
+        ignored: A regular expression of tensors that are not used: buffers, tied copies, other
+            heads.
+        supported: The only supported values in config.json.
+        pooler: The dense + tanh head on position 0. Empty: none.
+        other_prefix: Stands in place of `prefix` in checkpoints of other code.
+        discriminator_head: The head for replaced tokens. Empty: none.
+    """
+
     sizes: Callable[[PreTrainedConfig], TransformerConfig]
-    prefix: str  # before the encoder's names inside a model with a head
-    modules: Modules  # outside the blocks
-    block_prefix: str  # before a block's number
+    prefix: str
+    modules: Modules
+    block_prefix: str
     block: Modules
     mlm_head: Modules
-    # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
     decoder: str
-    # a regular expression of tensors that are not used: buffers, tied copies, other heads
     ignored: str
-    # the only supported values in config.json
     supported: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # the dense + tanh head on position 0; empty: none
     pooler: Modules = dataclasses.field(default_factory=dict)
-    other_prefix: str = ""  # instead of `prefix`, in checkpoints of other code
-    # for replaced tokens; empty: none
+    other_prefix: str = ""
     discriminator_head: Modules = dataclasses.field(default_factory=dict)
 
 
 def rotary_base(rope: Mapping[str, Any], *types: str) -> float:
-    """Return the base of rotary positions. Raise ValueError unless their type is `default` or one of `types`."""
+    """Return the base of rotary positions.
+
+    Raise a ValueError unless their type is `default` or one of `types`.
+    """
     if rope["rope_type"] not in ("default", *types):
         raise ValueError(f"rope_type {rope['rope_type']!r} is not supported")
     return float(rope["rope_theta"])

@@ -19,7 +19,10 @@ FEED_FORWARD = {
 
 
 def sizes(config: PreTrainedConfig, **names: str) -> TransformerConfig:
-    """Read the sizes of an encoder whose configuration has BERT's keys, some perhaps under other names."""
+    """Read the sizes of an encoder whose configuration has BERT's keys.
+
+    Some may have other names.
+    """
 
     def value(key: str) -> Any:
         return getattr(config, names.get(key, key))

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019): no token types, no pooler, no dropout on the output of self-attention."""
+"""DistilBERT (Sanh et al. 2019): no token types, no pooler, no dropout after self-attention."""
 
 import dataclasses
 

@@ -11,21 +11,20 @@ from typing import Any
 from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
-# one object, so equal sizes are equal
+# There is only one object, so equal sizes are equal.
 GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)
 
 
 def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of the authors' code, which has the type `new`, as transformers writes it.
+    """Return a configuration of the authors' code as transformers writes it.
 
-    Their scaling of rotary positions (`ntk`) is a larger base and slower positions.
+    Theirs has the type `new`. Their scaling of rotary positions (`ntk`) is a larger base and slower
+    positions.
     """
     converted, scaling = {**values, "model_type": "gte"}, values.get("rope_scaling") or {}
     if scaling.get("type") == "ntk" and scaling.get("mixed_b") is None:
-        factor, head_size = (
-            scaling["factor"],
-            values["hidden_size"] // values["num_attention_heads"],
-        )
+        factor = scaling["factor"]
+        head_size = values["hidden_size"] // values["num_attention_heads"]
         base = values["rope_theta"] * factor
         converted |= {"rope_scaling": None, "rope_theta": base}
         converted["rope_parameters"] = {

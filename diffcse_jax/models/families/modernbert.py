@@ -1,4 +1,6 @@
-"""ModernBERT (Warner et al. 2024), and its descendants: Ettin's encoders, mmBERT, gte-modernbert, granite-embedding-r2.
+"""ModernBERT (Warner et al. 2024), and its descendants.
+
+These are Ettin's encoders, mmBERT, gte-modernbert and granite-embedding-r2.
 
 Norms come before attention and the feed-forward network, whose units are gated. Positions are
 rotary. Every third block sees all tokens, the others a window. Dense layers and norms have no

@@ -1,4 +1,7 @@
-"""MPNet (Song et al. 2020): RoBERTa without token types, with an attention bias of relative positions."""
+"""MPNet (Song et al. 2020): RoBERTa without token types.
+
+It has an attention bias of relative positions.
+"""
 
 import dataclasses
 
@@ -11,12 +14,15 @@ from diffcse_jax.models.families import PreTrainedConfig, bert, roberta
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 
-# transformers' MPNet has this value, whatever the configuration says, and the padding id 1
+# transformers' MPNet has this value, whatever the configuration says, and the padding id 1.
 BUCKETS = 32
 
 
 class RelativeAttentionBias(nnx.Module):
-    """A bias on attention logits for every head and bucket of relative positions. All blocks share it."""
+    """A bias on attention logits for every head and bucket of relative positions.
+
+    All blocks share it.
+    """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.bucket = Embedding(BUCKETS, config.num_heads, dtype=jnp.float32, rngs=rngs)
@@ -26,11 +32,11 @@ class RelativeAttentionBias(nnx.Module):
 
 
 def relative_buckets(positions: int) -> Int[np.ndarray, "positions positions"]:
-    """Return the bucket of each key's position (column) relative to the query's (row), as in T5 (Raffel et al. 2020).
+    """Return the bucket of each key's position relative to the query's (T5, Raffel et al. 2020).
 
-    Keys after the query have the upper half of the buckets. In each half, distances below 8 have
-    one bucket each. Above 8, there are two buckets for every doubling, and the last bucket takes
-    all larger distances.
+    Keys are columns, and queries are rows. Keys after the query have the upper half of the buckets.
+    In each half, distances below 8 have one bucket each. Above 8, there are two buckets for every
+    doubling, and the last bucket takes all larger distances.
     """
     relative = np.arange(positions) - np.arange(positions)[:, None]
     distance = np.abs(relative)

@@ -1,4 +1,7 @@
-"""NomicBERT (Nussbaum et al. 2024): BERT with rotary positions, gated units, and blocks without biases."""
+"""NomicBERT (Nussbaum et al. 2024): BERT with rotary positions and gated units.
+
+Its blocks have no biases.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +11,7 @@ from typing import Any
 from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
-# one object, so equal sizes are equal. Its norms have biases
+# There is only one object, so equal sizes are equal. Its norms have biases.
 GATED_BLOCK = partial(Block, bias=False, gated=True)
 # Keys of the authors' first configurations, and BERT's names for them.
 FIRST_KEYS = {
@@ -23,7 +26,7 @@ FIRST_KEYS = {
     "rotary_emb_base": "rope_theta",
     "activation_function": "hidden_act",
 }
-# activations of gates, by the authors' names
+# Activations of gates, by the authors' names.
 GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 
 
