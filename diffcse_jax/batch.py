@@ -173,7 +173,8 @@ def token_keys(
         numbers = jnp.arange(rows.input_ids.shape[1] if positions is None else positions)
         by_row = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, numbers))(keys)
         return by_row.reshape(-1) if positions is None else by_row
-    length, where = rows.input_ids.shape[1], rows.layout.positions
+    length = rows.input_ids.shape[1]
+    where = rows.layout.positions
     of_rows = jax.vmap(lambda keys, rows: keys[rows])(keys.reshape(len(where), -1), where // length)
     return jax.vmap(jax.random.fold_in)(of_rows.reshape(-1), where.reshape(-1) % length)
 

@@ -845,7 +845,8 @@ def _load_encoder(options: Options, record: Any = None) -> Any:
     recorded = dataclasses.asdict(record) | {"truncate_dim": record.dimension} if record else {}
     own = {name: getattr(options, name) for name in ENCODER}
     chosen = {name: recorded.get(name) if value is None else value for name, value in own.items()}
-    model, precision = str(chosen.pop("model")), chosen.pop("precision") or "float32"
+    model = str(chosen.pop("model"))
+    precision = chosen.pop("precision") or "float32"
     return SentenceEncoder.from_pretrained(model, dtype=precision, **chosen)
 
 

@@ -548,7 +548,8 @@ class SentenceEncoder:
         own = tokens(len(prompt) + title)
         limit = room - (len(offsets) - len(own))
         if title and limit < room // 2:
-            passage, own = passage._replace(title="", text=whole), tokens(len(prompt))
+            passage = passage._replace(title="", text=whole)
+            own = tokens(len(prompt))
             limit = room - (len(offsets) - len(own))
         else:
             title = 0

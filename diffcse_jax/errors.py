@@ -67,7 +67,8 @@ def reported_to_user() -> Iterator[None]:
     The exit code is the error's own. Each warning for the user is printed once, without its place
     in the code.
     """
-    usual, printed = warnings.formatwarning, set()
+    usual = warnings.formatwarning
+    printed = set()
 
     def plain(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
         if not issubclass(category, UserWarning):
@@ -97,7 +98,8 @@ def no_interruption_lost() -> Iterator[None]:
     Python prints and drops exceptions that are raised during garbage collection, where JAX has a
     callback.
     """
-    main, usual = threading.main_thread(), sys.unraisablehook
+    main = threading.main_thread()
+    usual = sys.unraisablehook
     if threading.current_thread() is not main:
         yield
         return
@@ -180,11 +182,13 @@ def require_extra(module: str, extra: str) -> Any:
 
 def warn_user(message: str) -> None:
     """Warn at the line of the caller outside this package, whatever the depth of the call."""
-    level, frame = 2, sys._getframe(1)
+    level = 2
+    frame = sys._getframe(1)
     # The last two only check types in tests.
     passed = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")
     while (
         frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed
     ):
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warnings.warn(message, stacklevel=level)

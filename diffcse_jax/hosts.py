@@ -128,7 +128,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         if self._is_counted:
             self._seconds += now - self._counted_from
             self._counted += count
-        self._is_counted, self._counted_from = True, now
+        self._is_counted = True
+        self._counted_from = now
         self._bar.rate = self._counted / self._seconds if self._seconds else 0.0
         if note:
             self._bar.set_postfix_str(note, refresh=False)
@@ -138,7 +139,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             log_line(self._line(now - self._begun, note))
 
     def _line(self, elapsed: float, note: str) -> str:
-        time_taken, rate = tqdm.tqdm.format_interval(elapsed), self._bar.rate
+        time_taken = tqdm.tqdm.format_interval(elapsed)
+        rate = self._bar.rate
         speed = _speed(rate, self._unit) + (f", {note}" if note else "")
         if self._total is None:
             return f"{self._what}: {self._done} {self._unit} [{time_taken}{speed}]"

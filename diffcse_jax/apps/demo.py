@@ -147,7 +147,8 @@ class SearchServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, page: Page, address: tuple[str, int]):
-        self.page, self.host = page, address[0]
+        self.page = page
+        self.host = address[0]
         self.address_family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             super().__init__(address, _Handler)

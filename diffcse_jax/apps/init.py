@@ -101,7 +101,8 @@ def first_blocks(options: InitOptions) -> hf.Pretrained:
                 f"--{name} is that of --model. Leave it out, or give --input for a new model"
             )
     checkpoint = hf.read(options.model)
-    found, kept = checkpoint.config.num_blocks, options.blocks
+    found = checkpoint.config.num_blocks
+    kept = options.blocks
     if not 1 <= kept <= found:
         raise ConfigError(
             f"--blocks={kept}: {options.model} has {found} blocks. Give a number from 1 to {found}"

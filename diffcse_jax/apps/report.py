@@ -139,7 +139,8 @@ def sample_of(config: Config) -> Sample:
         if not isinstance(metric, RetrievalMetric):
             raise DataError("the dev metric has no pairs of query and text")
     except UserError as error:
-        sentences, reason = general_sentences(), str(error).splitlines()[0]
+        sentences = general_sentences()
+        reason = str(error).splitlines()[0]
         about = f"{len(sentences)} general English sentences, because {reason}"
         return Sample(about, [(sentence, sentence) for sentence in sentences])
     pairs = list(zip(metric.queries, metric.targets, strict=True))
@@ -169,7 +170,8 @@ def compare(encoders: Mapping[str, Loader], sample: Sample) -> Comparison:
     """
     chosen = evenly_spaced(sample.pairs, SEARCHES)
     searches = [Search(query, text if text != query else "", {}) for query, text in chosen]
-    texts, problems = list(dict.fromkeys(text for _, text in sample.pairs)), []
+    texts = list(dict.fromkeys(text for _, text in sample.pairs))
+    problems = []
     for label, load in encoders.items():
         try:
             sides = encode_pairs(

@@ -276,7 +276,8 @@ def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, loa
     _require_same_settings(old, options)
     if store:
         return _keep_store(writer, old, store, options, load)
-    documents, before = _read(options), old.documents
+    documents = _read(options)
+    before = old.documents
     _give_encoder(old, options, load)
     changes = old.put_input(
         options.input(), documents, batch_size=options.batch_size, show_progress=True
@@ -319,9 +320,11 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
         is_detected = name == "language" and index.lexical and index.lexical.language == given
         if given != there and not is_detected:
             if name == "passages":
-                flag, before = "--passages" if given else "--no-passages", "the other one"
+                flag = "--passages" if given else "--no-passages"
+                before = "the other one"
             else:
-                flag, before = f"--{name} {given}", there or "a detected one"
+                flag = f"--{name} {given}"
+                before = there or "a detected one"
             raise ConfigError(
                 f"{flag}: {options.output} was built with {before}. "
                 "Leave this out, or give --replace to build the index again"

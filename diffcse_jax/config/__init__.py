@@ -557,11 +557,13 @@ def configuration(
     the defaults, a `Config`, or a ConfigDict. `changes` override its values, by key or in groups.
     """
     if isinstance(given, Mapping | ConvertsToDict):
-        name, values = "custom", given if isinstance(given, Mapping) else given.to_dict()
+        name = "custom"
+        values = given if isinstance(given, Mapping) else given.to_dict()
     else:
         path = Path(given)
         path = path if path.suffix == ".py" else SHIPPED / f"{path}.py"
-        name, values = path.stem, _read(path, str(given))
+        name = path.stem
+        values = _read(path, str(given))
     return name, Config.from_dict(flat(values) | flat(changes))
 
 
@@ -674,7 +676,8 @@ def _contradictions_of_networks(config: Config) -> Iterator[str]:
 def _contradictions_of_data(config: Config) -> Iterator[str]:
     """Yield what is wrong with pairs, held-out documents and changed views."""
     data = config.data
-    setting, needing_next = f"data.pairs={data.pairs!r}", config.settings_that_need("next_sentence")
+    setting = f"data.pairs={data.pairs!r}"
+    needing_next = config.settings_that_need("next_sentence")
     if second := SECOND_TEXTS.get(data.pairs):
         if needing_next:
             yield (
@@ -702,7 +705,8 @@ def _contradictions_of_data(config: Config) -> Iterator[str]:
 
 def _contradictions_of_single_views(config: Config) -> Iterator[str]:
     """Yield what is wrong with pairs and second views in a run whose losses compare no texts."""
-    data, training = config.data, " and ".join(config.losses)
+    data = config.data
+    training = " and ".join(config.losses)
     if data.pairs in ("lead", "neighbours", "crops"):
         yield (
             f"data.pairs={data.pairs!r} makes pairs, but {training} compares no texts. Use "

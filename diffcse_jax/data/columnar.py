@@ -286,7 +286,8 @@ def open_prepared(folder: Path, name: str) -> FileRows:
         raise DataError(f"{name}: {len(found)} data sets ({DESCRIBED}). Name the folder of one")
     try:
         builder = tfds.builder_from_directory(found[0])
-        source, columns = builder.as_data_source("train"), tuple(sorted(builder.info.features))
+        source = builder.as_data_source("train")
+        columns = tuple(sorted(builder.info.features))
     except Exception as error:  # the library raises many types
         problem = "cannot read the split 'train' as ArrayRecord"
         raise DataError(f"{name}: {problem}: {error}") from error

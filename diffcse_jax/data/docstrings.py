@@ -147,7 +147,8 @@ def spans_of(docstring: str) -> list[str]:
 
     Markup, lists, tables, code, parameters and headings are left out.
     """
-    spans, in_prose = [], True
+    spans = []
+    in_prose = True
     for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         lines = block.split("\n")
         if len(lines) > 1 and UNDERLINE.match(lines[1].strip()):

@@ -133,7 +133,8 @@ def _open(source: Source, reading: Reading) -> _Opened:
         skipped += [Skipped(str(file), "without columns") for file in prose]
         prose = []
     elif reading.is_search and len(prose) == len(source.files) and _are_lines(source):
-        lines, prose = prose, []
+        lines = prose
+        prose = []
     if not (prose or lines or found or source.is_stdin):
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in skipped[:5])
         raise DataError(f"{source.name}: no table with a column of text ({reasons})")

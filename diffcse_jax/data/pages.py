@@ -262,7 +262,8 @@ class _Page:
             self.plain.update(each.start for each in self._open[-3:] if each.tag == "button")
 
     def _close(self, element: Element) -> None:
-        index, end = element.start, len(self.events)
+        index = element.start
+        end = len(self.events)
         self.events.append(Event(element.tag, is_end=True))
         self.ends[index] = end
         self.characters[index] = self._all_characters - element.characters

@@ -161,9 +161,11 @@ def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:
 
     A longer sentence is cut between words.
     """
-    characters, pieces = CHARACTERS_PER_TOKEN * tokens, []
+    characters = CHARACTERS_PER_TOKEN * tokens
+    pieces = []
     for sentence in sentences:
-        parts, count = math.ceil(width(sentence) / characters), len(words(sentence))
+        parts = math.ceil(width(sentence) / characters)
+        count = len(words(sentence))
         bounds = [count * part // parts for part in range(parts + 1)]
         pieces += [some_words(sentence, *each) for each in itertools.pairwise(bounds)]
     return [

@@ -166,7 +166,8 @@ def _distances(lines: Sequence[Line]) -> dict[int, float]:
 
 def _goes_on(lines: Sequence[Line], index: int, distance: float) -> bool:
     """Return whether a paragraph goes on after a line, by the usual distance on the page."""
-    line, following = lines[index], lines[index + 1]
+    line = lines[index]
+    following = lines[index + 1]
     down = line.last_bottom - following.bottom
     if line.page != following.page or down < -line.height:  # next page, or next column
         return not ENDS_SENTENCE.search(line.text) and following.text[0].islower()
@@ -190,7 +191,8 @@ def _is_alike(line: Line, following: Line) -> bool:
 
 def _is_full(lines: Sequence[Line], index: int, distance: float) -> bool:
     """Return whether the first word of the next line would not have fitted into a line."""
-    line, following = lines[index], lines[index + 1]
+    line = lines[index]
+    following = lines[index + 1]
     others = [*_nearby(lines, index, -1, distance), *_nearby(lines, index, 1, distance)]
     longest = max((each.right for each in others), default=0.0)
     if line.right + following.first_word < longest:

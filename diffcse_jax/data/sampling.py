@@ -128,7 +128,8 @@ class Crops(_Drawn):
         super().__init__(
             store, np.flatnonzero(np.diff(store.offsets) - self._before - 1 >= 2 * FEWEST_CROPPED)
         )
-        self.columns, self.max_length = ("crop", "crop"), max_length
+        self.columns = ("crop", "crop")
+        self.max_length = max_length
         if not len(self):
             raise DataError(
                 f"data.train_file: no document has the {2 * FEWEST_CROPPED} tokens that two crops "
@@ -144,7 +145,8 @@ class Crops(_Drawn):
 
     def positions(self, rows: ExampleNumbers, width: int) -> tuple[TokenIds, OfSentences]:
         text_rows = self.text_rows(rows)
-        first, end = self.offsets[text_rows][:, None], self.offsets[text_rows + 1][:, None]
+        first = self.offsets[text_rows][:, None]
+        end = self.offsets[text_rows + 1][:, None]
         tokens = end - first - self._before - 1
         low, high = CROP_SHARES
         numbers = _uniform(rows[:, None] * 4 + np.arange(4))
@@ -176,7 +178,9 @@ class Cloze(_Drawn):
         prompt_tokens: Sequence[int],
     ):
         super().__init__(store, np.arange(len(store)))
-        self.columns, self._store, self._begins_word = store.columns, store, begins_word
+        self.columns = store.columns
+        self._store = store
+        self._begins_word = begins_word
         self._first = 1 + np.array(prompt_tokens)  # the first token of each text
         self._is_passage = store.kinds == Kind.PASSAGE
         self.passages = int(self._is_passage.sum())
@@ -206,7 +210,8 @@ class Cloze(_Drawn):
     def _kept_tokens(self, rows: ExampleNumbers) -> Bool[np.ndarray, "B C T"]:
         """Return which tokens of both texts are kept: the window, and what is left."""
         token_ids, lengths = self._store.gather(self.text_rows(rows), self.max_length, 0)
-        positions, (query, passage) = np.arange(self.max_length), self._first
+        positions = np.arange(self.max_length)
+        (query, passage) = self._first
         # The window is chosen in the passage, among the tokens that both texts have.
         ends = passage + (lengths - 1 - self._first).min(axis=1, keepdims=True)
         inside = (positions >= passage) & (positions < ends)
@@ -263,7 +268,8 @@ class Augmentation:
 
         Prompts stay, and values at padding have no meaning.
         """
-        positions, first = np.arange(input_ids.shape[1]), 1 + prompt_tokens
+        positions = np.arange(input_ids.shape[1])
+        first = 1 + prompt_tokens
         ordinary = (positions >= first) & (positions < lengths[:, None] - 1)
         begins = ordinary & (self.begins_word[input_ids] | (positions == first))
         if self.kind == "synonyms":
@@ -280,7 +286,8 @@ class Augmentation:
         self, counts: Lengths, most: int, generator: np.random.Generator
     ) -> Bool[np.ndarray, "B words"]:
         """Choose the words to keep, at least one."""
-        numbers, draws = np.arange(most), generator.random((len(counts), most))
+        numbers = np.arange(most)
+        draws = generator.random((len(counts), most))
         if self.kind == "crop":
             kept = np.maximum(np.rint((1 - self.ratio) * counts), 1)
             first = np.floor(draws[:, 0] * (counts - kept + 1))

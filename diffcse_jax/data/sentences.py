@@ -75,7 +75,8 @@ def split_sentences(text: str) -> list[str]:
     starts = [text[:1], *(text[gap.end() : gap.end() + 1] for gap in gaps)]
     is_cased = any(map(str.isupper, text))
     capitals = is_cased and (not starts[0].islower() or any(map(str.isupper, starts)))
-    found, start = [], 0
+    found = []
+    start = 0
     for gap in gaps:
         mark = gap.start()
         end = mark + len(gap[0].rstrip())

@@ -51,7 +51,8 @@ class Split:
     """
 
     def __init__(self, documents: Documents, share: float, *, strict: bool = False):
-        self.name, self.share = documents.name, share
+        self.name = documents.name
+        self.share = share
         self.fingerprint = documents.fingerprint
         self._documents, self._strict = documents, strict
 

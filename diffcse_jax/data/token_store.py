@@ -87,8 +87,10 @@ class TokenStore(Examples):
     def __init__(self, folder: Path):
         meta = io.read_json_object(folder / META)
         # The name is a hash of the text, the tokenizer and how both were read.
-        self.folder, self.name = folder, folder.name
-        self.columns, self.max_length = tuple(meta["columns"]), meta["max_length"]
+        self.folder = folder
+        self.name = folder.name
+        self.columns = tuple(meta["columns"])
+        self.max_length = meta["max_length"]
         self.note: str = meta["note"]  # what was skipped or left out when the store was built
         self.token_ids = np.memmap(folder / "token_ids", meta["dtype"], mode="r")
         self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
@@ -142,7 +144,8 @@ def build_or_open(
     ]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
-    built, lock_file = False, folder.with_name(f".{name}.lock")
+    built = False
+    lock_file = folder.with_name(f".{name}.lock")
     with io.disk_errors(
         folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"
     ):

@@ -74,7 +74,8 @@ def unique_names(names: Iterable[str], name: str) -> tuple[tuple[str, ...], tupl
     found: dict[str, None] = {}
     notes = []
     for each in given:
-        unique, number = each, 0
+        unique = each
+        number = 0
         while unique in found or (number and unique in taken):
             number += 1
             unique = f"{each}.{number}"

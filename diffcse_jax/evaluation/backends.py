@@ -181,7 +181,8 @@ def whitening(
     variances, directions = np.linalg.eigh(
         sum(block.T @ block for block in blocks) / len(embeddings)
     )
-    variances, directions = variances[::-1], directions[:, ::-1]
+    variances = variances[::-1]
+    directions = directions[:, ::-1]
     spanned = int((variances > SMALLEST_VARIANCE * variances[0]).sum())
     if spanned < len(variances):
         found = f"{len(embeddings)} different sentences span {spanned} dimensions"

@@ -85,7 +85,8 @@ def guess_after(
     If it has none, the most frequent token of the whole text is returned. A masked previous token
     is unknown: [MASK] does not occur in the text.
     """
-    first, second = token_ids[:-1].astype(np.int64), token_ids[1:].astype(np.int64)
+    first = token_ids[:-1].astype(np.int64)
+    second = token_ids[1:].astype(np.int64)
     used = np.isin(first, previous) & ~np.isin(second, special)
     size = int(token_ids.max()) + 1
     pairs, counts = np.unique(first[used] * size + second[used], return_counts=True)
@@ -119,7 +120,8 @@ class MaskedAccuracy(Metric):
     def guesses(self) -> dict[str, float]:
         """The scores of the guesses by name."""
         counted = np.asarray(self.training.text().token_ids[:MOST_COUNTED])
-        special, target = self.training.vocabulary.special_ids, self.blanks.target
+        special = self.training.vocabulary.special_ids
+        target = self.blanks.target
         answers = {
             "unigram": guess_most_frequent(counted, special),
             "bigram": guess_after(self.blanks.previous, counted, special),

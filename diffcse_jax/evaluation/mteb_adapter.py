@@ -65,7 +65,8 @@ class MtebEncoder(AbsEncoder):
         **options: Any,
     ) -> Float32[np.ndarray, "sentences dim"]:
         sentences = [sentence for batch in inputs for sentence in batch["text"]]
-        prompts, prompt = self.encoder.prompts, None
+        prompts = self.encoder.prompts
+        prompt = None
         if prompt_type is not None:
             prompt = prompts.query if prompt_type == PromptType.query else prompts.document
         return self.encoder.encode(

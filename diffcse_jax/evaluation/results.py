@@ -55,7 +55,8 @@ PUBLISHED = _published()  # by the name of a model: its scores by column
 
 def scores_by_column(results: Results) -> dict[str, float]:
     """Return the scores that have a column in tables."""
-    tasks, columns = results["tasks"], {}
+    tasks = results["tasks"]
+    columns = {}
     for name, scores in tasks.items():
         if shown := [scores[key] for key in SCORES if key in scores]:
             columns[name] = shown[0]

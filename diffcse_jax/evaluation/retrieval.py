@@ -106,7 +106,8 @@ def ranks_among(
     Ties share their mean rank. Columns that are `ignored` do not count.
     """
     own = scores[np.arange(len(targets)), targets][:, None]
-    higher, equal = scores > own, scores == own
+    higher = scores > own
+    equal = scores == own
     if ignored is not None:
         higher, equal = higher & ~ignored, equal & ~ignored
     return higher.sum(axis=1) + (equal.sum(axis=1) + 1) / 2

@@ -165,7 +165,8 @@ def evaluate_model(
     Each sentence is encoded once, however many tasks contain it.
     """
     settings = dataclasses.replace(settings, model=model)
-    tasks, mode = _plan(settings), settings.mode
+    tasks = _plan(settings)
+    mode = settings.mode
     folder, missing = _find_data(tasks, settings)
     encoder = CachedEncoder(load_encoder(model, settings))
     # Tasks on the user's own files use the prompts of queries and documents, and other tasks the
@@ -243,7 +244,8 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
     """
     means: dict[str, float | None] = {}
     for group, score in (("sts", "spearman"), ("transfer", "devacc" if mode == "dev" else "acc")):
-        names, means[group] = expand_groups([group], mode), None
+        names = expand_groups([group], mode)
+        means[group] = None
         if all(name in tasks for name in names):
             means[group] = round(
                 statistics.fmean(round(tasks[name][score], 2) for name in names), 2

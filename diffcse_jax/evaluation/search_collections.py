@@ -135,7 +135,8 @@ def _from_json(line: str) -> _Record:
     key = _as_text(row.get("_id")).strip() or _as_text(row.get("id")).strip()
     if not key:
         return _Record(problem="without an id")
-    title, text = _as_text(row.get("title")), row.get("text")
+    title = _as_text(row.get("title"))
+    text = row.get("text")
     if "text" not in row and not title:
         return _Record(problem="without `text`")
     if isinstance(text, list | dict | bool):

@@ -94,7 +94,8 @@ class Features(NamedTuple):
         """
         if rows is None:
             return {}
-        predicted, labels = predict(weights, self.inputs[rows]), self.labels[rows]
+        predicted = predict(weights, self.inputs[rows])
+        labels = self.labels[rows]
         scores = {"acc": round(100 * float(np.mean(predicted == labels)), 2), "ntest": len(rows)}
         return scores | ({"f1": f1(predicted, labels)} if with_f1 else {})
 
@@ -338,7 +339,8 @@ def _train_block(
 
     def train_fit(state: _State, batches: Array, dev_rows: Array) -> tuple[_State, Array]:
         def update(index: Array, state: _State) -> _State:
-            (weights, opt_state), rows = state, batches[index]
+            (weights, opt_state) = state
+            rows = batches[index]
             gradient = _gradient(weights, features[rows], labels[rows], rows != NO_ROW)
             updates, opt_state = optimizer.update(gradient, opt_state)
             updated = optax.apply_updates(weights, updates), opt_state

@@ -88,7 +88,8 @@ def export(
             cannot be written, or the embeddings differ. A failed export leaves no files, and an
             earlier one stays.
     """
-    source, output = io.expand_path(model), io.expand_path(output).resolve()
+    source = io.expand_path(model)
+    output = io.expand_path(output).resolve()
     for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if with_onnx else ():
         require_extra(package, "onnx")
     saved = read_encoder(source)

@@ -64,7 +64,9 @@ def model_card(
     `recorded_results`. `check` is a sentence on how closely readers of the folder agree with the
     trained model, and `graph` the path of the ONNX file, if any.
     """
-    config, baseline, sizes = saved.config, saved.baseline, saved.checkpoint.config
+    config = saved.config
+    baseline = saved.baseline
+    sizes = saved.checkpoint.config
     whole = saved.checkpoint.embedding_size(saved.pooler)
     described = "; ".join(filter(None, (loss.data_description for loss in config.losses.values())))
     text = described or portable(config)["data"]["train_file"]
@@ -230,7 +232,8 @@ def recorded_results(
     found = [row for path in files for row in read_results(path)]
     rows = [row for row in found if all(row.get(key) == value for key, value in comparable.items())]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
-    exported, start = (saved.applied, truncate_dim), saved.config.model.name_or_path
+    exported = (saved.applied, truncate_dim)
+    start = saved.config.model.name_or_path
     for row in rows:
         is_exported = (row["pooler"], row.get("truncate_dim")) == exported
         if is_exported and expand_path(row["model"]).resolve() in places:

@@ -228,7 +228,8 @@ def total_loss(
     A loss that compares embeddings is the sum of the losses of whole embeddings and of those cut to
     each size of `matryoshka`. `inputs` is what `prepare` returned. The key is for dropout.
     """
-    total, metrics = jnp.zeros([]), Metrics()
+    total = jnp.zeros([])
+    metrics = Metrics()
     for name, loss in losses.items():
         own_key = fold_in_name(key, name)
         value, own_metrics = loss.loss(forward, inputs[name], own_key)

@@ -278,7 +278,8 @@ class Contrast(Loss):
 
         The checkpoint finds near-duplicates.
         """
-        encoder, networks = checkpoints.encoder, {}
+        encoder = checkpoints.encoder
+        networks = {}
         if self.second_encoder:
             networks["second_encoder"] = Network(
                 partial(Transformer, encoder.config), encoder.transformer

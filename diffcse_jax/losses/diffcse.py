@@ -243,7 +243,8 @@ class MaskOptions:
     )
 
     def masked(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
-        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+        vocabulary = frozen.networks.vocabulary
+        mask_key = fold_in_name(key, "mask")
         return mask_tokens(
             mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style
         )

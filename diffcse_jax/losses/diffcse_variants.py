@@ -115,7 +115,8 @@ def _changed(
     run: RunInfo,
     **ratios: float,
 ) -> Changed:
-    vocabulary, key = frozen.networks.vocabulary, fold_in_name(key, "lengths")
+    vocabulary = frozen.networks.vocabulary
+    key = fold_in_name(key, "lengths")
     return change_lengths(key, rows, vocabulary=vocabulary, max_length=run.max_length, **ratios)
 
 
@@ -146,7 +147,8 @@ def change_lengths(
         0, the rows are returned unchanged. The token after a dropped one has label 1, even if it is
         [SEP], or if a token was inserted between them.
     """
-    ids, length = rows.input_ids, rows.input_ids.shape[1]
+    ids = rows.input_ids
+    length = rows.input_ids.shape[1]
     nothing = jnp.zeros(ids.shape, bool)
     if not (insert_ratio or delete_ratio):
         return Changed(rows, nothing, nothing)

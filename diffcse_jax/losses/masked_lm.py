@@ -66,7 +66,8 @@ class AuxiliaryMaskedLM(Loss):
     def loss(
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
-        computation, original = forward.computation, forward.batch.rows.input_ids
+        computation = forward.computation
+        original = forward.batch.rows.input_ids
         encoder, head = computation.network("encoder"), computation.network("mlm_head")
         word_embeddings = (
             computation.params["encoder.embeddings.word.embedding"] if self.tied else None
@@ -131,7 +132,8 @@ class Reconstruction(Loss):
         generator = checkpoints.generator
         assert generator is not None  # the loss needs "generator"
         assert generator.mlm_head is not None
-        sizes, hidden_size = generator.config, checkpoints.encoder.config.hidden_size
+        sizes = generator.config
+        hidden_size = checkpoints.encoder.config.hidden_size
         if sizes.hidden_size != hidden_size:
             raise ConfigError(
                 f"reconstruction: the encoder has embeddings of size {hidden_size}, but the "
@@ -153,7 +155,8 @@ class Reconstruction(Loss):
 
         The states are those of one of its blocks, without dropout.
         """
-        generator, vocabulary = frozen.network("generator"), frozen.networks.vocabulary
+        generator = frozen.network("generator")
+        vocabulary = frozen.networks.vocabulary
         masked = mask_tokens(
             key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert"
         )
@@ -166,7 +169,8 @@ class Reconstruction(Loss):
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
         masked, generator_states, word_embeddings = inputs
-        computation, original = forward.computation, forward.batch.rows.input_ids
+        computation = forward.computation
+        original = forward.batch.rows.input_ids
         head = computation.network("reconstruction_head")
         embeddings = (
             forward.embeddings.projected

@@ -266,7 +266,8 @@ class SharedForward:
 
     def _row_keys(self, key: PRNGKeyArray) -> Key[Array, " rows"]:
         """Return a dropout key for each row of all views."""
-        examples, views = len(self.batch.input_ids), self.batch.per_example
+        examples = len(self.batch.input_ids)
+        views = self.batch.per_example
         if self.dropout_masks == "shared":
             return row_keys(key, examples)[jnp.arange(examples * views) // views]
         return row_keys(key, examples * views)

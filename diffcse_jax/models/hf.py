@@ -60,7 +60,8 @@ FAMILIES: dict[str, Family] = {  # by the `model_type` in a checkpoint's `config
 }
 # What turns a configuration of other code into that of transformers, by its `model_type`.
 CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte, "nomic_bert": nomic_bert.as_nomic_bert}
-MOST_BLOCKS, LARGEST_SIZE = 256, 10**7
+MOST_BLOCKS = 256
+LARGEST_SIZE = 10**7
 MOST_PROBLEMS = 50  # the largest number that an error lists
 
 _PARTS = {

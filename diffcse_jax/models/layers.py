@@ -195,8 +195,10 @@ def _normalise_backward(
     _epsilon: float, saved: tuple[jax.Array, ...], gradient: jax.Array
 ) -> tuple[jax.Array, ...]:
     x, mean, inverse, scale = saved
-    normalised, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
-    scale_gradient, bias_gradient = (gradient * normalised).sum(axis=0), gradient.sum(axis=0)
+    normalised = (x.astype(jnp.float32) - mean) * inverse
+    gradient = gradient.astype(jnp.float32)
+    scale_gradient = (gradient * normalised).sum(axis=0)
+    bias_gradient = gradient.sum(axis=0)
     scaled = gradient * scale[None]
     along = (scaled * normalised).mean(axis=1, keepdims=True)
     x_gradient = (scaled - scaled.mean(axis=1, keepdims=True) - normalised * along) * inverse

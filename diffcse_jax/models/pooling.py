@@ -78,7 +78,8 @@ def pool(
         pooled = [pool(hidden_states, attention_mask, each) for each in pooler.split("+")]
         return jnp.concatenate(pooled, axis=-1)
     last = hidden_states[-1]
-    rows, positions = jnp.arange(len(attention_mask)), jnp.arange(attention_mask.shape[1])[None]
+    rows = jnp.arange(len(attention_mask))
+    positions = jnp.arange(attention_mask.shape[1])[None]
     if pooler in CLS_POOLERS:
         return last[:, 0]
     if pooler == "lasttoken":

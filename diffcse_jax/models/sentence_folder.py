@@ -158,7 +158,8 @@ def read_prompts(folder: Path) -> Prompts:
     """
     path = folder / SETTINGS
     recorded = read_json_object(path) if path.is_file() else {}
-    by_name, default = recorded.get("prompts") or {}, recorded.get("default_prompt_name")
+    by_name = recorded.get("prompts") or {}
+    default = recorded.get("default_prompt_name")
     if not isinstance(by_name, dict) or not all(isinstance(each, str) for each in by_name.values()):
         raise CheckpointError(f"{path}: `prompts` is not an object of texts")
     if default is not None and default not in by_name:
@@ -340,7 +341,8 @@ def read(folder: Path) -> RecordedPooler:
     place = kinds.index("Pooling")
     path = folder / SETTINGS
     settings = read_json_object(path) if path.is_file() else {}
-    size, similarity = settings.get("truncate_dim"), settings.get("similarity_fn_name") or "cosine"
+    size = settings.get("truncate_dim")
+    similarity = settings.get("similarity_fn_name") or "cosine"
     _expect(size is None or _is_number(size), path, "truncate_dim", size, "a whole number from 1")
     _expect(
         similarity in [*SIMILARITIES],
@@ -436,7 +438,8 @@ def _layer_pooler(module: Path) -> str:
 
 def _read_head(modules: list[tuple[str, Path]]) -> tuple[tuple[HeadLayer, ...], Params]:
     """Read the modules after the pooling, and their parameters."""
-    layers, params = tuple(_read_layer(*module) for module in modules), Params()
+    layers = tuple(_read_layer(*module) for module in modules)
+    params = Params()
     for name, shape in shapes(partial(SentenceHead, layers)).items():
         _, index, ours = name.split(".", 2)
         tensor = _tensor(modules[int(index)][1], _theirs(ours), shape.shape[::-1])
@@ -454,7 +457,8 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
     if kind == "Dense" and not layer.activation_function:
         layer = layer._replace(activation_function=_TANH)
     for key in HEAD_SETTINGS[kind]:
-        value, kind_of_value = getattr(layer, key), type(HeadLayer._field_defaults[key])
+        value = getattr(layer, key)
+        kind_of_value = type(HeadLayer._field_defaults[key])
         if kind_of_value is int:
             _expect(_is_number(value), path, key, value, "a whole number from 1")
         else:

@@ -470,7 +470,8 @@ class SelfAttention(nnx.Module):
         the length and not with its square. With a window, a part reads only the keys in its
         windows, so time grows with the length as well.
         """
-        count, window = query.shape[2], self.window
+        count = query.shape[2]
+        window = self.window
         parts = -(-count // self.most_queries)
         queries = -(-count // parts)  # of a part
         padding = parts * queries - count
@@ -558,7 +559,8 @@ def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) ->
     a plane. At position p, it is turned by the angle p / factor * base^(-2i / head_size). The
     product of a query and a key then depends on their distance.
     """
-    half, (length, features) = head_size // 2, states.shape[2:]
+    half = head_size // 2
+    (length, features) = states.shape[2:]
     frequencies = np.float32(1) / np.float32(base) ** (
         np.arange(0, head_size, 2, dtype=np.float32) / head_size
     )

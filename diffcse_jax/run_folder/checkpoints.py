@@ -73,7 +73,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """
 
     def __init__(self, workdir: Path, record: Record):
-        self._workdir, self._folder, self._record = workdir, workdir / CHECKPOINTS, record
+        self._workdir = workdir
+        self._folder = workdir / CHECKPOINTS
+        self._record = record
         self._scores: dict[int, float | None] = {}
         for step in saved_steps(self._folder):
             try:
@@ -207,7 +209,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         Warn if earlier rows of `metrics.jsonl` have changed.
         """
-        metric, metric_now = record.dev_metric, self._record.dev_metric
+        metric = record.dev_metric
+        metric_now = self._record.dev_metric
         for name, what in {
             "text": "the text of data.train_file or finetune.tasks, or its tokenizer,",
             "dev_metric": (
@@ -305,7 +308,8 @@ def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
 
     It does not matter which devices saved the item.
     """
-    record, folder = read_record(checkpoint), checkpoint.absolute() / item
+    record = read_record(checkpoint)
+    folder = checkpoint.absolute() / item
     with _damage_named(checkpoint), _hidden_messages():
         handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
         metadata = handler.metadata(folder).tree
@@ -370,7 +374,8 @@ def _hidden_messages() -> Iterator[None]:
     catch. These may come after the block, so they stay hidden if it fails. Other messages and
     errors of the process are shown.
     """
-    absl, usual = logging.getLogger("absl"), sys.unraisablehook
+    absl = logging.getLogger("absl")
+    usual = sys.unraisablehook
     has_filter = _is_not_of_orbax in absl.filters
     # Others may have put back their own, so both are looked at.
     has_hook = isinstance(usual, _WithoutLateErrors)
@@ -482,7 +487,8 @@ def read_encoder(path: Path) -> SavedEncoder:
     config = read_config(workdir)
     selection = read_selection(workdir) if path == workdir else None
     if selection and selection.interpolation < 1:
-        params, record = load_file(workdir / SELECTED_WEIGHTS), selection.record
+        params = load_file(workdir / SELECTED_WEIGHTS)
+        record = selection.record
     else:
         params, record = read_parameters(
             workdir / CHECKPOINTS / str(selection.record.step) if selection else path

@@ -23,10 +23,8 @@ from diffcse_jax.run_folder.start import START
 from diffcse_jax.version import __version__
 
 METRICS = "metrics.jsonl"
-SELECTED_WEIGHTS = (
-    # of a selected model that is not a checkpoint, under the names of a checkpoint
-    "selected.safetensors"
-)
+# Weights of a selected model that is not a checkpoint, under the names of a checkpoint.
+SELECTED_WEIGHTS = "selected.safetensors"
 STARTS = "starts.jsonl"
 
 _BASELINE = "start_scores.json"

@@ -183,7 +183,8 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
 
     It must also have begun from files with these digests.
     """
-    earlier, now = flat(read_config(workdir).to_dict()), flat(config.to_dict())
+    earlier = flat(read_config(workdir).to_dict())
+    now = flat(config.to_dict())
     free = resume_keys(config)
     if config.needs("labels"):
         # This is often the folder of a run, which may be moved. Its weights are compared instead.
@@ -289,7 +290,8 @@ def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
             "run rewrites it"
         )
     folder = workdir / _ENCODER
-    hf_config, head = hf.read_hf_config(folder), io.read_json_object(folder / _HEAD)
+    hf_config = hf.read_hf_config(folder)
+    head = io.read_json_object(folder / _HEAD)
     layers = tuple(HeadLayer(**layer) for layer in head["layers"])
     start = Pretrained(
         folder,

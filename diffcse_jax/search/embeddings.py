@@ -157,7 +157,8 @@ def expected_arrays(
     storage: str, rows: int, dimension: int
 ) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """Return the type of numbers and the shape of each of `StoredEmbeddings.arrays`."""
-    whole, line = (rows, dimension), (dimension,)
+    whole = (rows, dimension)
+    line = (dimension,)
     if storage in ("float32", "float16"):
         return {"vectors": (storage, whole)}
     centered = {"scale": ("float32", line), "center": ("float32", line)}

@@ -109,7 +109,8 @@ class Writer:
 
         What is written may be mapped from the same folder.
         """
-        number, previous = uuid.uuid4().hex, self._number()
+        number = uuid.uuid4().hex
+        previous = self._number()
         try:
             with disk_errors(self.folder, safe=_SAFE):
                 for name, table in tables.items():

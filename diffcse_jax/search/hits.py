@@ -98,7 +98,9 @@ def snippet(text: str, found: Sequence[Match]) -> str:
 def _densest(found: Sequence[Match]) -> tuple[int, int]:
     """Return the span of about `SNIPPET` characters with the most different words of the query."""
     inside: collections.Counter[str] = collections.Counter()
-    best, most, left = (0, 0), 0, 0
+    best = (0, 0)
+    most = 0
+    left = 0
     for match in found:
         inside.update(match.stems)
         while match.end - found[left].start > SNIPPET and found[left] is not match:

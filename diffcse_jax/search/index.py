@@ -299,7 +299,8 @@ class Index:
         ]
         if not self.record:
             return passages, None
-        encoder, prompt = self._require_encoder(), self.record.prompt
+        encoder = self._require_encoder()
+        prompt = self.record.prompt
         if self.settings.passages:
             passages = encoder.split(passages, prompt)
         vectors = aligned((len(passages), self.record.dimension), np.float32)
@@ -330,7 +331,8 @@ class Index:
         if documents.equals(old.documents):
             return old
         order, table = _passages_after(planned, old, passages)
-        embeddings, lexical = old.embeddings, None
+        embeddings = old.embeddings
+        lexical = None
         if embeddings:
             none = np.zeros((0, embeddings.dimension), np.float32)
             embeddings = embeddings.updated(order, none if vectors is None else vectors)
@@ -520,8 +522,10 @@ def _passages_after(
     starts = np.zeros(len(is_new), np.int64)
     counts = np.zeros(len(is_new), np.int64)
     kept = planned.reuses[~is_new]
-    starts[~is_new], counts[~is_new] = bounds[kept], bounds[kept + 1] - bounds[kept]
-    starts[is_new], counts[is_new] = len(numbers) + new_bounds[:-1], np.diff(new_bounds)
+    starts[~is_new] = bounds[kept]
+    counts[~is_new] = bounds[kept + 1] - bounds[kept]
+    starts[is_new] = len(numbers) + new_bounds[:-1]
+    counts[is_new] = np.diff(new_bounds)
     before = np.cumsum(counts) - counts
     order = np.repeat(starts - before, counts) + np.arange(counts.sum())
     table = pa.concat_tables([old.passages, passages_table(passages)]).take(order).combine_chunks()

@@ -81,9 +81,12 @@ def _whole(section: Section) -> list[Part]:
 def _in_sentences(section: Section, following: str) -> Iterator[Part]:
     """Yield the passages of a section. `following` is the title of the next one."""
     title = " ".join(section.title.split())
-    lines, before = section.lines, 0
+    lines = section.lines
+    before = 0
     if width(title) > LONGEST_TITLE:
-        lines, before, title = [title, *section.lines], len(title) + 1, ""
+        lines = [title, *section.lines]
+        before = len(title) + 1
+        title = ""
     sentences = _sentences(lines, sentence_a_line=section.sentence_a_line)
     if title and sentences and sentences[0][0] == title:  # the text repeats it
         sentences = sentences[1:]
@@ -133,7 +136,8 @@ def _first_sentences(texts: Sequence[str], sentences: Sequence[str]) -> list[int
 def _places(text: str, numbers: Sequence[int]) -> Iterator[int]:
     """Yield the places in a text of its visible characters with these increasing numbers."""
     words = re.finditer(r"\S+", text)
-    word, before = next(words, None), 0
+    word = next(words, None)
+    before = 0
     for number in numbers:
         while word and before + len(word[0]) <= number:
             before += len(word[0])

@@ -96,7 +96,8 @@ class VectorStore:
 
     def mapped(self) -> Vectors:
         """Copy the embeddings, scaled to length 1, to a temporary file, and map it into memory."""
-        place, rows = Path("a temporary file in TMPDIR or /tmp"), 0
+        place = Path("a temporary file in TMPDIR or /tmp")
+        rows = 0
         with (
             disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"),
             tempfile.TemporaryFile() as file,
@@ -114,7 +115,8 @@ class VectorStore:
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """Return the texts as the documents and the passages of an index; see `search.contents`."""
-        found, inputs = [ROWS.empty_table()], [np.zeros(0, np.int64)]
+        found = [ROWS.empty_table()]
+        inputs = [np.zeros(0, np.int64)]
         names = [_PART.sub(r"\1", part.name) for part in self.parts]
         for part, name in zip(self.parts, names, strict=True):
             found.append(_rows(part))
@@ -259,7 +261,8 @@ def _check_complete(folder: Path, names: set[str]) -> None:
 
 
 def _encoder_of(part: Path) -> EncoderRecord:
-    schema, encoder = _schema(part), EncoderRecord.read(read_settings(part), part)
+    schema = _schema(part)
+    encoder = EncoderRecord.read(read_settings(part), part)
     types = [pa.list_(number, encoder.dimension) for number in (pa.float32(), pa.float16())]
     fits = all(
         name in schema.names and schema.field(name).type == ROWS.field(name).type

@@ -124,7 +124,8 @@ class Words:
         self.language = language
         fold = functools.partial(fold_case, is_turkish=language == "turkish")
         ignored = set(map(fold, stop_words(language)))
-        stem, lock = stemmer.Stemmer(language).stemWord, threading.Lock()
+        stem = stemmer.Stemmer(language).stemWord
+        lock = threading.Lock()
 
         @functools.lru_cache(1 << 20)
         def stems_of(letter: str, token: str) -> tuple[str, ...]:

@@ -208,7 +208,8 @@ class WandB(RowWriter):
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
-        workdir, config = training.workdir, flat(training.config.to_dict())
+        workdir = training.workdir
+        config = flat(training.config.to_dict())
         record = workdir / "wandb.json"
         known = json.loads(record.read_text()) if training.step and record.is_file() else {}
         self._run = self._init(dir=str(workdir), name=workdir.name, config=config, **known)

@@ -193,7 +193,8 @@ def train_masked_lm_head(
     arguments = ((frozen, batch, np.int32(index)) for index, batch in enumerate(batches))
     training = HeadTraining(head, opt_state, step)
     head = train_head("masked-LM head", training, arguments, options.head_steps)
-    measure, key = jax.jit(loss), fold_in_name(_root_key(config), "held out")
+    measure = jax.jit(loss)
+    key = fold_in_name(_root_key(config), "held out")
     values = []
     for index, batch in enumerate(batches):
         result = measure(head, frozen, batch, jax.random.fold_in(key, index))
@@ -218,7 +219,8 @@ def make_masked_lm_training(
         accuracy)`, and compiled `step(head, optimizer state, frozen, batch, index) -> (head,
         optimizer state, loss)`.
     """
-    options, root = config.generator, _root_key(config)
+    options = config.generator
+    root = _root_key(config)
     build_head = partial(MaskedLMHead, sizes)
     modules: dict[str, layers.Build] = {
         "transformer": partial(Transformer, sizes),

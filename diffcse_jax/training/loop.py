@@ -71,8 +71,19 @@ class Run:
 
         It is compared with that of the starting checkpoint.
         """
-        metric, most = self.evaluation.drift_metric, self.config.eval.max_drop
+        metric = self.evaluation.drift_metric
+        most = self.config.eval.max_drop
         return not (metric and most) or scores[metric] >= start[metric] - most
+
+    def evaluates_at(self, step: int) -> bool:
+        """Return whether a dev evaluation and a checkpoint follow this step."""
+        every = self.config.eval.every
+        return step == len(self.source) or (every > 0 and step % every == 0)
+
+    def logs_at(self, step: int) -> bool:
+        """Return whether this step has a row of metrics, even without a dev evaluation."""
+        every = self.config.train.log_every if len(self.source) > SHORT_RUN else 1
+        return step == 1 or step % every == 0
 
     def ends_at(self, step: int, baseline: Record) -> bool:
         """Return whether training is over after this step.
@@ -81,7 +92,8 @@ class Run:
         `eval.interpolate` will look for models within it. `eval.patience` ends it after that many
         evaluations in a row without a new best score. The scores are those in `metrics.jsonl`.
         """
-        options, total_steps = self.config.eval, len(self.source)
+        options = self.config.eval
+        total_steps = len(self.source)
         if step == total_steps or not (options.patience or options.max_drop):
             return step == total_steps
 
@@ -131,8 +143,9 @@ def loop(
         UserError: Too many steps had a NaN or infinite loss or gradient.
         Interrupted: A signal or a callback asked to stop. Everything is saved.
     """
-    config, step, total_steps = run.config, int(state.step), len(run.source)
-    log_every = config.train.log_every if total_steps > SHORT_RUN else 1
+    config = run.config
+    step = int(state.step)
+    total_steps = len(run.source)
     with (
         stop_requested() as stop,
         # The rows come first, because `Run.ends_at` reads them.
@@ -158,10 +171,8 @@ def loop(
             previous = metrics
             logger.flush()  # the previous step's row, now that the device has this step to work on
             saves.report()
-            evaluates = step == total_steps or (
-                config.eval.every > 0 and step % config.eval.every == 0
-            )
-            logs = evaluates or step == 1 or step % log_every == 0
+            evaluates = run.evaluates_at(step)
+            logs = evaluates or run.logs_at(step)
             stops = _stops(stop, may_ask=logs)
             logger.add(step, metrics, logs=logs or stops)
             if not (evaluates or stops):
@@ -170,8 +181,7 @@ def loop(
             measured, eligible = Measured({}, []), True
             if evaluates:
                 measured = run.measure(state.params)
-                observer.on_evaluation(step, measured.scores)
-                eligible = _report_scores(run, baseline, step, measured)
+                eligible = _report_scores(run, baseline, step, measured, observer)
             checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
             saves.begun(step)
             logger.restart_clock()
@@ -198,8 +208,11 @@ def _scores_before_training(run: Run, baseline: Record, state: TrainState) -> Ma
     return scores
 
 
-def _report_scores(run: Run, baseline: Record, step: int, measured: Measured) -> bool:
-    """Log the dev scores of a step, and return whether it may be the best checkpoint."""
+def _report_scores(
+    run: Run, baseline: Record, step: int, measured: Measured, observer: Callback
+) -> bool:
+    """Report the dev scores of a step, and return whether it may be the best checkpoint."""
+    observer.on_evaluation(step, measured.scores)
     metric = run.evaluation.metric
     before = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
     log_line(f"step {step}: {format_scores(measured.scores)} ({before})")
@@ -264,7 +277,9 @@ class MetricLogger:
         self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(
             maxlen=RECENT_STEPS
         )
-        self._is_row, self._warned, self._last_row = False, False, int(state.step)
+        self._is_row = False
+        self._warned = False
+        self._last_row = int(state.step)
         # The time of the last row. Before the first one, most of the time is compilation.
         self._time: float | None = None
 
@@ -294,7 +309,8 @@ class MetricLogger:
         """
         if not self._is_row:
             return
-        (step, metrics), config = self._recent[-1], self._run.config
+        (step, metrics) = self._recent[-1]
+        config = self._run.config
         row = {name: float(value) for name, value in metrics.items()}  # waits for the step
         now = time.perf_counter()
         if (count := int(row["bad_steps"])) > self._bad_steps:
@@ -317,11 +333,14 @@ class MetricLogger:
             step, {name: value for name, value in row.items() if math.isfinite(value)}
         )
         self._progress.update(1, f"loss {row['loss']:.4f}")
-        self._is_row, self._last_row, self._time = False, step, now
+        self._is_row = False
+        self._last_row = step
+        self._time = now
         self._recent.clear()
 
     def _report_bad_steps(self, step: int, row: Mapping[str, float]) -> None:
-        limit, workdir = self._run.config.train.max_bad_steps, self._run.workdir
+        limit = self._run.config.train.max_bad_steps
+        workdir = self._run.workdir
         path = workdir / "report" / "bad_steps.jsonl"
         latest = f"the skipped steps were before step {step - RECENT_STEPS + 1}"
         for at, metrics in self._recent:

@@ -69,13 +69,17 @@ class StartingCheckpoint:
         The starting checkpoint has whole embeddings.
         """
         start = self.checkpoint
-        transformer, mlm_head, trained_length = start.transformer, start.mlm_head, 0
+        transformer = start.transformer
+        mlm_head = start.mlm_head
+        trained_length = 0
         record = self.recorded._replace(
             pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None
         )
         if trained is not None:
-            transformer, trained_length = layers.subset(trained, "encoder"), config.data.max_length
-            pooler, head = config.encoding_pooler, layers.subset(trained, "projector")
+            transformer = layers.subset(trained, "encoder")
+            trained_length = config.data.max_length
+            pooler = config.encoding_pooler
+            head = layers.subset(trained, "projector")
             record = record._replace(
                 pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained)
             )
@@ -281,7 +285,8 @@ def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
 
     The pooler and its head determine the size that there is.
     """
-    name, pooler = config.model.name_or_path, config.encoding_pooler
+    name = config.model.name_or_path
+    pooler = config.encoding_pooler
     hidden = encoder.config.hidden_size
     size = encoder.embedding_size(pooler)
     if max(config.matryoshka.sizes, default=0) >= size:
@@ -336,7 +341,8 @@ def load_discriminator(
     name, size = config.difference.discriminator, encoder.config.hidden_size
     if not name or "difference" not in config.losses:
         return None
-    key, discriminator = f"difference.discriminator={name!r}", read(name)
+    key = f"difference.discriminator={name!r}"
+    discriminator = read(name)
     if discriminator.discriminator_head is None or discriminator.config.hidden_size != size:
         head = "no" if discriminator.discriminator_head is None else "a"
         raise ConfigError(
@@ -360,16 +366,19 @@ def load_teachers(
     teachers: dict[str, Network] = {}
     digests: dict[str, str] = {}
     for loss_name, loss in config.losses.items():
-        key, fingerprints = f"{loss_name}.teachers", []
+        key = f"{loss_name}.teachers"
+        fingerprints = []
         for name, explicit in loss.named_teachers.items():
             try:
                 encoder = SentenceEncoder.from_pretrained(name, pooler=explicit or None)
             except CheckpointError as error:
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
-            sizes, source = encoder.config, f"{key}: {name!r}"
+            sizes = encoder.config
+            source = f"{key}: {name!r}"
             _check_fits(config, source, sizes, encoder.tokenizer, tokenizer)
             check_token_ids(tokenizer, sizes.vocab_size, sizes.type_vocab_size, source)
-            modules, cut = encoder.sentence_head.layers, encoder.truncate_dim
+            modules = encoder.sentence_head.layers
+            cut = encoder.truncate_dim
             pooler = encoder.recorded.pooler
             network = partial(SentenceNetwork, encoder.config, pooler, cut, layers=modules)
             teachers[name] = Network(network, jax.tree.map(np.asarray, encoder.params), frozen=True)

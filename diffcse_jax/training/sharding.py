@@ -54,7 +54,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
             devices of all hosts.
     """
     available = jax.devices() if available is None else available
-    model, train = config.mesh.model, config.train
+    model = config.mesh.model
+    train = config.train
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
         asked = f"mesh.data={config.mesh.data}, mesh.model={model}"
@@ -76,7 +77,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
                 f"{name} is not divisible by the {data} devices of the mesh's data axis"
             )
     # With explicit axes, the matrix of a batch's similarities would be a type error.
-    names, types = ("data", "model"), (AxisType.Auto,) * 2
+    names = ("data", "model")
+    types = (AxisType.Auto,) * 2
     if len({device.process_index for device in available}) == 1:
         return jax.make_mesh(
             (data, model), names, axis_types=types, devices=available[: data * model]
@@ -92,7 +94,9 @@ def resolved(config: Config, mesh: Mesh) -> Config:
 
     These are the values that depend on the devices.
     """
-    platform, train, precision = mesh.devices.flat[0].platform, config.train, config.precision
+    platform = mesh.devices.flat[0].platform
+    train = config.train
+    precision = config.precision
     if train.packing == "auto":
         train = dataclasses.replace(train, packing="on" if platform in PACKED else "off")
     if train.recompute == "auto":
@@ -200,7 +204,8 @@ def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) 
 
 def shard_batch(batch: Batch, mesh: Mesh) -> Batch:
     """Return a global batch from the rows of this process, split over the data axis."""
-    sharding, shards = NamedSharding(mesh, PartitionSpec("data")), shards_of(mesh)
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    shards = shards_of(mesh)
 
     def placed(local: np.ndarray) -> jax.Array:
         rows = len(local) * shards.total // len(shards.local)

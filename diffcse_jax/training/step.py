@@ -66,7 +66,8 @@ def make_train_step(
     `bad_gradient` is then the position of the first parameter with such a gradient, counting from 1
     in the order of names. If all gradients are finite, it is 0.
     """
-    chunks, devices = config.train.chunks, mesh.shape["data"]
+    chunks = config.train.chunks
+    devices = mesh.shape["data"]
 
     def train_step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         root = fold_in_name(jax.random.key(config.train.seed_of("dropout")), "train step")

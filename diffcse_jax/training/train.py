@@ -190,7 +190,9 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     Say so if the batch shrinks. The batch stays divisible by the devices of the data axis and by
     the chunks.
     """
-    train, generator, devices = config.train, config.generator, mesh.shape["data"]
+    train = config.train
+    generator = config.generator
+    devices = mesh.shape["data"]
     if config.trains_generator_head and examples < generator.head_batch_size:
         generator = dataclasses.replace(
             generator, head_batch_size=max(examples // devices * devices, devices)
@@ -198,7 +200,8 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
         config = dataclasses.replace(config, generator=generator)
     if examples >= train.batch_size:
         return config
-    chunk_size, chunk = train.chunk_size, train.batch_size // train.chunks
+    chunk_size = train.chunk_size
+    chunk = train.batch_size // train.chunks
     unit = devices
     if train.chunks > 1 and examples >= chunk:
         unit = chunk_size = chunk  # not larger ones, which the devices may not divide
@@ -229,7 +232,8 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
             log_line(f"scoring {run.base.name} before training")
             model = run.model_of(run.built.params) if run.model_of else run.base.encoder(run.config)
             scores, outcomes = run.evaluation.measure(model)
-            pooler, metric = run.base.pooler(run.config), run.evaluation.metric
+            pooler = run.base.pooler(run.config)
+            metric = run.evaluation.metric
             record = Record(
                 0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text
             )
@@ -237,7 +241,8 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
         return dataclasses.asdict(record)
 
     baseline = Record(**hosts.decided_by_first(measure))
-    limited, limit = run.evaluation.drift_metric, run.config.eval.max_drop
+    limited = run.evaluation.drift_metric
+    limit = run.config.eval.max_drop
     if limited and limit and limited not in baseline.dev:
         raise ConfigError(
             f"eval.max_drop={limit:g} limits {limited}, but this run began with other dev data: it "

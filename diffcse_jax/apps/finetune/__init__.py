@@ -271,7 +271,8 @@ class TaskModel:
         self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int
     ) -> Shaped[np.ndarray, " rows"]:
         """Return the predicted class numbers, or the values, of rows of one or two sentences."""
-        task, sides = self.tasks[name], embed(self.encoder, texts, batch_size)
+        task = self.tasks[name]
+        sides = embed(self.encoder, texts, batch_size)
         outputs = np.asarray(_head_outputs(task, self.heads[name], sides))
         if task.loss == "cross_entropy":
             return outputs.argmax(axis=1)
@@ -324,9 +325,11 @@ class TasksMetric(Metric):
 
         An outcome is a value, or for classes 0 (wrong) or 100 (correct).
         """
-        scores, outcomes = {}, []
+        scores = {}
+        outcomes = []
         for data in self.tasks:
-            name, labels = score_name(data.name, data.task), labels_of(data.dev)
+            name = score_name(data.name, data.task)
+            labels = labels_of(data.dev)
             values = model.decide(data.name, [row.texts for row in data.dev], self.batch_size)
             if data.task.kind == "classification":
                 values = 100.0 * (values == labels)
@@ -352,7 +355,8 @@ def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> 
 
     Heads go to `tasks/TASK/`, predictions to `predictions/TASK-dev.csv` and `-test.csv`.
     """
-    model, predictions = TaskModel.from_run(workdir), workdir / "predictions"
+    model = TaskModel.from_run(workdir)
+    predictions = workdir / "predictions"
     predictions.mkdir(exist_ok=True)
     for data in tasks:
         folder = workdir / "tasks" / data.name
@@ -391,7 +395,10 @@ def train_task_head(
     Returns:
         The head with the best dev score.
     """
-    options, name, task, rows = config.finetune, data.name, data.task, len(data.train)
+    options = config.finetune
+    name = data.name
+    task = data.task
+    rows = len(data.train)
     size = config.train.batch_size
     passes = options.heads_epochs * rows // size
     steps = options.heads_steps or min(passes, config.train.steps or passes)
@@ -409,7 +416,9 @@ def train_task_head(
 
     training = _head_training(config, task, start, steps, jax.random.key(seed[0] ^ seed[1]))
     metric = TasksMetric(AVERAGE, config.eval.batch_size, [data])
-    encoder, best, best_score = CachedEncoder(frozen), start, -np.inf
+    encoder = CachedEncoder(frozen)
+    best = start
+    best_score = -np.inf
 
     def keep_best(step: int, head: Params) -> None:
         nonlocal best, best_score
@@ -545,7 +554,8 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
         )
     classes = {f"finetune.tasks.{each.name}.labels": each.task.labels for each in data}
     config = Config.from_dict(flat(config.to_dict()) | classes)
-    tasks, train = config.finetune.tasks, config.train
+    tasks = config.finetune.tasks
+    train = config.train
     splits = [rows for each in data for rows in (each.train, each.dev)]
     text = io.json_digest([[(row.texts, row.label) for row in rows] for rows in splits])[:32]
 
@@ -612,7 +622,8 @@ def _batches(
     config: Config, data: TaskData, start: StartingCheckpoint, mesh: Mesh, steps: int
 ) -> BatchSource:
     """Return the batches of one task."""
-    columns, prompt = data.task.texts, start.recorded.prompts.default
+    columns = data.task.texts
+    prompt = start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]
 
     def read(_: Ledger) -> Iterator[corpora.Row]:
@@ -620,7 +631,9 @@ def _batches(
             yield corpora.Row(texts, number, Place(str(data.file), line))
 
     corpus = Corpus(str(data.file), columns, read, partial(io.json_digest, rows))
-    length, cache, prompts = config.data.max_length, config.data.cache_dir, [prompt] * len(columns)
+    length = config.data.max_length
+    cache = config.data.cache_dir
+    prompts = [prompt] * len(columns)
     return BatchSource(
         build_or_open(corpus, start.tokenizer, length, cache, prompts=prompts),
         batch_size=config.train.batch_size,

@@ -36,7 +36,8 @@ def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " 
 
     Each block has `ratios` batches of the sources, in a random order.
     """
-    block, generator = np.repeat(np.arange(len(ratios)), ratios), np.random.default_rng([seed, 0])
+    block = np.repeat(np.arange(len(ratios)), ratios)
+    generator = np.random.default_rng([seed, 0])
     blocks = [generator.permutation(block) for _ in range(math.ceil(steps / len(block)))]
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
 
@@ -62,7 +63,9 @@ def resting(
         good: jax.Array | bool = True,
     ) -> tuple[Params, dict[str, optax.OptState]]:
         assert params is not None
-        weights, new_updates, new_state = _by_network(params), Params(), {}
+        weights = _by_network(params)
+        new_updates = Params()
+        new_state = {}
         for network, part in _by_network(updates).items():
             used = jnp.stack([jnp.any(gradient != 0) for gradient in part.values()]).any()
             scaled, after = optimizer.update(

@@ -541,9 +541,11 @@ def _attempt(run: StudyRun) -> str:
         results = train_and_score(run)
         write_sealed(run.folder / RESULTS, results)
     except Exception as error:
-        reason, details = str(error), ""
+        reason = str(error)
+        details = ""
         if not isinstance(error, UserError):
-            reason, details = f"{type(error).__name__}: {error}", traceback.format_exc()
+            reason = f"{type(error).__name__}: {error}"
+            details = traceback.format_exc()
             print(details, end="", file=sys.stderr)
         write_text(run.folder / FAILURE, f"{reason}\n{details}")
         return reason
@@ -572,7 +574,8 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
         (run_finetune if run.start else api.run)(run.config, run.folder)
     selection = read_selection(run.folder)
     assert selection, "training ends with the selection"
-    record, notes = selection.record, []
+    record = selection.record
+    notes = []
     if run.start:
         about = f"fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks"
         notes.append(f"{run.row}: {about}")
@@ -616,7 +619,8 @@ def means_at_end(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _score_start(run: StudyRun) -> dict[str, Any]:
     """Return the results of the starting checkpoint, as `train_and_score`."""
-    model, settings = run.config.model.name_or_path, _settings(run)
+    model = run.config.model.name_or_path
+    settings = _settings(run)
     if run.pooler == OWN_POOLER:
         # The one that the checkpoint records, or else the one of its training.
         config, start, _ = open_start(run.config, make_mesh(run.config))

@@ -27,7 +27,8 @@ def sizes(config: PreTrainedConfig, **names: str) -> TransformerConfig:
     def value(key: str) -> Any:
         return getattr(config, names.get(key, key))
 
-    num_blocks, hidden_dropout = config.num_hidden_layers, value("hidden_dropout_prob")
+    num_blocks = config.num_hidden_layers
+    hidden_dropout = value("hidden_dropout_prob")
     return TransformerConfig(
         family=config.model_type,
         vocab_size=config.vocab_size,

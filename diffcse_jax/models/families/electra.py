@@ -32,7 +32,8 @@ class ElectraEmbeddings(InputEmbeddings):
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of a generator or a discriminator."""
-    like_bert, size = bert.sizes(config), config.embedding_size
+    like_bert = bert.sizes(config)
+    size = config.embedding_size
     return dataclasses.replace(
         like_bert, embedding_size=size, mlm_activation="gelu", embeddings=ElectraEmbeddings
     )

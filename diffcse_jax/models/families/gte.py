@@ -21,7 +21,8 @@ def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
     Theirs has the type `new`. Their scaling of rotary positions (`ntk`) is a larger base and slower
     positions.
     """
-    converted, scaling = {**values, "model_type": "gte"}, values.get("rope_scaling") or {}
+    converted = {**values, "model_type": "gte"}
+    scaling = values.get("rope_scaling") or {}
     if scaling.get("type") == "ntk" and scaling.get("mixed_b") is None:
         factor = scaling["factor"]
         head_size = values["hidden_size"] // values["num_attention_heads"]
@@ -37,7 +38,8 @@ def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    like_bert, rope = bert.sizes(config), config.rope_parameters
+    like_bert = bert.sizes(config)
+    rope = config.rope_parameters
     return dataclasses.replace(
         like_bert,
         mlm_activation="gelu",

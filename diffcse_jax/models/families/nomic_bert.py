@@ -40,7 +40,8 @@ def as_nomic_bert(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    like_bert, base = bert.sizes(config), rotary_base(config.rope_parameters)
+    like_bert = bert.sizes(config)
+    base = rotary_base(config.rope_parameters)
     return dataclasses.replace(
         like_bert, block=GATED_BLOCK, rotary_bases=(base,) * like_bert.num_blocks
     )
