@@ -32,7 +32,7 @@ from diffcse_jax.run_folder.records import Measured, Record, read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.callbacks import MetricsFile, TensorBoard, Training, started
-from diffcse_jax.training.loop import Run, loop
+from diffcse_jax.training.loop import CompiledShapes, Run, loop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
@@ -108,7 +108,16 @@ def start(monkeypatch, tmp_path):
         )
         state = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
         with jax.debug_nans(False):
-            loop(run, BASELINE, checkpoints, train_step, state, frozen={}, batches=batches)
+            loop(
+                run,
+                BASELINE,
+                checkpoints,
+                train_step,
+                state,
+                frozen={},
+                batches=batches,
+                compiled=CompiledShapes(),
+            )
         return run, events
 
     return start

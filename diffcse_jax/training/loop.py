@@ -133,6 +133,7 @@ def loop(
     *,
     frozen: Params,
     batches: grain.DatasetIterator,
+    compiled: "CompiledShapes",
 ) -> None:
     """Train until the run is complete or asked to stop.
 
@@ -159,12 +160,12 @@ def loop(
             observer.on_evaluation(0, _scores_before_training(run, baseline, state))
         logger = MetricLogger(run, observer, progress, state)
         saves = _Saves(run.workdir / CHECKPOINTS, observer)
-        compiled = _CompiledShapes(progress)
         previous: Metrics = {}
         ended = stops = False
         while not (ended or stops):
             batch = shard_batch(next(batches), run.mesh)
-            compiled.announce(batch)
+            if compiled.announce(batch):
+                progress.leave_out()
             state, metrics = train_step(state, frozen, batch)
             step += 1
             jax.block_until_ready(previous)
@@ -229,20 +230,21 @@ def _stops(stop: StopRequest, *, may_ask: bool) -> bool:
     return may_ask and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
 
 
-class _CompiledShapes:
+class CompiledShapes:
     """Announces when a batch has a new shape, for which the train step must be compiled."""
 
-    def __init__(self, progress: hosts.Progress):
-        self._progress = progress
+    def __init__(self) -> None:
         self._known: set[str] = set()
 
-    def announce(self, batch: Batch) -> None:
+    def announce(self, batch: Batch) -> bool:
+        """Return whether the shape is new, and say so."""
         shape = f"{' x '.join(map(str, batch.input_ids.shape))} tokens"
         shape += f", {batch.layout.positions.size} without padding" if batch.layout else ""
-        if shape not in self._known:
-            self._known.add(shape)
-            log_line(f"compiling the train step for batches of {shape}")  # which takes a while
-            self._progress.leave_out()
+        if shape in self._known:
+            return False
+        self._known.add(shape)
+        log_line(f"compiling the train step for batches of {shape}")  # which takes a while
+        return True
 
 
 class _Saves:

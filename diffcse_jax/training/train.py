@@ -1,7 +1,9 @@
 """Train a run, from its configuration to the selected model."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,27 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.masked_lm import TrainingTokens
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256
+from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
 from diffcse_jax.run_folder import records
-from diffcse_jax.run_folder.checkpoints import Checkpoints
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import Record
 from diffcse_jax.run_folder.start import open_run
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator
-from diffcse_jax.training.loop import Run, loop
+from diffcse_jax.training.loop import CompiledShapes, Run, loop
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.selection import check_interpolation, select
-from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shards_of
+from diffcse_jax.training.sharding import (
+    by_rules,
+    make_mesh,
+    packing_of,
+    resolved,
+    shard_batch,
+    shards_of,
+)
 from diffcse_jax.training.step import initial_state, make_train_step
 
 
@@ -175,12 +185,22 @@ def train_and_select(run: Run) -> str:
         if step:
             batches.set_state(position)
             log_line(f"resumed at step {step} of {len(run.source)} from {run.workdir}")
-        baseline = _measure_baseline(run, resumed=step > 0)
+        train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
+        with _compiled_meanwhile(run, train_step, state, frozen) as compiled:
+            baseline = _measure_baseline(run, resumed=step > 0)
         if jax.process_index() == 0:
             records.record_start(run.workdir, config, text=run.text, step=step)
         if not run.ends_at(step, baseline):
-            train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
-            loop(run, baseline, checkpoints, train_step, state, frozen=frozen, batches=batches)
+            loop(
+                run,
+                baseline,
+                checkpoints,
+                train_step,
+                state,
+                frozen=frozen,
+                batches=batches,
+                compiled=compiled,
+            )
     return hosts.decided_by_first(lambda: select(run, baseline))
 
 
@@ -218,6 +238,45 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     return dataclasses.replace(
         config, train=dataclasses.replace(train, batch_size=size, chunk_size=chunk_size)
     )
+
+
+@contextlib.contextmanager
+def _compiled_meanwhile(
+    run: Run, train_step: Any, state: TrainState, frozen: Params
+) -> Iterator[CompiledShapes]:
+    """Compile the train step in a thread, while the starting checkpoint is scored.
+
+    This is for CPUs alone. For accelerators the compiler times its kernels, which other work would
+    disturb.
+
+    Args:
+        run: The run.
+        train_step: The train step, a function of `jax.jit`, which keeps what is compiled.
+        state: The state before the next step.
+        frozen: The frozen parameters.
+
+    Yields:
+        The shapes that are compiled then.
+    """
+    step = int(state.step)
+    compiled = CompiledShapes()
+    if jax.default_backend() != "cpu" or jax.process_count() > 1 or step == len(run.source):
+        yield compiled
+        return
+    batch = shard_batch(run.source[step], run.mesh)
+    compiled.announce(batch)
+
+    def compile_step() -> None:
+        # The next step meets the same error, and reports it.
+        with contextlib.suppress(Exception):
+            train_step.lower(state, frozen, batch).compile()
+
+    thread = threading.Thread(target=compile_step)
+    thread.start()
+    try:
+        yield compiled
+    finally:
+        thread.join()
 
 
 def _measure_baseline(run: Run, *, resumed: bool) -> Record:
