@@ -3,9 +3,19 @@
 It computes the same as the authors' code, but faster: attention and AdamW are PyTorch's fused
 versions, and similarities are one matrix product. It reads the same `Config` as the JAX step, for
 single sentences and the defaults of the published code.
+
+`benchmarks/torch_training.py` trains with this step, and its docstring describes the record:
+
+    python -m benchmarks.torch_twin --config diffcse_base --config.model.name_or_path=START \
+        --config.generator.name_or_path=GENERATOR --config.data.train_file=TEXT.txt \
+        --seeds 1,2,3 --record FILE.jsonl
 """
 
+import copy
+import math
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,42 +25,49 @@ from torch import Tensor, nn
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
+from diffcse_jax.errors import reported_to_user
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
+NOT_DECAYED = ("bias", "LayerNorm.weight")  # parameters with such names have no weight decay
+
 
 class Twin(nn.Module):
-    """Encoder, projector, discriminator and frozen generator, and the sum of their losses."""
+    """Encoder, projector, discriminator and frozen generator, and the sum of their losses.
+
+    Args:
+        config: Decides which losses exist.
+        encoder: A `BertModel` without pooler. The discriminator starts as a copy of it.
+        generator: A masked LM; None if `config` does not train DiffCSE.
+        vocabulary: The tokenizer's vocabulary.
+    """
 
     def __init__(
         self,
         config: Config,
-        encoder: Mapping[str, Any],
-        generator: Mapping[str, Any],
+        encoder: nn.Module,
+        generator: nn.Module | None,
         vocabulary: Vocabulary,
     ):
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
-        self.encoder = _encoder(encoder)
-        hidden = encoder["hidden_size"]
+        self.encoder = encoder
+        hidden, deviation = encoder.config.hidden_size, encoder.config.initializer_range
         self.projector = PROJECTORS[config.model.projector](hidden)
+        self.projector.apply(partial(_initialize, deviation=deviation))
         if "difference" in config.losses:
-            self.discriminator = _encoder(encoder)
-            self.discriminator.load_state_dict(self.encoder.state_dict())
-            self.token_classifier = nn.Linear(hidden, 2)
-            self.generator = transformers.AutoModelForMaskedLM.from_config(
-                _hf_config(generator), attn_implementation="sdpa", trust_remote_code=False
-            ).requires_grad_(False)
+            self.discriminator = copy.deepcopy(encoder)
+            self.token_classifier = nn.Linear(hidden, 2)  # with PyTorch's initial weights
+            self.generator = generator.requires_grad_(False)
             self.register_buffer("special_ids", torch.tensor(vocabulary.special_ids))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute the loss of a batch of sentences, (batch, length).
+        """Compute the loss of sentences, (batch, length). Each is its own second view."""
+        views = (rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask))
+        return self.loss_of_views(*views)
 
-        Each is its own second view.
-        """
-        input_ids, attention_mask = (
-            rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask)
-        )
+    def loss_of_views(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Compute the loss of views, (2 batch, length). Those of a sentence are neighbours."""
         projected = self.embed(input_ids, attention_mask)
         loss = self.contrast(projected, input_ids, attention_mask)
         if "difference" in self.config.losses:
@@ -65,10 +82,7 @@ class Twin(nn.Module):
         return self.projector(states[:, 0]).float()
 
     def contrast(self, projected: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute InfoNCE and dimension-wise contrast.
-
-        If configured, negatives are off-dropout.
-        """
+        """Compute InfoNCE, off-dropout if configured, and dimension-wise contrast."""
         options, dcl = self.config.contrast, self.config.dcl
         off_dropout = None
         if options.negatives == "off_dropout":
@@ -109,10 +123,7 @@ class Twin(nn.Module):
     def replaced_token_detection(
         self, edited: Tensor, replaced: Tensor, attention_mask: Tensor, condition: Tensor
     ) -> Tensor:
-        """Compute the mean cross-entropy over all positions.
-
-        The sentence embedding is at position 0.
-        """
+        """Compute the mean cross-entropy over all positions, given the sentence embedding."""
         embedded = self.discriminator.embeddings(edited)
         states = torch.cat([condition.to(embedded.dtype)[:, None], embedded[:, 1:]], dim=1)
         length = attention_mask.shape[1]
@@ -123,7 +134,7 @@ class Twin(nn.Module):
 
 
 def restore(filled: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the generator's tokens, and where they differ from the input.
+    """Return the generator's tokens, and where they differ.
 
     Position 0 is unchanged, and padding is 0.
     """
@@ -149,23 +160,46 @@ def dimension_contrast(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(correlation, torch.arange(len(correlation), device=z1.device))
 
 
-def make_step(twin: Twin, config: Config, total_steps: int, *, compiled: bool) -> Step:
-    """Return `(input_ids, attention_mask) -> loss`, a step in PyTorch.
+class FormerAdamW(torch.optim.AdamW):
+    """AdamW of transformers 4.2.1, which adds epsilon before it corrects the bias of v.
 
-    It has clipping, fused AdamW and linear decay. bfloat16 is by autocast.
+    The update is m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t). PyTorch corrects v first, so
+    that its update with eps / sqrt(1 - b2^t) is the same. PyTorch also decays weights before the
+    update and not after it, which differs by learning_rate^2 * weight_decay.
+    """
+
+    def __init__(self, parameters: Any, lr: float, **options: Any):
+        super().__init__(parameters, lr=lr, **options)
+        self.taken = 0
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step."""
+        self.taken += 1
+        for group in self.param_groups:
+            _, beta2 = group["betas"]
+            group["eps"] = self.defaults["eps"] / math.sqrt(1 - beta2**self.taken)
+        return super().step(closure)
+
+
+def make_step(twin: Twin, config: Config, total_steps: int, *, compiled: bool) -> Step:
+    """Return `(input_ids, attention_mask) -> loss`: gradients, clipping, AdamW and the schedule.
+
+    As in the authors' trainer, all trained parameters are clipped together, and the learning rate
+    falls linearly to 0. With `precision=bfloat16`, the forward pass computes by autocast.
 
     Args:
+        twin: The networks.
+        config: The configuration of the run.
+        total_steps: The step at which the learning rate reaches 0.
         compiled: Compile forward and backward passes by `torch.compile`.
     """
     trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     options = config.optim
-    optimizer = torch.optim.AdamW(
-        trained, options.learning_rate, weight_decay=options.weight_decay, fused=True
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: max(1 - step / total_steps, 0.0)
-    )
-    # one program for each length, like ours
+    groups = parameter_groups(twin, options.weight_decay)
+    optimizer = FormerAdamW(groups, options.learning_rate, fused=True)
+    factor = partial(_rate_factor, warmup=options.warmup_steps, total=total_steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    # Compiled, there is one program for each length, as on our side.
     forward = torch.compile(twin, dynamic=False) if compiled else twin
     device_type = trained[0].device.type
     twin.train()
@@ -174,13 +208,32 @@ def make_step(twin: Twin, config: Config, total_steps: int, *, compiled: bool) -
         with torch.autocast(device_type, torch.bfloat16, enabled=config.precision == "bfloat16"):
             loss = forward(input_ids, attention_mask)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, options.clip_norm)
+        if options.clip_norm:
+            torch.nn.utils.clip_grad_norm_(trained, options.clip_norm)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step
+
+
+def parameter_groups(twin: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the trained parameters: those with weight decay, and those without it."""
+    named = [(name, each) for name, each in twin.named_parameters() if each.requires_grad]
+    decayed = [each for name, each in named if not any(part in name for part in NOT_DECAYED)]
+    others = [each for name, each in named if any(part in name for part in NOT_DECAYED)]
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+def _rate_factor(step: int, warmup: int, total: int) -> float:
+    """Return what the learning rate is multiplied by after `step` steps."""
+    if step < warmup:
+        return step / warmup
+    return max((total - step) / max(total - warmup, 1), 0.0)
 
 
 def mlp_projector(hidden: int) -> nn.Module:
@@ -202,11 +255,34 @@ def batchnorm_projector(hidden: int) -> nn.Module:
 PROJECTORS = {"mlp": mlp_projector, "batchnorm": batchnorm_projector}
 
 
-def _encoder(hf_config: Mapping[str, Any]) -> nn.Module:
+def random_encoder(hf_config: Mapping[str, Any]) -> nn.Module:
+    """Return a `BertModel` without pooler, with random weights."""
     return transformers.BertModel._from_config(
         _hf_config(hf_config), attn_implementation="sdpa", add_pooling_layer=False
     )
 
 
+def random_generator(hf_config: Mapping[str, Any]) -> nn.Module:
+    """Return a masked LM with random weights."""
+    return transformers.AutoModelForMaskedLM.from_config(
+        _hf_config(hf_config), attn_implementation="sdpa", trust_remote_code=False
+    )
+
+
 def _hf_config(values: Mapping[str, Any]) -> transformers.PreTrainedConfig:
     return transformers.AutoConfig.for_model(**values)
+
+
+def _initialize(module: nn.Module, deviation: float) -> None:
+    """Initialise a layer of the projector as the authors' code does."""
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=deviation)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+if __name__ == "__main__":
+    from benchmarks import torch_training
+
+    with reported_to_user():
+        torch_training.main(sys.argv[1:])

@@ -194,12 +194,12 @@ def twin(settings: Settings, compiled: bool) -> Implementation:
     torch.manual_seed(0)
     config = settings.config()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    networks = torch_twin.Twin(
-        config,
-        workload.ENCODERS[settings.size],
-        workload.GENERATORS[settings.size],
-        workload.vocabulary(settings.size),
-    ).to(device)
+    encoder = torch_twin.random_encoder(workload.ENCODERS[settings.size])
+    generator = None
+    if config.needs("generator"):
+        generator = torch_twin.random_generator(workload.GENERATORS[settings.size])
+    vocabulary = workload.vocabulary(settings.size)
+    networks = torch_twin.Twin(config, encoder, generator, vocabulary).to(device)
     train_step = torch_twin.make_step(networks, config, SCHEDULE_STEPS, compiled=compiled)
     batches = itertools.cycle(settings.batches())
     loss = torch.zeros(())

@@ -48,7 +48,8 @@ def test_the_twin_has_our_loss(monkeypatch):
         name: 5.0 * value if name.endswith("kernel") else value for name, value in params.items()
     }
     hf_config = workload.ENCODERS["tiny"] | NO_DROPOUT
-    twin = torch_twin.Twin(config, hf_config, hf_config, vocabulary)
+    random_networks = torch_twin.random_encoder(hf_config), torch_twin.random_generator(hf_config)
+    twin = torch_twin.Twin(config, *random_networks, vocabulary)
     for name in ("encoder", "discriminator"):
         tensors = hf.to_hf(layers.subset(params, name), "transformer", SIZES)
         getattr(twin, name).load_state_dict(
