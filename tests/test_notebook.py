@@ -25,7 +25,7 @@ def test_it_was_executed_in_order_without_an_error():
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
-    assert len([line for cell in cells for line in cell.source.splitlines() if line]) <= 40
+    assert len([line for cell in cells for line in cell.source.splitlines() if line]) <= 48
     assert not [
         output for cell in cells for output in cell.outputs if output.output_type == "error"
     ]
