@@ -207,8 +207,10 @@ def write_record(
 ) -> dict[str, Any]:
     """Add command, machine and versions to a record, and write it as JSON.
 
-    If the path is None, the record is printed. Raises: ConfigError: The file cannot be written. The
-    record is printed.
+    If the path is None, the record is printed.
+
+    Raises:
+        ConfigError: The file cannot be written. The record is printed.
     """
     command = shlex.join(["python", "-m", module, *argv])
     complete = {"command": command, "machine": machine(), "versions": versions(), **record}
