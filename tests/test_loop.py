@@ -90,8 +90,8 @@ def start(monkeypatch, tmp_path):
         batches = mock.MagicMock(spec=grain.DatasetIterator)
         batches.__next__.return_value = views_of(random_batch())
         run = Run(
-            config,
-            tmp_path,
+            config=config,
+            workdir=tmp_path,
             mesh=make_mesh(config),
             base=StartingCheckpoint(
                 "tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), RecordedPooler()

@@ -269,8 +269,8 @@ def chosen(tmp_path, start):
             for step in steps:
                 checkpoints.save(state_of(step), {}, MEASURED[step])
         run = Run(
-            config,
-            tmp_path,
+            config=config,
+            workdir=tmp_path,
             mesh=make_mesh(config),
             base=start,
             built=Built(Networks(VOCABULARY, {}), {}, {}),

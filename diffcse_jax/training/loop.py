@@ -41,7 +41,7 @@ SHORT_RUN = 100  # runs of at most this many steps log every step, whatever trai
 RECENT_STEPS = 100
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything that training needs, except for what changes while it trains."""
 

@@ -152,17 +152,17 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
 
     return train_and_select(
         Run(
-            config,
-            workdir,
-            mesh,
-            base,
-            built,
-            optimizer,
-            source,
-            store.name,
-            evaluation,
-            sentences_of,
-            callbacks,
+            config=config,
+            workdir=workdir,
+            mesh=mesh,
+            base=base,
+            built=built,
+            optimizer=optimizer,
+            source=source,
+            text=store.name,
+            evaluation=evaluation,
+            sentences=sentences_of,
+            callbacks=callbacks,
         )
     )
 

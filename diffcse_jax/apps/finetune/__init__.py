@@ -600,19 +600,17 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
             source[step - 1].rows.input_ids, skip_special_tokens=True
         )
 
-    optimizer = make_optimizer(config.optim, steps, around=resting)
-    evaluation = TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, data), text)
     run = Run(
-        config,
-        workdir,
-        mesh,
-        start,
-        built,
-        optimizer,
-        source,
-        text,
-        evaluation,
-        sentences_of,
+        config=config,
+        workdir=workdir,
+        mesh=mesh,
+        base=start,
+        built=built,
+        optimizer=make_optimizer(config.optim, steps, around=resting),
+        source=source,
+        text=text,
+        evaluation=TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, data), text),
+        sentences=sentences_of,
         model_of=model_of,
     )
     return data, train_and_select(run)
