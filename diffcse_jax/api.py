@@ -23,7 +23,7 @@ from diffcse_jax.config import (
     ConvertsToDict,
     configuration,
     flat,
-    settings_of,
+    settings_of_losses,
     unknown_key_message,
 )
 from diffcse_jax.config.groups import OF_DOCUMENTS
@@ -36,7 +36,7 @@ from diffcse_jax.io import disk_errors, expand_path
 from diffcse_jax.losses import Loss
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
-from diffcse_jax.run_folder.start import held
+from diffcse_jax.run_folder.start import locked
 from diffcse_jax.run_folder.summary import draw_curves
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.train import train_in_folder
@@ -107,7 +107,7 @@ def train(
         Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. This is a
             `KeyboardInterrupt`.
     """
-    name, checked = configuration(config, settings_of(losses) | flat(overrides))
+    name, checked = configuration(config, settings_of_losses(losses) | flat(overrides))
     if checked.distributed:
         hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:
@@ -185,7 +185,7 @@ def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
         hosts.require_alone()
     hosts.keep_compiled()
     try:
-        with hosts.terminated_like_interrupted(), held(workdir):
+        with hosts.terminated_like_interrupted(), locked(workdir):
             yield
     except Interrupted:
         raise

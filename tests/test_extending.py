@@ -11,7 +11,13 @@ import pytest
 from tiny_run import run_settings
 
 from diffcse_jax import train
-from diffcse_jax.config import Config, configuration, installed_losses, read_overrides, settings_of
+from diffcse_jax.config import (
+    Config,
+    configuration,
+    installed_losses,
+    read_overrides,
+    settings_of_losses,
+)
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.export.card import command_of
 from diffcse_jax.losses import Loss
@@ -69,7 +75,7 @@ def test_a_broken_package_stops_only_configurations_with_its_keys(monkeypatch, t
 def test_a_loss_given_as_an_object_is_recorded_by_its_class():
     import my_losses
 
-    given = settings_of({"mine": my_losses.Uniformity(weight=0.5)})
+    given = settings_of_losses({"mine": my_losses.Uniformity(weight=0.5)})
     _, config = configuration({"contrast.weight": 0.0, "difference.weight": 0.0}, given)
     assert config.losses == {"mine": my_losses.Uniformity(weight=0.5)}
     recorded = json.loads(json.dumps(config.to_dict()))
@@ -83,18 +89,18 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
     assert Config.from_dict(gone, for_reading=True).losses["mine"].weight == 0.5
     assert command_of(config).endswith("# from Python, with `losses` for mine")
     with pytest.raises(ConfigError, match="'contrast' is taken"):
-        settings_of({"contrast": my_losses.Uniformity()})
+        settings_of_losses({"contrast": my_losses.Uniformity()})
     with pytest.raises(ConfigError, match=r"losses\['mine'\] is off: its weight is 0"):
-        settings_of({"mine": my_losses.Uniformity()})
+        settings_of_losses({"mine": my_losses.Uniformity()})
     with pytest.raises(ConfigError, match=r"expected an instance .* got <class"):
-        settings_of({"mine": my_losses.Uniformity})
+        settings_of_losses({"mine": my_losses.Uniformity})
 
     @dataclasses.dataclass(frozen=True)
     class Local(my_losses.Uniformity):
         pass
 
     with pytest.raises(ConfigError, match=r"<locals>.Local of a loss cannot be found by its name"):
-        settings_of({"mine": Local(weight=1.0)})
+        settings_of_losses({"mine": Local(weight=1.0)})
     my_losses.Plain = dataclasses.make_dataclass(
         "Plain", [("weight", float, 1.0)], bases=(Loss,), frozen=True
     )

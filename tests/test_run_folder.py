@@ -31,7 +31,7 @@ from diffcse_jax.run_folder.records import Record, Selection
 from diffcse_jax.run_folder.start import (
     BaseModel,
     describe_base_model,
-    held,
+    locked,
     open_run,
     read_base_model,
     read_config,
@@ -156,7 +156,7 @@ def test_a_workdir_is_held_by_one_run(tmp_path):
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
     assert [file.name for file in workdir.iterdir()] == ["lock"]
-    with held(workdir):  # the lock died with its process
+    with locked(workdir):  # the lock died with its process
         pass
 
 
@@ -180,11 +180,11 @@ def test_a_lock_without_room_is_reported(tmp_path):
         full_disk(0),
         pytest.raises(DiskError, match=r"^cannot write .*/run: File too large\. Complete files"),
     ):
-        held(tmp_path / "run").__enter__()
-    with held(tmp_path / "run"):
+        locked(tmp_path / "run").__enter__()
+    with locked(tmp_path / "run"):
         pass
     with pytest.raises(CheckpointError, match=r"cannot write .*/lock/run: Not a directory"):
-        held(tmp_path / "run/lock/run").__enter__()
+        locked(tmp_path / "run/lock/run").__enter__()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -201,7 +201,7 @@ def test_being_stopped_outside_the_loop_is_one_line(number, tmp_path, monkeypatc
         run(config_of(SIMCSE), tmp_path)
     assert stopped.value.exit_code == 130
     assert signal.getsignal(signal.SIGTERM) == before
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
 
 

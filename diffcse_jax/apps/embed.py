@@ -38,7 +38,7 @@ from diffcse_jax.errors import (
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
 from diffcse_jax.search.passages import Passage, passages_of
-from diffcse_jax.search.reading import documents_of, report
+from diffcse_jax.search.reading import documents_with_text, report
 from diffcse_jax.search.vector_store import (
     find_parts,
     input_state,
@@ -120,7 +120,7 @@ def _require_format(path: Path, output: str) -> None:
 
 def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
     """Yield the passages of a source with their documents, and count them."""
-    for number, document in enumerate(documents_of(source, ledger)):
+    for number, document in enumerate(documents_with_text(source, ledger)):
         passages = passages_of(document, number)
         ledger.make("passage{s}", len(passages))
         yield from ((document, passage) for passage in passages)

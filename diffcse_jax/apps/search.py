@@ -29,7 +29,7 @@ from diffcse_jax.search.changes import plan
 from diffcse_jax.search.folder import Writer, is_index, writing
 from diffcse_jax.search.hits import Hit, Hits
 from diffcse_jax.search.index import Index
-from diffcse_jax.search.reading import documents_of, read_documents, report
+from diffcse_jax.search.reading import documents_with_text, read_documents, report
 from diffcse_jax.search.recommended import recommended
 from diffcse_jax.search.stored import STDIN, IndexSettings, Input, input_of
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
@@ -374,7 +374,7 @@ def _read_queries(name: str) -> Iterator[list[str]]:
     ledger = Ledger(name)
     texts = (
         document.text().strip()
-        for document in documents_of(open_documents_to_search(name, "--queries"), ledger)
+        for document in documents_with_text(open_documents_to_search(name, "--queries"), ledger)
     )
     while chunk := list(itertools.islice(texts, 1 if is_typed else QUERIES_AT_ONCE)):
         yield chunk

@@ -291,7 +291,7 @@ def _check_class(name: str, path: str, loss: Any) -> None:
             )
 
 
-def settings_of(losses: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_losses(losses: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys and values of losses that were given to `train`, with their classes.
 
     Raises:

@@ -55,7 +55,7 @@ _BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")
 
 
 @contextlib.contextmanager
-def held(workdir: Path) -> Iterator[None]:
+def locked(workdir: Path) -> Iterator[None]:
     """Keep every other run out of the folder during the block.
 
     The folder is created if it is missing. The first process locks `WORKDIR/lock`. The system frees
@@ -64,7 +64,7 @@ def held(workdir: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
 
-        def hold() -> None:
+        def lock() -> None:
             try:
                 stack.enter_context(io.lock(workdir / "lock"))
             except InUseError as error:
@@ -72,7 +72,7 @@ def held(workdir: Path) -> Iterator[None]:
                     f"{error}. Wait until it ends, stop it, or give another --workdir"
                 ) from error
 
-        hosts.decided_by_first(hold)
+        hosts.decided_by_first(lock)
         yield
 
 

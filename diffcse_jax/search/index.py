@@ -33,7 +33,7 @@ from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
-from diffcse_jax.search.reading import documents_of, report
+from diffcse_jax.search.reading import documents_with_text, report
 from diffcse_jax.search.stored import IndexSettings, Input, Stored, check_mode, input_of
 from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
@@ -502,7 +502,7 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
 def _read(source: Documents, *, show_progress: bool, strict: bool) -> list[Document]:
     """Return the documents of a source, and say what was read, or warn of what was not."""
     ledger = Ledger(source.name, strict=strict)
-    documents = list(documents_of(source, ledger))
+    documents = list(documents_with_text(source, ledger))
     ledger.make("document{s}", len(documents))
     if show_progress:
         report(ledger)

@@ -13,7 +13,7 @@ from diffcse_jax.search.stored import STDIN
 NO_LETTERS = "without letters and digits"
 
 
-def documents_of(source: Documents, ledger: Ledger) -> Iterator[Document]:
+def documents_with_text(source: Documents, ledger: Ledger) -> Iterator[Document]:
     """Yield the documents of a source. Those without letters and digits are counted instead."""
     if source.name == STDIN and sys.stdin.isatty():
         print("reading texts from the terminal, one per line; Ctrl-D ends them", file=sys.stderr)
@@ -32,7 +32,7 @@ def read_documents(source: Documents, *, strict: bool = False) -> list[Document]
     ledger = Ledger(source.name, strict=strict)
     documents = []
     with Progress(f"reading {source.name}", "documents") as progress:
-        for document in documents_of(source, ledger):
+        for document in documents_with_text(source, ledger):
             documents.append(document)
             progress.update(1)
     ledger.make("document{s}", len(documents))
