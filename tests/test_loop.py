@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import sys
+import threading
 import time
 import types
 import warnings
@@ -36,7 +37,7 @@ from diffcse_jax.training.loop import CompiledShapes, Run, loop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.train import with_fitting_batch
+from diffcse_jax.training.train import _compiled_meanwhile, with_fitting_batch
 
 BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
 
@@ -221,6 +222,35 @@ def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, cap
     make_mesh(fitting)  # splits evenly
     assert fitting.train.chunks <= config.train.chunks
     assert (f"Training with batches of {expected}" in capsys.readouterr().err) == (expected != 256)
+
+
+@pytest.mark.parametrize(
+    ("step", "problem"), [(0, None), (0, RuntimeError("too large")), (0, KeyboardInterrupt()), (2, None)]
+)
+def test_a_new_run_compiles_its_step_while_the_start_is_scored(step, problem, capsys):
+    """An error of the compiler is left to the first step; the thread ends before the block does."""
+    begun, scored, threads = threading.Event(), threading.Event(), []
+
+    def lower(*arguments):
+        threads.append(threading.current_thread())
+        begun.set()
+        scored.wait(60)
+        if isinstance(problem, Exception):
+            raise problem
+        return mock.DEFAULT
+
+    train_step = mock.Mock(lower=mock.Mock(side_effect=lower))
+    state = TrainState(jnp.int32(step), {}, (), jnp.int32(0))
+    run = mock.Mock(source=[random_batch()] * 3, mesh=make_mesh(config_of({"mesh": {"data": 1}})))
+    expected = pytest.raises(KeyboardInterrupt) if isinstance(problem, KeyboardInterrupt) else nullcontext()
+    with expected, _compiled_meanwhile(run, train_step, state, {}) as compiled:
+        assert begun.wait(60) == (step == 0) if step == 0 else not threads
+        scored.set()
+        if isinstance(problem, KeyboardInterrupt):
+            raise problem
+    assert [thread.is_alive() for thread in threads] == ([] if step else [False])
+    assert capsys.readouterr().err.count("compiling the train step") == (step == 0)
+    assert compiled.announce(run.source[0]) == (step > 0)
 
 
 # What users see: progress, rows, what their callbacks get, and how signals and errors end a run

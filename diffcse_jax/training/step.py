@@ -58,8 +58,8 @@ def _initialize(optimizer: optax.GradientTransformation, params: Params) -> Trai
 
 def make_train_step(
     networks: Networks, config: Config, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
-) -> TrainStep:
-    """Return the train step, which `jax.jit` compiles for each shape of batches.
+) -> jax.stages.Wrapped:
+    """Return the train step, a `TrainStep` that `jax.jit` compiles for each shape of batches.
 
     It reuses the old state's memory. If the loss or the gradient's norm is NaN or infinite, the
     step is skipped: only the numbers of steps and of skipped steps change. The metric

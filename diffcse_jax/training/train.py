@@ -242,32 +242,32 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
 
 @contextlib.contextmanager
 def _compiled_meanwhile(
-    run: Run, train_step: Any, state: TrainState, frozen: Params
+    run: Run, train_step: jax.stages.Wrapped, state: TrainState, frozen: Params
 ) -> Iterator[CompiledShapes]:
-    """Compile the train step in a thread, while the starting checkpoint is scored.
+    """Compile the train step in a thread during the block, which scores the starting checkpoint.
 
-    This is for CPUs alone. For accelerators the compiler times its kernels, which other work would
-    disturb.
+    This is for new runs on a CPU. A resumed run only reads the scores, and may turn out to have
+    ended. For accelerators the compiler times its kernels, which other work would disturb.
 
     Args:
         run: The run.
-        train_step: The train step, a function of `jax.jit`, which keeps what is compiled.
+        train_step: The train step. `jax.jit` keeps what is compiled for it.
         state: The state before the next step.
         frozen: The frozen parameters.
 
     Yields:
-        The shapes that are compiled then.
+        The shapes of batches for which the step is compiled when the block ends.
     """
-    step = int(state.step)
     compiled = CompiledShapes()
-    if jax.default_backend() != "cpu" or jax.process_count() > 1 or step == len(run.source):
+    resumed = int(state.step) > 0
+    if resumed or jax.default_backend() != "cpu" or jax.process_count() > 1:
         yield compiled
         return
-    batch = shard_batch(run.source[step], run.mesh)
+    batch = shard_batch(run.source[0], run.mesh)
     compiled.announce(batch)
 
     def compile_step() -> None:
-        # The next step meets the same error, and reports it.
+        # If this fails, the first step fails in the same way, and its error is reported.
         with contextlib.suppress(Exception):
             train_step.lower(state, frozen, batch).compile()
 
@@ -276,6 +276,7 @@ def _compiled_meanwhile(
     try:
         yield compiled
     finally:
+        # Also after an error or Ctrl-C: a process that ends while XLA compiles may crash.
         thread.join()
 
 
