@@ -117,7 +117,7 @@ def halves(
 
 
 def flattery(gains: Gains, members: Members, *, replace: bool) -> dict[str, float]:
-    """Return how the gain of the best checkpoint differs between the halves. Each half chooses once."""
+    """Return how the best checkpoint's gain differs between the halves. Each half chooses once."""
     rng, found = np.random.default_rng(0), []
     for _ in range(DIVISIONS):
         two = [*halves(rng, members, replace=replace)]
