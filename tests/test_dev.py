@@ -197,6 +197,122 @@ def test_held_out_queries_have_several_forms_and_give_nothing_away(tmp_path):
     )
 
 
+# Queries that choose, and queries that judge
+
+
+def of_documents(count: int) -> RetrievalMetric:
+    """Return a metric with one to four queries of each document. The last two share a text."""
+    queries, targets, document_of = [], [], []
+    for document in range(count):
+        for number in range(1 + document % 4):
+            queries.append(f"question {number} of {document}")
+            targets.append(f"answer {number} of {document}")
+            document_of.append(document)
+    targets[-1] = f" ANSWER 0 of {count - 2}"
+    return RetrievalMetric("it", 64, queries, targets, list(range(len(queries))), document_of)
+
+
+def test_queries_are_divided_by_document_whatever_their_order():
+    metric = of_documents(61)
+    judges = metrics.division(metric)
+    assert judges == metrics.division(of_documents(61))
+    divided = dataclasses.replace(metric, judges=judges)
+    assert (divided.judging ^ divided.choosing).all()
+    documents = np.array(metric.document_of)
+    judging, choosing = (
+        set(documents[rows].tolist()) for rows in (divided.judging, divided.choosing)
+    )
+    assert judging.isdisjoint(choosing)
+    assert judging | choosing == set(range(61))
+    assert len(judging & {59, 60}) in (0, 2)  # a text in common
+    assert divided.sample == (30, "documents")  # of 60, because two share a text
+    count = sum(judges)
+    assert divided.units == f"{count} queries of 30 documents that chose nothing"
+    order = np.random.default_rng(0).permutation(len(documents)).tolist()
+    columns = [
+        [column[row] for row in order]
+        for column in (metric.queries, metric.targets, metric.passages, metric.document_of)
+    ]
+    assert metrics.division(RetrievalMetric("it", 64, *columns)) == [judges[row] for row in order]
+
+
+def test_few_documents_are_not_divided():
+    assert metrics.division(of_documents(50)) is None  # two share a text
+    halves = np.array(metrics.division(of_documents(51)))
+    assert len(set(np.array(of_documents(51).document_of)[halves])) in (25, 26)
+    metric = of_documents(20)
+    assert metric.units == "50 queries of 19 documents"
+    assert metric.remark == "The same queries chose the checkpoint, which favours it a little."
+
+
+def test_the_dev_score_is_of_queries_that_choose_and_the_verdict_is_of_the_others():
+    metric = of_documents(60)
+    divided = dataclasses.replace(metric, judges=metrics.division(metric))
+    rng = np.random.default_rng(0)
+    texts = sorted({*metric.queries, *metric.targets})
+    worse, better = (
+        TableEncoder(dict(zip(texts, rng.normal(size=(len(texts), 8)), strict=True)))
+        for _ in range(2)
+    )
+    before, after = divided.measure(worse), divided.measure(better)
+    assert after.outcomes == metric.measure(better).outcomes
+    (values,) = map(np.array, after.outcomes)
+    assert after.scores["it"] == pytest.approx(values[divided.choosing].mean())
+    assert divided.judged(after) == pytest.approx(values[divided.judging].mean())
+    assert metric.judged(metric.measure(better)) == pytest.approx(values.mean())
+    rows = np.flatnonzero(divided.judging)
+    alone = RetrievalMetric(
+        "it",
+        64,
+        *([column[row] for row in rows] for column in (metric.queries, metric.targets)),
+        document_of=[metric.document_of[row] for row in rows],
+    )
+    judged = ([np.array(each.outcomes[0])[rows].tolist()] for each in (before, after))
+    expected = alone.interval(*judged)
+    assert divided.interval(before.outcomes, after.outcomes) == pytest.approx(expected)
+    lucky = np.where(divided.choosing, 100.0, np.array(before.outcomes[0])).tolist()
+    assert divided.interval(before.outcomes, [lucky]) == (0, 0)
+
+
+def test_only_the_metric_that_chooses_is_divided(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    words = [
+        f"{first}{second}" for first in "bcdfglmnrst" for second in ("alo", "emi", "iru", "oka")
+    ]
+    sentences = (" ".join(rng.choice(words, 8)).capitalize() for _ in range(180))
+    texts = [f"{next(sentences)}.\n{next(sentences)}.\n{next(sentences)}." for _ in range(60)]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    path = str(tmp_path / "a.txt")
+    data = DataConfig(train_file=path, held_out=1.0, pairs="lead")
+    options = {"beside": ("neighbours_retrieval",), "hold": ("halves_retrieval",)}
+    evaluation = build(data=data, metric="lead_retrieval", **options)
+    assert evaluation.chosen.units == "30 queries that chose nothing"
+    others = [*evaluation.also, *evaluation.hold, dev.queries_of_documents(path)]
+    assert [metric.judges for metric in others] == [None, None, None]
+    monkeypatch.setattr(metrics, "DIVIDED_FROM", 61)
+    whole = build(data=data, metric="lead_retrieval")
+    assert whole.chosen.units == "60 queries"
+    assert whole.text != evaluation.text  # so a run is not resumed with another division
+
+
+def test_collections_are_divided_by_query(tmp_path):
+    lines = [(f"d{n}\ttext {n}", f"q{n}\tquery {n}", f"q{n} 0 d{n} 1") for n in range(60)]
+    for file, content in zip(
+        ("collection.tsv", "queries.tsv", "qrels.txt"), zip(*lines, strict=True), strict=True
+    ):
+        (tmp_path / file).write_text("\n".join(content))
+    metric = build(metric=f"retrieval:{tmp_path}").chosen
+    assert metric.units == "30 queries that chose nothing"
+    rng = np.random.default_rng(0)
+    texts = [f"{kind} {n}" for kind in ("text", "query") for n in range(60)]
+    measured = metric.measure(
+        TableEncoder(dict(zip(texts, rng.normal(size=(120, 4)), strict=True)))
+    )
+    (values,) = map(np.array, measured.outcomes)
+    assert measured.scores[metric.name] == pytest.approx(values[metric.choosing].mean())
+    assert metric.judged(measured) == pytest.approx(values[metric.judging].mean())
+
+
 def test_correlations_are_resampled_with_their_ratings(monkeypatch):
     monkeypatch.setattr(metrics, "RESAMPLES", 40)
     rng = np.random.default_rng(2)
@@ -302,6 +418,21 @@ def test_each_half_finds_what_it_can():
     bm25, dense, hybrid = compared([f"k {text.split()[1]}" for text in TARGETS])
     assert bm25.score == 100
     assert dense.score < 50 < hybrid.score
+
+
+def test_systems_are_compared_by_the_queries_that_judge():
+    by_letter, by_words = (
+        [f"{text[0]}zz nothing" for text in TARGETS],
+        [f"k {text.split()[1]}" for text in TARGETS],
+    )
+    copies = [f"{text} " for text in TARGETS]
+    metric = RetrievalMetric("lead_retrieval", 64, by_letter + by_words, TARGETS + copies)
+    metric = dataclasses.replace(metric, judges=[True] * 10 + [False] * 10)
+    bm25, dense, hybrid = systems.compare_systems({"letters": letters()}, metric)
+    assert [len(each.reciprocal_ranks) for each in (bm25, dense, hybrid)] == [10, 10, 10]
+    assert dense.score == 100
+    assert bm25.reciprocal_ranks == pytest.approx(100 / 5.5)
+    assert hybrid.weight > 0  # the others, which words alone answer, chose it
 
 
 def test_copies_of_a_text_are_one_target_for_every_system():

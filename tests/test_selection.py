@@ -14,7 +14,7 @@ from tiny_networks import ENCODER, SIMCSE, VOCABULARY, config_of
 
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.dev import DevEvaluation
-from diffcse_jax.evaluation.metrics import Metric
+from diffcse_jax.evaluation.metrics import Metric, QueryMetric
 from diffcse_jax.evaluation.systems import BM25, System
 from diffcse_jax.models import layers
 from diffcse_jax.models.forward import Networks
@@ -22,7 +22,7 @@ from diffcse_jax.models.hf import read
 from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.models.tokenizer import load_tokenizer
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, read_encoder
-from diffcse_jax.run_folder.records import METRICS, Measured, Record, read_selection, write_baseline
+from diffcse_jax.run_folder.records import Measured, Record, read_selection, write_baseline
 from diffcse_jax.run_folder.start import open_run
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import Built, StartingCheckpoint
@@ -195,10 +195,13 @@ def test_the_best_checkpoint_is_named_only_if_it_is_better_and_not_exported():
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
 BASELINE = Record(0, "avg_top2", {"mrr": 60.0, "guard": 80.0}, "mrr", "text", [[60.0] * 20])
 MEASURED = {  # by the mean weight
+    0.0: Measured({"mrr": 55.0, "guard": 80.0}, [[55.0] * 20]),
     1.0: Measured({"mrr": 59.0, "guard": 79.5}, [[59.0] * 20]),
     2.0: Measured({"mrr": 65.0, "guard": 79.0}, [[65.0] * 20]),
     3.0: Measured({"mrr": 65.0, "guard": 75.0}, [[65.0] * 20]),
     4.0: Measured({"mrr": 64.0, "guard": 70.0}, [[64.0] * 20]),
+    5.0: Measured({"mrr": 70.0, "guard": 80.0}, [[70.0] * 10 + [60.0] * 10]),  # lucky
+    6.0: Measured({"mrr": 59.0, "guard": 80.0}, [[59.0] * 10 + [70.0] * 10]),  # unlucky
 }
 QUARTERS = (0.25, 0.5, 1.0)
 
@@ -212,6 +215,15 @@ def weight_of(checkpoint) -> float:
 class Mrr(Metric):
     units = "20 queries"
     sample = (20, "queries")
+
+
+@dataclasses.dataclass(frozen=True)
+class DividedMrr(QueryMetric):
+    """The first ten queries choose, and the others judge."""
+
+    units = "10 queries"
+    sample = (20, "queries")
+    groups = np.arange(20)
 
 
 class ByWeight(DevEvaluation):
@@ -259,7 +271,7 @@ def chosen(tmp_path, start):
             jnp.int32(0),
         )
 
-    def finish(*steps, **options):
+    def finish(*steps, metric=Mrr("mrr", 8), **options):
         config = config_of(SIMCSE, AVG, {"eval": {"guard": True, **options}})
         open_run(tmp_path, config, start.checkpoint, start.tokenizer, None)
         write_baseline(tmp_path, BASELINE)
@@ -273,11 +285,11 @@ def chosen(tmp_path, start):
             workdir=tmp_path,
             mesh=make_mesh(config),
             base=start,
-            built=Built(Networks(VOCABULARY, {}), {}, {}),
+            built=Built(Networks(VOCABULARY, {}), state_of(0).params, {}),
             optimizer=make_optimizer(config.optim, 4),
             source=[],
             text="text",
-            evaluation=ByWeight(Mrr("mrr", 8), "dev"),
+            evaluation=ByWeight(metric, "dev"),
             sentences=lambda step: [],
         )
         verdict = select(run, BASELINE)
@@ -322,11 +334,31 @@ def test_what_is_exported(steps, options, weight, exported, chosen):
         assert saved.dev == MEASURED[weight].scores
 
 
-def test_what_training_gained_with_its_own_pooler_is_read_from_step_0(chosen, tmp_path):
-    (tmp_path / METRICS).write_text('{"step": 0, "start/mrr": 60.0, "dev/mrr": 55.0}\n')
+def test_what_training_gained_with_its_own_pooler(chosen):
     _, verdict = chosen(1)
     assert "With the pooler avg, tiny scored 55.00 before training: " in verdict
     assert "the change of pooler lost 5.00, and training gained 4.00." in verdict
+
+
+def test_queries_that_judge_have_no_say_in_what_is_chosen_and_the_others_none_in_the_verdict(
+    chosen,
+):
+    metric = DividedMrr("mrr", 8, judges=[False] * 10 + [True] * 10)
+    lucky, verdict = chosen(2, 5, metric=metric)
+    assert weight_of(lucky.checkpoint) == 5
+    assert "Not better than tiny: mrr 60.00, was 60.00 (+0.00, 95% interval +0.00 to" in verdict
+    assert "over 10 queries)." in verdict
+    together = DividedMrr("mrr", 8)
+    _, verdict = chosen(metric=together)
+    assert "Better than tiny: mrr 70.00, was 60.00 (+10.00, 95% interval +3.00 to" in verdict
+    assert verdict.endswith("The same queries chose the checkpoint, which favours it a little.")
+
+
+def test_a_model_that_only_the_judging_queries_prefer_is_checked_for_losses_too(chosen):
+    metric = DividedMrr("mrr", 8, judges=[False] * 10 + [True] * 10)
+    _, verdict = chosen(6, metric=metric, hold=("halves_retrieval",))
+    assert "Better than tiny: mrr 70.00, was 60.00" in verdict
+    assert "But other queries got worse: halves 1.00, was 2.00 (eval.hold)." in verdict
 
 
 def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path):

@@ -30,7 +30,7 @@ from diffcse_jax.data.split import Split, texts_of
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval, search_collections
 from diffcse_jax.evaluation.masked_lm import MaskedAccuracy, TrainingTokens
-from diffcse_jax.evaluation.metrics import Metric, RetrievalMetric
+from diffcse_jax.evaluation.metrics import Metric, QueryMetric, RetrievalMetric
 from diffcse_jax.evaluation.senteval_data import Form, is_local, senteval_folder, size_problem
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs
 from diffcse_jax.evaluation.user_files import report
@@ -51,7 +51,8 @@ WINDOWS = 2  # for each passage
 KEYWORDS = 5  # for each passage
 
 TrainingTexts = Callable[[], Iterable[str]]
-# a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs
+# a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs. Also `judges`,
+# if its queries are divided
 Texts = dict[str, Any]
 Pairs = list[tuple[str, str]]  # queries, and the texts that they should find
 Query = tuple[str, str, int, int]  # a pair, and the numbers of its passage and document
@@ -194,6 +195,7 @@ def _all_texts(
         return _texts(config, name, training, split)
 
     chosen, *others = [texts_of_metric(name) for name in (metric, *also)]
+    chosen = _divided(chosen)
     hold = []
     for name in dict.fromkeys(options.hold):
         try:
@@ -283,14 +285,23 @@ def _metric_of(texts: Texts, batch_size: int, tokens: TrainingTokens | None = No
         assert tokens is not None  # otherwise there are no texts
         return MaskedAccuracy(name, batch_size, texts["token_ids"], tokens)
     if "queries" in texts:
-        return RetrievalMetric(name, batch_size, *map(list, zip(*texts["queries"], strict=True)))
+        columns = map(list, zip(*texts["queries"], strict=True))
+        return RetrievalMetric(name, batch_size, *columns, judges=texts.get("judges"))
     if "collection" in texts:
-        return metrics.CollectionMetric(
-            name, batch_size, search_collections.Collection(*texts["collection"])
-        )
+        collection = search_collections.Collection(*texts["collection"])
+        return metrics.CollectionMetric(name, batch_size, collection, judges=texts.get("judges"))
     return metrics.CorrelationMetric(
         name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()}
     )
+
+
+def _divided(texts: Texts) -> Texts:
+    """Return the text of the metric that chooses, and which of its queries judge if it has enough."""
+    if "queries" not in texts and "collection" not in texts:
+        return texts
+    metric: QueryMetric = _metric_of(texts, batch_size=1)
+    judges = metrics.division(metric)
+    return texts | {"judges": judges} if judges else texts
 
 
 def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from diffcse_jax.data.documents import digest
 from diffcse_jax.data.sentences import canonical
 from diffcse_jax.errors import counted
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval, search_collections
@@ -21,6 +22,7 @@ from diffcse_jax.run_folder.records import Measured, Outcomes
 
 SYMMETRIC_METRICS = {"neighbours_retrieval", "halves_retrieval"}  # both texts are of one kind
 RESAMPLES = 1000
+DIVIDED_FROM = 50  # groups: each half then has more than the fewest of a verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +45,64 @@ class Metric:
         """
         raise NotImplementedError
 
+    def judged(self, measured: Measured) -> float:
+        """Return the score that a verdict states."""
+        return measured.scores[self.name]
+
     def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        """Return a 95% interval of the metric's difference between two models."""
+        """Return a 95% interval of the difference between the scores of two models in a verdict."""
         return paired_interval(before, after)
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievalMetric(Metric):
+class QueryMetric(Metric):
+    """A mean over queries. Some of them may choose the best checkpoint, and the others judge it."""
+
+    # Whether each query judges and does not choose (`division`). None: all queries do both.
+    judges: Sequence[bool] | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def identities(self) -> Sequence[str]:
+        """A text for each query that tells it from the others."""
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> Int[np.ndarray, " queries"]:
+        """The group of each query, such as its document. Intervals resample groups."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def judging(self) -> Bool[np.ndarray, " queries"]:
+        """Which queries a verdict is about."""
+        return np.ones(len(self.groups), bool) if self.judges is None else np.array(self.judges)
+
+    @functools.cached_property
+    def choosing(self) -> Bool[np.ndarray, " queries"]:
+        """Which queries the dev score is the mean of."""
+        return self.judging if self.judges is None else ~self.judging
+
+    def judged(self, measured: Measured) -> float:
+        if self.judges is None:
+            return super().judged(measured)
+        return float(np.mean(np.array(measured.outcomes[0])[self.judging]))
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        first, second = ([np.array(values)[self.judging]] for (values,) in (before, after))
+        return paired_interval(first, second, groups=self.groups[self.judging])
+
+    @property
+    def remark(self) -> str:
+        same = "The same queries chose the checkpoint, which favours it a little."
+        return same if self.judges is None else ""
+
+    @property
+    def role(self) -> str:
+        """What the queries of a verdict did not do, for `units`."""
+        return "" if self.judges is None else " that chose nothing"
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalMetric(QueryMetric):
     """Mean reciprocal rank of each query's target. Also recalls, and the uniformity of the texts.
 
     Texts that occur more than once are explained in `answers`.
@@ -65,6 +118,11 @@ class RetrievalMetric(Metric):
         """Which distinct targets answer which queries."""
         return answers_of(self.queries, self.targets, self.passages)
 
+    @property
+    def identities(self) -> Sequence[str]:
+        pairs = zip(self.queries, self.targets, strict=True)
+        return [f"{canonical(query)}\n{canonical(target)}" for query, target in pairs]
+
     @functools.cached_property
     def groups(self) -> Int[np.ndarray, " queries"]:
         """The group of each query. Queries of a document, or with a text in common, are in one."""
@@ -76,7 +134,7 @@ class RetrievalMetric(Metric):
         texts = self.queries, self.targets
         first, second = encode_pairs(encoder, *texts, self.batch_size, symmetric=symmetric)
         ranks = retrieval.target_ranks(first, second, self.answers)
-        by_name = retrieval.rank_scores(ranks)
+        by_name = retrieval.rank_scores(ranks[self.choosing])
         scores = {self.name: by_name.pop("mrr")}
         scores |= {f"{self.name}_{name}": value for name, value in by_name.items()}
         distinct = [first_rows(groups_of(list(map(canonical, each)))) for each in texts]
@@ -84,23 +142,20 @@ class RetrievalMetric(Metric):
         scores["uniformity"] = float(uniformity(jnp.asarray(each_once)))
         return Measured(scores, [(100 / ranks).tolist()])
 
-    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        return paired_interval(before, after, groups=self.groups)
-
     @property
     def units(self) -> str:
-        queries, groups = len(self.queries), len(first_rows(self.groups))
+        queries, (groups, _) = self.judging.sum(), self.sample
         if groups == queries:
-            return f"{queries:,} queries"
+            return f"{queries:,} queries{self.role}"
         what = "group{s} with equal texts" if self.document_of is None else "document{s}"
-        return f"{queries:,} queries of {counted(groups, what)}"
+        return f"{queries:,} queries of {counted(groups, what)}{self.role}"
 
     @property
     def sample(self) -> tuple[int, str]:
-        groups = len(first_rows(self.groups))
+        groups = len(first_rows(self.groups[self.judging]))
         if self.document_of is not None:
             return groups, "documents"
-        return groups, "queries" if groups == len(self.queries) else "groups with equal texts"
+        return groups, "queries" if groups == self.judging.sum() else "groups with equal texts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,26 +195,37 @@ class CorrelationMetric(Metric):
 
 
 @dataclasses.dataclass(frozen=True)
-class CollectionMetric(Metric):
+class CollectionMetric(QueryMetric):
     """nDCG@10 on a search collection."""
 
     collection: search_collections.Collection
 
+    @property
+    def identities(self) -> Sequence[str]:
+        return [*self.collection.judgements]
+
+    @property
+    def groups(self) -> Int[np.ndarray, " queries"]:
+        return np.arange(len(self.collection.judgements))
+
     def measure(self, encoder: Encoder) -> Measured:
         ranking = retrieval.search(encoder, self.collection, self.batch_size)
         by_query = retrieval.measure(self.collection.judgements, ranking)
-        means = {name: float(np.mean([*each.values()])) for name, each in by_query.items()}
+        means = {
+            name: float(np.mean(np.array([*each.values()])[self.choosing]))
+            for name, each in by_query.items()
+        }
         scores = {self.name: means.pop(retrieval.CHOOSES)}
         scores |= {f"{self.name}_{name}": mean for name, mean in means.items()}
         return Measured(scores, [[*by_query[retrieval.CHOOSES].values()]])
 
     @property
     def units(self) -> str:
-        return f"{self.sample[0]:,} queries"
+        return f"{self.sample[0]:,} queries{self.role}"
 
     @property
     def sample(self) -> tuple[int, str]:
-        return len(self.collection.queries), "queries"
+        return int(self.judging.sum()), "queries"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +237,23 @@ class AgreementMetric(Metric):
     def measure(self, encoder: Encoder) -> Measured:
         agreement = correlations(self.others, general_cosines(encoder, self.batch_size))
         return Measured({self.name: agreement["spearman"]}, [])
+
+
+def division(metric: QueryMetric) -> list[bool] | None:
+    """Return whether each query of an undivided metric should judge. None: they are too few.
+
+    Half of the groups judge. A hash of one text of each group chooses them, so it matters neither
+    in which order the queries are nor how many a group has.
+    """
+    groups = metric.groups.tolist()
+    names: dict[int, str] = {}
+    for group, text in zip(groups, metric.identities, strict=True):
+        names[group] = min(text, names.get(group, text))
+    if len(names) < DIVIDED_FROM:
+        return None
+    by_hash = sorted(names, key=lambda group: digest(f"judges\n{names[group]}"))
+    judging = set(by_hash[: -(-len(names) // 2)])
+    return [group in judging for group in groups]
 
 
 def general_sentences() -> list[str]:

@@ -67,8 +67,9 @@ class System:
     name: str  # `BM25`, the name of an encoder, or `NAME + BM25`
     mode: str  # `lexical`, `dense` or `hybrid`, as in `SentenceEncoder.build_index`
     encoder: str  # the name of the encoder; empty for BM25
-    weight: float  # of BM25 in hybrid search, chosen on all queries
-    # 100 / rank of each query's target. In hybrid search, other queries have chosen the weight.
+    weight: float  # of BM25 in hybrid search, chosen on the queries that choose
+    # 100 / rank of the target of each query that judges. In hybrid search, other queries have
+    # chosen the weight.
     reciprocal_ranks: Float[np.ndarray, " queries"]
     groups: Int[np.ndarray, " queries"] | None = None  # for intervals; see `paired_interval`
 
@@ -93,24 +94,28 @@ class System:
 
 
 def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) -> list[System]:
-    """Search for the targets of a dev metric: by BM25, then by encoders, alone and with BM25."""
-    answers, groups = metric.answers, metric.groups
+    """Search for the targets of a dev metric: by BM25, then by encoders, alone and with BM25.
+
+    If the queries of the metric are divided, those that judge are compared, and the others choose
+    weights.
+    """
+    answers, groups = metric.answers, metric.groups[metric.judging]
     ignored = answers.ignored(0, len(metric.queries))
 
     def system(name: str, mode: str, encoder: str, weight: float, ranks: Ranks) -> System:
         return System(name, mode, encoder, weight, 100 / ranks, groups)
 
     words = answers.scores(_word_scores(metric))
-    ranks = retrieval.ranks_among(words, answers.own, ignored)
+    ranks = retrieval.ranks_among(words, answers.own, ignored)[metric.judging]
     systems = [system(BM25, "lexical", "", 1.0, ranks)]
     for name, encoder in encoders.items():
         embeddings = encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size)
         queries, targets = map(normalize, embeddings)
         similarities = answers.scores(queries @ targets.T)
-        ranks = retrieval.ranks_among(similarities, answers.own, ignored)
+        ranks = retrieval.ranks_among(similarities, answers.own, ignored)[metric.judging]
         systems.append(system(name, "dense", name, 0.0, ranks))
         contest = Contest(similarities, words, answers.own, ignored)
-        weight, ranks = _hybrid(contest, groups)
+        weight, ranks = _hybrid(contest, metric)
         systems.append(system(f"{name} + {BM25}", "hybrid", name, weight, ranks))
     return systems
 
@@ -122,13 +127,17 @@ def _word_scores(metric: RetrievalMetric) -> Scores:
     return np.stack([index.scores(query) for query in metric.queries])[:, copies]
 
 
-def _hybrid(contest: Contest, groups: Int[np.ndarray, " queries"]) -> tuple[float, Ranks]:
-    """Return the weight of BM25 for all queries, and ranks with a weight that other queries chose.
+def _hybrid(contest: Contest, metric: RetrievalMetric) -> tuple[float, Ranks]:
+    """Return the weight of BM25, and the ranks of the queries that judge.
 
-    Each half of the groups is ranked with the weight of the other half.
+    If all queries choose and judge, each half of the groups is ranked with the weight of the other
+    half.
     """
-    ranks = np.zeros(len(groups))
-    is_even = groups % 2 == 0
+    if metric.judges is not None:
+        weight = contest.of(metric.choosing).weight()
+        return weight, contest.of(metric.judging).ranks(weight)
+    ranks = np.zeros(len(metric.groups))
+    is_even = metric.groups % 2 == 0
     for half in (is_even, ~is_even):
         ranks[half] = contest.of(half).ranks(contest.of(~half).weight())
     return contest.weight(), ranks

@@ -39,13 +39,15 @@ class Candidate(NamedTuple):
     """A model that a run may export."""
 
     weight: float  # the share of the trained weights; the rest is the starting checkpoint's
-    score: float  # in the dev metric
+    # In the dev metric: while candidates compete, of the queries that choose; in a decision, of
+    # those that judge.
+    score: float
     keeps_quality: bool = True  # as `eval.max_drop` limits
     lost: Sequence[str] = ()  # metrics of `eval.hold` that dropped, in words
 
 
 class Evidence(NamedTuple):
-    """What tells whether a candidate is better than the starting checkpoint."""
+    """What the queries that judge tell about a candidate and the starting checkpoint."""
 
     start: float  # the score of the starting checkpoint with its own pooler
     interval: tuple[float, float]  # of the candidate's gain, 95%
@@ -113,7 +115,7 @@ def decide(
     """Decide between a candidate and the starting checkpoint.
 
     Args:
-        candidate: The best model of the run.
+        candidate: The best model of the run, with its score of the queries that judge.
         evidence: What is known about its gain.
         keep_start: Export the starting checkpoint unless the candidate is clearly better.
         compared: Ways to search, if they were compared.
@@ -337,13 +339,15 @@ def select(run: Run, baseline: Record) -> str:
     mixtures = Mixtures(base, best)
     measured = _measure(run, mixtures)
     candidate = _candidate(run, baseline, measured, mixtures)
-    outcomes = measured[candidate.weight].outcomes
+    judged = measured[candidate.weight]
+    candidate = candidate._replace(score=chosen.judged(judged))
+    needs_best = best.dev and 1.0 not in measured
     items, what = chosen.sample
     evidence = Evidence(
-        start=baseline.dev[chosen.name],
-        interval=chosen.interval(baseline.outcomes, outcomes),
+        start=_judged_start(run, baseline),
+        interval=chosen.interval(baseline.outcomes, judged.outcomes),
         sample=items,
-        best=None if 1.0 in measured else best.dev.get(chosen.name),
+        best=chosen.judged(Measured(best.dev, best.outcomes)) if needs_best else None,
         start_with_pooler=_start_with_pooler(run),
     )
     compared = _compare_systems(run, mixtures, candidate.weight)
@@ -421,6 +425,9 @@ def _candidate(
     ]
     candidates = in_order(candidates)
     count = sum(each.score > start for each in candidates)
+    if not count:  # the first one may still be better by the queries that judge
+        judged = evaluation.chosen.judged(measured[candidates[0].weight])
+        count = int(judged > _judged_start(run, baseline))
     if count and hold:
         log_line(f"Checking that general quality ({', '.join(hold)}) did not drop.")
         held = evaluation.held(run.base.encoder(run.config))
@@ -432,18 +439,19 @@ def _candidate(
     return choose(start, candidates)
 
 
+def _judged_start(run: Run, baseline: Record) -> float:
+    return run.evaluation.chosen.judged(Measured(baseline.dev, baseline.outcomes))
+
+
 def _start_with_pooler(run: Run) -> float | None:
-    """Return the score of the start with the pooler that the run trains, from the row of step 0.
+    """Return the score of the start with the pooler that the run trains.
 
     Return None if that is the start's own pooler.
     """
     base, config = run.base, run.config
     if run.model_of or config.trains_masked_lm or base.pooler(config) == config.encoding_pooler:
         return None
-    for row in records.read_metrics(run.workdir):
-        if row["step"] == 0:
-            return row.get(f"dev/{run.evaluation.metric}")
-    return None
+    return run.evaluation.chosen.judged(run.measure(run.built.params))
 
 
 def _limited_quality(run: Run, baseline: Record) -> str:
