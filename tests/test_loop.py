@@ -225,7 +225,8 @@ def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, cap
 
 
 @pytest.mark.parametrize(
-    ("step", "problem"), [(0, None), (0, RuntimeError("too large")), (0, KeyboardInterrupt()), (2, None)]
+    ("step", "problem"),
+    [(0, None), (0, RuntimeError("too large")), (0, KeyboardInterrupt()), (2, None)],
 )
 def test_a_new_run_compiles_its_step_while_the_start_is_scored(step, problem, capsys):
     """An error of the compiler is left to the first step; the thread ends before the block does."""
@@ -242,7 +243,11 @@ def test_a_new_run_compiles_its_step_while_the_start_is_scored(step, problem, ca
     train_step = mock.Mock(lower=mock.Mock(side_effect=lower))
     state = TrainState(jnp.int32(step), {}, (), jnp.int32(0))
     run = mock.Mock(source=[random_batch()] * 3, mesh=make_mesh(config_of({"mesh": {"data": 1}})))
-    expected = pytest.raises(KeyboardInterrupt) if isinstance(problem, KeyboardInterrupt) else nullcontext()
+    expected = (
+        pytest.raises(KeyboardInterrupt)
+        if isinstance(problem, KeyboardInterrupt)
+        else nullcontext()
+    )
     with expected, _compiled_meanwhile(run, train_step, state, {}) as compiled:
         assert begun.wait(60) == (step == 0) if step == 0 else not threads
         scored.set()

@@ -51,8 +51,8 @@ WINDOWS = 2  # for each passage
 KEYWORDS = 5  # for each passage
 
 TrainingTexts = Callable[[], Iterable[str]]
-# a metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs. Also `judges`,
-# if its queries are divided
+# A metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs. Divided queries
+# also have `judges`.
 Texts = dict[str, Any]
 Pairs = list[tuple[str, str]]  # queries, and the texts that they should find
 Query = tuple[str, str, int, int]  # a pair, and the numbers of its passage and document
@@ -173,7 +173,8 @@ def _all_texts(
 
     The others are those of `eval.beside` and those of `eval.hold`.
     """
-    options, metric = config.eval, config.eval.metric
+    options = config.eval
+    metric = config.eval.metric
     also = [name for name in dict.fromkeys(options.beside) if name != metric]
     needs_sts = STS_METRICS.intersection([metric, *also])
     if problem := _missing_sts_data(options.data_dir, options.tasks) if needs_sts else "":
@@ -296,7 +297,7 @@ def _metric_of(texts: Texts, batch_size: int, tokens: TrainingTokens | None = No
 
 
 def _divided(texts: Texts) -> Texts:
-    """Return the text of the metric that chooses, and which of its queries judge if it has enough."""
+    """Return the text of the metric that chooses, and which queries judge if there are enough."""
     if "queries" not in texts and "collection" not in texts:
         return texts
     metric: QueryMetric = _metric_of(texts, batch_size=1)
@@ -469,7 +470,8 @@ def _windows_and_rests(passage: str) -> Iterator[tuple[str, str]]:
 
     The passage has `pairs.FEWEST_WORDS` words or more. Its hash chooses sizes and places.
     """
-    count, (shortest, longest) = len(words(passage)), WINDOW
+    count = len(words(passage))
+    (shortest, longest) = WINDOW
     for number in range(WINDOWS):
         random_size, random_start = divmod(digest(f"{number} {passage}"), 1 << 32)
         size = shortest + random_size % (min(longest, count - shortest) - shortest + 1)

@@ -144,7 +144,8 @@ class RetrievalMetric(QueryMetric):
 
     @property
     def units(self) -> str:
-        queries, (groups, _) = self.judging.sum(), self.sample
+        queries = self.judging.sum()
+        (groups, _) = self.sample
         if groups == queries:
             return f"{queries:,} queries{self.role}"
         what = "group{s} with equal texts" if self.document_of is None else "document{s}"
@@ -314,7 +315,8 @@ def _resampled_means(
     if groups is None or len(np.unique(groups)) == 1:
         groups = np.arange(len(gains))
     group_of = np.unique(groups, return_inverse=True)[1]
-    sums, sizes = np.bincount(group_of, gains), np.bincount(group_of)
+    sums = np.bincount(group_of, gains)
+    sizes = np.bincount(group_of)
     drawn = rng.integers(len(sizes), size=(RESAMPLES, len(sizes)))
     return sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
 

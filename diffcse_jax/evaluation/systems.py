@@ -99,7 +99,8 @@ def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) ->
     If the queries of the metric are divided, those that judge are compared, and the others choose
     weights.
     """
-    answers, groups = metric.answers, metric.groups[metric.judging]
+    answers = metric.answers
+    groups = metric.groups[metric.judging]
     ignored = answers.ignored(0, len(metric.queries))
 
     def system(name: str, mode: str, encoder: str, weight: float, ranks: Ranks) -> System:
@@ -155,7 +156,8 @@ def recommend(systems: Sequence[System]) -> System:
 
 def describe(systems: Sequence[System]) -> list[str]:
     """Return lines of a table: each system's score and its interval."""
-    width, lines = max(len(system.name) for system in systems), []
+    width = max(len(system.name) for system in systems)
+    lines = []
     for system in systems:
         low, high = system.interval()
         lines.append(f"  {system.name:<{width}}  {system.score:6.2f}  ({low:.2f} to {high:.2f})")

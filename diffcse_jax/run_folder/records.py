@@ -235,7 +235,8 @@ def read_starts(workdir: Path) -> list[dict[str, Any]]:
 
     Unreadable lines are skipped, because the last one may be truncated.
     """
-    path, starts = workdir / STARTS, []
+    path = workdir / STARTS
+    starts = []
     for line in path.read_bytes().split(b"\n") if path.is_file() else ():
         with contextlib.suppress(ValueError):
             start = json.loads(line)

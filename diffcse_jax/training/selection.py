@@ -333,7 +333,8 @@ def select(run: Run, baseline: Record) -> str:
     Returns:
         The verdict: how the model compares with the starting checkpoint, and what is exported.
     """
-    base, chosen = run.base, run.evaluation.chosen
+    base = run.base
+    chosen = run.evaluation.chosen
     checkpoints = run.workdir / CHECKPOINTS
     best = read_encoder(checkpoints / str(default_step(checkpoints)))  # not an earlier selection
     mixtures = Mixtures(base, best)
@@ -396,7 +397,8 @@ def _exported_model(
 
 def _measure(run: Run, mixtures: Mixtures) -> dict[float, Measured]:
     """Return the dev evaluation of each candidate, by the share of the trained weights."""
-    best, measured = mixtures.best, {}
+    best = mixtures.best
+    measured = {}
     for weight in run.config.eval.interpolate or (1.0,):
         if weight == 1 and best.outcomes:
             measured[weight] = Measured(best.dev, best.outcomes)
@@ -417,7 +419,8 @@ def _candidate(
 
     The metrics of `eval.hold` are measured only until a model loses nothing in them.
     """
-    evaluation, hold = run.evaluation, run.config.eval.hold
+    evaluation = run.evaluation
+    hold = run.config.eval.hold
     start = baseline.dev[evaluation.metric]
     candidates = [
         Candidate(weight, scores[evaluation.metric], run.keeps_quality(baseline.dev, scores))
@@ -455,7 +458,8 @@ def _start_with_pooler(run: Run) -> float | None:
 
 
 def _limited_quality(run: Run, baseline: Record) -> str:
-    metric, most = run.evaluation.drift_metric, run.config.eval.max_drop
+    metric = run.evaluation.drift_metric
+    most = run.config.eval.max_drop
     return f"{metric} within eval.max_drop={most:g} of {baseline.dev[metric]:.2f}" if metric else ""
 
 
