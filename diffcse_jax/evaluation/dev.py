@@ -51,8 +51,8 @@ WINDOWS = 2  # for each passage
 KEYWORDS = 5  # for each passage
 
 TrainingTexts = Callable[[], Iterable[str]]
-# A metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs. If queries are
-# divided, `judges` says which ones judge.
+# A metric's `name`, and its text: `queries`, a `collection` or `sets` of rated pairs. `judges` says
+# which queries judge, if they are divided.
 Texts = dict[str, Any]
 Pairs = list[tuple[str, str]]  # queries, and the texts that they should find
 Query = tuple[str, str, int, int]  # a pair, and the numbers of its passage and document
