@@ -182,7 +182,8 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
     mode, weight = recommended(options.model if is_free else None, options.mode)
     if mode != "dense" and not options.mode:
         log_line(
-            f"notice: {options.model} recommends --mode {mode}. --mode dense compares embeddings only"
+            f"notice: {options.model} recommends --mode {mode}. --mode dense compares "
+            "embeddings only"
         )
     given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
     settings = IndexSettings(**given, id_column=options.id_column)
