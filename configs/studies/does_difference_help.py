@@ -48,11 +48,11 @@ def base_config() -> ConfigDict:
 
 
 def get_study() -> Study:
-    few = range(1, 6)
+    few = tuple(range(1, 6))
     return Study(
         base=base_config(),
         variants=ROWS,
-        seeds=range(1, 11),
+        seeds=tuple(range(1, 11)),
         seeds_of={row: few for row in ROWS if row not in ("SimCSE", "DiffCSE")},
         tasks=("STSBenchmark", "STS12", "STS14", "geometry"),
         dev_tasks=("SICKRelatedness",),

@@ -23,7 +23,7 @@ def get_study() -> Study:
     return Study(
         base=STUDY["base_config"](),
         variants=variants,
-        seeds=range(1, 6),
+        seeds=tuple(range(1, 6)),
         tasks=("STSBenchmark", "STS12", "STS14"),
         scores_last=True,
     )
