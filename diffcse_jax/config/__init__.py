@@ -90,8 +90,7 @@ class Config:
         "elsewhere set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
         changes="nothing",
     )
-    # The losses, in alphabetical order. `diffcse_variants` also adds edits and predictions to the
-    # tables of `difference`.
+    # The losses, in alphabetical order. `diffcse_variants` also extends the tables of `difference`.
     barlow_twins: decorrelation.BarlowTwins = decorrelation.BarlowTwins()
     consistency: ranking.RankingConsistency = ranking.RankingConsistency()
     contrast: contrastive.Contrast = contrastive.Contrast()
@@ -125,14 +124,12 @@ class Config:
         }
         classes = named_classes(given, for_reading=for_reading)
         absent = tuple(f"{name}." for name, kind in classes.items() if kind is AbsentLoss)
-        given = {
-            key: value
-            for key, value in given.items()
-            if not key.startswith(absent) or key.endswith(".weight")
-        }
-        given = {
-            key: value for key, value in given.items() if key.removesuffix(CLASS) not in classes
-        }
+
+        def is_read(key: str) -> bool:  # of a loss whose class is not found, only the weight is
+            of_absent = key.startswith(absent) and not key.endswith(".weight")
+            return not of_absent and key.removesuffix(CLASS) not in classes
+
+        given = {key: value for key, value in given.items() if is_read(key)}
         known = known_keys(given, classes)
         # The given options of each group.
         groups = collections.defaultdict[str, dict[str, Any]](dict)
@@ -192,15 +189,10 @@ class Config:
     @cached_property
     def losses(self) -> dict[str, Loss]:
         """The losses to train with, by name, in alphabetical order."""
-        groups = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-        } | self.installed
-        found = {
-            name: group.active()
-            for name, group in sorted(groups.items())
-            if isinstance(group, Loss)
-        }
-        losses = {name: loss for name, loss in found.items() if loss is not None}
+        groups = vars(self) | self.installed
+        found = {name: group for name, group in sorted(groups.items()) if isinstance(group, Loss)}
+        active = {name: loss.active() for name, loss in found.items()}
+        losses = {name: loss for name, loss in active.items() if loss is not None}
         for loss in losses.values():
             loss.check(self.run_info)
         return losses
@@ -454,13 +446,10 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values by dotted key: `{"model.pooler": "cls", ...}`."""
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        # An empty table is a leaf.
-        group = flat(value) if isinstance(value, Mapping) and value else None
-        leaves |= (
-            {name: value}
-            if group is None
-            else {f"{name}.{key}": leaf for key, leaf in group.items()}
-        )
+        if isinstance(value, Mapping) and value:  # an empty table is a leaf
+            leaves |= {f"{name}.{key}": leaf for key, leaf in flat(value).items()}
+        else:
+            leaves[name] = value
     return leaves
 
 
@@ -586,11 +575,8 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # whatever the code of the file raises
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(path)
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         raise ConfigError(f"--config: {where}: {type(error).__name__}: {error}") from error
 
@@ -746,9 +732,7 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
         for metric in metrics:
             kind, _, path = metric.partition(":")
             if metric not in DEV_METRICS and not (path and kind in kinds_with_path):
-                yield (
-                    f"eval.{key}: {metric!r} is not one of "
-                    f"{', '.join((*DEV_METRICS, *OWN_METRICS))}"
-                )
+                known = ", ".join((*DEV_METRICS, *OWN_METRICS))
+                yield f"eval.{key}: {metric!r} is not one of {known}"
             if metric in missing:
                 yield f"eval.{key}={metric!r} needs {missing[metric]}"

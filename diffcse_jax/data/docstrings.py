@@ -223,9 +223,6 @@ def _docstrings_of(module: str, file: Path) -> Iterator[tuple[Docstring, bool]]:
             sentences = tuple(filter(is_english, spans))
             has_summary = bool(sentences) and sentences[0] == spans[0]
             yield Docstring(name, sentences, has_summary), isinstance(node, functions)
-        children = (
-            child
-            for child in ast.iter_child_nodes(node)
-            if isinstance(child, (*functions, ast.ClassDef))
-        )
-        pending += [(f"{name}.{child.name}", child) for child in children]
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (*functions, ast.ClassDef)):
+                pending.append((f"{name}.{child.name}", child))

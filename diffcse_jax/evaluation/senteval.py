@@ -249,8 +249,7 @@ def train_classifiers(
         if not running.size:
             break
         for start in range(0, len(running), FITS_AT_ONCE):
-            # All groups have the same size, so that one compilation serves all. Repetition fills
-            # the last group.
+            # Repetition fills the last group, so that one compilation serves groups of one size.
             group = np.resize(running[start : start + FITS_AT_ONCE], min(len(fits), FITS_AT_ONCE))
             before = jax.tree.map(lambda part, group=group: part[group], state)
             of_group = batches[group], dev_rows[group]
@@ -387,19 +386,12 @@ def read_examples(path: Path, form: Form) -> list[Example]:
 
 def read_two_classes(positive: Path, negative: Path) -> list[Example]:
     """Read a file for each of two classes, in Latin-1, with a sentence on each line."""
-    lines = [
-        (label, line)
-        for label, path in ((1, positive), (0, negative))
-        for line in read_lines(path, "latin-1")
-    ]
-    # 0x85 ends a line, too; empty lines are empty sentences.
-    return _sorted(
-        [
-            (label, (single_spaced(part),))
-            for label, line in lines
-            for part in f"{line}\n".splitlines()
-        ]
-    )
+    examples: list[Example] = []
+    for label, path in ((1, positive), (0, negative)):
+        for line in read_lines(path, "latin-1"):
+            parts = f"{line}\n".splitlines()  # 0x85 also ends a line; an empty line is a sentence
+            examples += [(label, (single_spaced(part),)) for part in parts]
+    return _sorted(examples)
 
 
 def _sorted(rows: Sequence[tuple[int, tuple[str, ...]]]) -> list[Example]:

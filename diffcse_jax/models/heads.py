@@ -349,11 +349,8 @@ class _Module(nnx.Module):
     def __init__(self, layer: HeadLayer, *, dtype: DTypeLike, rngs: nnx.Rngs):
         sizes = layer.in_features, layer.out_features
         self.layer = layer
-        self.linear = (
-            Dense(*sizes, bias=layer.bias, dtype=dtype, rngs=rngs)
-            if layer.kind == "Dense"
-            else None
-        )
+        is_dense = layer.kind == "Dense"
+        self.linear = Dense(*sizes, bias=layer.bias, dtype=dtype, rngs=rngs) if is_dense else None
         self.norm = (
             LayerNorm(layer.dimension, 1e-5, dtype=dtype) if layer.kind == "LayerNorm" else None
         )

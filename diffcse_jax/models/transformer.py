@@ -599,8 +599,6 @@ def split_keys(
 
 def new_keys(keys: RowKeys, count: int) -> list[RowKeys]:
     """Return `count` new keys for each row."""
-    return (
-        [None] * count
-        if keys is None
-        else list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))
-    )
+    if keys is None:
+        return [None] * count
+    return list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))
