@@ -439,7 +439,9 @@ def resume_keys(config: Config) -> frozenset[str]:
     """
     classes = {name: type(loss) for name, loss in config.installed.items()}
     keys = known_keys(None, classes)
-    return frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
+    free = frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
+    # With a limit, it decides when training ends, and which checkpoints may be the best.
+    return free - {"eval.interpolate"} if config.eval.max_drop else free
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

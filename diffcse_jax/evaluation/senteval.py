@@ -386,7 +386,7 @@ def read_examples(path: Path, form: Form) -> list[Example]:
 
 def read_two_classes(positive: Path, negative: Path) -> list[Example]:
     """Read a file for each of two classes, in Latin-1, with a sentence on each line."""
-    examples: list[Example] = []
+    examples: list[tuple[int, tuple[str, ...]]] = []
     for label, path in ((1, positive), (0, negative)):
         for line in read_lines(path, "latin-1"):
             parts = f"{line}\n".splitlines()  # 0x85 also ends a line; an empty line is a sentence
