@@ -1,7 +1,4 @@
-"""The configuration of a run: one static tree of dataclasses.
-
-This module has its keys, its checks, its files and its overrides.
-"""
+"""The configuration of a run: one static tree of dataclasses, its checks, files and overrides."""
 
 import ast
 import collections
@@ -401,10 +398,7 @@ def known_keys(
 
 
 def _nearest_key(key: str) -> str:
-    """Return the known key that is nearest to an unknown one.
-
-    If none is near, it is an empty string.
-    """
+    """Return the known key that is nearest to an unknown one, or an empty string."""
     keys = [*known_keys([key])]
     group, dot, name = key.rpartition(".")
     # The names in papers and in other programs.
@@ -423,10 +417,7 @@ def unknown_key_message(key: str) -> str:
 
 
 def machine_keys() -> frozenset[str]:
-    """Return the keys that change no result.
-
-    They say where and how fast a run is computed, and what it logs.
-    """
+    """Return the keys that only say where and how fast a run is computed, and what it logs."""
     return frozenset(
         key for key, field in known_keys().items() if field.metadata["changes"] == "nothing"
     )
@@ -465,10 +456,7 @@ def _item_type(field: dataclasses.Field) -> tuple[type, bool]:
 
 
 def _check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
-    """Return a value in the type of its field.
-
-    Raise a `ConfigError` if the field does not accept it.
-    """
+    """Return a value in the type of its field, or raise a `ConfigError`."""
     kind, is_tuple = _item_type(field)
     if is_tuple and not isinstance(value, (tuple, list)):
         raise ConfigError(
@@ -532,10 +520,7 @@ def default_config() -> "ml_collections.ConfigDict":
 
 
 def shipped_config(name: str) -> "ml_collections.ConfigDict":
-    """Return the configuration of `configs/NAME.py`.
-
-    It is for files that change a few keys of another one.
-    """
+    """Return the configuration of `configs/NAME.py`, of which another file changes a few keys."""
     return runpy.run_path(str(SHIPPED / f"{name}.py"))["get_config"]()
 
 

@@ -111,10 +111,7 @@ def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchSha
 
 
 class Shards(NamedTuple):
-    """The part of each global batch that one process feeds.
-
-    It is made of shards along the mesh's data axis.
-    """
+    """The part of each global batch that one process feeds: shards along the mesh's data axis."""
 
     local: range = range(1)
     total: int = 1
@@ -260,10 +257,7 @@ class BatchSource:
         return parts
 
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-        """Return the second views of a global batch, and their lengths.
-
-        They are padded to the maximal length.
-        """
+        """Return the padded second views of a global batch, and their lengths."""
         assert self.augmentation is not None
         input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, 0)
         generator = np.random.Generator(

@@ -192,10 +192,7 @@ def _hash(name: str) -> int:
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:
-    """Yield module names and source files, in sorted order.
-
-    They are those of the standard library and of the installed packages.
-    """
+    """Yield the modules of Python and of installed packages, in order, with their source files."""
     roots = [("", Path(sysconfig.get_paths()["stdlib"]))]
     for package in PACKAGES:
         if (spec := importlib.util.find_spec(package)) and spec.origin:

@@ -77,10 +77,7 @@ class Example(NamedTuple):
 
 
 class Features(NamedTuple):
-    """A task's examples as a classifier sees them.
-
-    These are inputs, classes from 0, and the rows of each split.
-    """
+    """A task as a classifier sees it: inputs, classes from 0, and the rows of each split."""
 
     inputs: Inputs
     labels: Int[np.ndarray, " rows"]
@@ -270,10 +267,7 @@ def predict(weights: Weights, features: Inputs) -> Int[np.ndarray, " rows"]:
 
 
 def initial_weights(classes: int, dim: int) -> Weights:
-    """Return the weights of `torch.nn.Linear(dim, classes)`, bit for bit.
-
-    They are those after `torch.manual_seed(1111)`.
-    """
+    """Return the weights of `torch.nn.Linear(dim, classes)` after `torch.manual_seed(1111)`."""
     bound = float(np.float32(dim**-0.5))
     words = np.random.RandomState(SEED).randint(2**32, size=classes * (dim + 1), dtype=np.uint32)
     uniform = (words & 0xFFFFFF) * 2.0**-24

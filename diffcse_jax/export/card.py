@@ -1,7 +1,4 @@
-"""The model card: README.md of an exported folder, rendered from `card.md.j2`.
-
-It has metadata for the hub.
-"""
+"""The model card: README.md of an exported folder, with metadata, rendered from `card.md.j2`."""
 
 import importlib.metadata
 import json

@@ -520,10 +520,7 @@ class SelfAttention(nnx.Module):
 
 
 def has_fused_attention(device: jax.Device) -> bool:
-    """Return whether `fused_attention` runs on a device.
-
-    It runs on NVIDIA's GPUs since Ampere (compute capability 8.0).
-    """
+    """Return whether `fused_attention` runs on a device: NVIDIA's GPUs since Ampere (8.0)."""
     # For AMD's GPUs, this is a name.
     capability = str(getattr(device, "compute_capability", "")).partition(".")[0]
     return device.platform == "gpu" and capability.isdigit() and int(capability) >= 8

@@ -265,10 +265,7 @@ def read_base_model(folder: Path) -> BaseModel:
 
 
 def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
-    """Return the starting checkpoint of a run, and the run's prompts.
-
-    The checkpoint comes without the weights that are trained.
-    """
+    """Return the starting checkpoint of a run, without trained weights, and the run's prompts."""
     if name := _damaged_file(workdir):
         raise CheckpointError(
             f"{workdir / name} differs from its checksum in {START}. The command that trained the "

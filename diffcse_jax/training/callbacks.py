@@ -95,10 +95,7 @@ def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callb
 
 
 class RowWriter(Callback):
-    """Base class of callbacks that write rows of named numbers.
-
-    These are metrics, `dev/NAME`, and at step 0 `start/NAME`.
-    """
+    """Base class of callbacks that write rows: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write one row."""

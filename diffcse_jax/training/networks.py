@@ -64,10 +64,7 @@ class StartingCheckpoint:
         return "cls_before_pooler" if pooler == "cls" and self.pooler_head is None else pooler
 
     def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
-        """Return the starting checkpoint, or the encoder that a run has trained from it.
-
-        The starting checkpoint has whole embeddings.
-        """
+        """Return the starting checkpoint, with whole embeddings, or the encoder trained from it."""
         start = self.checkpoint
         transformer = start.transformer
         mlm_head = start.mlm_head
@@ -371,10 +368,7 @@ def _fitting(
     encoder: Pretrained,
     tokenizer: PreTrainedTokenizerFast,
 ) -> Pretrained:
-    """Return a checkpoint, to be computed as the encoder is, that reads the encoder's token ids.
-
-    Raise an error if it does not read them.
-    """
+    """Return a checkpoint on the encoder's devices. It must read the encoder's token ids."""
     theirs = load_tokenizer(checkpoint.folder) if has_tokenizer(checkpoint.folder) else tokenizer
     embeddings = encoder.config.vocab_size
     _check_fits(config, key, checkpoint.config, theirs, tokenizer, embeddings=embeddings)

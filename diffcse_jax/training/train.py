@@ -281,10 +281,7 @@ def _compiled_meanwhile(
 
 
 def _measure_baseline(run: Run, *, resumed: bool) -> Record:
-    """Return the dev scores of the starting checkpoint.
-
-    They were recorded when the run began, or are measured now.
-    """
+    """Return the dev scores of the starting checkpoint, as recorded, or measured now."""
 
     def measure() -> dict[str, Any]:
         record = records.read_baseline(run.workdir) if resumed else None
