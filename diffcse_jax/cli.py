@@ -815,7 +815,8 @@ def _add_mode_options(add: Add, default: str) -> None:
     add(
         "--weight",
         type=float,
-        help="weight of BM25 in hybrid scores, from 0 to 1 (default: a measured one)",
+        help="weight of BM25 in hybrid scores, from 0 to 1 (default: 0.1; without --mode, the one "
+        "that the run recommends)",
     )
 
 

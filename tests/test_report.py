@@ -100,9 +100,8 @@ def write_run(folder, *, finished=True, **groups):
     (folder / "starts.jsonl").write_text(json.dumps(start) + '\n{"time": "202')
     if finished:
         record = Record(6, "cls", {"stsb_spearman": 80.0}, "stsb_spearman", "text")
-        write_selection(
-            folder, Selection(record, 1.0, "Better than the start: 80.00, was 60.00."), {}
-        )
+        verdict = "Better than the start: 80.50, was 60.50."
+        write_selection(folder, Selection(record, 1.0, verdict, judged=(60.5, 80.5)), {})
     return folder
 
 
@@ -132,9 +131,9 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
     shown = checked(write_report(str(workdir)).read_text(encoding="utf-8"))
     run = read_summary(workdir / "export")
     assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
-    assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "<b>bold")
+    assert (run.before, run.best, run.label) == (60.5, (6, 80.5), "<b>bold")
     texts = (
-        "Better than the start: 80.00, was 60.00.",
+        "Better than the start: 80.50, was 60.50.",
         "+20.00",
         "1 step skipped",
         HOSTILE.partition("<script>")[2],

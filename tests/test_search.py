@@ -263,6 +263,8 @@ def test_search_uses_what_a_run_recommends(tmp_path):
     assert recommended("minilm") == recommended(None) == ("dense", None)
     write_json(tmp_path / "search.json", {"mode": "hybrid", "weight": 0.2})
     assert recommended(str(tmp_path)) == ("hybrid", 0.2)
+    assert recommended(str(tmp_path), "hybrid") == ("hybrid", 0.2)
+    assert recommended(str(tmp_path), "lexical") == ("lexical", None)
     write_json(tmp_path / "search.json", {"mode": "hybrid", "weight": 2})
     with pytest.raises(
         CheckpointError, match=r"search.json: expected a `mode` of dense, lexical, hybrid"

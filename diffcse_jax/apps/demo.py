@@ -64,7 +64,7 @@ class DemoOptions:
 
     def settings(self) -> IndexSettings:
         """Return how the text is indexed for each model: both are compared in the same mode."""
-        mode, weight = (self.mode, None) if self.mode else recommended(self.model)
+        mode, weight = recommended(self.model, self.mode)
         weight = weight if self.weight is None else self.weight
         given: dict[str, Any] = {
             "language": self.language,

@@ -177,16 +177,15 @@ def _require_outside(output: Path, source: Path) -> None:
 def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettings:
     """Return the settings of a new index: those given, or else those that a run recommends."""
     given = options.given()
-    if not options.mode:
-        # Runs recommend how to search text. A hybrid search has no threshold.
-        is_free = not has_store and options.threshold is None
-        mode, weight = recommended(options.model if is_free else None)
-        if mode != "dense":
-            log_line(
-                f"notice: {options.model} recommends --mode {mode}. --mode dense compares "
-                "embeddings only"
-            )
-        given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
+    # Runs recommend how to search text. A hybrid search has no threshold.
+    is_free = bool(options.mode) or (not has_store and options.threshold is None)
+    mode, weight = recommended(options.model if is_free else None, options.mode)
+    if mode != "dense" and not options.mode:
+        log_line(
+            f"notice: {options.model} recommends --mode {mode}. --mode dense compares "
+            "embeddings only"
+        )
+    given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
     settings = IndexSettings(**given, id_column=options.id_column)
     _check_options_of_mode(options, settings.mode)
     settings.check()

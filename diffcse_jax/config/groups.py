@@ -86,10 +86,11 @@ class DataConfig:
 
     train_file: str = option(
         "wiki1m",
-        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a "
+        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz), Parquet or Arrow file; a "
         "folder, or a pattern such as `shards/*.txt.gz`, of files of one kind; a folder of "
-        "ArrayRecord shards; for documents also markdown, html, rst and pdf; `wiki1m` (Wikipedia "
-        "sentences of the hub) or `docstrings` (of installed Python packages)",
+        "`datasets.save_to_disk` or of ArrayRecord shards; for documents also markdown, html, rst, "
+        "pdf and office files, of several kinds; `wiki1m` (Wikipedia sentences of the hub) or "
+        "`docstrings` (of installed Python packages)",
     )
     columns: tuple[str, ...] = option(
         (),
@@ -276,7 +277,11 @@ class EvalConfig:
         "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or the hub's",
         changes="nothing",
     )
-    pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
+    pairs_file: str = option(
+        "",
+        "pairs for the `pairs_*` metrics, separated by tabs; for `pairs_retrieval` also csv, json "
+        "or Parquet, or `docstrings`",
+    )
     batch_size: int = option(64, "sentences per batch when encoding", low=1, changes="nothing")
     keep_start: bool = option(
         False,

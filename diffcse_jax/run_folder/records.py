@@ -8,7 +8,7 @@ import json
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +103,8 @@ class Selection:
     # the share of the trained weights: 1 for the checkpoint, 0 for the starting checkpoint
     interpolation: float
     verdict: str  # one line: how it compares with the starting checkpoint and what is exported
+    # the scores of the starting checkpoint and of the exported model that the verdict compares
+    judged: Sequence[float] | None = None
     # ways to search, if they were compared
     systems: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     # how to search with it: `mode` and `weight`

@@ -55,14 +55,18 @@ class RunSummary:
 
     @property
     def before(self) -> float | None:
-        """The dev metric of the starting checkpoint."""
+        """The dev metric of the starting checkpoint, after selection as the verdict has it."""
+        if self.selection and self.selection.judged:
+            return self.selection.judged[0]
         return self.baseline.dev.get(self.metric) if self.baseline else None
 
     @property
     def best(self) -> tuple[int, float] | None:
         """Step and score of the selected model, or of the best checkpoint so far."""
         if self.selection:
-            return self.selection.record.step, self.selection.record.dev[self.metric]
+            judged = self.selection.judged
+            score = judged[1] if judged else self.selection.record.dev[self.metric]
+            return self.selection.record.step, score
         later = [(int(step), score) for step, score in self.points(f"dev/{self.metric}") if step]
         return max(later, key=lambda each: (each[1], -each[0]), default=None)
 

@@ -9,10 +9,12 @@ from diffcse_jax.run_folder.finding import SEARCH, finished_export
 from diffcse_jax.search.stored import MODES
 
 
-def recommended(model: str | None) -> tuple[str, float | None]:
+def recommended(model: str | None, mode: str = "") -> tuple[str, float | None]:
     """Return the mode of search, and the weight of BM25, that a run recommends for its model.
 
-    `model` is the run's folder or its export. For other models the mode is `dense`.
+    Args:
+        model: The run's folder or its export. For other models the mode is `dense`.
+        mode: The mode that was asked for. Only the weight is recommended then.
     """
     folder = expand_path(model or "")
     found: Mapping[str, Any] = {}
@@ -21,10 +23,11 @@ def recommended(model: str | None) -> tuple[str, float | None]:
     if model and (folder / SEARCH).is_file():
         found = read_json_object(folder / SEARCH)
     if not found:
-        return "dense", None
-    mode, weight = found.get("mode"), found.get("weight")
-    if mode not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+        return mode or "dense", None
+    best, weight = found.get("mode"), found.get("weight")
+    if best not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise CheckpointError(
             f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1"
         )
-    return mode, weight if mode == "hybrid" else None
+    mode = mode or best
+    return mode, weight if mode == best == "hybrid" else None

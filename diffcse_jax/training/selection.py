@@ -255,12 +255,14 @@ def store(
         model: The exported model, with its masked-LM head if the run trained it.
     """
     how = decision.search
+    start = decision.evidence.start
     selection = Selection(
         exported,
         decision.weight,
         verdict,
-        [system.summary() for system in decision.compared],
-        {"mode": how.mode, "weight": how.weight} if how else {},
+        judged=(start, start if decision.keeps_start else decision.candidate.score),
+        systems=[system.summary() for system in decision.compared],
+        search={"mode": how.mode, "weight": how.weight} if how else {},
     )
     weights = layers.prefixed(model.transformer, "encoder")
     if exported.pooler == "cls":
