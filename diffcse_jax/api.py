@@ -111,20 +111,19 @@ def train(
     if checked.distributed:
         hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:
-        checked = Config.from_dict(
-            flat(checked.to_dict()) | _text_settings(sentences_or_path, checked)
-        )
+        of_text = _text_settings(sentences_or_path, checked)
+        checked = Config.from_dict(flat(checked.to_dict()) | of_text)
     folder = named_workdir(workdir, name, checked)
     verdict = run(checked, folder, callbacks)
     saved = read_encoder(folder)
     start_scores = saved.baseline.dev if saved.baseline else {}
     return Trained(
-        SentenceEncoder.from_saved(saved),
-        read_metrics(folder),
-        saved.dev,
-        start_scores,
-        verdict,
-        folder,
+        encoder=SentenceEncoder.from_saved(saved),
+        history=read_metrics(folder),
+        scores=saved.dev,
+        start_scores=start_scores,
+        verdict=verdict,
+        workdir=folder,
     )
 
 
@@ -222,8 +221,6 @@ def named_workdir(pattern: str | os.PathLike[str] | None, name: str, config: Con
             raise ConfigError(f"workdir {pattern}: {unknown_key_message(braces[1])} {known}")
         return re.sub(r"[^\w.,=+-]+", "-", str(values[braces[1]])).strip("-")
 
-    return (
-        Path("runs") / name
-        if pattern is None
-        else expand_path(re.sub(r"\{([\w.]*)\}", value, os.fspath(pattern)))
-    )
+    if pattern is None:
+        return Path("runs") / name
+    return expand_path(re.sub(r"\{([\w.]*)\}", value, os.fspath(pattern)))

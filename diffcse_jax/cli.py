@@ -50,8 +50,7 @@ class Command(NamedTuple):
     """A command."""
 
     add: Callable[[Add], None]  # adds the options; its docstring is the help
-    # Returns what does the work. A path that this returns is printed, and a number is the exit
-    # code.
+    # Returns what does the work. If that returns a path, it is printed; a number is the exit code.
     prepare: Callable[[Options], Callable[[], Any]]
 
 

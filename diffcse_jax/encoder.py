@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 # Token ids, and the attention mask.
 IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]
 
-# Programs for several devices wait for one another: if two threads start them at once, they may
-# deadlock.
+# Programs for several devices may deadlock if two threads start them at once.
 _devices_lock = threading.RLock()
 
 
@@ -125,8 +124,7 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        # In `warning_once`, `truncated` has the numbers of truncated texts (`cut`) and of all
-        # `texts`.
+        # In `warning_once`, `truncated` counts the truncated texts (`cut`) and all `texts`.
         self._in_thread = threading.local()
         self._backend = unlimited_tokenizer(tokenizer)
         # A lock, because the backend holds the length that it truncates to.
@@ -324,11 +322,9 @@ class SentenceEncoder:
         require_finite(vectors)
         if normalize:
             vectors = pooling.normalize(vectors)
-        return (
-            vectors[0]
-            if isinstance(sentences, str)
-            else vectors[[distinct[text] for text in texts]]
-        )
+        if isinstance(sentences, str):
+            return vectors[0]
+        return vectors[[distinct[text] for text in texts]]
 
     def encode_query(
         self,
@@ -539,11 +535,8 @@ class SentenceEncoder:
 
         def tokens(skipped: int) -> list[tuple[int, int]]:
             """Return the places of the tokens after so many characters, counted from there."""
-            return [
-                (start - skipped, end - skipped)
-                for start, end in offsets
-                if max(start, skipped) < end
-            ]
+            after = [span for span in offsets if max(span[0], skipped) < span[1]]
+            return [(start - skipped, end - skipped) for start, end in after]
 
         own = tokens(len(prompt) + title)
         limit = room - (len(offsets) - len(own))
@@ -553,12 +546,11 @@ class SentenceEncoder:
             limit = room - (len(offsets) - len(own))
         else:
             title = 0
-        return [
-            passage._replace(
-                text=passage.text[start:end], start=passage.start + max(0, start - title)
-            )
-            for start, end in split_text(passage.text, own, max(limit, 1))
-        ]
+        parts = []
+        for start, end in split_text(passage.text, own, max(limit, 1)):
+            place = passage.start + max(0, start - title)
+            parts.append(passage._replace(text=passage.text[start:end], start=place))
+        return parts
 
     def record(self, prompt: str = "") -> EncoderRecord:
         """Return what distinguishes the embeddings of texts with a prompt.
@@ -659,8 +651,8 @@ class SentenceEncoder:
         return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)
 
 
-# Arguments of `encode` in sentence-transformers: the value that changes nothing here, and what to
-# do instead of others.
+# Arguments of `encode` in sentence-transformers: the value that changes nothing here, and advice
+# for others.
 _THEIR_NAMES: Mapping[str, tuple[Any, str]] = {
     "convert_to_numpy": (
         True,

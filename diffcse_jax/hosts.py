@@ -369,12 +369,9 @@ class _Watch:
     def _silent(self) -> set[int]:
         """Return the processes that have been silent for too long."""
         now = time.monotonic()
-        since = {
-            process: now - when
-            for process, (_, when) in self._heard.items()
-            if process != self._own
-        }
+        since = {process: now - when for process, (_, when) in self._heard.items()}
         silent = {process for process, seconds in since.items() if seconds > self._patience}
+        silent.discard(self._own)
         return {0} if 0 in silent else silent  # without the first process, no other can be heard
 
     def _warn(self, process: int) -> None:

@@ -111,11 +111,9 @@ def hub_file(name: str, advice: str) -> Path:
         return Path(download(local_files_only=True))
     print(f"downloading {name} from the hub", file=sys.stderr)
     try:
-        # Without a network, this fails at once. The download would try five times, with two
-        # messages each time.
-        huggingface_hub.get_hf_file_metadata(
-            huggingface_hub.hf_hub_url(HUB_REPOSITORY, name, repo_type="dataset")
-        )
+        # Without a network, this fails at once. The download would try five times.
+        url = huggingface_hub.hf_hub_url(HUB_REPOSITORY, name, repo_type="dataset")
+        huggingface_hub.get_hf_file_metadata(url)
         return Path(download())
     except Exception as error:  # the hub client passes on whatever its transport raises
         raise NotDownloadedError(
@@ -143,24 +141,17 @@ def json_digest(content: Any) -> str:
 
 def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
     """Return the SHA-256 of those paths that are files, by their path relative to the folder."""
-    return {
-        path.relative_to(folder).as_posix(): sha256([path])
-        for path in sorted(paths)
-        if path.is_file()
-    }
+    files = [path for path in sorted(paths) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): sha256([path]) for path in files}
 
 
 def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the first recorded file that is missing or has changed, or an empty string."""
-    paths = {name: folder / name for name in digests}
-    return next(
-        (
-            name
-            for name, path in paths.items()
-            if not path.is_file() or sha256([path]) != digests[name]
-        ),
-        "",
-    )
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file() or sha256([path]) != digest:
+            return name
+    return ""
 
 
 # Errors of the disk

@@ -1,5 +1,6 @@
 """The checks before training, and the loop between steps. Whole runs are in test_resume.py."""
 
+import contextlib
 import io
 import json
 import re
@@ -39,6 +40,7 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.train import _compiled_meanwhile, with_fitting_batch
 
+STATE = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
 BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
 
 
@@ -107,14 +109,13 @@ def start(monkeypatch, tmp_path):
             sentences=lambda step: [f"sentence of {step}"],
             model_of=lambda params: int(params["step"]),
         )
-        state = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
         with jax.debug_nans(False):
             loop(
                 run,
                 BASELINE,
                 checkpoints,
                 train_step,
-                state,
+                STATE,
                 frozen={},
                 batches=batches,
                 compiled=CompiledShapes(),
@@ -224,38 +225,46 @@ def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, cap
     assert (f"Training with batches of {expected}" in capsys.readouterr().err) == (expected != 256)
 
 
-@pytest.mark.parametrize(
-    ("step", "problem"),
-    [(0, None), (0, RuntimeError("too large")), (0, KeyboardInterrupt()), (2, None)],
-)
-def test_a_new_run_compiles_its_step_while_the_start_is_scored(step, problem, capsys):
-    """An error of the compiler is left to the first step; the thread ends before the block does."""
-    begun, scored, threads = threading.Event(), threading.Event(), []
+@pytest.mark.parametrize("problem", [None, RuntimeError("too large"), KeyboardInterrupt()])
+def test_a_new_run_compiles_its_step_while_the_start_is_scored(problem, capsys):
+    """The first step reports an error of the compiler. An error of the block waits for the thread."""
+    begun, scored = threading.Event(), threading.Event()
+    threads = []
 
     def lower(*arguments):
         threads.append(threading.current_thread())
         begun.set()
-        scored.wait(60)
+        assert scored.wait(60)
         if isinstance(problem, Exception):
             raise problem
         return mock.DEFAULT
 
-    train_step = mock.Mock(lower=mock.Mock(side_effect=lower))
-    state = TrainState(jnp.int32(step), {}, (), jnp.int32(0))
-    run = mock.Mock(source=[random_batch()] * 3, mesh=make_mesh(config_of({"mesh": {"data": 1}})))
-    expected = (
-        pytest.raises(KeyboardInterrupt)
-        if isinstance(problem, KeyboardInterrupt)
-        else nullcontext()
-    )
-    with expected, _compiled_meanwhile(run, train_step, state, {}) as compiled:
-        assert begun.wait(60) == (step == 0) if step == 0 else not threads
+    def score():
+        assert begun.wait(60)
         scored.set()
         if isinstance(problem, KeyboardInterrupt):
             raise problem
-    assert [thread.is_alive() for thread in threads] == ([] if step else [False])
-    assert capsys.readouterr().err.count("compiling the train step") == (step == 0)
-    assert compiled.announce(run.source[0]) == (step > 0)
+
+    train_step = mock.Mock(spec=jax.stages.Wrapped, lower=mock.Mock(side_effect=lower))
+    mesh = make_mesh(config_of({"mesh": {"data": 1}}))
+    run = mock.Mock(spec=Run, source=[views_of(random_batch())], mesh=mesh)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        _compiled_meanwhile(run, train_step, STATE, {}) as compiled,
+    ):
+        score()
+    assert [thread.is_alive() for thread in threads] == [False]
+    assert "compiling the train step" in capsys.readouterr().err
+    assert not compiled.announce(run.source[0])
+
+
+def test_a_resumed_run_compiles_at_its_first_step():
+    """It may have ended already, so that there is none."""
+    train_step = mock.Mock(spec=jax.stages.Wrapped)
+    resumed = STATE._replace(step=jnp.int32(2))
+    with _compiled_meanwhile(mock.Mock(spec=Run), train_step, resumed, {}):
+        pass
+    train_step.lower.assert_not_called()
 
 
 # What users see: progress, rows, what their callbacks get, and how signals and errors end a run

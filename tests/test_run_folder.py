@@ -144,6 +144,16 @@ def test_keys_that_do_not_change_results_may_change(tmp_path):
         start(moved, {"train": {"seed": 1}, "precision": "bfloat16"})
 
 
+def test_interpolation_may_change_unless_it_decides_when_training_ends(tmp_path):
+    halfway = {"eval": {"interpolate": (0.5,)}}
+    start(tmp_path / "free")
+    start(tmp_path / "free", halfway)
+    limited = {"eval": {"max_drop": 1.0}}
+    start(tmp_path / "limited", limited)
+    with pytest.raises(ConfigError, match=r"eval\.interpolate: was \(\), now \(0\.5,\)"):
+        start(tmp_path / "limited", limited, halfway)
+
+
 def test_a_workdir_is_held_by_one_run(tmp_path):
     workdir = tmp_path / "runs/mine"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, workdir], stdout=subprocess.PIPE)

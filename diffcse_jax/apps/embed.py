@@ -201,8 +201,7 @@ def embed(
             for folder in (output, state_of(output)):
                 folder.mkdir(parents=True, exist_ok=True)
             with lock(state_of(output) / ".lock", wait=True):
-                # Inputs of other processes are also listed, because `search` warns of what is not
-                # finished.
+                # Also the inputs of other processes, because `search` warns of unfinished ones.
                 for path in paths:
                     if not input_state(output, path).exists():
                         job.write_state(path)
@@ -260,8 +259,7 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
         )
         raise ConfigError(
             f"{output} was begun with other settings: {values}. Use the earlier settings, or give "
-            "another --output, or "
-            f"remove {output} and {state_of(output)}"
+            f"another --output, or remove {output} and {state_of(output)}"
         )
 
 
@@ -318,9 +316,8 @@ class _Job:
         if parts != [] and earlier.get("sha256", digest) != digest:
             raise DataError(
                 f"{path} is not the text that was embedded into {self.output} under this name: its "
-                "SHA-256 has "
-                f"changed. Give another --output, or remove {state} and the Parquet files of this "
-                "name"
+                f"SHA-256 has changed. Give another --output, or remove {state} and the Parquet "
+                "files of this name"
             )
         written = isinstance(parts, list) and all(
             (self.output / str(part)).is_file() for part in parts

@@ -68,17 +68,15 @@ def init(options: InitOptions) -> Path:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"{output} is not an empty folder. Remove it or name another one")
     with tempfile.TemporaryDirectory() as temporary:
-        checkpoint = (
-            first_blocks(options) if options.model else random_weights(options, Path(temporary))
-        )
+        if options.model:
+            checkpoint = first_blocks(options)
+        else:
+            checkpoint = random_weights(options, Path(temporary))
         with io.disk_errors(output, safe="Nothing was changed."), io.replace_dir(output) as folder:
             write_checkpoint(checkpoint, folder)
     sizes = checkpoint.config
-    numbers = sum(
-        array.size
-        for part in (checkpoint.transformer, checkpoint.mlm_head or {})
-        for array in part.values()
-    )
+    arrays = [*checkpoint.transformer.values(), *(checkpoint.mlm_head or {}).values()]
+    numbers = sum(array.size for array in arrays)
     head = "with" if checkpoint.mlm_head else "without"
     log_line(
         f"{sizes.num_blocks} blocks of {sizes.hidden_size}, {sizes.vocab_size:,} tokens, {head} a "

@@ -306,8 +306,8 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
                 each if isinstance(each, str) else " ".join(each) for each in (there, given)
             )
             raise ConfigError(
-                f"--{name}: {options.output} was built with {before or 'none'}, not {now}. "
-                "Leave this out, or give --replace to build the index again"
+                f"--{name}: {options.output} was built with {before or 'none'}, not {now}. Leave "
+                "this out, or give --replace to build the index again"
             )
     return dataclasses.replace(options, columns=recorded.columns, id_column=recorded.id_column)
 
@@ -325,8 +325,8 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
                 flag = f"--{name} {given}"
                 before = there or "a detected one"
             raise ConfigError(
-                f"{flag}: {options.output} was built with {before}. "
-                "Leave this out, or give --replace to build the index again"
+                f"{flag}: {options.output} was built with {before}. Leave this out, or give "
+                "--replace to build the index again"
             )
 
 
@@ -394,15 +394,12 @@ def _fields(hit: Hit) -> dict[str, Any]:
 def _as_text(query: str, hits: Hits) -> str:
     """Return a query and its hits, as wide as the terminal."""
     lines = [*_wrapped(query), ""]
+    labels = {"dense": "by meaning", "lexical": "by words"}
     for hit in hits:
-        ranks = ", ".join(
-            f"{label}: {hit.ranks[mode]}"
-            for mode, label in (("dense", "by meaning"), ("lexical", "by words"))
-            if mode in hit.ranks
-        )
-        head = "  ".join(
-            filter(None, [f"  {hit.score:6.3f}", hit.place(), ranks and f"[{ranks}]", hit.title])
-        )
+        found = [f"{labels[mode]}: {hit.ranks[mode]}" for mode in labels if mode in hit.ranks]
+        ranks = f"[{', '.join(found)}]" if found else ""
+        parts = (f"  {hit.score:6.3f}", hit.place(), ranks, hit.title)
+        head = "  ".join(filter(None, parts))
         lines += _wrapped(head, indent=" " * 10, break_long_words=False)  # paths can be copied
         lines += _wrapped(" " * 10 + hit.snippet, indent=" " * 10)
     if hits.note:

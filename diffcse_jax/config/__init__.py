@@ -1,7 +1,4 @@
-"""The configuration of a run: one static tree of dataclasses.
-
-This module has its keys, its checks, its files and its overrides.
-"""
+"""The configuration of a run: one static tree of dataclasses, its checks, files and overrides."""
 
 import ast
 import collections
@@ -90,8 +87,7 @@ class Config:
         "elsewhere set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
         changes="nothing",
     )
-    # The losses, in alphabetical order. `diffcse_variants` also adds edits and predictions to the
-    # tables of `difference`.
+    # The losses, in alphabetical order. `diffcse_variants` also extends the tables of `difference`.
     barlow_twins: decorrelation.BarlowTwins = decorrelation.BarlowTwins()
     consistency: ranking.RankingConsistency = ranking.RankingConsistency()
     contrast: contrastive.Contrast = contrastive.Contrast()
@@ -125,14 +121,12 @@ class Config:
         }
         classes = named_classes(given, for_reading=for_reading)
         absent = tuple(f"{name}." for name, kind in classes.items() if kind is AbsentLoss)
-        given = {
-            key: value
-            for key, value in given.items()
-            if not key.startswith(absent) or key.endswith(".weight")
-        }
-        given = {
-            key: value for key, value in given.items() if key.removesuffix(CLASS) not in classes
-        }
+
+        def is_read(key: str) -> bool:  # of a loss whose class is not found, only the weight is
+            of_absent = key.startswith(absent) and not key.endswith(".weight")
+            return not of_absent and key.removesuffix(CLASS) not in classes
+
+        given = {key: value for key, value in given.items() if is_read(key)}
         known = known_keys(given, classes)
         # The given options of each group.
         groups = collections.defaultdict[str, dict[str, Any]](dict)
@@ -192,15 +186,10 @@ class Config:
     @cached_property
     def losses(self) -> dict[str, Loss]:
         """The losses to train with, by name, in alphabetical order."""
-        groups = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-        } | self.installed
-        found = {
-            name: group.active()
-            for name, group in sorted(groups.items())
-            if isinstance(group, Loss)
-        }
-        losses = {name: loss for name, loss in found.items() if loss is not None}
+        groups = vars(self) | self.installed
+        found = {name: group for name, group in sorted(groups.items()) if isinstance(group, Loss)}
+        active = {name: loss.active() for name, loss in found.items()}
+        losses = {name: loss for name, loss in active.items() if loss is not None}
         for loss in losses.values():
             loss.check(self.run_info)
         return losses
@@ -409,10 +398,7 @@ def known_keys(
 
 
 def _nearest_key(key: str) -> str:
-    """Return the known key that is nearest to an unknown one.
-
-    If none is near, it is an empty string.
-    """
+    """Return the known key that is nearest to an unknown one, or an empty string."""
     keys = [*known_keys([key])]
     group, dot, name = key.rpartition(".")
     # The names in papers and in other programs.
@@ -431,10 +417,7 @@ def unknown_key_message(key: str) -> str:
 
 
 def machine_keys() -> frozenset[str]:
-    """Return the keys that change no result.
-
-    They say where and how fast a run is computed, and what it logs.
-    """
+    """Return the keys that only say where and how fast a run is computed, and what it logs."""
     return frozenset(
         key for key, field in known_keys().items() if field.metadata["changes"] == "nothing"
     )
@@ -447,20 +430,19 @@ def resume_keys(config: Config) -> frozenset[str]:
     """
     classes = {name: type(loss) for name, loss in config.installed.items()}
     keys = known_keys(None, classes)
-    return frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
+    free = frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
+    # With a limit, it decides when training ends, and which checkpoints may be the best.
+    return free - {"eval.interpolate"} if config.eval.max_drop else free
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values by dotted key: `{"model.pooler": "cls", ...}`."""
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        # An empty table is a leaf.
-        group = flat(value) if isinstance(value, Mapping) and value else None
-        leaves |= (
-            {name: value}
-            if group is None
-            else {f"{name}.{key}": leaf for key, leaf in group.items()}
-        )
+        if isinstance(value, Mapping) and value:  # an empty table is a leaf
+            leaves |= {f"{name}.{key}": leaf for key, leaf in flat(value).items()}
+        else:
+            leaves[name] = value
     return leaves
 
 
@@ -474,10 +456,7 @@ def _item_type(field: dataclasses.Field) -> tuple[type, bool]:
 
 
 def _check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
-    """Return a value in the type of its field.
-
-    Raise a `ConfigError` if the field does not accept it.
-    """
+    """Return a value in the type of its field, or raise a `ConfigError`."""
     kind, is_tuple = _item_type(field)
     if is_tuple and not isinstance(value, (tuple, list)):
         raise ConfigError(
@@ -541,10 +520,7 @@ def default_config() -> "ml_collections.ConfigDict":
 
 
 def shipped_config(name: str) -> "ml_collections.ConfigDict":
-    """Return the configuration of `configs/NAME.py`.
-
-    It is for files that change a few keys of another one.
-    """
+    """Return the configuration of `configs/NAME.py`, of which another file changes a few keys."""
     return runpy.run_path(str(SHIPPED / f"{name}.py"))["get_config"]()
 
 
@@ -586,11 +562,8 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # whatever the code of the file raises
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(path)
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         raise ConfigError(f"--config: {where}: {type(error).__name__}: {error}") from error
 
@@ -746,9 +719,7 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
         for metric in metrics:
             kind, _, path = metric.partition(":")
             if metric not in DEV_METRICS and not (path and kind in kinds_with_path):
-                yield (
-                    f"eval.{key}: {metric!r} is not one of "
-                    f"{', '.join((*DEV_METRICS, *OWN_METRICS))}"
-                )
+                known = ", ".join((*DEV_METRICS, *OWN_METRICS))
+                yield f"eval.{key}: {metric!r} is not one of {known}"
             if metric in missing:
                 yield f"eval.{key}={metric!r} needs {missing[metric]}"

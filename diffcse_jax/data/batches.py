@@ -111,10 +111,7 @@ def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchSha
 
 
 class Shards(NamedTuple):
-    """The part of each global batch that one process feeds.
-
-    It is made of shards along the mesh's data axis.
-    """
+    """The part of each global batch that one process feeds: shards along the mesh's data axis."""
 
     local: range = range(1)
     total: int = 1
@@ -181,14 +178,13 @@ class BatchSource:
         # A labelled sentence stays one view.
         if len(views) == 1 and self.compares_views and not self.labels:
             views = views * 2
-        # The columns of the views and, if there is one, the next sentence, which is repeated for
-        # each view.
+        # The columns of the views, and the next sentence, if there is one, once for each view.
         self._columns = [views]
         if self.next_sentence:
             self._columns.append(columns[-1:] * len(views))
         self._lock = threading.Lock()
-        # Prefetching threads straddle two epochs. Augmented views are read for lengths first, then
-        # for tokens.
+        # Prefetching threads straddle two epochs. Augmented views are read twice: for their
+        # lengths, and for their tokens.
         self._order = functools.lru_cache(maxsize=2)(self._ordered)
         self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)
         sample = [self._lengths(index) for index in range(min(SAMPLE, max(1, self.steps)))]
@@ -242,11 +238,9 @@ class BatchSource:
     ) -> Batch:
         """Return this process's views, with their layout if padding is left out."""
         batch = Batch(input_ids, (np.arange(shape.length) < lengths[..., None]).astype(np.int32))
-        return (
-            batch._replace(layout=self._layout(lengths.reshape(-1), shape))
-            if shape.packed
-            else batch
-        )
+        if not shape.packed:
+            return batch
+        return batch._replace(layout=self._layout(lengths.reshape(-1), shape))
 
     def _layout(self, lengths: Int[np.ndarray, " rows"], shape: BatchShape) -> PackedLayout:
         """Return the layout of this process's rows of these lengths."""
@@ -263,10 +257,7 @@ class BatchSource:
         return parts
 
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-        """Return the second views of a global batch, and their lengths.
-
-        They are padded to the maximal length.
-        """
+        """Return the padded second views of a global batch, and their lengths."""
         assert self.augmentation is not None
         input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, 0)
         generator = np.random.Generator(

@@ -192,10 +192,7 @@ def _hash(name: str) -> int:
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:
-    """Yield module names and source files, in sorted order.
-
-    They are those of the standard library and of the installed packages.
-    """
+    """Yield the modules of Python and of installed packages, in order, with their source files."""
     roots = [("", Path(sysconfig.get_paths()["stdlib"]))]
     for package in PACKAGES:
         if (spec := importlib.util.find_spec(package)) and spec.origin:
@@ -223,9 +220,6 @@ def _docstrings_of(module: str, file: Path) -> Iterator[tuple[Docstring, bool]]:
             sentences = tuple(filter(is_english, spans))
             has_summary = bool(sentences) and sentences[0] == spans[0]
             yield Docstring(name, sentences, has_summary), isinstance(node, functions)
-        children = (
-            child
-            for child in ast.iter_child_nodes(node)
-            if isinstance(child, (*functions, ast.ClassDef))
-        )
-        pending += [(f"{name}.{child.name}", child) for child in children]
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (*functions, ast.ClassDef)):
+                pending.append((f"{name}.{child.name}", child))

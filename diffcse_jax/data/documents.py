@@ -96,11 +96,7 @@ class IdsOfFiles:
             return ""
         (first, file), ids = next(iter(self._shared.items()))
         others = len(self._shared) - 1
-        more = (
-            f", and {others:,} more {'pairs' if others > 1 else 'pair'} of files share ids"
-            if others
-            else ""
-        )
+        more = f", and {counted(others, 'more pair{s}')} of files share ids" if others else ""
         shared = counted(len(ids), "id{s}")
         return (
             f"{first} and {file} share {shared}{more}; each file's rows are documents of their own"

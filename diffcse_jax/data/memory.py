@@ -44,12 +44,10 @@ def as_texts(given: Any) -> Iterable[Any]:
         return given.to_dict("records")
     is_text = isinstance(given, str | bytes | Mapping)  # a mapping has columns, or splits
     if is_text or not isinstance(given, Iterable):
-        keys = (
-            f" with the keys {', '.join(map(str, [*given][:5]))}"
-            if isinstance(given, Mapping)
-            else ""
-        )
-        raise DataError(f"cannot read texts from a {type(given).__name__}{keys}. {EXPECTED}")
+        kind = type(given).__name__
+        if isinstance(given, Mapping):
+            kind += f" with the keys {', '.join(map(str, [*given][:5]))}"
+        raise DataError(f"cannot read texts from a {kind}. {EXPECTED}")
     return given
 
 

@@ -244,8 +244,8 @@ def _uniform(numbers: Integer[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shap
 #
 # All augmentations act on whole words. WordPiece marks tokens that continue a word (`##`), so that
 # punctuation is a word. Byte-level BPE and SentencePiece mark tokens that begin a word, so that
-# punctuation belongs to the word before it. With any other tokenizer each token is a word. [CLS]
-# and [SEP] stay.
+# punctuation belongs to the word before it. With any other tokenizer, each token is a word.
+# Augmentations keep [CLS] and [SEP].
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -311,11 +311,8 @@ class Augmentation:
         changed, new_lengths = input_ids.copy(), lengths.copy()
         for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):
             bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
-            words = [
-                each
-                for each in itertools.pairwise(bounds)
-                if tuple(ids[slice(*each)]) in self.synonyms
-            ]
+            spans = itertools.pairwise(bounds)
+            words = [span for span in spans if tuple(ids[slice(*span)]) in self.synonyms]
             if words:
                 start, end = words[int(generator.integers(len(words)))]
                 choices = self.synonyms[tuple(ids[start:end])]
@@ -373,8 +370,7 @@ def _read_synonyms(path: Path, backend: tokenizers.Tokenizer, unknown: int | Non
         texts = usable(line.split("\t"), place, ledger)
         if texts is None or len(texts) < 2:
             raise DataError(f"{place}: expected a word and its synonyms, separated by tabs")
-        # A vocabulary can have different tokens for a word after a space and at the start of a
-        # sentence.
+        # A vocabulary may have other tokens for a word after a space than at a sentence's start.
         for before in (" ", ""):
             word, *others = (
                 tuple(backend.encode(before + text, add_special_tokens=False).ids) for text in texts

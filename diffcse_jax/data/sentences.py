@@ -147,11 +147,10 @@ def joined_passages(sentences: Sequence[str], characters: int) -> list[str]:
     size = max(1, total / max(1, math.ceil(total / room)))
     starts = itertools.accumulate(map(width, sentences), initial=0)
     groups = itertools.groupby(zip(starts, sentences, strict=False), lambda entry: entry[0] // size)
-    return [
-        text
-        for _, group in groups
-        for text in _halved([sentence for _, sentence in group], characters)
-    ]
+    texts = []
+    for _, group in groups:
+        texts += _halved([sentence for _, sentence in group], characters)
+    return texts
 
 
 def _halved(sentences: Sequence[str], characters: int) -> list[str]:

@@ -80,8 +80,8 @@ def open_table(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
     Args:
         path: The file, or the folder; see `columnar.data_set_folders`.
         name: How messages call it.
-        wanted: Columns that the user named. Then the first line of a csv file holds names if it
-            has these, whatever else it looks like.
+        wanted: Columns that the user named. Then the first line of a csv file holds names if it has
+            these, whatever else it looks like.
     """
     if path.is_dir():
         found = columnar.open_data_set(path, name)

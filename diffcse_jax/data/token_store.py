@@ -153,8 +153,7 @@ def build_or_open(
             with io.lock(lock_file, wait=True):
                 if damage := _damage(folder):  # another process may have built it meanwhile
                     if folder.exists():
-                        # `log_line` prints on the first process only, but each host has its own
-                        # disk.
+                        # Not by `log_line`, because each host has a disk of its own.
                         print(f"warning: {damage}", file=sys.stderr)
                     with io.replace_dir(folder) as new:
                         ledger = corpus.new_ledger()

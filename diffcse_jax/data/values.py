@@ -152,10 +152,10 @@ class _Judged(NamedTuple):
 def text_columns(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """Return the columns whose values are text for people, judged by some rows.
 
-    Text is phrases, even if they are repeated, and short values such as titles and names if most
-    of them differ. A column of few short values that repeat (`open`, `closed`) is a category.
-    Numbers, dates, truth values, ids, codes and addresses are not text. If no column is text, the
-    categories are; without these, columns of letters: they are better read than left out.
+    Text is phrases, even if they are repeated, and short values such as titles and names if most of
+    them differ. A column of few short values that repeat (`open`, `closed`) is a category. Numbers,
+    dates, truth values, ids, codes and addresses are not text. If no column is text, the categories
+    are; without these, columns of letters: they are better read than left out.
     """
     judged = {column: _judge([row.get(column) for row in rows]) for column in columns}
     letters = [column for column in columns if judged[column] and not ID_NAME.search(column)]

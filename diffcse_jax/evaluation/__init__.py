@@ -142,12 +142,8 @@ class Task:
 
     def missing(self, folder: Path, mode: str) -> list[Path]:
         """Return the files that `run` would read and that do not exist."""
-        return [
-            path
-            for paths in self.files(folder, mode).values()
-            for path in paths
-            if not path.is_file()
-        ]
+        splits = self.files(folder, mode).values()
+        return [path for paths in splits for path in paths if not path.is_file()]
 
     def load(self, folder: Path, split: str) -> Any:
         """Return the content of a split."""

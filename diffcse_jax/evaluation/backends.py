@@ -99,8 +99,7 @@ class TorchEncoder:
                 raise CheckpointError(
                     f"{path_or_id}: sentence-transformers cannot load the model: {error}"
                 ) from error
-        # transformers makes up missing weights. A pooler's do not matter: the chosen one is a
-        # module of its own.
+        # transformers invents missing weights. A pooler's do not matter: ours is another module.
         if missing := sorted(
             key for key in loaded["missing_keys"] if not key.startswith("pooler.")
         ):

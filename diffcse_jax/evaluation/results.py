@@ -197,10 +197,8 @@ def details(results: Results) -> str:
         title = task_title(name)
         numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
         numbers |= {"dev spearman": scores["dev"]["spearman"]} if "dev" in scores else {}
-        lines.append(
-            f"{title}: "
-            f"{', '.join(f'{key} {score}' for key, score in format_scores(numbers).items())}"
-        )
+        shown = [f"{key} {score}" for key, score in format_scores(numbers).items()]
+        lines.append(f"{title}: {', '.join(shown)}")
         if other := scores.get("against"):
             difference = f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f})"
             interval = f"95% interval {other['low']:+.2f} to {other['high']:+.2f}"

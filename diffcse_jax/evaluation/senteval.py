@@ -77,10 +77,7 @@ class Example(NamedTuple):
 
 
 class Features(NamedTuple):
-    """A task's examples as a classifier sees them.
-
-    These are inputs, classes from 0, and the rows of each split.
-    """
+    """A task as a classifier sees it: inputs, classes from 0, and the rows of each split."""
 
     inputs: Inputs
     labels: Int[np.ndarray, " rows"]
@@ -249,8 +246,7 @@ def train_classifiers(
         if not running.size:
             break
         for start in range(0, len(running), FITS_AT_ONCE):
-            # All groups have the same size, so that one compilation serves all. Repetition fills
-            # the last group.
+            # Repetition fills the last group, so that one compilation serves groups of one size.
             group = np.resize(running[start : start + FITS_AT_ONCE], min(len(fits), FITS_AT_ONCE))
             before = jax.tree.map(lambda part, group=group: part[group], state)
             of_group = batches[group], dev_rows[group]
@@ -271,10 +267,7 @@ def predict(weights: Weights, features: Inputs) -> Int[np.ndarray, " rows"]:
 
 
 def initial_weights(classes: int, dim: int) -> Weights:
-    """Return the weights of `torch.nn.Linear(dim, classes)`, bit for bit.
-
-    They are those after `torch.manual_seed(1111)`.
-    """
+    """Return the weights of `torch.nn.Linear(dim, classes)` after `torch.manual_seed(1111)`."""
     bound = float(np.float32(dim**-0.5))
     words = np.random.RandomState(SEED).randint(2**32, size=classes * (dim + 1), dtype=np.uint32)
     uniform = (words & 0xFFFFFF) * 2.0**-24
@@ -387,19 +380,12 @@ def read_examples(path: Path, form: Form) -> list[Example]:
 
 def read_two_classes(positive: Path, negative: Path) -> list[Example]:
     """Read a file for each of two classes, in Latin-1, with a sentence on each line."""
-    lines = [
-        (label, line)
-        for label, path in ((1, positive), (0, negative))
-        for line in read_lines(path, "latin-1")
-    ]
-    # 0x85 ends a line, too; empty lines are empty sentences.
-    return _sorted(
-        [
-            (label, (single_spaced(part),))
-            for label, line in lines
-            for part in f"{line}\n".splitlines()
-        ]
-    )
+    examples: list[tuple[int, tuple[str, ...]]] = []
+    for label, path in ((1, positive), (0, negative)):
+        for line in read_lines(path, "latin-1"):
+            parts = f"{line}\n".splitlines()  # 0x85 also ends a line; an empty line is a sentence
+            examples += [(label, (single_spaced(part),)) for part in parts]
+    return _sorted(examples)
 
 
 def _sorted(rows: Sequence[tuple[int, tuple[str, ...]]]) -> list[Example]:

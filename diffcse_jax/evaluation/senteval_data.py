@@ -149,11 +149,9 @@ def parse_rows(
         elif value is not None:
             rows.append((value, tuple(single_spaced(fields[column]) for column in form.sentences)))
         elif len(fields) < least:
-            kind = (
-                f"columns separated by {' and '.join(map(repr, form.separators))}"
-                if form.separators
-                else "columns"
-            )
+            kind = "columns"
+            if form.separators:
+                kind += f" separated by {' and '.join(map(repr, form.separators))}"
             raise DataError(
                 f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in "
                 f"{line[:60]!r}"

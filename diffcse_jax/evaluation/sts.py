@@ -234,11 +234,8 @@ def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
 
     They show the results that have the task `geometry`.
     """
-    results = {
-        model["model"]: model["tasks"]["geometry"]
-        for model in models
-        if "geometry" in model["tasks"]
-    }
+    measured = [model for model in models if "geometry" in model["tasks"]]
+    results = {model["model"]: model["tasks"]["geometry"] for model in measured}
     if not results:
         return []
     try:

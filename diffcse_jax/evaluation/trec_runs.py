@@ -156,11 +156,8 @@ def check_run_files(settings: EvaluationSettings) -> None:
     for model in settings.compared or [settings.model]:
         for folder in _collections(settings):
             path, name = run_file(dataclasses.replace(settings, model=model), folder)
-            _, line = (
-                next(lines_with_text(path, Ledger(str(path))), (0, ""))
-                if path.exists()
-                else (0, "")
-            )
+            lines = lines_with_text(path, Ledger(str(path))) if path.exists() else iter(())
+            _, line = next(lines, (0, ""))
             found = (line.split() or [name])[-1]
             if found != name:
                 raise ConfigError(

@@ -64,12 +64,10 @@ def export(
     license: str | None = None,
     language: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write an encoder as a Hugging Face folder.
-
-    It is the one that a run has selected, or the one of a checkpoint.
+    """Write the encoder of a run or checkpoint as a Hugging Face folder.
 
     Args:
-        model: A run's folder, or a checkpoint in it.
+        model: A run's folder, for the encoder that it has selected, or a checkpoint in it.
         output: The folder to write. An earlier export there is replaced.
         truncate_dim: The size that readers of the folder cut embeddings to. None: they are not cut.
         with_onnx: Add an ONNX file.
@@ -181,20 +179,16 @@ def write_checkpoint(
     for name in _TOKENIZER_FILES:
         if (checkpoint.folder / name).is_file():
             shutil.copyfile(checkpoint.folder / name, folder / name)
-    if (folder / _TOKENIZER_FILES[0]).is_file():
-        io.write_json(
-            folder / _TOKENIZER_FILES[0],
-            _without_paths(io.read_json_object(folder / _TOKENIZER_FILES[0])),
-        )
+    settings = folder / _TOKENIZER_FILES[0]
+    if settings.is_file():
+        io.write_json(settings, _without_paths(io.read_json_object(settings)))
     unlimited_tokenizer(load_tokenizer(checkpoint.folder)).save(str(folder / "tokenizer.json"))
 
 
 def check_folder(
     saved: SavedEncoder, folder: Path, truncate_dim: int | None = None
 ) -> dict[str, Any]:
-    """Compare the embeddings of each available reader of the folder with the encoder's.
-
-    The encoder is the one in memory.
+    """Compare the embeddings of each available reader of the folder with those of the encoder.
 
     Raises:
         CheckpointError: They differ by more than the tolerance, or they are NaN or infinite.
@@ -272,11 +266,11 @@ def _describe(check: Mapping[str, Any]) -> str:
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove local paths that libraries have recorded; hub ids stay."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if key not in _PATHS or (key.endswith("name_or_path") and is_hub_id(value))
-    }
+
+    def is_public(key: str, value: Any) -> bool:
+        return key not in _PATHS or (key.endswith("name_or_path") and is_hub_id(value))
+
+    return {key: value for key, value in settings.items() if is_public(key, value)}
 
 
 def _installed(module: str) -> bool:

@@ -1,7 +1,4 @@
-"""The model card: README.md of an exported folder, rendered from `card.md.j2`.
-
-It has metadata for the hub.
-"""
+"""The model card: README.md of an exported folder, with metadata, rendered from `card.md.j2`."""
 
 import importlib.metadata
 import json
@@ -89,11 +86,10 @@ def model_card(
     )
     ours = f"this model ({saved.applied})"
     start = f"{base.name} before training ({saved.applied_before})" if baseline else base.name
-    tests = {
-        label: scores_by_column(found)
-        for label, found in ((start, results[1]), (ours, results[0]))
-        if found
-    }
+    of_start = {start: scores_by_column(results[1])} if results[1] else {}
+    of_model = {ours: scores_by_column(results[0])} if results[0] else {}
+    before = baseline.dev if baseline else {}
+    dev_table = _score_table({start: before, ours: saved.dev}) if saved.dev else ""
     dev_metric = _without_folder("metric", saved.dev_metric)
     verdict = saved.selection.verdict.replace(config.model.name_or_path, base.name)
     card = ModelCard.from_template(
@@ -111,11 +107,9 @@ def model_card(
         cut=None if truncate_dim == whole else truncate_dim,
         origin=origin(saved.selection.interpolation, saved.step),
         dev_metric=dev_metric,
-        dev_table=_score_table({start: baseline.dev if baseline else {}, ours: saved.dev})
-        if saved.dev
-        else "",
+        dev_table=dev_table,
         verdict=verdict.replace(saved.dev_metric, dev_metric).rstrip("."),
-        test_table=_score_table(tests),
+        test_table=_score_table(of_start | of_model),
         not_official=results[0].get("not_official", {}),
         max_length=max_length_of(saved.checkpoint.folder, sizes.max_length),
         other_poolers=OTHER_POOLERS,
@@ -135,20 +129,14 @@ def model_card(
 
 
 def _score_table(scores: Mapping[str, Mapping[str, float]]) -> str:
-    rows = [
-        TableRow(label, format_scores(by_column))
-        for label, by_column in scores.items()
-        if by_column
-    ]
+    known = {label: by_column for label, by_column in scores.items() if by_column}
+    rows = [TableRow(label, format_scores(by_column)) for label, by_column in known.items()]
     columns = dict.fromkeys(column for row in rows for column in row.cells)
     return table([*columns], rows, "markdown") if rows else ""
 
 
 def papers_of(config: Config) -> list[str]:
-    """Return the keys of `BIBTEX` for the methods that a run uses.
-
-    The papers of its losses come first.
-    """
+    """Return the keys of `BIBTEX` for the methods that a run uses, those of its losses first."""
     papers = [paper for loss in config.losses.values() for paper in loss.papers]
     if config.trains_masked_lm:
         papers = ["bert"]  # alone, the loss is not SimCSE's
@@ -179,9 +167,8 @@ def command_of(config: Config) -> str:
         shipped = flat(Config.from_dict(shipped_config(name).to_dict()).to_dict())
         changes[name] = {key: value for key, value in values.items() if shipped.get(key) != value}
     nearest = min(changes, key=lambda name: len(changes[name]))
-    overrides = (
-        f"--config.{key}={shlex.quote(str(value))}" for key, value in changes[nearest].items()
-    )
+    changed = changes[nearest].items()
+    overrides = (f"--config.{key}={shlex.quote(str(value))}" for key, value in changed)
     command = "finetune" if config.needs("labels") else "train"
     lines = " \\\n    ".join([f"diffcse {command} --config {nearest}", *overrides])
     names = ", ".join(config.given_losses)
@@ -189,10 +176,7 @@ def command_of(config: Config) -> str:
 
 
 def portable(config: Config) -> dict[str, Any]:
-    """Return the configuration as nested dicts, fit to publish.
-
-    Only the last part of each local path is kept.
-    """
+    """Return the configuration as nested dicts, with only the last part of each local path."""
     return _without_folder("", config.to_dict())
 
 
@@ -208,11 +192,9 @@ def _without_folder(key: str, value: Any) -> Any:
     if key in ("metric", "beside"):  # retrieval:FOLDER and pairs_retrieval:FILE
         kind, colon, path = value.partition(":")
         return f"{kind}{colon}{PurePath(path).name}"
-    return (
-        PurePath(value.replace("\\", "/")).name
-        if key.endswith("file") or is_local(value)
-        else value
-    )
+    if key.endswith("file") or is_local(value):
+        return PurePath(value.replace("\\", "/")).name
+    return value
 
 
 def recorded_results(
@@ -239,7 +221,6 @@ def recorded_results(
         if is_exported and expand_path(row["model"]).resolve() in places:
             of_start = saved.applied_before
             poolers = {of_start} if of_start else {row["pooler"] for row in rows}
-            return row, next(
-                (row for row in rows if row["model"] == start and row["pooler"] in poolers), None
-            )
+            starts = (each for each in rows if each["model"] == start)
+            return row, next((each for each in starts if each["pooler"] in poolers), None)
     return {}, None

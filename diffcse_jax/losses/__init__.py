@@ -114,8 +114,7 @@ class Loss(abc.ABC):
 
     weight: float = option(0.0, "weight of this loss in the sum", low=0.0)
 
-    # True: `matryoshka.sizes` adds this loss of shortened embeddings. Only for losses that compare
-    # embeddings.
+    # Whether the loss compares embeddings, so that `matryoshka.sizes` adds it for shortened ones.
     compares_embeddings: ClassVar[bool] = False
 
     def active(self) -> "Loss | None":
@@ -172,10 +171,9 @@ class Loss(abc.ABC):
         return {}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:  # noqa: B027
-        """Compute what `loss` reads besides the batch.
+        """Compute what `loss` reads besides the batch, without gradients.
 
-        Each loss gets the frozen networks and a random key of its own. No gradient flows through
-        it.
+        Each loss gets the frozen networks and a random key of its own.
         """
 
     @abc.abstractmethod
@@ -206,10 +204,7 @@ class MatryoshkaOptions:
 def prepare(
     losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
 ) -> Inputs:
-    """Compute the inputs of every loss, without gradients.
-
-    Each loss gets a random key of its own.
-    """
+    """Compute the inputs of every loss, each with a random key of its own."""
     return {
         name: loss.prepare(frozen, batch, fold_in_name(key, name), run)
         for name, loss in losses.items()
@@ -244,8 +239,7 @@ def total_loss(
     if forward.embedded and forward.batch.labels is None:
         z1, z2 = (normalize(z) for z in jax.lax.stop_gradient(forward.projected_views[:2]))
         positive = (z1 * z2).sum(axis=1)
-        # The sum of all similarities is a product of two sums, so that no matrix of similarities is
-        # needed.
+        # The sum of all similarities is a product of two sums. It needs no matrix of similarities.
         negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
         metrics |= {
             "similarity_positive": positive.mean(),

@@ -43,8 +43,8 @@ def info_nce(
 ) -> Float[Array, " batch"]:
     """Compute the contrastive loss of SimCSE per anchor (Gao et al. 2021, Eq. 4 and 8).
 
-    Equation 8 is the one with hard negatives. Each anchor should be closest to its own positive.
-    The other positives in the batch act as negatives.
+    Each anchor should be closest to its own positive. The other positives in the batch act as
+    negatives. Equation 8 adds hard negatives:
 
     l_i = -log exp(s(a_i, p_i)) / sum_j [exp(s(a_i, p_j)) + alpha^[i=j] sum_k exp(s(a_i, n_kj))],
     s = cos / temperature
@@ -63,9 +63,8 @@ def info_nce(
     similarities = jnp.concatenate(
         [COMPARISONS[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1
     )
-    # Subtracting a row's positive changes no softmax. Before the division it keeps digits:
-    # otherwise similarities that are close to the positive would be rounded like a number twenty
-    # times as large.
+    # Subtracting a row's positive changes no softmax. It is done before the division, which makes
+    # numbers twenty times as large: similarities close to the positive then keep their digits.
     own = jax.lax.stop_gradient(jnp.diagonal(similarities))
     logits = (similarities - own[:, None]) / temperature
     own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(anchors), dtype=logits.dtype)
@@ -74,8 +73,8 @@ def info_nce(
     )
     if left_out is not None:
         logits = jnp.where(left_out, -jnp.inf, logits)
-    # log_softmax subtracts the maximum before it sums. logsumexp - positive would lose digits, also
-    # in the gradient.
+    # log_softmax subtracts the maximum first. logsumexp - positive would lose digits, as would its
+    # gradient.
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
 
 
@@ -90,8 +89,6 @@ def separate_info_nce(
     left_out: Bool[Array, "batch batch"] | None = None,
 ) -> Float[Array, " batch"]:
     """Compute a contrast whose negatives have embeddings of their own (SimCSE++ Eq. 3).
-
-    Positives are compared by other embeddings than negatives.
 
     Paper: l_i = -log exp(s+) / (exp(s+) + m sum_{j != i} exp(s(n1_i, n2_j))), s+ = s(z1_i, z2_i).
     The authors' code has no factor on the sum: m multiplies s+ in numerator and denominator. The
@@ -133,26 +130,22 @@ def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "bat
     """
     anchors, positives, *hard_negatives = jnp.moveaxis(input_ids, 1, 0)
 
-    def equals_the_pair(texts: jax.Array) -> jax.Array:
-        anchor, positive = (
-            (ours[:, None] == texts[None]).all(axis=-1) for ours in (anchors, positives)
-        )
-        return anchor | positive
+    def equals(ours: jax.Array, others: jax.Array) -> jax.Array:
+        return (ours[:, None] == others[None]).all(axis=-1)
 
-    blocks = [
-        equals_the_pair(anchors) | equals_the_pair(positives),
-        *map(equals_the_pair, hard_negatives),
-    ]
-    return _without_own_positives(blocks)
+    def equals_the_pair(others: jax.Array) -> jax.Array:
+        return equals(anchors, others) | equals(positives, others)
+
+    of_positives = equals_the_pair(anchors) | equals_the_pair(positives)
+    return _without_own_positives([of_positives, *map(equals_the_pair, hard_negatives)])
 
 
 def near_duplicates(views: Sequence[View], *, threshold: float) -> Bool[Array, "batch negatives"]:
     """Find negatives that are more similar to the anchor than a bound.
 
-    Another encoder's embeddings decide.
-
     Args:
-        views: Embeddings of the anchors, of the positives, and of each column of hard negatives.
+        views: Another encoder's embeddings of the anchors, of the positives, and of each column of
+            hard negatives.
         threshold: The bound, a cosine. 0: the anchor's similarity to its positive, as in GISTEmbed
             (Solatorio 2024).
     """
@@ -274,16 +267,12 @@ class Contrast(Loss):
             )
 
     def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the second encoder and the frozen checkpoint, if they are used.
-
-        The checkpoint finds near-duplicates.
-        """
+        """Return the second encoder, and the frozen checkpoint that finds near-duplicates."""
         encoder = checkpoints.encoder
         networks = {}
         if self.second_encoder:
-            networks["second_encoder"] = Network(
-                partial(Transformer, encoder.config), encoder.transformer
-            )
+            build = partial(Transformer, encoder.config)
+            networks["second_encoder"] = Network(build, encoder.transformer)
         if self.mask_duplicates == "similarity":
             networks[START_AS_TEACHER] = start_as_teacher(encoder, run.pooler)
         return networks
@@ -311,9 +300,12 @@ class Contrast(Loss):
         if self._compares_views:
             z1, z2, *hard = forward.projected_views
             contrast = partial(info_nce, temperature=self.temperature, similarity=self.similarity)
-            alpha = self.hard_negative_weight
             losses = contrast(
-                z1, z2, hard_negatives=hard, hard_negative_weight=alpha, left_out=left_out
+                z1,
+                z2,
+                hard_negatives=hard,
+                hard_negative_weight=self.hard_negative_weight,
+                left_out=left_out,
             )
             if self.symmetric:
                 losses = (losses + contrast(z2, z1, left_out=left_out_backward)) / 2
@@ -339,10 +331,8 @@ class Contrast(Loss):
                 return (forward.projected(forward.batch.anchors, None, name="off_dropout"),) * 2
             z1, z2 = forward.projected_means(self.samples if kind == "mean" else 1)
             if kind == "noise":
-                noise = (
-                    jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape))
-                    * self.noise_variance**0.5
-                )
+                standard = jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape))
+                noise = standard * self.noise_variance**0.5
                 z1, z2 = z1 + noise[0], z2 + noise[1]
             return z1, z2
 

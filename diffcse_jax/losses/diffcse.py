@@ -93,19 +93,20 @@ def mask_tokens(
             whole vocabulary, and 10 % stay. `mask`: all become [MASK].
     """
     ids = rows.input_ids
-    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(
-        row_keys(key, len(ids))
-    )
+    split_in_three = jax.vmap(partial(jax.random.split, num=3), out_axes=1)
+    select_keys, style_keys, id_keys = split_in_three(row_keys(key, len(ids)))
+
+    def draw_rows(draw: Callable[..., jax.Array], keys: jax.Array, *arguments: Any) -> jax.Array:
+        return jax.vmap(lambda key: draw(key, *arguments))(keys)
+
     shape = (ids.shape[1],)
     ordinary = ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
-    selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, shape))(select_keys)
+    selected = ordinary & draw_rows(jax.random.bernoulli, select_keys, ratio, shape)
     new_ids = jnp.array(vocabulary.mask_id, ids.dtype)
     if style == "bert":
-        random_ids = jax.vmap(
-            lambda key: jax.random.randint(key, shape, 0, vocabulary.size, ids.dtype)
-        )(id_keys)
-        draw = jax.vmap(lambda key: jax.random.uniform(key, shape))(style_keys)
-        new_ids = jnp.where(draw < 0.8, new_ids, jnp.where(draw < 0.9, random_ids, ids))
+        random_ids = draw_rows(jax.random.randint, id_keys, shape, 0, vocabulary.size, ids.dtype)
+        uniform = draw_rows(jax.random.uniform, style_keys, shape)
+        new_ids = jnp.where(uniform < 0.8, new_ids, jnp.where(uniform < 0.9, random_ids, ids))
     return Masked(rows._replace(input_ids=jnp.where(selected, new_ids, ids)), selected)
 
 
@@ -143,12 +144,12 @@ def generate(
         shares = FEW if options.positions == "masked" else MOST
         return frozen.gather_positions(choose, filled, states, keys, shares=shares)
 
-    dropout_keys, decode_keys = (
-        row_keys(part, len(rows.input_ids)) for part in jax.random.split(key)
-    )
+    dropout_key, decode_key = jax.random.split(key)
+    examples, positions = rows.input_ids.shape
+    dropout_keys = row_keys(dropout_key, examples)
     keys = None
     if options.decode == "sample":
-        keys = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
+        keys = token_keys(row_keys(decode_key, examples), rows, positions=positions)
     # With `all`, [SEP] is filled as well, as in the authors' code.
     filled = (rows.attention_mask > 0).at[:, 0].set(False)
     if options.positions == "masked":
@@ -326,8 +327,8 @@ def detect_replaced_tokens(
     counted = real
     if options.loss_positions == "all":
         rows = rows.padded()  # so that D also computes padding
-        # The authors' batches end where their longest sentence ends. Ours may be padded further, to
-        # static lengths.
+        # The authors' batches end where their longest sentence ends. Ours may be longer, because
+        # their lengths are static.
         counted = jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
     head = forward.computation.network("token_classifier")
     logits = discriminate(forward, rows, head, condition=options.condition, key=key)
@@ -452,10 +453,7 @@ class DiffCSE(EditOptions, Loss):
     def loss(
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of the prediction: x'', y, h -> L.
-
-        For both sentences, it is their mean.
-        """
+        """Compute the loss of the prediction, or its mean over both sentences: x'', y, h -> L."""
 
         def predict(
             name: str, edited: Edited, key: PRNGKeyArray
@@ -465,10 +463,8 @@ class DiffCSE(EditOptions, Loss):
 
         if self.sentence != "both":
             return predict(self.sentence, inputs, key)
-        results = [
-            predict(name, edited, fold_in_name(key, name)) for name, edited in inputs.items()
-        ]
-        return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
+        both = [predict(name, edited, fold_in_name(key, name)) for name, edited in inputs.items()]
+        return jax.tree.map(lambda *values: jnp.stack(values).mean(), *both)
 
 
 def _sentences(batch: Batch, name: str) -> TokenRows:

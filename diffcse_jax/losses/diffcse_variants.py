@@ -43,8 +43,7 @@ from diffcse_jax.models.forward import (
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense, Network
 
-# Edits (Table 4). Label 1 is on inserted tokens, on replaced tokens, and on tokens whose
-# predecessor was dropped.
+# Edits (Table 4). The label is 1 on inserted and replaced tokens, and on those after a dropped one.
 
 
 def insert(
@@ -54,10 +53,7 @@ def insert(
     key: PRNGKeyArray,
     run: RunInfo,
 ) -> Edited:
-    """Insert tokens of the generator, which fills nothing else.
-
-    The arguments are those of `replace`.
-    """
+    """Insert tokens of the generator. The arguments are those of `replace`."""
     changed = _changed(frozen, rows, key, run, insert_ratio=options.insert_ratio)
     generator = dataclasses.replace(run.generator, positions="masked")
     masked = Masked(changed.rows, changed.inserted)
@@ -190,15 +186,12 @@ def change_lengths(
     return Changed(TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels)
 
 
-# Predictions (Table 3). These recover original tokens, with a masked-LM head whose decoder is the
+# Predictions (Table 3). These recover original tokens. The decoder of their masked-LM head is the
 # discriminator's embedding table.
 
 
 def _check_tokens_have_originals(options: DiffCSE) -> None:
-    """Raise a `ConfigError` for options that only `rtd` has.
-
-    These are its discriminator, and edits whose tokens have no original.
-    """
+    """Raise a `ConfigError` for an ELECTRA discriminator, or an edit without original tokens."""
     if options.discriminator:
         raise ConfigError(
             f"difference.discriminator={options.discriminator!r} needs difference.objective='rtd', "
@@ -286,9 +279,8 @@ def correct_tokens(
     """
     rows, replaced = edited
     computation = forward.computation
-    language_model, copy = (
-        computation.network(name) for name in ("discriminator_lm_head", "copy_head")
-    )
+    language_model = computation.network("discriminator_lm_head")
+    copy = computation.network("copy_head")
     word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
     where = (rows.attention_mask > 0).at[:, 0].set(False)
 
@@ -301,9 +293,8 @@ def correct_tokens(
 
     def at_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> PyTree:
         copy_logits = copy(states)[..., 0].astype(jnp.float32)
-        return computation.gather_positions(
-            at_token, where, states, copy_logits, *values, shares=MOST
-        ), copy_logits
+        inputs = (states, copy_logits, *values)
+        return computation.gather_positions(at_token, where, *inputs, shares=MOST), copy_logits
 
     (losses, correct), copy_logits = discriminate(
         forward, rows, at_rows, where, replaced, original, condition=options.condition, key=key
@@ -338,6 +329,7 @@ def _language_model_that_copies(checkpoints: PretrainedCheckpoints) -> dict[str,
     return _language_model(checkpoints) | {"copy_head": copy_head}
 
 
+CORRECTIVE_LM = ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")  # in one panel
 PREDICTIONS |= {
     "conditional_mlm": Prediction(
         predict_masked_tokens,
@@ -349,9 +341,7 @@ PREDICTIONS |= {
     "corrective_lm": Prediction(
         correct_tokens,
         _language_model_that_copies,
-        panels={
-            "corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")
-        },
+        panels={"corrective LM": CORRECTIVE_LM},
         papers=("diffcse", "coco_lm"),
         check=_check_tokens_have_originals,
     ),
@@ -365,9 +355,9 @@ PREDICTIONS |= {
 class EditedContrast(EditOptions, Loss):
     """A contrast with edited sentences, as positives or negatives (DiffCSE Table 15).
 
-    They are further positives or negatives of their originals. DiffCSE learns to notice an edit.
-    This loss treats an edited sentence as the same sentence, or as another one. Each step edits the
-    anchors again. The paper does not say how it combined its terms; this is our reading:
+    DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or
+    as another one. Each step edits the anchors again. The paper does not say how it combined its
+    terms; this is our reading:
 
     - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in
       place of it.

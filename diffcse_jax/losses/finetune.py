@@ -73,10 +73,7 @@ class LabelledTask:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of the head.
-
-        These are a logit per class, a single logit for two classes, or a value.
-        """
+        """The outputs of the head: a logit per class, a single one for two classes, or a value."""
         return len(self.labels) if self.loss == "cross_entropy" else 1
 
 
@@ -181,10 +178,7 @@ def build_head(task: LabelledTask, size: int) -> partial[TaskHead]:
 def features(
     task: LabelledTask, embeddings: Sequence[Float[Array, "rows hidden"]]
 ) -> Float[Array, "rows features"]:
-    """Return what the head reads.
-
-    These are the embeddings of single sentences, or `task.features` of pairs.
-    """
+    """Return what the head reads: embeddings of single sentences, or `task.features` of pairs."""
     if not task.is_pair:
         return embeddings[0]
     u, v = embeddings

@@ -172,11 +172,8 @@ class Reconstruction(Loss):
         computation = forward.computation
         original = forward.batch.rows.input_ids
         head = computation.network("reconstruction_head")
-        embeddings = (
-            forward.embeddings.projected
-            if self.condition == "projected"
-            else forward.embeddings.pooled
-        )
+        pooled, projected = forward.embeddings
+        embeddings = projected if self.condition == "projected" else pooled
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
             return optax.softmax_cross_entropy_with_integer_labels(

@@ -49,8 +49,7 @@ class RankingConsistency(Loss):
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
-        # The second matrix is computed, not transposed: a transpose would move it between devices
-        # that split the rows.
+        # The second matrix is not the first one's transpose, which would move between devices.
         rankings = (cosine_similarity(*pair) / self.temperature for pair in ((z1, z2), (z2, z1)))
         return jensen_shannon(*rankings).mean(), {}
 
@@ -130,11 +129,9 @@ class RankingDistillation(Loss):
     @property
     def named_teachers(self) -> dict[str, str]:
         poolers = self.poolers or ("",) * len(self.teachers)
-        return {
-            name: pooler
-            for name, pooler in zip(self.teachers, poolers, strict=True)
-            if name != START_AS_TEACHER
-        }
+        named = dict(zip(self.teachers, poolers, strict=True))
+        named.pop(START_AS_TEACHER, None)
+        return named
 
     @property
     def _by_network(self) -> dict[str, str]:

@@ -32,8 +32,7 @@ from diffcse_jax.models.layers import Build, Network, Params, bind, definition, 
 from diffcse_jax.models.pooling import embed
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
-# The capacities that `gather_positions` chooses from, as shares of all positions. Each one is
-# compiled.
+# The capacities that `gather_positions` chooses from, as shares of all positions. All are compiled.
 FEW = (1 / 8, 1 / 4, 3 / 8, 1)  # masked tokens
 MOST = (3 / 4, 7 / 8, 1)  # all but padding
 START_AS_TEACHER = "start"  # as a teacher's name: the starting checkpoint of the run's encoder
@@ -88,16 +87,14 @@ class Computation:
         if chunks == 1:
             return function(*rows)
 
-        # Chunk c holds the rows c, c + chunks, ... If devices share a batch, each device has its
-        # rows in every chunk.
+        # Chunk c holds the rows c, c + chunks, ... so that each device has rows in every chunk.
         def split(values: jax.Array) -> jax.Array:
             return jnp.moveaxis(values.reshape(-1, chunks, *values.shape[1:]), 1, 0)
 
         def join(values: jax.Array) -> jax.Array:
             return jnp.moveaxis(values, 0, 1).reshape(-1, *values.shape[2:])
 
-        # XLA cannot merge the loop's forward and backward passes, so no barrier against that is
-        # needed.
+        # No barrier against merging both passes is needed: XLA cannot merge those of a loop.
         part = jax.checkpoint(lambda rows: function(*rows), prevent_cse=False)
         return jax.tree.map(join, jax.lax.map(part, jax.tree.map(split, rows)))
 
@@ -126,9 +123,11 @@ class Computation:
 
         def of_device(capacity: int, where: jax.Array, values: PyTree) -> PyTree:
             (positions,) = jnp.nonzero(where, size=capacity, fill_value=size)
-            results = function(
-                *jax.tree.map(lambda array: array.at[positions].get(mode="clip"), values)
-            )
+
+            def gather(array: jax.Array) -> jax.Array:
+                return array.at[positions].get(mode="clip")
+
+            results = function(*jax.tree.map(gather, values))
 
             def spread(array: jax.Array) -> jax.Array:
                 zeros = jnp.zeros((size, *array.shape[1:]), array.dtype)
@@ -136,8 +135,7 @@ class Computation:
 
             return jax.tree.map(spread, results)
 
-        # Without checkpoints, the activations of all capacities would be kept for the backward
-        # pass.
+        # Without checkpoints, the backward pass would keep the activations of all capacities.
         branches = [
             jax.checkpoint(jax.vmap(partial(of_device, capacity))) for capacity in capacities
         ]
@@ -145,9 +143,8 @@ class Computation:
             lambda array: array.reshape(self.devices, size, *array.shape[2:]), (where, values)
         )
         most = by_device[0].sum(axis=1).max()
-        results = jax.lax.switch(
-            jnp.searchsorted(jnp.array(capacities), most), branches, *by_device
-        )
+        smallest = jnp.searchsorted(jnp.array(capacities), most)
+        results = jax.lax.switch(smallest, branches, *by_device)
         return jax.tree.map(lambda array: array.reshape(*where.shape, *array.shape[2:]), results)
 
 
@@ -233,8 +230,7 @@ class SharedForward:
                     lambda sample: whole._row_keys(jax.random.fold_in(key, sample))
                 )
                 one_pass = jax.checkpoint(whole._pooled_views, prevent_cse=False)
-                # One sample at a time, because a BatchNorm in the projector takes its statistics
-                # over a batch.
+                # One sample at a time, because a projector's BatchNorm has statistics of a batch.
                 for pooled in jax.lax.map(one_pass, keys_of_sample(jnp.arange(1, samples))):
                     total += whole._project(pooled)
             return whole.batch.by_view(total / samples)
@@ -353,10 +349,7 @@ def compiled_forward(
     mesh: jax.sharding.Mesh,
     layers: tuple[HeadLayer, ...] = (),
 ) -> Callable[..., jax.Array]:
-    """Return `(params, input_ids, attention_mask) -> embeddings`.
-
-    Encoders of these sizes share it.
-    """
+    """Return `(params, input_ids, attention_mask) -> embeddings`, shared by equal sizes."""
     config = config.on(mesh.devices.flat[0])
     network = definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
@@ -375,7 +368,7 @@ def compiled_masked_lm(
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask) -> token ids`.
 
-    They are the likeliest token at each [MASK], and 0 elsewhere. The parameters are those of the
+    These are the likeliest tokens at each [MASK], and 0 elsewhere. The parameters are those of the
     networks `transformer` and `mlm_head`.
     """
     config = config.on(mesh.devices.flat[0])

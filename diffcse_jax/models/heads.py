@@ -176,10 +176,7 @@ class ReconstructionHead(Blocks):
 def reconstruction_start(
     transformer: Params, mlm_head: Params, config: TransformerConfig, count: int
 ) -> Params:
-    """Return the initial parameters of a `ReconstructionHead` with `count` blocks.
-
-    They are those of the masked LM itself.
-    """
+    """Return a masked LM's own parameters for a `ReconstructionHead` with `count` blocks."""
     start = prefixed(mlm_head, "vocabulary")
     for name in ("attention_bias", "final_norm"):
         start |= prefixed(subset(transformer, name), name)
@@ -191,10 +188,7 @@ def reconstruction_start(
 
 
 def linear(inputs: int, outputs: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
-    """Return a dense layer, initialised as PyTorch's `nn.Linear`.
-
-    The initial values are from U(-1/sqrt(inputs), 1/sqrt(inputs)).
-    """
+    """Return a dense layer that starts, as PyTorch's, from U(-1/sqrt(inputs), 1/sqrt(inputs))."""
     bound = inputs**-0.5
 
     def uniform(key: PRNGKeyArray, shape: tuple[int, ...]) -> jax.Array:
@@ -349,11 +343,8 @@ class _Module(nnx.Module):
     def __init__(self, layer: HeadLayer, *, dtype: DTypeLike, rngs: nnx.Rngs):
         sizes = layer.in_features, layer.out_features
         self.layer = layer
-        self.linear = (
-            Dense(*sizes, bias=layer.bias, dtype=dtype, rngs=rngs)
-            if layer.kind == "Dense"
-            else None
-        )
+        is_dense = layer.kind == "Dense"
+        self.linear = Dense(*sizes, bias=layer.bias, dtype=dtype, rngs=rngs) if is_dense else None
         self.norm = (
             LayerNorm(layer.dimension, 1e-5, dtype=dtype) if layer.kind == "LayerNorm" else None
         )

@@ -223,10 +223,7 @@ def _read_parts(
 
 
 def _problems_of_generator(parts: Mapping[str, Any], tensors: Tensors, family: Family) -> list[str]:
-    """Return why a checkpoint cannot be a generator.
-
-    It may lack a head, or its decoder may not be tied.
-    """
+    """Return why a checkpoint cannot be a generator: no head, or a decoder that is not tied."""
     problems = []
     if "mlm_head" not in parts:
         advice = "leave generator.name_or_path empty to train one"
@@ -360,10 +357,7 @@ def _expect(is_valid: bool, key: str, expected: str, value: Any) -> None:
 
 
 def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str:
-    """Return the pooler that a checkpoint's authors evaluate it with.
-
-    If its name and tensors do not show it, it is "".
-    """
+    """Return the pooler that a checkpoint's authors evaluate it with, or "" if nothing shows it."""
     if any(name.startswith(_BATCHNORM_PROJECTOR) for name in tensor_names):
         return "cls_before_pooler"
     name = name_or_path.partition("@")[0].rstrip("/").rpartition("/")[2]

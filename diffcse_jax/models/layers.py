@@ -106,8 +106,8 @@ def dropout(
 ) -> Shaped[Array, "*shape"]:
     """Zero elements with probability `rate`, and rescale the others.
 
-    The rate is in steps of 1/65536. Without keys, return `x`. An element uses half a random
-    word. `jax.random.bernoulli` uses a whole word and takes twice the time.
+    The rate is in steps of 1/65536. Without keys, return `x`. An element uses half a random word.
+    `jax.random.bernoulli` uses a whole word and takes twice the time.
 
     Args:
         x: Values.
@@ -256,11 +256,9 @@ def bind(graphdef: nnx.GraphDef, params: Mapping) -> Any:
 
 def subset(params: Mapping, prefix: str) -> Params:
     """Return the entries below `prefix.`, without the prefix."""
-    return {
-        name[len(prefix) + 1 :]: value
-        for name, value in params.items()
-        if name.startswith(prefix + ".")
-    }
+    begin = f"{prefix}."
+    below = {name: value for name, value in params.items() if name.startswith(begin)}
+    return {name.removeprefix(begin): value for name, value in below.items()}
 
 
 def prefixed(params: Mapping, prefix: str) -> Params:

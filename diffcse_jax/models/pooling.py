@@ -14,8 +14,7 @@ from diffcse_jax.errors import ConfigError
 
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 CLS_POOLERS = ("cls", "cls_before_pooler")
-# Poolers that average over real tokens, and the hidden states they read. 0 is the output of the
-# embedding layer.
+# Poolers that average over real tokens, and the hidden states they read (0: the embedding layer's).
 AVERAGED_LAYERS = {
     "avg": (-1,),
     "avg_top2": (-2, -1),
@@ -150,8 +149,7 @@ def dot_product(
     a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]
 ) -> Float[Array, "rows columns"]:
     """Return the dot product of every row of `a` with every row of `b`."""
-    # In full float32: accelerators multiply in less by default, and a small temperature magnifies
-    # the error.
+    # By default, accelerators multiply in less than float32. Small temperatures magnify the error.
     return jnp.matmul(a, b.T, precision="highest")
 
 

@@ -141,11 +141,9 @@ class Prompts:
         named = dict(self.by_name)
         if self.document:  # sentence-transformers looks for it under the first name only
             named[DOCUMENT_NAMES[0]] = self.document
-        return (
-            {"prompts": named, "default_prompt_name": self.default_name}
-            if any(named.values())
-            else {}
-        )
+        if not any(named.values()):
+            return {}
+        return {"prompts": named, "default_prompt_name": self.default_name}
 
 
 NO_PROMPTS = Prompts()

@@ -520,10 +520,7 @@ class SelfAttention(nnx.Module):
 
 
 def has_fused_attention(device: jax.Device) -> bool:
-    """Return whether `fused_attention` runs on a device.
-
-    It runs on NVIDIA's GPUs since Ampere (compute capability 8.0).
-    """
+    """Return whether `fused_attention` runs on a device: NVIDIA's GPUs since Ampere (8.0)."""
     # For AMD's GPUs, this is a name.
     capability = str(getattr(device, "compute_capability", "")).partition(".")[0]
     return device.platform == "gpu" and capability.isdigit() and int(capability) >= 8
@@ -599,8 +596,6 @@ def split_keys(
 
 def new_keys(keys: RowKeys, count: int) -> list[RowKeys]:
     """Return `count` new keys for each row."""
-    return (
-        [None] * count
-        if keys is None
-        else list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))
-    )
+    if keys is None:
+        return [None] * count
+    return list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))

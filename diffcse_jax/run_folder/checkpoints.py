@@ -163,9 +163,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 bad_steps=_placed(np.asarray(record.bad_steps), like.bad_steps),
             )
             for item in _ARRAYS:  # one after the other, so that the host never holds all of them
-                state = state._replace(
-                    **{item: _placed(read_arrays(checkpoint, item)[1], getattr(like, item))}
-                )
+                _, arrays = read_arrays(checkpoint, item)
+                state = state._replace(**{item: _placed(arrays, getattr(like, item))})
+                del arrays
         return state, dict(record.data)
 
     def wait(self) -> None:
@@ -191,9 +191,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 continue
             for other, problem in damaged.items():
                 with disk_errors(self._workdir, safe="Its checkpoints are unchanged."):
-                    moved = (self._folder / str(other)).rename(
-                        damaged_path(self._workdir, str(other))
-                    )
+                    free = damaged_path(self._workdir, str(other))
+                    moved = (self._folder / str(other)).rename(free)
                 log_line(
                     f"warning: {problem}. Moved it to {moved}. Training resumes from step {step}"
                 )
@@ -205,10 +204,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         )
 
     def _check_same_run(self, record: Record) -> None:
-        """Refuse data that is not the checkpoint's.
-
-        Warn if earlier rows of `metrics.jsonl` have changed.
-        """
+        """Refuse other data than the checkpoint's, and warn of changed rows of `metrics.jsonl`."""
         metric = record.dev_metric
         metric_now = self._record.dev_metric
         for name, what in {
@@ -240,21 +236,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     def _remove_discarded(self) -> None:
-        """Delete old checkpoints, which Orbax has renamed first.
-
-        Therefore no checkpoint is ever half deleted under its name.
-        """
+        """Delete old checkpoints. Orbax has renamed them, so that none is ever half deleted."""
         if jax.process_index() == 0:
             shutil.rmtree(self._folder / _DISCARDED, ignore_errors=True)
 
     def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn any error of writing, here or in the background, into a `DiskError`."""
-        steps = ", ".join(map(str, saved_steps(self._folder)))
-        safe = (
-            f"Its checkpoints of steps {steps} are complete."
-            if steps
-            else "It has no checkpoint yet."
-        )
+        safe = "It has no checkpoint yet."
+        if steps := ", ".join(map(str, saved_steps(self._folder))):
+            safe = f"Its checkpoints of steps {steps} are complete."
         return disk_errors(self._folder, safe=safe, any_error=True)
 
 
@@ -286,10 +276,10 @@ def best_step(scores: Mapping[int, float | None]) -> int | None:
     Of equal scores, the earliest step is best, as in the papers' code. Orbax's own `best_step`
     takes the latest of equal ones. NaN is lower than any score.
     """
-    known = {
-        step: score for step, score in scores.items() if score is not None and score != _UNKNOWN
-    }
-    numbers = {step: -math.inf if math.isnan(score) else score for step, score in known.items()}
+    numbers: dict[int, float] = {}
+    for step, score in scores.items():
+        if score is not None and score != _UNKNOWN:
+            numbers[step] = -math.inf if math.isnan(score) else score
     return max(numbers, key=lambda step: (numbers[step], -step), default=None)
 
 
@@ -319,10 +309,9 @@ def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
         )
         arrays = handler.restore(folder, args=ocp.args.StandardRestore(like))
         found = array_digests(arrays)
-        if changed := [
-            name for name, digest in record.digests[item].items() if found.get(name) != digest
-        ]:
-            raise ValueError(f"{item}/{changed[0]} differs from its digest")
+        for name, digest in record.digests[item].items():
+            if found.get(name) != digest:
+                raise ValueError(f"{item}/{name} differs from its digest")
     return record, arrays
 
 
@@ -409,8 +398,7 @@ def array_digests(tree: Any) -> dict[str, str]:
     on how devices share the array. A change of one element always changes it; other damage goes
     unnoticed once in 2^32.
     """
-    # One after the other: on several CPU devices, more than 32 running programs that communicate
-    # may deadlock.
+    # One after the other: on several CPU devices, more than 32 running programs may deadlock.
     return {name: f"{int(_checksum(array)):08x}" for name, array in _by_path(tree).items()}
 
 
@@ -443,10 +431,7 @@ def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedEncoder(Record):
-    """The encoder of a checkpoint, or the one that a run has selected.
-
-    It has the record, and what encoding needs.
-    """
+    """The encoder of a checkpoint, or the one that a run has selected: what encoding needs."""
 
     config: Config
     # The starting checkpoint's folder, the trained weights and, as pooler, the kept projector.
@@ -490,9 +475,8 @@ def read_encoder(path: Path) -> SavedEncoder:
         params = load_file(workdir / SELECTED_WEIGHTS)
         record = selection.record
     else:
-        params, record = read_parameters(
-            workdir / CHECKPOINTS / str(selection.record.step) if selection else path
-        )
+        selected = workdir / CHECKPOINTS / str(selection.record.step) if selection else path
+        params, record = read_parameters(selected)
     start, prompts = read_start(workdir)
     checkpoint = dataclasses.replace(
         start,
@@ -529,14 +513,13 @@ def read_parameters(path: Path) -> tuple[Params, Record]:
 
 
 def default_step(checkpoints: Path) -> int | None:
-    """Return the step of the best checkpoint, or of the newest if none was evaluated.
+    """Return the step of the best checkpoint, or of the newest if none may be the best.
 
-    If there is none, return None.
+    If there is no checkpoint, return None.
     """
+    steps = saved_steps(checkpoints)
     try:
-        scores = {
-            step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)
-        }
+        scores = {step: read_record(checkpoints / str(step)).score for step in steps}
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, "

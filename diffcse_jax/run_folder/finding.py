@@ -48,10 +48,8 @@ def model_of(name_or_path: str) -> str:
         return name_or_path
     if folder == workdir and (folder / EXPORT).is_dir():
         return str(folder / EXPORT)
-    kind = (
-        "the folder of a run that has no export yet"
-        if folder == workdir
-        else "a checkpoint of a run"
-    )
+    kind = "a checkpoint of a run"
+    if folder == workdir:
+        kind = "the folder of a run that has no export yet"
     command = f"diffcse export --model {folder} --output DIR"
     raise CheckpointError(f"{folder} is {kind}. Run `{command}`, and name DIR.")

@@ -112,10 +112,8 @@ def open_run(
             _remove_other_run(workdir, config, digests)
             write_encoder()
             files = io.file_digests(workdir, (workdir / _ENCODER).iterdir())
-            io.write_json(
-                workdir / START,
-                {**digests, CONFIG: io.json_digest(config.to_dict()), _FILES: files},
-            )
+            identity = {**digests, CONFIG: io.json_digest(config.to_dict()), _FILES: files}
+            io.write_json(workdir / START, identity)
             # This file is the last one, so it shows that the others are complete.
             io.write_json(workdir / CONFIG, config.to_dict())
 
@@ -179,10 +177,7 @@ def read_config(workdir: Path) -> Config:
 
 
 def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
-    """Check that the run in the folder has this configuration.
-
-    It must also have begun from files with these digests.
-    """
+    """Check that the run in the folder has this configuration, and began from these files."""
     earlier = flat(read_config(workdir).to_dict())
     now = flat(config.to_dict())
     free = resume_keys(config)
@@ -191,20 +186,18 @@ def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> No
         free = free | {"model.name_or_path"}
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
     if changed:
+        lines = [f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed]
         raise ConfigError(
             f"{workdir} holds a run with another configuration. To resume it, give the same values "
             "(the learning rate schedule depends on the number of steps as well). To begin a new "
-            "run, give another --workdir:\n  "
-            + "\n  ".join(
-                f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed
-            )
+            "run, give another --workdir:\n  " + "\n  ".join(lines)
         )
     began = io.read_json_object(workdir / START)
-    if other := [
-        f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest
-    ]:
+    others = [key for key, digest in digests.items() if began.get(key) != digest]
+    if others:
+        named = " and ".join(f"{key}={now[key]!r}" for key in others)
         raise ConfigError(
-            f"the files of {' and '.join(other)} have changed since the run in {workdir} began. "
+            f"the files of {named} have changed since the run in {workdir} began. "
             "Restore the earlier files, or give another --workdir to begin a new run"
         )
 
@@ -228,11 +221,8 @@ def is_local(name_or_path: str) -> bool:
     """Return True for a path on this machine, False for a hub id or `minilm`."""
     if name_or_path in _PACKAGED:
         return False
-    if (
-        name_or_path.startswith((".", "/", "~"))
-        or name_or_path.count("/") > 1
-        or "\\" in name_or_path
-    ):
+    begins_like_path = name_or_path.startswith((".", "/", "~"))
+    if begins_like_path or name_or_path.count("/") > 1 or "\\" in name_or_path:
         return True
     return os.path.isdir(io.expand_path(name_or_path))
 
@@ -245,17 +235,12 @@ def is_hub_id(name: Any) -> bool:
 
 
 def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str, Any]) -> BaseModel:
-    """Return what is known about a checkpoint.
-
-    It is given by its name in the configuration, its folder and its config.json.
-    """
+    """Return what a checkpoint's name in the configuration, folder and config.json say about it."""
     card: Mapping[str, Any] = {}
     with contextlib.suppress(Exception):  # there is no card, or its YAML is invalid
         card = metadata_load(folder / "README.md") or {}
-    known = {
-        key: card.get(key, hf_config.get(key))
-        for key in ("license", "license_name", "license_link")
-    }
+    keys = ("license", "license_name", "license_link")
+    known = {key: card.get(key, hf_config.get(key)) for key in keys}
     license = {key: value for key, value in known.items() if isinstance(value, str)}
     language = card.get("language")  # YAML reads `no`, the code of Norwegian, as False
     codes = language if isinstance(language, list) else [language]
@@ -280,10 +265,7 @@ def read_base_model(folder: Path) -> BaseModel:
 
 
 def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
-    """Return the starting checkpoint of a run, and the run's prompts.
-
-    The checkpoint comes without the weights that are trained.
-    """
+    """Return the starting checkpoint of a run, without trained weights, and the run's prompts."""
     if name := _damaged_file(workdir):
         raise CheckpointError(
             f"{workdir / name} differs from its checksum in {START}. The command that trained the "

@@ -320,12 +320,9 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
 def curves(run: RunSummary) -> dict[str, list[Chart]]:
     """Return the charts of a run's metrics by section: `dev`, `losses` and `others`."""
     names = list(dict.fromkeys(name for row in run.rows for name in row))
-    own = {
-        title: metrics
-        for loss in run.config.losses.values()
-        for title, metrics in loss.panels.items()
-    }
-
+    own: dict[str, tuple[str, ...]] = {}
+    for loss in run.config.losses.values():
+        own |= loss.panels
     chosen = f"dev/{run.metric}"
     recalls = [
         name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen
@@ -353,11 +350,8 @@ def curves(run: RunSummary) -> dict[str, list[Chart]]:
         *SIMILARITY_CURVES,
         *(name for metrics in own.values() for name in metrics),
     }
-    rest = [
-        name
-        for name in names
-        if name not in shown and not name.startswith(("loss_", "dev/", "start/"))
-    ]
+    elsewhere = ("loss_", "dev/", "start/")
+    rest = [name for name in names if name not in shown and not name.startswith(elsewhere)]
     others = {
         f"{readable(name)} (training)" if f"dev/{name}" in names else readable(name): [name]
         for name in rest

@@ -250,8 +250,8 @@ def nearest(
         return np.zeros((len(queries), found), np.float32), np.zeros(
             (len(queries), found), np.int64
         )
-    # Sizes are powers of two: few programs are compiled. All blocks have the same size: equal rows
-    # score alike.
+    # Sizes are powers of two, so that few programs are compiled, and blocks have one size, so that
+    # equal rows score alike.
     size = _power_of_two(len(vectors), BLOCK_ROWS)
     count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
     batches = [

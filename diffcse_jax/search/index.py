@@ -292,11 +292,9 @@ class Index:
         self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
     ) -> tuple[list[Passage], Vectors | None]:
         """Return the passages of documents, numbered from 0, with their embeddings."""
-        passages = [
-            passage
-            for number, document in enumerate(documents)
-            for passage in passages_of(document, number)
-        ]
+        passages: list[Passage] = []
+        for number, document in enumerate(documents):
+            passages += passages_of(document, number)
         if not self.record:
             return passages, None
         encoder = self._require_encoder()
@@ -397,9 +395,8 @@ class Index:
         if check_mode(mode or self.mode) != self.mode and self.mode != "hybrid":
             raise ConfigError(
                 f"{self.name} was built with mode={self.mode!r}, so mode={mode!r} cannot search "
-                "it. Search with "
-                f"mode={self.mode!r}, or build the index again with mode='hybrid', which has all "
-                "modes"
+                f"it. Search with mode={self.mode!r}, or build the index again with mode='hybrid', "
+                "which has all modes"
             )
         return mode or self.mode
 
@@ -409,10 +406,8 @@ class Index:
         if self.record and self.record.prompt not in (prompt, prompts.document):
             raise ConfigError(
                 f"{self.name} holds texts with the prompt {self.record.prompt!r}, but the model's "
-                "prompt of "
-                f"documents is {prompts.document!r}. Build the index again, or search it with the "
-                "same prompt "
-                "(prompt_name)"
+                f"prompt of documents is {prompts.document!r}. Build the index again, or search it "
+                "with the same prompt (prompt_name)"
             )
         return prompt
 
@@ -426,8 +421,7 @@ class Index:
         if self._encoder is None:
             raise ConfigError(
                 f"{self.name} compares embeddings, and it was given no encoder. Call use(encoder), "
-                "or "
-                "search with mode='lexical'"
+                "or search with mode='lexical'"
             )
         return self._encoder
 

@@ -152,9 +152,8 @@ def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
     """Split a text, whose tokens have these places, into passages of at most `limit` tokens.
 
     A passage ends with the last sentence that ends in its second half. If none does, it ends with a
-    word.
-    The next passage begins up to an eighth of a passage earlier: with a sentence or, if none begins
-    there, with a word.
+    word. The next passage begins up to an eighth of a passage earlier: with a sentence or, if none
+    begins there, with a word.
     """
     begins = [start for start, _ in tokens]
 

@@ -21,8 +21,7 @@ def checked_sentences(sentences: Any) -> list[str]:
         if not isinstance(text, str):
             raise DataError(
                 f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each "
-                "text gets an "
-                "embedding of its own: give one flat list of strings"
+                "text gets an embedding of its own: give one flat list of strings"
             )
         if text.encode(errors="ignore").decode() != text:
             raise DataError(

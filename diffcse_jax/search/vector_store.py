@@ -76,8 +76,7 @@ class EncoderRecord:
         if (encoder.weights, encoder.prompt) != (self.weights, self.prompt):
             raise ConfigError(
                 f"{folder} holds embeddings of {self}, but the encoder is {encoder}. Use the "
-                "encoder of the folder, or "
-                "embed the text again into another folder"
+                "encoder of the folder, or embed the text again into another folder"
             )
 
     def __str__(self) -> str:
@@ -107,11 +106,9 @@ class VectorStore:
                 file.write(normalize(vectors).data)
                 rows += len(vectors)
             shape = (rows, self.encoder.dimension)
-            return (
-                np.memmap(file, np.float32, "r", shape=shape)
-                if rows
-                else np.zeros(shape, np.float32)
-            )
+            if not rows:
+                return np.zeros(shape, np.float32)
+            return np.memmap(file, np.float32, "r", shape=shape)
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """Return the texts as the documents and the passages of an index; see `search.contents`."""
@@ -255,8 +252,8 @@ def _check_complete(folder: Path, names: set[str]) -> None:
     if unfinished:
         warn_user(
             f"{folder} is incomplete: `diffcse embed` has not finished {len(unfinished)} of its "
-            "inputs, for example "
-            f"{unfinished[0]}. Run the same `diffcse embed` command again to complete it"
+            f"inputs, for example {unfinished[0]}. Run the same `diffcse embed` command again to "
+            "complete it"
         )
 
 
@@ -272,8 +269,7 @@ def _encoder_of(part: Path) -> EncoderRecord:
         raise DataError(
             f"{part} was not written by this version of `diffcse embed`: it needs the columns "
             f"{', '.join(ROWS.names)} and {VECTOR} (lists of {encoder.dimension} numbers, float32 "
-            "or float16), "
-            f"and has: {schema.to_string(show_schema_metadata=False)}"
+            f"or float16), and has: {schema.to_string(show_schema_metadata=False)}"
         )
     return encoder
 

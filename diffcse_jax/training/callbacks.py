@@ -95,10 +95,7 @@ def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callb
 
 
 class RowWriter(Callback):
-    """Base class of callbacks that write rows of named numbers.
-
-    These are metrics, `dev/NAME`, and at step 0 `start/NAME`.
-    """
+    """Base class of callbacks that write rows: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write one row."""
@@ -112,11 +109,8 @@ class RowWriter(Callback):
             self.write(step, metrics)
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        start = (
-            {f"start/{name}": score for name, score in self._start_scores.items()}
-            if step == 0
-            else {}
-        )
+        before = self._start_scores if step == 0 else {}
+        start = {f"start/{name}": score for name, score in before.items()}
         self.write(step, start | {f"dev/{name}": score for name, score in scores.items()})
 
 
@@ -140,13 +134,10 @@ class MetricsFile(RowWriter):
                 copy = damaged_path(training.workdir, METRICS)
                 copy.write_bytes(before)
                 log_line(f"warning: {path}: {unreadable}. A copy of the file is kept in {copy}")
-            kept = "".join(
-                json.dumps(row) + "\n"
-                for row in rows
-                if training.step and row["step"] <= training.step
-            )
-            if kept.encode() != before or not before:
-                write_text(path, kept)
+            kept = [row for row in rows if training.step and row["step"] <= training.step]
+            text = "".join(f"{json.dumps(row)}\n" for row in kept)
+            if text.encode() != before or not before:
+                write_text(path, text)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         with self._writing():
@@ -177,10 +168,8 @@ class TensorBoard(RowWriter):
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         if self._events:
-            summary = {
-                "value": [{"tag": name, "simple_value": value} for name, value in values.items()]
-            }
-            self._write(step, summary=summary)
+            entries = [{"tag": name, "simple_value": value} for name, value in values.items()]
+            self._write(step, summary={"value": entries})
 
     def on_end(self) -> None:
         if self._events:

@@ -56,9 +56,8 @@ class Run:
     evaluation: DevEvaluation
     sentences: Callable[[int], Sequence[Any]]  # the sentences of a step's batch, as JSON values
     callbacks: Sequence[Callback] = ()
-    # Builds the model to evaluate from parameters, and the baseline from the initial ones. None:
-    # the sentence encoder is evaluated, and the baseline is the starting checkpoint with the pooler
-    # that it records.
+    # Builds the model to evaluate from parameters, and the baseline from the initial ones. If it is
+    # None, the model is the sentence encoder, and the baseline the start with its own pooler.
     model_of: Callable[[Params], Any] | None = None
 
     def measure(self, params: Params) -> Measured:
@@ -67,10 +66,7 @@ class Run:
         return self.evaluation.measure(model)
 
     def keeps_quality(self, start: Mapping[str, float], scores: Mapping[str, float]) -> bool:
-        """Return whether general quality has dropped by at most `eval.max_drop`.
-
-        It is compared with that of the starting checkpoint.
-        """
+        """Return whether general quality is at most `eval.max_drop` below that of the start."""
         metric = self.evaluation.drift_metric
         most = self.config.eval.max_drop
         return not (metric and most) or scores[metric] >= start[metric] - most
@@ -99,11 +95,8 @@ class Run:
 
         def reason() -> str:
             metric, drift = self.evaluation.metric, self.evaluation.drift_metric
-            rows = [
-                row
-                for row in read_metrics(self.workdir)
-                if 0 < row["step"] <= step and f"dev/{metric}" in row
-            ]
+            known = [row for row in read_metrics(self.workdir) if f"dev/{metric}" in row]
+            rows = [row for row in known if 0 < row["step"] <= step]
             if not rows:
                 return ""
             latest = {name.removeprefix("dev/"): value for name, value in rows[-1].items()}
@@ -113,10 +106,8 @@ class Run:
             scores = [row[f"dev/{metric}"] for row in rows]
             since_best = len(scores) - 1 - scores.index(max(scores))
             if options.patience and since_best >= options.patience:
-                return (
-                    f"{metric} has not improved in {since_best} evaluations "
-                    f"(eval.patience={options.patience})"
-                )
+                evaluations = f"{since_best} evaluations (eval.patience={options.patience})"
+                return f"{metric} has not improved in {evaluations}"
             return ""
 
         if found := hosts.decided_by_first(reason):
@@ -276,9 +267,7 @@ class MetricLogger:
     def __init__(self, run: Run, observer: Callback, progress: hosts.Progress, state: TrainState):
         self._run, self._observer, self._progress = run, observer, progress
         self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
-        self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(
-            maxlen=RECENT_STEPS
-        )
+        self._recent = collections.deque[tuple[int, Metrics]](maxlen=RECENT_STEPS)
         self._is_row = False
         self._warned = False
         self._last_row = int(state.step)
@@ -311,7 +300,7 @@ class MetricLogger:
         """
         if not self._is_row:
             return
-        (step, metrics) = self._recent[-1]
+        step, metrics = self._recent[-1]
         config = self._run.config
         row = {name: float(value) for name, value in metrics.items()}  # waits for the step
         now = time.perf_counter()
@@ -328,12 +317,10 @@ class MetricLogger:
         schedule = learning_rate_schedule(config.optim, len(self._run.source))
         row["learning_rate"] = float(schedule(max(step - count, 1) - 1))
         if self._time is not None:
-            row["sentences_per_second"] = (
-                (step - self._last_row) * config.train.batch_size / (now - self._time)
-            )
-        self._observer.on_step(
-            step, {name: value for name, value in row.items() if math.isfinite(value)}
-        )
+            sentences = (step - self._last_row) * config.train.batch_size
+            row["sentences_per_second"] = sentences / (now - self._time)
+        finite = {name: value for name, value in row.items() if math.isfinite(value)}
+        self._observer.on_step(step, finite)
         self._progress.update(1, f"loss {row['loss']:.4f}")
         self._is_row = False
         self._last_row = step
@@ -349,11 +336,8 @@ class MetricLogger:
             values = {name: float(value) for name, value in metrics.items()}
             if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
                 continue
-            losses = [
-                name
-                for name in values
-                if name.startswith("loss_") and not math.isfinite(values[name])
-            ]
+            bad = [name for name, value in values.items() if not math.isfinite(value)]
+            losses = [name for name in bad if name.startswith("loss_")]
             where = ", ".join(f"{name} is {values[name]}" for name in losses)
             if not losses and (position := int(values["bad_gradient"])):
                 where = f"the gradient of {self._names[position - 1]}"
@@ -364,9 +348,8 @@ class MetricLogger:
                 path.parent.mkdir(exist_ok=True)
                 append_line(path, json.dumps(record, ensure_ascii=False))
         count = "1 step was" if self._bad_steps == 1 else f"{self._bad_steps} steps were"
-        message = (
-            f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
-        )
+        why = "because a number is NaN or infinite"
+        message = f"{count} skipped so far {why}. The latest: {latest}."
         if self._bad_steps > limit:
             raise UserError(
                 f"{message} That is more than train.max_bad_steps={limit}. At step {step} the loss "

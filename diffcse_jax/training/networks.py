@@ -64,10 +64,7 @@ class StartingCheckpoint:
         return "cls_before_pooler" if pooler == "cls" and self.pooler_head is None else pooler
 
     def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
-        """Return the starting checkpoint, or the encoder that a run has trained from it.
-
-        The starting checkpoint has whole embeddings.
-        """
+        """Return the starting checkpoint, with whole embeddings, or the encoder trained from it."""
         start = self.checkpoint
         transformer = start.transformer
         mlm_head = start.mlm_head
@@ -96,12 +93,10 @@ class StartingCheckpoint:
 
         It is the checkpoint's own head, or a new one.
         """
-        head = {
-            name: np.asarray(array) for name, array in layers.subset(params, "mlm_head").items()
-        }
-        return dataclasses.replace(
-            self, checkpoint=dataclasses.replace(self.checkpoint, mlm_head=head)
-        )
+        initial = layers.subset(params, "mlm_head")
+        head = {name: np.asarray(array) for name, array in initial.items()}
+        checkpoint = dataclasses.replace(self.checkpoint, mlm_head=head)
+        return dataclasses.replace(self, checkpoint=checkpoint)
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint starts with.
@@ -123,11 +118,11 @@ class StartingCheckpoint:
             applied = self.recorded.sentence_head.applied(recorded)
             return f"Starting from {self.name}, with its own pooler ({applied})."
         if asked == OWN_POOLER:
-            pools = (
-                f"with the mean over tokens ({DEFAULT_POOLER}). configs/base/from_masked_lm.py has "
-                "settings for it."
+            return (
+                f"{self.name} records no pooler. It is trained as a raw masked LM, with the mean "
+                f"over tokens ({DEFAULT_POOLER}). configs/base/from_masked_lm.py has settings for "
+                "it."
             )
-            return f"{self.name} records no pooler. It is trained as a raw masked LM, {pools}"
         if not recorded or self.is_trained_embedding(config):
             return ""
         return (
@@ -138,10 +133,7 @@ class StartingCheckpoint:
 
 
 def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, Vocabulary]:
-    """Read the starting checkpoint that the configuration names, and prepare it.
-
-    See `prepare_start`.
-    """
+    """Read the starting checkpoint that the configuration names, and `prepare_start` it."""
     encoder = read(model_of(config.model.name_or_path), needs_mlm_head=config.generator_is_start)
     return prepare_start(config, mesh, encoder, sentence_folder.recorded(encoder))
 
@@ -149,9 +141,7 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
 def prepare_start(
     config: Config, mesh: Mesh, encoder: Pretrained, recorded: RecordedPooler
 ) -> tuple[Config, StartingCheckpoint, Vocabulary]:
-    """Place an encoder on the devices, as the starting checkpoint of a run.
-
-    Check that the run can train it.
+    """Place an encoder on the devices as the starting checkpoint of a run that can train it.
 
     Returns:
         The configuration with its pooler resolved, the starting checkpoint and the tokenizer's
@@ -171,10 +161,7 @@ def prepare_start(
 
 
 def with_own_pooler(config: Config, recorded: RecordedPooler) -> Config:
-    """Return the configuration with the pooler that the checkpoint records.
-
-    It takes the place of `model.pooler="own"`.
-    """
+    """Return the configuration with the checkpoint's pooler for `model.pooler="own"`."""
     if config.model.pooler != OWN_POOLER:
         return config
     model = dataclasses.replace(config.model, pooler=recorded.pooler or DEFAULT_POOLER)
@@ -220,34 +207,27 @@ def build(
     """
     sizes = sizes_for_run(encoder.config, config)
     networks = {"encoder": Network(partial(Transformer, sizes), encoder.transformer)}
-    if (head := encoder.sentence_head.of(config.encoding_pooler)).layers:
-        networks[SENTENCE_HEAD] = Network(partial(SentenceHead, head.layers), head.params)
+    if (modules := encoder.sentence_head.of(config.encoding_pooler)).layers:
+        networks[SENTENCE_HEAD] = Network(partial(SentenceHead, modules.layers), modules.params)
     if config.model.projector != "none":
         size = encoder.embedding_size(config.encoding_pooler)
-        new_projector = partial(
-            PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size)
-        )
+        of_embeddings = dataclasses.replace(sizes, hidden_size=size)
         networks["projector"] = Network(
-            new_projector, projector if config.keeps_projector else None
+            partial(PROJECTORS[config.model.projector], of_embeddings),
+            projector if config.keeps_projector else None,
         )
     generator = generator if config.needs("generator") else None
     if generator is not None:
-        own = (
-            generator.config
-            if config.generator.dropout
-            else generator.config.with_dropout((0.0,), (0.0,))
-        )
+        own = generator.config
+        if not config.generator.dropout:
+            own = own.with_dropout((0.0,), (0.0,))
         generator = dataclasses.replace(generator, config=own)
-        networks["generator"] = Network(
-            partial(Transformer, own), generator.transformer, frozen=True
-        )
-        networks["generator_head"] = Network(
-            partial(MaskedLMHead, own), generator.mlm_head, frozen=True
-        )
+        transformer, head = partial(Transformer, own), partial(MaskedLMHead, own)
+        networks["generator"] = Network(transformer, generator.transformer, frozen=True)
+        networks["generator_head"] = Network(head, generator.mlm_head, frozen=True)
     if discriminator is not None:
-        discriminator = dataclasses.replace(
-            discriminator, config=sizes_for_run(discriminator.config, config)
-        )
+        own = sizes_for_run(discriminator.config, config)
+        discriminator = dataclasses.replace(discriminator, config=own)
     checkpoints = PretrainedCheckpoints(
         dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator
     )
@@ -261,11 +241,9 @@ def build(
     for name, network in networks.items():
         module = partial(network.build, dtype=dtype)
         definitions[name] = layers.definition(module)
-        start = (
-            layers.initial(module, fold_in_name(key, name))
-            if network.params is None
-            else network.params
-        )
+        start = network.params
+        if start is None:
+            start = layers.initial(module, fold_in_name(key, name))
         (frozen if network.frozen else params).update(layers.prefixed(start, name))
     return Built(Networks(vocabulary, definitions), params, frozen)
 
@@ -281,10 +259,7 @@ def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig
 
 
 def _check_embedding_size(encoder: Pretrained, config: Config) -> None:
-    """Raise ConfigError if the run needs another embedding size.
-
-    The pooler and its head determine the size that there is.
-    """
+    """Raise ConfigError if the run needs another embedding size than the pooler gives."""
     name = config.model.name_or_path
     pooler = config.encoding_pooler
     hidden = encoder.config.hidden_size
@@ -308,9 +283,8 @@ def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
     Rows of SimCSE's Table 3 have such views.
     """
     has_dropout = any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout))
-    differ = config.data.augmentation != "none" or (
-        has_dropout and config.model.dropout_masks == "independent"
-    )
+    drop_differently = has_dropout and config.model.dropout_masks == "independent"
+    differ = drop_differently or config.data.augmentation != "none"
     if differ or not config.needs("dropout"):
         return ""
     return (
@@ -328,10 +302,9 @@ def load_generator(
         return None
     if config.generator_is_start:
         return encoder
-    key = f"generator.name_or_path={config.generator.name_or_path!r}"
-    return _fitting(
-        config, key, read(config.generator.name_or_path, needs_mlm_head=True), encoder, tokenizer
-    )
+    name = config.generator.name_or_path
+    generator = read(name, needs_mlm_head=True)
+    return _fitting(config, f"generator.name_or_path={name!r}", generator, encoder, tokenizer)
 
 
 def load_discriminator(
@@ -395,14 +368,10 @@ def _fitting(
     encoder: Pretrained,
     tokenizer: PreTrainedTokenizerFast,
 ) -> Pretrained:
-    """Return a checkpoint that reads the encoder's token ids, or raise an error.
-
-    It is computed on the encoder's devices.
-    """
+    """Return a checkpoint on the encoder's devices. It must read the encoder's token ids."""
     theirs = load_tokenizer(checkpoint.folder) if has_tokenizer(checkpoint.folder) else tokenizer
-    _check_fits(
-        config, key, checkpoint.config, theirs, tokenizer, embeddings=encoder.config.vocab_size
-    )
+    embeddings = encoder.config.vocab_size
+    _check_fits(config, key, checkpoint.config, theirs, tokenizer, embeddings=embeddings)
     return checkpoint.like(encoder)
 
 
@@ -419,9 +388,9 @@ def _check_fits(
 
     If `embeddings` is given, it must also have that many of them.
     """
-    ids, tokens = theirs.get_vocab(), ours.get_vocab()
-    unlike = sum(ids.get(token) != index for token, index in tokens.items())
-    difference = f"{unlike} of {len(tokens)} tokens have other ids" if unlike else ""
+    their_ids, our_ids = theirs.get_vocab(), ours.get_vocab()
+    unlike = sum(their_ids.get(token) != index for token, index in our_ids.items())
+    difference = f"{unlike} of {len(our_ids)} tokens have other ids" if unlike else ""
     if embeddings not in (None, sizes.vocab_size):
         difference = f"{sizes.vocab_size} and {embeddings} tokens"
     if difference:
@@ -450,6 +419,5 @@ def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast) -> Vocabul
         raise ConfigError(
             f"the tokenizer of {config.model.name_or_path} has no mask token, which {needing} needs"
         )
-    return Vocabulary(
-        len(tokenizer), tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids))
-    )
+    special_ids = tuple(sorted(tokenizer.all_special_ids))
+    return Vocabulary(len(tokenizer), tokenizer.mask_token_id, special_ids)

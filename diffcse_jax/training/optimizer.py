@@ -46,18 +46,13 @@ def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Sched
     warmup = optax.linear_schedule(0.0, peak, max(config.warmup_steps, 1))
     final = 0.0 if config.schedule == "linear" else peak
     decay = optax.linear_schedule(peak, final, max(total_steps - config.warmup_steps, 1))
-    return (
-        optax.join_schedules([warmup, decay], [config.warmup_steps])
-        if config.warmup_steps
-        else decay
-    )
+    if not config.warmup_steps:
+        return decay
+    return optax.join_schedules([warmup, decay], [config.warmup_steps])
 
 
 def decays(params: Params) -> dict[str, bool]:
-    """Return which parameters weight decay applies to.
-
-    It applies to kernels and embedding tables, not to biases and norms.
-    """
+    """Return which parameters decay: kernels and embedding tables, not biases and norms."""
     return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
 
 

@@ -27,8 +27,7 @@ from diffcse_jax.models.layers import Params
 # estimated by the compiler for TPUs (docs/scaling.md).
 PACKED = {"cpu": 15, "tpu": 14}
 # The axes over which each dimension of a parameter may be split. The first rule that matches a name
-# counts. `model` splits heads, intermediate units and the vocabulary; `data` splits the other
-# dimension.
+# counts. `model` splits heads, intermediate units and the vocabulary. `data` splits what is left.
 RULES = (
     (r"embeddings\.word\.embedding|\.decoder", ("model", "data")),
     (r"\.embedding", (None, "data")),
@@ -90,10 +89,7 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
 
 
 def resolved(config: Config, mesh: Mesh) -> Config:
-    """Return the configuration with every `auto` replaced by the choice for this mesh.
-
-    These are the values that depend on the devices.
-    """
+    """Return the configuration with every `auto` replaced by the choice for the mesh's devices."""
     platform = mesh.devices.flat[0].platform
     train = config.train
     precision = config.precision
@@ -124,17 +120,12 @@ def shards_of(mesh: Mesh) -> Shards:
     It has the rows of its devices, which must be neighbours.
     """
     here = jax.process_index()
-    local = [
-        row
-        for row, devices in enumerate(mesh.devices)
-        if any(one.process_index == here for one in devices)
-    ]
+    processes = [[device.process_index for device in devices] for devices in mesh.devices]
+    local = [row for row, indices in enumerate(processes) if here in indices]
     if not local or local[-1] - local[0] + 1 != len(local):
-        problem = (
-            "has devices that are not neighbours on the data axis"
-            if local
-            else "has no device in the mesh"
-        )
+        problem = "has no device in the mesh"
+        if local:
+            problem = "has devices that are not neighbours on the data axis"
         raise ConfigError(
             f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} "
             f"{problem}. Set mesh.data=0 and a mesh.model that divides the devices of a host, or "
@@ -157,9 +148,8 @@ def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
         if not isinstance(path[-1], jax.tree_util.DictKey):
             return replicated(mesh)  # counters
         of_optimizer = path[0] == jax.tree_util.GetAttrKey("opt_state")
-        return _by_name(
-            path[-1].key, array.shape, mesh, over_data=of_optimizer or config.mesh.fully_sharded
-        )
+        over_data = of_optimizer or config.mesh.fully_sharded
+        return _by_name(path[-1].key, array.shape, mesh, over_data=over_data)
 
     return jax.tree_util.tree_map_with_path(sharding, state)
 
@@ -177,10 +167,7 @@ def gathered(params: Params, mesh: Mesh) -> Params:
 
 
 def split_over_data(params: Params, mesh: Mesh) -> Params:
-    """Split gradients or parameters as the optimizer's moments are split.
-
-    It is called inside a compiled function.
-    """
+    """Split gradients or parameters as the optimizer's moments are, inside a compiled function."""
     parts = {
         name: _by_name(name, array.shape, mesh, over_data=True) for name, array in params.items()
     }
@@ -194,9 +181,8 @@ def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) 
     split: list[str | None] = []
     for axis, size in zip(axes, shape, strict=True):
         may_split = axis == "model" or (axis == "data" and over_data)
-        split.append(
-            axis if may_split and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
-        )
+        splits = may_split and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
+        split.append(axis if splits else None)
     while split and split[-1] is None:  # the form that compiled functions return
         split.pop()
     return NamedSharding(mesh, PartitionSpec(*split))

@@ -130,10 +130,7 @@ def loss_of_batch(
 
 
 def _first_bad(grads: Params) -> jax.Array:
-    """Return 1 + the index of the first array that is not finite, or 0 if all are finite.
-
-    The index is in the order of names.
-    """
+    """Return the position, from 1 by name, of the first array that is not finite, or else 0."""
     # XLA shares these squares with the norm of all gradients.
     squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]
     bad = ~jnp.isfinite(jnp.stack(squares))

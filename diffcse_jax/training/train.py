@@ -49,8 +49,8 @@ from diffcse_jax.training.step import initial_state, make_train_step
 def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
     """Train until `train.steps` or `train.epochs` is reached.
 
-    It goes on from the last checkpoint in the folder, if there is one. `eval.patience` and
-    `eval.max_drop` may end training earlier.
+    Training resumes from the last checkpoint in the folder, if there is one. `eval.patience` and
+    `eval.max_drop` may end it earlier.
 
     Returns:
         How the selected model compares with the starting checkpoint, as text.
@@ -95,19 +95,17 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     )
     examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
-    total_steps = config.train.steps or config.train.epochs * (
-        len(examples) // config.train.batch_size
-    )
+    batch_size = config.train.batch_size
+    total_steps = config.train.steps or config.train.epochs * (len(examples) // batch_size)
+    packing = packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors"))
     source = BatchSource(
         examples,
-        batch_size=config.train.batch_size,
+        batch_size=batch_size,
         steps=total_steps,
         seed=config.train.seed_of("order"),
         pad_token_id=encoder.config.pad_token_id,
         shards=shards_of(mesh),
-        packing=packing_of(
-            config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")
-        ),
+        packing=packing,
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         prompt_tokens=prompt_tokens[0],
@@ -170,16 +168,21 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
 def train_and_select(run: Run) -> str:
     """Train networks on batches, select a model, and return the verdict.
 
-    Training goes on from the last checkpoint, if there is one.
+    Training resumes from the last checkpoint, if there is one.
     """
     config, mesh, evaluation = run.config, run.mesh, run.evaluation
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
     batches = make_batches(run.source)
-    record = Record(
-        0, config.encoding_pooler, {}, evaluation.metric, run.text, dev_text=evaluation.text
+    of_all = Record(
+        step=0,
+        pooler=config.encoding_pooler,
+        dev={},
+        dev_metric=evaluation.metric,
+        text=run.text,
+        dev_text=evaluation.text,
     )
-    with Checkpoints(run.workdir, record) as checkpoints:
+    with Checkpoints(run.workdir, of_all) as checkpoints:
         state, position = checkpoints.restore(state)
         step = int(state.step)
         if step:
@@ -211,12 +214,10 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     the chunks.
     """
     train = config.train
-    generator = config.generator
     devices = mesh.shape["data"]
-    if config.trains_generator_head and examples < generator.head_batch_size:
-        generator = dataclasses.replace(
-            generator, head_batch_size=max(examples // devices * devices, devices)
-        )
+    if config.trains_generator_head and examples < config.generator.head_batch_size:
+        head_size = max(examples // devices * devices, devices)
+        generator = dataclasses.replace(config.generator, head_batch_size=head_size)
         config = dataclasses.replace(config, generator=generator)
     if examples >= train.batch_size:
         return config
@@ -235,9 +236,8 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
         f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches "
         f"of {size}."
     )
-    return dataclasses.replace(
-        config, train=dataclasses.replace(train, batch_size=size, chunk_size=chunk_size)
-    )
+    train = dataclasses.replace(train, batch_size=size, chunk_size=chunk_size)
+    return dataclasses.replace(config, train=train)
 
 
 @contextlib.contextmanager
@@ -281,10 +281,7 @@ def _compiled_meanwhile(
 
 
 def _measure_baseline(run: Run, *, resumed: bool) -> Record:
-    """Return the dev scores of the starting checkpoint.
-
-    They were recorded when the run began, or are measured now.
-    """
+    """Return the dev scores of the starting checkpoint, as recorded, or measured now."""
 
     def measure() -> dict[str, Any]:
         record = records.read_baseline(run.workdir) if resumed else None
@@ -292,10 +289,14 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
             log_line(f"scoring {run.base.name} before training")
             model = run.model_of(run.built.params) if run.model_of else run.base.encoder(run.config)
             scores, outcomes = run.evaluation.measure(model)
-            pooler = run.base.pooler(run.config)
-            metric = run.evaluation.metric
             record = Record(
-                0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text
+                step=0,
+                pooler=run.base.pooler(run.config),
+                dev=scores,
+                dev_metric=run.evaluation.metric,
+                text=run.text,
+                outcomes=outcomes,
+                dev_text=run.evaluation.text,
             )
             records.write_baseline(run.workdir, record)
         return dataclasses.asdict(record)
@@ -314,10 +315,7 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
 def _choose_prompts(
     config: Config, base: StartingCheckpoint, columns: int
 ) -> tuple[tuple[str, ...], StartingCheckpoint]:
-    """Return the prompt of each column, and the starting checkpoint.
-
-    The checkpoint has the prompts that the run uses.
-    """
+    """Return the prompt of each column, and the starting checkpoint with the run's prompts."""
     prompts, of_run = for_columns(base.recorded.prompts, config.data.prompts, columns)
     longest = max(len(base.tokenizer.encode(prompt)) for prompt in prompts)
     if longest >= config.data.max_length:
@@ -337,10 +335,7 @@ def _choose_prompts(
 def _open_examples(
     config: Config, store: TokenStore, base: StartingCheckpoint, prompt_tokens: Sequence[int]
 ) -> Examples:
-    """Return the examples of which batches are made.
-
-    Raise an error if a loss or the augmentation cannot use them.
-    """
+    """Return the examples that make batches, or raise an error if the run cannot use them."""
     if not config.needs("vectors"):  # nothing compares a text with another one
         return store
     with_next = config.needs("next_sentence")

@@ -74,8 +74,8 @@ class LabelledRow(NamedTuple):
     line: int  # the first one of the row, from 1
     texts: tuple[str, ...]  # its sentence, or its two sentences
     id: str
-    # The number of its class, or its value. It is text before the classes are known, and empty for
-    # a test row.
+    # The number of its class, or its value. Before the classes are known it is text, and in a test
+    # row it is empty.
     label: Any
 
 
@@ -204,11 +204,9 @@ def _numbered(
 ) -> list[LabelledRow]:
     """Return rows with the numbers of classes, or values, in place of labels as text."""
     numbers = {_canonical(label.strip()): number for number, label in enumerate(task.labels)}
-    expected = (
-        f"a class of {key}. Known: {', '.join(task.labels)}"
-        if numbers
-        else f"a finite number for {key}"
-    )
+    expected = f"a finite number for {key}"
+    if numbers:
+        expected = f"a class of {key}. Known: {', '.join(task.labels)}"
     found = []
     for row in rows:
         try:
@@ -276,9 +274,9 @@ class TaskModel:
         outputs = np.asarray(_head_outputs(task, self.heads[name], sides))
         if task.loss == "cross_entropy":
             return outputs.argmax(axis=1)
-        return (
-            outputs[:, 0] if task.loss == "squared_error" else (outputs[:, 0] > 0).astype(np.int64)
-        )
+        if task.loss == "squared_error":
+            return outputs[:, 0]
+        return (outputs[:, 0] > 0).astype(np.int64)
 
 
 def embed(
@@ -370,9 +368,8 @@ def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> 
                 continue
             values = model.predict(data.name, [row.texts for row in rows], batch_size)
             texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
-            with (predictions / f"{data.name}-{split}.csv").open(
-                "w", encoding="utf-8", newline=""
-            ) as file:
+            path = predictions / f"{data.name}-{split}.csv"
+            with path.open("w", encoding="utf-8", newline="") as file:
                 lines = zip([row.id for row in rows], texts, strict=True)
                 csv.writer(file, lineterminator="\n").writerows([("id", "prediction"), *lines])
     log_line(f"wrote the heads to {workdir / 'tasks'} and the predictions to {predictions}")
@@ -479,10 +476,8 @@ def _train_heads(
     If the folder holds heads that were trained on this text, nothing is done.
     """
     weights, record = folder / "heads.safetensors", folder / "heads.json"
-    if (
-        record.is_file()
-        and io.read_sealed(record, f"Remove {folder} to train them again").get("text") == text
-    ):
+    remedy = f"Remove {folder} to train them again"
+    if record.is_file() and io.read_sealed(record, remedy).get("text") == text:
         return
     log_line("stage 1 of 2: training the heads on embeddings of the frozen encoder")
     heads = Params()
@@ -584,9 +579,8 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
         hosts.decided_by_first(
             lambda: _train_heads(config, data, frozen, built.params, folder=of_heads, text=text)
         )
-        built = built._replace(
-            params=built.params | load_file(workdir / HEADS / "heads.safetensors")
-        )
+        heads = load_file(of_heads / "heads.safetensors")
+        built = built._replace(params=built.params | heads)
         log_line("stage 2 of 2: training the encoder and the heads")
 
     # 4. Training.

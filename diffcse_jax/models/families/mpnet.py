@@ -1,7 +1,4 @@
-"""MPNet (Song et al. 2020): RoBERTa without token types.
-
-It has an attention bias of relative positions.
-"""
+"""MPNet (Song et al. 2020): RoBERTa with relative positions and without token types."""
 
 import dataclasses
 
