@@ -31,7 +31,7 @@ from diffcse_jax.training.selection import (
     THIS_MODEL,
     Candidate,
     Evidence,
-    Names,
+    Wording,
     check_interpolation,
     choose,
     decide,
@@ -43,8 +43,14 @@ from diffcse_jax.training.sharding import make_mesh
 
 CLEAR = Evidence(start=60.0, interval=(3.5, 6.5), sample=20)
 UNCLEAR = CLEAR._replace(interval=(-0.5, 2.5))
-NAMES = Names(
-    "tiny", "mrr", "90 queries of 20 documents", "documents", 2, "cls", "guard within 1 of 80.00"
+WORDING = Wording(
+    start="tiny",
+    metric="mrr",
+    units="90 queries of 20 documents",
+    items="documents",
+    step=2,
+    pooler="cls",
+    quality="guard within 1 of 80.00",
 )
 BETTER = Candidate(1.0, 65.0)
 DROPPED = BETTER._replace(keeps_quality=False)
@@ -104,7 +110,7 @@ def test_the_search_of_the_exported_model_is_recommended():
     compared = [words, start, dense, hybrid]
     decision = decide(BETTER, CLEAR, keep_start=True, compared=compared)
     assert (decision.recommended, decision.search) == (words, hybrid)
-    assert describe(decision, NAMES).endswith("Recommended for search: BM25.")
+    assert describe(decision, WORDING).endswith("Recommended for search: BM25.")
     kept = decide(BETTER, UNCLEAR, keep_start=True, compared=compared)
     assert (kept.recommended, kept.search) == (words, start)
     assert decide(BETTER, CLEAR, keep_start=True).search is None
@@ -173,20 +179,20 @@ def test_the_search_of_the_exported_model_is_recommended():
     ],
 )
 def test_the_verdict_says_what_and_why(candidate, evidence, keep_start, verdict):
-    assert describe(decide(candidate, evidence, keep_start=keep_start), NAMES) == verdict
+    assert describe(decide(candidate, evidence, keep_start=keep_start), WORDING) == verdict
 
 
 def test_the_best_checkpoint_is_named_only_if_it_is_better_and_not_exported():
     compared = [System("tiny", "dense", "tiny", 0.5, np.full(30, 60.0))]
     searched = describe(
-        decide(HALFWAY, CLEAR._replace(best=66.0), keep_start=True, compared=compared), NAMES
+        decide(HALFWAY, CLEAR._replace(best=66.0), keep_start=True, compared=compared), WORDING
     )
     assert (
         "66.00, but such mixtures answer people's own questions better (docs/records/search.md)"
         in searched
     )
-    same = describe(decide(HALFWAY, CLEAR._replace(best=65.0), keep_start=True), NAMES)
-    kept = describe(decide(HALFWAY, UNCLEAR._replace(best=66.0), keep_start=True), NAMES)
+    same = describe(decide(HALFWAY, CLEAR._replace(best=65.0), keep_start=True), WORDING)
+    kept = describe(decide(HALFWAY, UNCLEAR._replace(best=66.0), keep_start=True), WORDING)
     assert "alone" not in same + kept
 
 

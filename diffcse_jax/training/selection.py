@@ -145,7 +145,8 @@ def decide(
 # The verdict
 
 
-class Names(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wording:
     """What a verdict calls things."""
 
     start: str  # the starting checkpoint
@@ -159,12 +160,12 @@ class Names(NamedTuple):
     remark: str = ""  # what a reader must know about the scores
 
 
-def describe(decision: Decision, names: Names) -> str:
+def describe(decision: Decision, wording: Wording) -> str:
     """Return the verdict: how the model compares, what was exported and why, as one line."""
     candidate = decision.candidate
     objections = []
     if not candidate.keeps_quality:
-        objections.append(f"None of the models that were scored keeps {names.quality}.")
+        objections.append(f"None of the models that were scored keeps {wording.quality}.")
     if candidate.lost:
         objections.append(f"But other queries got worse: {', '.join(candidate.lost)} (eval.hold).")
     is_clear = decision.is_higher and not decision.doubt
@@ -172,32 +173,32 @@ def describe(decision: Decision, names: Names) -> str:
     if decision.doubt:
         better = "Not clearly better"
     sentences = [
-        f"{better}{names.aspect} than {names.start}: {_gain(decision, names)}.",
-        _training_alone(decision, names),
+        f"{better}{wording.aspect} than {wording.start}: {_gain(decision, wording)}.",
+        _training_alone(decision, wording),
         *objections,
-        f"Exported {_exported(decision, names)}.",
-        _best_weights(decision, names),
+        f"Exported {_exported(decision, wording)}.",
+        _best_weights(decision, wording),
     ]
     if decision.recommended:
         sentences.append(systems.describe_recommendation(decision.compared, decision.recommended))
-    sentences.append(names.remark)
+    sentences.append(wording.remark)
     verdict = " ".join(filter(None, sentences))
     return verdict if better == "Better" and not objections else f"warning: {verdict}"
 
 
-def _gain(decision: Decision, names: Names) -> str:
+def _gain(decision: Decision, wording: Wording) -> str:
     after, before = decision.candidate.score, decision.evidence.start
     low, high = decision.evidence.interval
     doubt = {
         "": "",
         "interval": "; the interval includes 0, so this may be chance",
-        "sample": f"; fewer than {FEWEST} {names.items} are too few to tell, so this may be chance",
+        "sample": f"; fewer than {FEWEST} {wording.items} are too few to tell, so this may be chance",
     }[decision.doubt]
-    interval = f"95% interval {low:+.2f} to {high:+.2f} over {names.units}{doubt}"
-    return f"{names.metric} {after:.2f}, was {before:.2f} ({after - before:+.2f}, {interval})"
+    interval = f"95% interval {low:+.2f} to {high:+.2f} over {wording.units}{doubt}"
+    return f"{wording.metric} {after:.2f}, was {before:.2f} ({after - before:+.2f}, {interval})"
 
 
-def _training_alone(decision: Decision, names: Names) -> str:
+def _training_alone(decision: Decision, wording: Wording) -> str:
     """Say what training gained with one pooler, if the run trains another one than the start's."""
     same_pooler = decision.evidence.start_with_pooler
     if same_pooler is None:
@@ -210,28 +211,28 @@ def _training_alone(decision: Decision, names: Names) -> str:
     for what, change in parts.items():
         verb = "gained" if change >= 0 else "lost"
         changes.append(f"{what} {verb} {abs(change):.2f}")
-    before = f"With the pooler {names.pooler}, {names.start} scored {same_pooler:.2f}"
+    before = f"With the pooler {wording.pooler}, {wording.start} scored {same_pooler:.2f}"
     return f"{before} before training: {', and '.join(changes)}."
 
 
-def _exported(decision: Decision, names: Names) -> str:
-    trained = records.origin(decision.candidate.weight, names.step)
+def _exported(decision: Decision, wording: Wording) -> str:
+    trained = records.origin(decision.candidate.weight, wording.step)
     gains = decision.is_higher and decision.candidate.keeps_quality
     if not decision.keeps_start:
         return trained if gains else f"{trained} anyway"
     other = f" (eval.keep_start=False would export {trained})" if gains else ""
-    return f"{names.start} unchanged{other}"
+    return f"{wording.start} unchanged{other}"
 
 
-def _best_weights(decision: Decision, names: Names) -> str:
+def _best_weights(decision: Decision, wording: Wording) -> str:
     """Say why a mixture is exported, if the best checkpoint has a higher score."""
     best = decision.evidence.best
     if decision.keeps_start or best is None or best <= decision.candidate.score:
         return ""
     why = ", but such mixtures answer people's own questions better (docs/records/search.md)"
     return (
-        f"Step {names.step} alone scores {best:.2f}{why if decision.compared else ''}. "
-        f"eval.interpolate=() scores step {names.step} alone."
+        f"Step {wording.step} alone scores {best:.2f}{why if decision.compared else ''}. "
+        f"eval.interpolate=() scores step {wording.step} alone."
     )
 
 
@@ -356,18 +357,18 @@ def select(run: Run, baseline: Record) -> str:
     compared = _compare_systems(run, mixtures, candidate.weight)
     keep_start = run.config.eval.keep_start
     decision = decide(candidate, evidence, keep_start=keep_start, compared=compared)
-    names = Names(
-        base.name,
-        chosen.name,
-        chosen.units,
-        what,
-        best.step,
-        base.checkpoint.sentence_head.applied(run.config.encoding_pooler),
-        _limited_quality(run, baseline),
-        chosen.aspect,
-        chosen.remark,
+    wording = Wording(
+        start=base.name,
+        metric=chosen.name,
+        units=chosen.units,
+        items=what,
+        step=best.step,
+        pooler=base.checkpoint.sentence_head.applied(run.config.encoding_pooler),
+        quality=_limited_quality(run, baseline),
+        aspect=chosen.aspect,
+        remark=chosen.remark,
     )
-    verdict = describe(decision, names)
+    verdict = describe(decision, wording)
     record, model = _exported_model(run, baseline, decision, mixtures, measured)
     store(run.workdir, decision, verdict, record, model)
     return verdict
