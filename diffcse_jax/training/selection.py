@@ -189,10 +189,11 @@ def describe(decision: Decision, wording: Wording) -> str:
 def _gain(decision: Decision, wording: Wording) -> str:
     after, before = decision.candidate.score, decision.evidence.start
     low, high = decision.evidence.interval
+    too_few = f"fewer than {FEWEST} {wording.items} are too few to tell"
     doubt = {
         "": "",
         "interval": "; the interval includes 0, so this may be chance",
-        "sample": f"; fewer than {FEWEST} {wording.items} are too few to tell, so this may be chance",
+        "sample": f"; {too_few}, so this may be chance",
     }[decision.doubt]
     interval = f"95% interval {low:+.2f} to {high:+.2f} over {wording.units}{doubt}"
     return f"{wording.metric} {after:.2f}, was {before:.2f} ({after - before:+.2f}, {interval})"
