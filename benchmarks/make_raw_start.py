@@ -22,10 +22,8 @@ from benchmarks import measure
 from diffcse_jax.io import sha256
 from diffcse_jax.run_folder.records import METRICS, parse_rows
 
-SIZES = {  # blocks, hidden size, heads, steps
-    "encoder": (4, 256, 4, 10_000),
-    "generator": (2, 128, 4, 4_000),
-}
+SIZES = {"encoder": (4, 256, 4), "generator": (2, 128, 4)}  # blocks, hidden size, heads
+STEPS = 10_000
 VOCABULARY = 5000
 BATCH = 64
 LEARNING_RATE = 1e-3
@@ -35,7 +33,7 @@ SCORES = ("masked_accuracy", "masked_accuracy_unigram", "masked_accuracy_bigram"
 
 def commands_of(name: str, text: str, work: Path) -> list[list[str]]:
     """Return the commands that make a model in `work/NAME`, from its random weights on."""
-    blocks, hidden_size, heads, steps = SIZES[name]
+    blocks, hidden_size, heads = SIZES[name]
     start = str(work / f"{name}_start")
     init = ["diffcse", "init", "--input", text, "--vocabulary_size", str(VOCABULARY)]
     init += ["--blocks", str(blocks), "--hidden_size", str(hidden_size), "--heads", str(heads)]
@@ -46,7 +44,7 @@ def commands_of(name: str, text: str, work: Path) -> list[list[str]]:
             "model.name_or_path": start,
             "data.train_file": text,
             "train.batch_size": BATCH,
-            "train.steps": steps,
+            "train.steps": STEPS,
             "optim.learning_rate": LEARNING_RATE,
         }.items()
     ]

@@ -35,6 +35,8 @@ from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, c
 
 SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"
+# Modules under which PyTorch has its activations (`Identity` is in `linear`).
+TORCH_MODULES = ("torch.nn", "torch.nn.modules.activation", "torch.nn.modules.linear")
 # Poolers over one layer by the mode of a Pooling module, in the order in which
 # sentence-transformers concatenates them. Since release 5.2 the module records `pooling_mode`,
 # before that a key of its own for each mode.
@@ -480,7 +482,7 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
     )
     if kind == "Dense":
         library, _, activation = layer.activation_function.rpartition(".")
-        is_known = library.startswith("torch.nn") and activation in TORCH_ACTIVATIONS
+        is_known = library in TORCH_MODULES and activation in TORCH_ACTIVATIONS
         known = f"one of torch.nn: {', '.join(TORCH_ACTIVATIONS)}"
         _expect(is_known, path, "activation_function", layer.activation_function, known)
     return layer
