@@ -3,11 +3,14 @@
 Command:   diffcse study --config does_difference_help --config.data.train_file=sentences.txt
            --record benchmarks/results/does_difference_help.jsonl
 Start:     a BERT of 4 blocks of 256 with random weights, which was trained as a masked LM on
-           Wikipedia and never as a sentence encoder. The generator has 2 blocks of 128. Both are in
-           `benchmarks/raw_start` of the repository, with the commands that make them.
+           Wikipedia and never as a sentence encoder. The generator has 2 blocks of 128. Both are
+           read from `benchmarks/raw_start`, where `benchmarks.make_raw_start` writes them. SimCSE
+           did not improve this start in a pilot (docs/records/raw_start.md). For another one, give
+           --config.model.name_or_path and --config.generator.name_or_path.
 Text:      Wikipedia sentences. Rows with the same seed have the same batches.
-Settings:  those of `configs/diffcse_base.py`, with a learning rate and a weight of the difference
-           for each row that `does_difference_help_settings.py` chose with other seeds.
+Settings:  those of `configs/diffcse_base.py`, with a learning rate of 1e-4, until the study
+           `does_difference_help_settings.py` has chosen a rate and a weight for each row with other
+           seeds.
 Scores:    STS-B, STS12, STS14 and SICK-R's trial set, alignment and uniformity, of the checkpoint
            that STS-B dev chose and of the last one.
 
