@@ -95,6 +95,10 @@ def main() -> None:
         row: {"ours": ours_of(record, row), "torch": torch_of(read(path))}
         for row, path in zip(options.rows, options.torch, strict=True)
     }
+    for (row, sides), path in zip(rows.items(), options.torch, strict=True):
+        for side, record_path in (("ours", options.ours), ("torch", path)):
+            if (count := len(sides[side]["dev"])) < 2:
+                sys.exit(f"{record_path}: {count} runs of {row!r}. A comparison needs two seeds")
     results: dict[str, Any] = {"command": sys.argv[1:]}
     for row, sides in rows.items():
         results[row] = {side: found | {"curves": None} for side, found in sides.items()}

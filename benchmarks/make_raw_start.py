@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from benchmarks import measure
 from diffcse_jax.io import sha256
-from diffcse_jax.run_folder.records import METRICS, parse_rows
+from diffcse_jax.run_folder.records import read_metrics
 
 SIZES = {"encoder": (4, 256, 4), "generator": (2, 128, 4)}  # blocks, hidden size, heads
 STEPS = 10_000
@@ -63,7 +63,7 @@ def write_half(run: Path, output: Path) -> None:
 
 def curve_of(run: Path) -> list[list[float]]:
     """Return rows of a step and its masked accuracies."""
-    rows, _ = parse_rows((run / METRICS).read_bytes())
+    rows = read_metrics(run)
     names = [f"dev/{score}" for score in SCORES]
     return [[row["step"], *(row[name] for name in names)] for row in rows if names[0] in row]
 
@@ -77,12 +77,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("raw_start"))
     options = parser.parse_args()
-    record: dict[str, object] = {"text": sha256([Path(options.text)])}
+    record: dict[str, object] = {}
     for name in SIZES:
         init, train = commands_of(name, options.text, options.work)
-        if not Path(init[-1]).is_dir():
-            subprocess.run([sys.executable, "-m", "diffcse_jax.cli", *init[1:]], check=True)
-        subprocess.run([sys.executable, "-m", "diffcse_jax.cli", *train[1:]], check=True)
+        for command in (train,) if Path(init[-1]).is_dir() else (init, train):
+            done = subprocess.run([sys.executable, "-m", "diffcse_jax.cli", *command[1:]])
+            if done.returncode:  # the command has said why
+                sys.exit(done.returncode)
         write_half(options.work / name, options.output / name)
         record[name] = {
             "commands": [" ".join(init), " ".join(train)],
@@ -90,6 +91,7 @@ def main() -> None:
             "columns": ["step", *SCORES],
             "curve": curve_of(options.work / name),
         }
+    record["text"] = sha256([Path(options.text)])
     path = options.output / "record.json"
     measure.write_record(path, "benchmarks.make_raw_start", sys.argv[1:], record)
 

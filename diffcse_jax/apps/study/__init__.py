@@ -42,7 +42,7 @@ from diffcse_jax.io import disk_errors, expand_path, lock, read_sealed, write_se
 from diffcse_jax.losses.finetune import score_name
 from diffcse_jax.run_folder.checkpoints import saved_steps
 from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG
-from diffcse_jax.run_folder.records import METRICS, origin, parse_rows, read_selection
+from diffcse_jax.run_folder.records import origin, read_metrics, read_selection
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh
 
@@ -594,7 +594,7 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
     }
     if run.start:
         return found
-    rows, _ = parse_rows((run.folder / METRICS).read_bytes())
+    rows = read_metrics(run.folder)
     checkpoints = run.folder / CHECKPOINTS
     last = max(saved_steps(checkpoints), default=record.step)
     dev_row = f"dev/{metric}"
