@@ -51,6 +51,7 @@ from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resol
 from diffcse_jax.training.step import (  # noqa: E402
     abstract_state,
     make_train_step,
+    root_key,
 )
 
 WHAT = ("step", "chunked", "encode", "generator_head")
@@ -118,9 +119,10 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     state = abstract_state(built.params, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
     step = make_train_step(built.networks, config, optimizer, mesh)
+    root = _abstract(jax.eval_shape(lambda: root_key(config)), replicated(mesh))
     views = _views(request, mesh, request.views)._replace(labels=_labels(request, mesh))
     return Lowered(
-        lambda: step.lower(state, frozen, views),
+        lambda: step.lower(state, frozen, views, root),
         built.params,
         config.train.batch_size * request.views,
         config.data.max_length,

@@ -32,7 +32,7 @@ from diffcse_jax.models.forward import SentenceNetwork, compiled_forward
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, replicated, resolved
-from diffcse_jax.training.step import abstract_state, initial_state, make_train_step
+from diffcse_jax.training.step import abstract_state, initial_state, make_train_step, root_key
 
 MODEL = "answerdotai/ModernBERT-base"
 POOLER = "avg"
@@ -100,7 +100,7 @@ def measured(options: argparse.Namespace, length: int, attention: str) -> dict[s
     rows = jax.ShapeDtypeStruct((TEXTS, 2, length), jnp.int32)
     step = make_train_step(built.networks, config, optimizer, mesh)
     state = abstract_state(built.params, optimizer, config, mesh)
-    compiled = step.lower(state, built.frozen, Batch(rows, rows)).compile()
+    compiled = step.lower(state, built.frozen, Batch(rows, rows), root_key(config)).compile()
     row["step_bytes"] = planned_bytes(compiled)
     if runs_step and row["step_bytes"] < options.most_bytes:
         state = initial_state(built.params, optimizer, config, mesh)
@@ -109,7 +109,7 @@ def measured(options: argparse.Namespace, length: int, attention: str) -> dict[s
 
         def train() -> Any:
             nonlocal state
-            state, metrics = compiled(state, frozen, batch)
+            state, metrics = compiled(state, frozen, batch, root_key(config))
             return metrics
 
         row["step_seconds"] = seconds(train, options.repeats)

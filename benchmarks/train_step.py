@@ -31,7 +31,7 @@ from diffcse_jax.models.hf import transformer_config
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, replicated, resolved, shard_batch
-from diffcse_jax.training.step import initial_state, make_train_step
+from diffcse_jax.training.step import initial_state, make_train_step, root_key
 
 SCHEDULE_STEPS = 10_000  # of the learning rate; any number works
 
@@ -109,6 +109,7 @@ class OurStep:
         optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
         self.state = initial_state(built.params, optimizer, config, self.mesh)
         self.frozen = jax.device_put(built.frozen, replicated(self.mesh))
+        self.root = root_key(config)
         self.train_step = make_train_step(built.networks, config, optimizer, self.mesh)
         packing = Packing(config.train.chunks, anchors=config.needs("anchors"))
         self.batches = settings.batches(packing if config.train.packing == "on" else None)
@@ -119,7 +120,8 @@ class OurStep:
     def compile(self, batches: list[Batch]) -> None:
         """Compile the step for the shapes of these batches."""
         for shape, views in {_shapes(views): views for views in batches}.items():
-            lowered = self.train_step.lower(self.state, self.frozen, shard_batch(views, self.mesh))
+            placed = shard_batch(views, self.mesh)
+            lowered = self.train_step.lower(self.state, self.frozen, placed, self.root)
             self.compiled[shape] = lowered.compile()
 
     def step(self) -> None:
@@ -128,7 +130,8 @@ class OurStep:
             self.compile(self.batches)
         views = next(self.turns)
         program = self.compiled[_shapes(views)]
-        self.state, self.metrics = program(self.state, self.frozen, shard_batch(views, self.mesh))
+        placed = shard_batch(views, self.mesh)
+        self.state, self.metrics = program(self.state, self.frozen, placed, self.root)
 
     def wait(self) -> None:
         """Wait until all steps have finished."""

@@ -27,7 +27,7 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.training import networks
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import by_rules, make_mesh, resolved, shard_batch, shards_of
-from diffcse_jax.training.step import initial_state, make_train_step
+from diffcse_jax.training.step import initial_state, make_train_step, root_key
 
 # All that mixes examples: in-batch negatives, BatchNorm, standardised columns, means over tokens;
 # and dropout.
@@ -96,7 +96,7 @@ def train(
         views = views_of(batch, packed=True, devices=data, following=following if edits else None)
         if not edits:
             views = views._replace(labels={"pair": np.arange(16, dtype=np.float32)})
-        state, metrics = step(state, frozen, shard_batch(views, mesh))
+        state, metrics = step(state, frozen, shard_batch(views, mesh), root_key(config))
         history.append({name: float(value) for name, value in metrics.items()})
     assert all(len(array.sharding.device_set) == data * model for array in state.params.values())
     assert jax.tree.map(lambda array: array.sharding, state) == expected
@@ -128,7 +128,8 @@ def test_gradients_in_bfloat16_do_not_depend_on_the_number_of_devices():
         mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
         state = initial_state(built.params, optimizer, config, mesh)
         views = shard_batch(views_of(random_batch(size=16)), mesh)
-        state, _ = make_train_step(built.networks, config, optimizer, mesh)(state, {}, views)
+        step = make_train_step(built.networks, config, optimizer, mesh)
+        state, _ = step(state, {}, views, root_key(config))
         (adam,) = (part for part in state.opt_state if isinstance(part, optax.ScaleByAdamState))
         moments.append(jax.tree.map(np.asarray, adam.mu))
     for name, one in moments[0].items():

@@ -63,7 +63,7 @@ def start(monkeypatch, tmp_path):
     monkeypatch.setattr(loop_module.jax, "block_until_ready", wait)
 
     def start(losses, scores=None, options=None, grad_norm=1.0, **train):
-        def train_step(state, frozen, batch):
+        def train_step(state, frozen, batch, root):
             step, loss = state.step + 1, jnp.float32(losses[int(state.step)])
             events.append(f"step {step}")
             bad_steps = state.bad_steps + (~jnp.isfinite(loss)).astype(jnp.int32)
@@ -117,6 +117,7 @@ def start(monkeypatch, tmp_path):
                 train_step,
                 STATE,
                 frozen={},
+                root=jax.random.key(0),
                 batches=batches,
                 compiled=CompiledShapes(),
             )
@@ -250,7 +251,7 @@ def test_a_new_run_compiles_its_step_while_the_start_is_scored(problem, capsys):
     run = mock.Mock(spec=Run, source=[views_of(random_batch())], mesh=mesh)
     with (
         contextlib.suppress(KeyboardInterrupt),
-        _compiled_meanwhile(run, train_step, STATE, {}) as compiled,
+        _compiled_meanwhile(run, train_step, STATE, {}, jax.random.key(0)) as compiled,
     ):
         score()
     assert [thread.is_alive() for thread in threads] == [False]
@@ -262,7 +263,7 @@ def test_a_resumed_run_compiles_at_its_first_step():
     """It may have ended already, so that there is none."""
     train_step = mock.Mock(spec=jax.stages.Wrapped)
     resumed = STATE._replace(step=jnp.int32(2))
-    with _compiled_meanwhile(mock.Mock(spec=Run), train_step, resumed, {}):
+    with _compiled_meanwhile(mock.Mock(spec=Run), train_step, resumed, {}, jax.random.key(0)):
         pass
     train_step.lower.assert_not_called()
 

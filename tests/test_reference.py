@@ -33,6 +33,7 @@ from diffcse_jax.training.step import (
     initial_state,
     loss_of_batch,
     make_train_step,
+    root_key,
 )
 
 KEY = jax.random.key(0)  # read by nothing: every dropout rate is 0
@@ -276,7 +277,7 @@ def test_twenty_steps_of_training(name, groups, monkeypatch):
     start = cls_embeddings(networks, state.params, views)
     rows = []
     for index in range(20):
-        state, metrics = step(state, frozen, views)
+        state, metrics = step(state, frozen, views, root_key(config))
         rows.append((metrics["loss"], metrics["grad_norm"], rate(index)))
     losses, norms, rates = np.array(rows, np.float64).T
     np.testing.assert_allclose(rates, expected["lrs"], rtol=1e-6)

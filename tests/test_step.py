@@ -11,7 +11,7 @@ from diffcse_jax.config import OptimConfig
 from diffcse_jax.training import networks
 from diffcse_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import initial_state, make_train_step
+from diffcse_jax.training.step import initial_state, make_train_step, root_key
 
 CONFIG = config_of(
     {"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}}
@@ -33,7 +33,7 @@ def run():
     step, frozen = make_train_step(definitions, CONFIG, optimizer, mesh), jax.device_put(frozen)
     before, views = jax.tree.map(np.asarray, frozen), views_of(random_batch())
     yield (
-        lambda state: step(state, frozen, views),
+        lambda state: step(state, frozen, views, root_key(CONFIG)),
         lambda: initial_state(params, optimizer, CONFIG, mesh),
     )
     jax.tree.map(np.testing.assert_array_equal, frozen, before)
@@ -49,6 +49,20 @@ def test_a_step_is_a_function_of_state_and_batch(run):
     assert all(first_metrics[name] != later[name] for name in ("loss_contrast", "loss_difference"))
 
 
+def test_all_seeds_share_a_compiled_step():
+    """Runs of a study that differ in the seed must not compile again."""
+    programs = set()
+    for seed in (1, 2):
+        config = config_of({"mesh": {"data": 1}, "train": {"seed": seed, "batch_size": 8}})
+        definitions, params, frozen = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+        mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=100)
+        state = initial_state(params, optimizer, config, mesh)
+        step = make_train_step(definitions, config, optimizer, mesh)
+        lowered = step.lower(state, frozen, views_of(random_batch()), root_key(config))
+        programs.add(lowered.as_text())
+    assert len(programs) == 1
+
+
 @pytest.mark.parametrize("changes", ["heads", "dropout"])
 def test_a_seed_changes_what_it_is_asked_to(run, changes):
     step, start = run
@@ -60,7 +74,9 @@ def test_a_seed_changes_what_it_is_asked_to(run, changes):
     other_step = make_train_step(
         definitions, config, make_optimizer(config.optim, total_steps=100), make_mesh(config)
     )
-    _, metrics = other_step(start(), jax.device_put(frozen), views_of(random_batch()))
+    _, metrics = other_step(
+        start(), jax.device_put(frozen), views_of(random_batch()), root_key(config)
+    )
     same_dropout = metrics["loss"] == step(start())[1]["loss"]
     assert (same_heads, same_dropout) == (changes != "heads", changes != "dropout")
 

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray
 
 from diffcse_jax import hosts
 from diffcse_jax.batch import Batch
@@ -123,6 +124,7 @@ def loop(
     state: TrainState,
     *,
     frozen: Params,
+    root: PRNGKeyArray,
     batches: grain.DatasetIterator,
     compiled: "CompiledShapes",
 ) -> None:
@@ -157,7 +159,7 @@ def loop(
             batch = shard_batch(next(batches), run.mesh)
             if compiled.announce(batch):
                 progress.leave_out()
-            state, metrics = train_step(state, frozen, batch)
+            state, metrics = train_step(state, frozen, batch, root)
             step += 1
             jax.block_until_ready(previous)
             previous = metrics

@@ -18,8 +18,8 @@ from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import TrainState
 from diffcse_jax.training.sharding import by_rules, gathered, replicated, split_over_data
 
-# (state, frozen parameters, batch) -> (state, metrics)
-TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
+# (state, frozen parameters, batch, root key) -> (state, metrics)
+TrainStep = Callable[[TrainState, Params, Batch, PRNGKeyArray], tuple[TrainState, Metrics]]
 
 
 def initial_state(
@@ -56,6 +56,15 @@ def _initialize(optimizer: optax.GradientTransformation, params: Params) -> Trai
     )
 
 
+def root_key(config: Config) -> PRNGKeyArray:
+    """Return the key of dropout, masks and the generator's samples, for all steps of a run.
+
+    It is an argument of the train step, because a constant would have the step compiled again for
+    each seed.
+    """
+    return fold_in_name(jax.random.key(config.train.seed_of("dropout")), "train step")
+
+
 def make_train_step(
     networks: Networks, config: Config, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
 ) -> jax.stages.Wrapped:
@@ -69,8 +78,9 @@ def make_train_step(
     chunks = config.train.chunks
     devices = mesh.shape["data"]
 
-    def train_step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
-        root = fold_in_name(jax.random.key(config.train.seed_of("dropout")), "train step")
+    def train_step(
+        state: TrainState, frozen: Params, batch: Batch, root: PRNGKeyArray
+    ) -> tuple[TrainState, Metrics]:
         inputs_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
         frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
@@ -43,7 +44,7 @@ from diffcse_jax.training.sharding import (
     shard_batch,
     shards_of,
 )
-from diffcse_jax.training.step import initial_state, make_train_step
+from diffcse_jax.training.step import initial_state, make_train_step, root_key
 
 
 def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
@@ -189,7 +190,8 @@ def train_and_select(run: Run) -> str:
             batches.set_state(position)
             log_line(f"resumed at step {step} of {len(run.source)} from {run.workdir}")
         train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
-        with _compiled_meanwhile(run, train_step, state, frozen) as compiled:
+        root = root_key(config)
+        with _compiled_meanwhile(run, train_step, state, frozen, root) as compiled:
             baseline = _measure_baseline(run, resumed=step > 0)
         if jax.process_index() == 0:
             records.record_start(run.workdir, config, text=run.text, step=step)
@@ -201,6 +203,7 @@ def train_and_select(run: Run) -> str:
                 train_step,
                 state,
                 frozen=frozen,
+                root=root,
                 batches=batches,
                 compiled=compiled,
             )
@@ -242,7 +245,11 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
 
 @contextlib.contextmanager
 def _compiled_meanwhile(
-    run: Run, train_step: jax.stages.Wrapped, state: TrainState, frozen: Params
+    run: Run,
+    train_step: jax.stages.Wrapped,
+    state: TrainState,
+    frozen: Params,
+    root: PRNGKeyArray,
 ) -> Iterator[CompiledShapes]:
     """Compile the train step in a thread during the block, which scores the starting checkpoint.
 
@@ -254,6 +261,7 @@ def _compiled_meanwhile(
         train_step: The train step. `jax.jit` keeps what is compiled for it.
         state: The state before the next step.
         frozen: The frozen parameters.
+        root: The step's root key.
 
     Yields:
         The shapes of batches for which the step is compiled when the block ends.
@@ -269,7 +277,7 @@ def _compiled_meanwhile(
     def compile_step() -> None:
         # If this fails, the first step fails in the same way, and its error is reported.
         with contextlib.suppress(Exception):
-            train_step.lower(state, frozen, batch).compile()
+            train_step.lower(state, frozen, batch, root).compile()
 
     thread = threading.Thread(target=compile_step)
     thread.start()
