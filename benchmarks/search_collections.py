@@ -8,15 +8,19 @@ Their queries and judgements are people's own, and no run trains on them.
 COLLECTIONS contains a folder for each collection in BEIR's form. Each run trains on a collection's
 documents, with the preset `adapt` (`ours`) or with sentence-transformers' recipe for pairs on the
 same texts (`pairs`), from the same starting checkpoint, with the same number of steps, batch size
-and sentence length. Five systems then answer the questions: BM25, the starting checkpoint, the
-trained model (the best checkpoint, even if the run exports the start), and both with BM25, whose
-weight is the default. `recommended` is what the run recommends, with the weight that it chose.
-Paired randomisation tests compare scores of the same questions, which are means over the seeds.
+and sentence length. `pretrained` first continues the starting checkpoint as a masked LM on the
+documents (configuration `masked_lm`), and then does as `ours`.
+
+Five systems then answer the questions: BM25, the starting checkpoint, the trained model (the best
+checkpoint, even if the run exports the start), and both with BM25, whose weight is the default.
+`recommended` is what the run recommends, with the weight that it chose. Paired randomisation tests
+compare scores of the same questions, which are means over the seeds.
 
 WORK keeps each result, so the same command resumes after an interruption.
 """
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import sys
@@ -35,7 +39,7 @@ from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import reported_to_user
 
 MEASURES = ("ndcg@10", "mrr@10", "recall@100", "map")
-OURS, PAIRS = "ours", "pairs"
+OURS, PAIRS, PRETRAINED = "ours", "pairs", "pretrained"
 START, TRAINED, WITH_BM25 = "start", "trained", " + BM25"
 COMPARED = (("BM25", START + WITH_BM25), (START, START + WITH_BM25), (START, TRAINED))
 COMPARED += ((START + WITH_BM25, TRAINED + WITH_BM25), (TRAINED, TRAINED + WITH_BM25))
@@ -128,12 +132,38 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     }
 
 
+def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, Any]:
+    """Continue the start as a masked LM on the documents, score it, and train it as `ours`."""
+    from diffcse_jax.run_folder.records import read_selection
+    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+    from diffcse_jax.training.train import train_in_folder
+
+    values = shipped_config("masked_lm")
+    values.data.train_file = str(folder)
+    values.data.cache_dir = config.data.cache_dir
+    values.model.name_or_path = config.model.name_or_path
+    values.train.seed = config.train.seed
+    masked_lm = place / "masked_lm"
+    verdict = train_in_folder(Config.from_dict(values.to_dict()), masked_lm)
+    selection = read_selection(masked_lm)
+    assert selection is not None  # the run has finished
+    scores = answer(folder, masked_lm, START, {START + WITH_BM25: DEFAULT_WEIGHT})
+    model = dataclasses.replace(config.model, name_or_path=str(masked_lm))
+    adapted = measure_ours(folder, dataclasses.replace(config, model=model), place / "adapted")
+    adapted["scores"] = scores | adapted["scores"]
+    adapted["masked_lm"] = {"verdict": verdict, "steps": selection.record.step}
+    return adapted
+
+
 def measure_theirs(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Train by the library's recipe for pairs, and score the result."""
     from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 
     adaptation_recipes.train_theirs(PAIRS, config, place)
     return {"scores": answer(folder, place, TRAINED, {TRAINED + WITH_BM25: DEFAULT_WEIGHT})}
+
+
+RECIPES = {OURS: measure_ours, PAIRS: measure_theirs, PRETRAINED: measure_pretrained}
 
 
 def configured(folder: Path, options: argparse.Namespace, seed: int) -> Config:
@@ -203,6 +233,9 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
             [[scores[CHOOSES][query] for query in queries] for scores in found], axis=0
         )
     pairs = [*COMPARED, *((START, f"{PAIRS}: {TRAINED}"), (f"{PAIRS}: {TRAINED}", TRAINED))]
+    of_pretrained = {name: f"{PRETRAINED}: {name}" for name in (START, TRAINED)}
+    of_pretrained[TRAINED + WITH_BM25] = f"{PRETRAINED}: {TRAINED}{WITH_BM25}"
+    pairs += of_pretrained.items()
     pairs += [(name, "recommended") for name in by_query if name != "recommended"]
     tests = {
         f"{one} -> {other}": compare(by_query[one], by_query[other])
@@ -216,7 +249,7 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
         "made queries": {each["name"]: each["score"] for each in start["made"]},
         "runs": {
             recipe: [
-                {key: run[key] for key in ("seconds", "verdict", "made") if key in run}
+                {key: run[key] for key in ("seconds", "verdict", "made", "masked_lm") if key in run}
                 for run in each
             ]
             for recipe, each in runs.items()
@@ -268,7 +301,7 @@ def main() -> None:
     )
     add("--collections", nargs="+", help="names of folders (default: all)")
     add("--train", nargs="*", help="collections to train on (default: all)")
-    add("--recipes", nargs="+", choices=(OURS, PAIRS), default=[OURS, PAIRS])
+    add("--recipes", nargs="+", choices=tuple(RECIPES), default=[OURS, PAIRS])
     add("--seeds", type=int, nargs="+", default=[1, 2, 3])
     add("--output", type=Path, help="file for the record (default: print it)")
     options = parser.parse_args()
@@ -277,7 +310,6 @@ def main() -> None:
     )
     trained = [name for name in names if options.train is None or name in options.train]
     short = Path(options.model).name
-    functions = {OURS: measure_ours, PAIRS: measure_theirs}
     with reported_to_user():
         starts = {
             name: remembered(
@@ -294,7 +326,7 @@ def main() -> None:
                 config = configured(options.data / name, options, seed)
                 for recipe in options.recipes:
                     key = f"{name}.{short}.{recipe}.{seed}"
-                    arguments = (functions[recipe], options.data / name, config, options.work / key)
+                    arguments = (RECIPES[recipe], options.data / name, config, options.work / key)
                     run = remembered(options.work / f"{key}.json", *arguments)
                     scores = {**starts[name]["scores"], **run["scores"]}
                     run["all"] = {system: each["ndcg@10"] for system, each in scores.items()}

@@ -43,7 +43,9 @@ def plan_of(workdir: Path, *overrides: str, **fields) -> studies.Plan:
     return make_plan("mine", study, overrides, workdir)
 
 
-def finish(run, dev=80.0, dev_text: str = "", notes=(), training=None, **scores) -> None:
+def finish(
+    run, dev=80.0, dev_text: str = "", notes=(), training=None, inputs=None, **scores
+) -> None:
     """Write the files of a run that is done."""
     (run.folder / "export").mkdir(parents=True, exist_ok=True)
     metric = "average" if run.start else "stsb_spearman"
@@ -54,6 +56,7 @@ def finish(run, dev=80.0, dev_text: str = "", notes=(), training=None, **scores)
         "dev": dev,
         "dev_text": dev_text,
         "training": training or {},
+        "inputs": inputs or {},
     }
     write_sealed(run.folder / RESULTS, results | {"scores": scores, "notes": notes})
 
@@ -285,6 +288,16 @@ def test_a_damaged_record_is_named_and_scored_again(tmp_path, do):
         == f"{path} differs from its checksum. Run the study without --report to score the run again"
     )
     assert do(made) == ["with DCL, seed 1"]
+
+
+def test_runs_from_different_weights_of_one_name_are_reported(tmp_path):
+    made = plan_of(tmp_path)
+    for number, run in enumerate(run for run in made.runs if run.seed):
+        digests = {"model.name_or_path": "12"[number > 0], "text": "3"}
+        finish(run, STS12=70.0, inputs=digests)
+    (note,) = (note for note in summarize(made)["notes"] if note.startswith("warning"))
+    assert note.startswith("warning: 2 different starting checkpoints are called ")
+    assert "plain, seed 1 | plain, seed 2, with DCL, seed 1" in note
 
 
 def test_a_record_outlives_the_folders(tmp_path, do):

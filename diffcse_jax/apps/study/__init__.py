@@ -37,12 +37,13 @@ from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserErr
 from diffcse_jax.evaluation import results, runner
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.export.card import portable
 from diffcse_jax.hosts import log_line, terminated_like_interrupted
 from diffcse_jax.io import disk_errors, expand_path, lock, read_sealed, write_sealed, write_text
 from diffcse_jax.losses.finetune import score_name
 from diffcse_jax.run_folder.checkpoints import saved_steps
 from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG
-from diffcse_jax.run_folder.records import origin, read_metrics, read_selection
+from diffcse_jax.run_folder.records import origin, read_metrics, read_selection, read_starts
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh
 
@@ -52,6 +53,12 @@ if TYPE_CHECKING:
 SHIPPED_STUDIES = SHIPPED / "studies"
 FINETUNING = "finetune_multitask"  # the configuration that fine-tunings change
 NOT_STARTED = "not started"
+# Digests in `starts.jsonl` by what they are of.
+INPUTS = {
+    "model.name_or_path": "starting checkpoints",
+    "generator.name_or_path": "generators",
+    "text": "texts",
+}
 LAST_STEPS = 100  # over which what training logs is averaged
 WORTH_TIMING = 4  # runs that are not started: fewer end soon
 SAFE = "What the runs have saved is not affected."
@@ -563,7 +570,8 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
         What tables need: `asked` (the tasks), `config`, `metric` (the dev metric), `dev` (its
         score), `dev_text` (identifies the text of the dev metric), `scores` by column, and `notes`.
         Of a trained encoder also the steps of the `best` and the `last` checkpoint, its `curve`
-        (dev score by step), and `training` (`means_at_end`). The metric of a fine-tuning is the
+        (dev score by step), `training` (`means_at_end`), and `inputs` (digests of the starting
+        weights and of the text). The metric of a fine-tuning is the
         average over its labelled tasks, and the scores are those of the tasks.
     """
     if run.seed is None:
@@ -599,11 +607,20 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
     last = max(saved_steps(checkpoints), default=record.step)
     dev_row = f"dev/{metric}"
     found |= {"best": record.step, "last": last, "training": means_at_end(rows)}
+    found["inputs"] = digests_of_inputs(run.folder)
     found["curve"] = [[row["step"], row[dev_row]] for row in rows if dev_row in row]
     _add_scores(run, found, str(run.folder))
-    if run.scores_last:
+    if run.scores_last and last == record.step and selection.interpolation == 1:
+        found["scores"] |= {f"{name} (last)": score for name, score in found["scores"].items()}
+    elif run.scores_last:
         _add_scores(run, found, str(checkpoints / str(last)), " (last)")
     return found
+
+
+def digests_of_inputs(folder: Path) -> dict[str, str]:
+    """Return the digests of the weights that a run started from, and of its text."""
+    digests = read_starts(folder)[0]["digests"]
+    return {name: value for name, value in digests.items() if name in INPUTS}
 
 
 def means_at_end(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -723,6 +740,7 @@ def summarize(plan: Plan) -> table.Summary:
             f"published: {plan.study.source}, with its own checkpoints, text and number of steps"
         )
     notes += [f"{label}: {state}" for label, state in states.items() if state != NOT_STARTED]
+    notes += mixed_inputs(plan)
     for row, runs in plan.rows.items():
         waiting = [run for run in runs if states.get(run.label) == NOT_STARTED]
         seeds = [str(run.seed) for run in waiting if run.seed is not None]
@@ -731,6 +749,25 @@ def summarize(plan: Plan) -> table.Summary:
             notes.append(f"{NOT_STARTED}: {row}{which}")
     about = {"study": plan.name, "source": plan.study.source, "dev_columns": [*titles.values()]}
     return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
+
+
+def mixed_inputs(plan: Plan) -> Iterator[str]:
+    """Yield what differs between runs that should share it.
+
+    A record knows folders by their names only, so runs of two machines may have started from
+    different weights.
+    """
+    digests: dict[tuple[str, str], dict[str, list[str]]] = {}  # by kind and name: labels by digest
+    for run in plan.runs:
+        found, _ = run.look()
+        values = flat(portable(run.config))
+        for kind, digest in (found or {}).get("inputs", {}).items():
+            name = values.get("data.train_file" if kind == "text" else kind, "")
+            digests.setdefault((kind, name), {}).setdefault(digest, []).append(run.label)
+    for (kind, name), labels in digests.items():
+        if len(labels) > 1:
+            parts = " | ".join(", ".join(each) for each in labels.values())
+            yield f"warning: {len(labels)} different {INPUTS[kind]} are called {name}: {parts}"
 
 
 def _columns(
