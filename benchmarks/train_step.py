@@ -183,7 +183,7 @@ def planned(settings: Settings) -> dict[str, Any]:
     plan = OurStep(settings).plan()
     return {
         "device": plan.pop("device"),
-        "settings": _recorded(settings),
+        "settings": recorded(settings),
         "implementations": {"ours": plan},
     }
 
@@ -261,7 +261,7 @@ def measured(settings: Settings, against: list[str], *, steps: int, block: int) 
         )
     return {
         "device": device,
-        "settings": _recorded(settings),
+        "settings": recorded(settings),
         "mean_tokens": statistics.mean(map(_mean_tokens, batches)),
         "step_flops": flops,
         "implementations": sides,
@@ -282,7 +282,8 @@ def _mean_tokens(views: Batch) -> float:
     return float(views.attention_mask.sum(axis=-1).mean())
 
 
-def _recorded(settings: Settings) -> dict[str, Any]:
+def recorded(settings: Settings) -> dict[str, Any]:
+    """Return the settings for a record."""
     return dataclasses.asdict(settings) | {"text": settings.text and settings.text.name}
 
 

@@ -1,6 +1,7 @@
 """The benchmarks: what they count, that both sides compute the same, and their records."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import torch_twin, train_step, workload
+from benchmarks import profile_step, torch_twin, train_step, workload
 from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.models import hf, layers
@@ -108,3 +109,20 @@ def test_train_step_command(tmp_path):
     assert all(np.isfinite(side["loss"]) and side["share_of_peak"] != 0 for side in sides.values())
     medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
+
+
+def test_kernels_of_a_profile_are_counted_by_step_and_kind():
+    names = ["gemm_fusion_dot_1", "input_reduce_fusion_2", "gemm_fusion_dot_1", "fusion_3"]
+    events = [SimpleNamespace(name=name, duration_ns=2e6) for name in names]
+    gpu = SimpleNamespace(name="/device:GPU:0", lines=[SimpleNamespace(events=events)])
+    host = SimpleNamespace(name="/host:CPU", lines=[SimpleNamespace(events=events)])
+    kernels = profile_step.kernels_of([gpu, host], steps=2)
+    program = "  %fusion.3 = f32[8,4]{1,0} fusion(%a), kind=kLoop"
+    found = profile_step.summary(kernels, [program])
+    assert next(iter(kernels.items())) == ("gemm_fusion_dot_1", (2.0, 1.0))
+    assert (found["kernel_milliseconds"], found["kernels_per_step"]) == (4.0, 2.0)
+    assert found["kinds"]["matrix products"] == 2.0
+    assert found["kinds"]["other elementwise"] == 1.0
+    assert {each["kernel"]: each["result"] for each in found["longest"]}[
+        "fusion_3"
+    ] == "f32[8,4]{1,0}"
