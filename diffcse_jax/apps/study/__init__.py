@@ -591,7 +591,7 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
         notes.append(f"{run.label}: {origin(selection.interpolation, record.step)}")
     metric = record.dev_metric
     tuned = itertools.starmap(score_name, run.config.finetune.tasks.items())
-    found = {
+    found: dict[str, Any] = {
         "asked": run.asked,
         "config": run.config.to_dict(),
         "metric": metric,
