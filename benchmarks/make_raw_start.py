@@ -3,7 +3,8 @@
     python -m benchmarks.make_raw_start --text wiki_1m.txt --work FOLDER
 
 MiniLM is a sentence encoder. Trained on as a masked LM, it forgets much of that. The encoder has
-its six blocks, and the generator the first three. If the command is interrupted, the same command
+its six blocks and a constant learning rate, because it remembers again as the rate decays. The
+generator has the first three blocks. If the command is interrupted, the same command
 resumes. Then `--output` gets both as Hugging Face folders with weights in half precision.
 `--record` gets the commands, digests of text and weights, and the masked accuracy over the steps
 beside that of a unigram and a bigram.
@@ -23,12 +24,11 @@ from diffcse_jax.io import sha256
 from diffcse_jax.run_folder.records import read_metrics
 
 BLOCKS = {"encoder": 6, "generator": 3}
-STEPS = {"encoder": 1200, "generator": 1100}
-SETTINGS = {
-    "train.batch_size": 64,
-    "optim.learning_rate": 5e-4,
-    "eval.every": 200,
+SETTINGS: dict[str, dict[str, object]] = {
+    "encoder": {"train.steps": 400, "optim.schedule": "constant"},
+    "generator": {"train.steps": 1100},
 }
+OF_BOTH = {"train.batch_size": 64, "optim.learning_rate": 5e-4, "eval.every": 200}
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")  # besides the weights
 SCORES = ("masked_accuracy", "masked_accuracy_unigram", "masked_accuracy_bigram")
 
@@ -38,8 +38,8 @@ def commands_of(name: str, text: str, work: Path) -> list[list[str]]:
     start = str(work / f"{name}_start")
     init = ["diffcse", "init", "--model", "minilm", "--blocks", str(BLOCKS[name])]
     train = ["diffcse", "train", "--config", "masked_lm", "--workdir", str(work / name)]
-    settings = {"model.name_or_path": start, "data.train_file": text, "train.steps": STEPS[name]}
-    train += [f"--config.{key}={value}" for key, value in {**settings, **SETTINGS}.items()]
+    settings = {"model.name_or_path": start, "data.train_file": text, **OF_BOTH, **SETTINGS[name]}
+    train += [f"--config.{key}={value}" for key, value in settings.items()]
     return [[*init, "--output", start], train]
 
 

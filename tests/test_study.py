@@ -108,6 +108,11 @@ def study(tmp_path, capsys):
             "mine.py: define a function get_study() that returns a Study, got ",
         ),
         (
+            "variants={'A': {'model.name_or_path': '/nowhere/start'}}",
+            [],
+            "error: /nowhere/start does not exist. A needs it as model.name_or_path.",
+        ),
+        (
             VARIANTS,
             ["--variants", "C"],
             "error: --variants: mine has no 'C'. It has: plain, with DCL",

@@ -442,6 +442,7 @@ def run_study(
     chosen = plan.selected(variants)
     was_stopped = False
     if not report:
+        require_folders(name, chosen)
         for run in plan.runs:
             with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
                 run.require_same()
@@ -464,6 +465,29 @@ def run_study(
     if any(state.startswith("failed: ") for state in states):
         return 1
     return 3 if states else 0
+
+
+def require_folders(study: str, runs: Sequence[StudyRun]) -> None:
+    """Refuse a study whose runs would all fail, because a folder that they start from is missing.
+
+    Raises:
+        ConfigError: The path of a starting checkpoint or of a generator does not exist.
+    """
+    for run in runs:
+        if run.start or run.look()[0]:
+            continue
+        values = flat(run.config.to_dict())
+        needed = ["model.name_or_path"]
+        needed += ["generator.name_or_path"] * (
+            run.seed is not None and run.config.needs("generator")
+        )
+        for key in needed:
+            folder = Path(values[key])
+            if folder.is_absolute() and not folder.exists():
+                raise ConfigError(
+                    f"{folder} does not exist. {run.row} needs it as {key}. The file of the study "
+                    f"{study} says how to make it, or name another one with --config.{key}"
+                )
 
 
 def say_what_it_takes(runs: Sequence[StudyRun], folder: Path) -> None:
