@@ -14,7 +14,7 @@ from pathlib import Path
 from diffcse_jax.apps.study import Study
 
 STUDY = runpy.run_path(str(Path(__file__).with_name("does_difference_help.py")))
-LEARNING_RATES = (1e-5, 3e-5, 1e-4)
+LEARNING_RATES = (3e-5, 1e-4, 3e-4)
 WEIGHTS = (0.005, 0.05, 0.5)
 METHODS = ("SimCSE", "SimCSE, BatchNorm", "SimCSE++")
 
