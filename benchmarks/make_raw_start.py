@@ -4,10 +4,11 @@
 
 MiniLM is a sentence encoder. Trained on as a masked LM, it forgets much of that. The encoder has
 its six blocks and a constant learning rate, because it remembers again as the rate decays. The
-generator has the first three blocks. If the command is interrupted, the same command
-resumes. Then `--output` gets both as Hugging Face folders with weights in half precision.
-`--record` gets the commands, digests of text and weights, and the masked accuracy over the steps
-beside that of a unigram and a bigram.
+generator has the first three blocks. If the command is interrupted, the same command resumes.
+
+The command then writes both to `--output`, as Hugging Face folders with weights in half precision,
+and a record to `--record`: the commands, digests of text and weights, and the masked accuracy over
+the steps beside that of a unigram and a bigram.
 """
 
 import argparse

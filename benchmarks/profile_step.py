@@ -1,10 +1,10 @@
-r"""Say where the time of a train step goes on a GPU: its kernels, by what they do.
+r"""Measure how long the kernels of a train step take on a GPU, and sum them by kind.
 
     python -m benchmarks.profile_step --size base --objective diffcse \
         --output benchmarks/results/NAME.json
 
-The step is that of `benchmarks.train_step`, in bfloat16. The times are those of the profiler, which
-counts a kernel from its start to its end. The time of a step is measured without the profiler.
+The step is that of `benchmarks.train_step`, in bfloat16. JAX's profiler measures each kernel from
+its start to its end. The time of a whole step is measured without the profiler.
 """
 
 import argparse
@@ -23,10 +23,11 @@ import jax
 from benchmarks import measure, train_step, workload
 from diffcse_jax.errors import reported_to_user
 
-TURNS, STEPS = 3, 20  # that are timed
+TURNS = 3
+STEPS = 20  # in each turn
 TRACED = 5  # steps
 LISTED = 40  # kernels
-# Kernels by their names, which XLA chooses. The first pattern counts that a name contains.
+# XLA names the kernels. A kernel belongs to the first kind whose pattern its name contains.
 KINDS = {
     "matrix products": r"nvjet|gemm|cutlass|cublas|xmma",
     "sums over rows or columns": r"^input_reduce",
@@ -100,6 +101,8 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
     options = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        sys.exit(f"JAX found no GPU here, only {jax.default_backend()}. Run it where there is one")
     settings = train_step.Settings(
         size=options.size,
         objective=options.objective,

@@ -134,6 +134,7 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
 
 def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Continue the start as a masked LM on the documents, score it, and train it as `ours`."""
+    from diffcse_jax.export import export
     from diffcse_jax.run_folder.records import read_selection
     from diffcse_jax.search.fusion import DEFAULT_WEIGHT
     from diffcse_jax.training.train import train_in_folder
@@ -148,7 +149,8 @@ def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, A
     selection = read_selection(masked_lm)
     assert selection is not None  # the run has finished
     scores = answer(folder, masked_lm, START, {START + WITH_BM25: DEFAULT_WEIGHT})
-    model = dataclasses.replace(config.model, name_or_path=str(masked_lm))
+    export(masked_lm, masked_lm / "export")
+    model = dataclasses.replace(config.model, name_or_path=str(masked_lm / "export"))
     adapted = measure_ours(folder, dataclasses.replace(config, model=model), place / "adapted")
     adapted["scores"] = scores | adapted["scores"]
     adapted["masked_lm"] = {"verdict": verdict, "steps": selection.record.step}

@@ -305,6 +305,14 @@ def test_runs_from_different_weights_of_one_name_are_reported(tmp_path):
     assert "plain, seed 1 | plain, seed 2, with DCL, seed 1" in note
 
 
+def test_a_text_has_other_tokens_where_a_row_reads_it_differently(tmp_path):
+    rows = {"plain": {}, "longer": {"data.max_length": 48}}
+    made = plan_of(tmp_path, variants=rows, seeds_of={})
+    for run in (run for run in made.runs if run.seed):
+        finish(run, inputs={"model.name_or_path": "1", "text": run.row})
+    assert not any(note.startswith("warning") for note in summarize(made)["notes"])
+
+
 def test_a_record_outlives_the_folders(tmp_path, do):
     file = tmp_path / "record.jsonl"
     here = plan_of(tmp_path / "here").with_record(StudyRecord(file))

@@ -170,7 +170,9 @@ class Loss(abc.ABC):
         """Return the networks that this loss adds. Losses that name the same network share it."""
         return {}
 
-    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:  # noqa: B027
+    def prepare(  # noqa: B027
+        self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
+    ) -> PyTree:
         """Compute what `loss` reads besides the batch, without gradients.
 
         Each loss gets the frozen networks and a random key of its own.

@@ -39,7 +39,15 @@ from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.export.card import portable
 from diffcse_jax.hosts import log_line, terminated_like_interrupted
-from diffcse_jax.io import disk_errors, expand_path, lock, read_sealed, write_sealed, write_text
+from diffcse_jax.io import (
+    disk_errors,
+    expand_path,
+    json_digest,
+    lock,
+    read_sealed,
+    write_sealed,
+    write_text,
+)
 from diffcse_jax.losses.finetune import score_name
 from diffcse_jax.run_folder.checkpoints import saved_steps
 from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG
@@ -478,15 +486,15 @@ def require_folders(study: str, runs: Sequence[StudyRun]) -> None:
             continue
         values = flat(run.config.to_dict())
         needed = ["model.name_or_path"]
-        needed += ["generator.name_or_path"] * (
-            run.seed is not None and run.config.needs("generator")
-        )
+        if run.seed is not None and run.config.needs("generator"):
+            needed.append("generator.name_or_path")
         for key in needed:
             folder = Path(values[key])
             if folder.is_absolute() and not folder.exists():
                 raise ConfigError(
-                    f"{folder} does not exist. {run.row} needs it as {key}. The file of the study "
-                    f"{study} says how to make it, or name another one with --config.{key}"
+                    f"{folder} does not exist. {run.row} needs it as {key}. Make it, or name "
+                    f"another one with --config.{key}. The file of the study {study} may say how "
+                    "to make it"
                 )
 
 
@@ -643,7 +651,8 @@ def train_and_score(run: StudyRun) -> dict[str, Any]:
 
 def digests_of_inputs(folder: Path) -> dict[str, str]:
     """Return the digests of the weights that a run started from, and of its text."""
-    digests = read_starts(folder)[0]["digests"]
+    first: dict[str, Any] = next(iter(read_starts(folder)), {})
+    digests = first.get("digests", {})
     return {name: value for name, value in digests.items() if name in INPUTS}
 
 
@@ -779,16 +788,25 @@ def mixed_inputs(plan: Plan) -> Iterator[str]:
     """Yield what differs between runs that should share it.
 
     A record knows folders by their names only, so runs of two machines may have started from
-    different weights.
+    different weights. Texts are compared between runs that read and tokenise them alike.
     """
-    digests: dict[tuple[str, str], dict[str, list[str]]] = {}  # by kind and name: labels by digest
+    # The labels of runs, by kind, name and settings, and then by digest.
+    digests: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for run in plan.runs:
         found, _ = run.look()
         values = flat(portable(run.config))
+        reading = {
+            key: value
+            for key, value in values.items()
+            if key.startswith("data.") and key not in machine_keys()
+        }
+        as_tokens = json_digest([reading, values["model.name_or_path"]])
         for kind, digest in (found or {}).get("inputs", {}).items():
-            name = values.get("data.train_file" if kind == "text" else kind, "")
-            digests.setdefault((kind, name), {}).setdefault(digest, []).append(run.label)
-    for (kind, name), labels in digests.items():
+            is_text = kind == "text"
+            name = values["data.train_file" if is_text else kind]
+            group = (kind, name, as_tokens if is_text else "")
+            digests.setdefault(group, {}).setdefault(digest, []).append(run.label)
+    for (kind, name, _), labels in digests.items():
         if len(labels) > 1:
             parts = " | ".join(", ".join(each) for each in labels.values())
             yield f"warning: {len(labels)} different {INPUTS[kind]} are called {name}: {parts}"
