@@ -163,6 +163,8 @@ def test_a_table_has_a_row_a_model_and_a_column_a_task():
         "| a         |    avg | 70.12 | 80.00 |",
         "| long_name |    avg |  9.50 |     - |",
     ]
+    narrow = results.table(["n"], [results.TableRow("a|b", {"n": "3"})], "markdown")
+    assert narrow.splitlines() == ["| model |  n |", "| ----- | -: |", r"| a\|b  |  3 |"]
     rows = [r"model & pooler & STS12 & STS-B \\", r"\midrule", r"a & avg & 70.12 & 80.00 \\"]
     rows.append(r"long\_name & avg & 9.50 & - \\")
     assert latex == [r"\begin{tabular}{lrrr}", r"\toprule", *rows, r"\bottomrule", r"\end{tabular}"]

@@ -151,7 +151,11 @@ def table(
         return "\n".join(
             [begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
         )
-    first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+    least = 0
+    if style == "markdown":
+        lines = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+        least = 2  # Markdown knows a column by a dash at least, with a colon: "-:"
+    first, *widths = (max(least, *map(len, column)) for column in zip(*lines, strict=True))
     padded = [[line[0].ljust(first), *map(str.rjust, line[1:], widths)] for line in lines]
     if style == "text":
         return "\n".join("  ".join(line).rstrip() for line in padded)

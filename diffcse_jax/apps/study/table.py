@@ -91,11 +91,10 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
     """Return the mean difference `other - first` in a column, or None if the rows share no seed.
 
     Returns:
-        `mean` and the number `n` of shared seeds. Unless there is a single one, or all seeds differ
-        by the same
-        amount: the bounds `low` and `high` of the 95% interval and the p-value `p`, both by the
-        paired t-test (two-sided), and `needed`, the number of seeds that a difference of this size
-        needs (`seeds_needed`).
+        `mean` and the number `n` of shared seeds. If there are several seeds, and their differences
+        are not all the same, also the bounds `low` and `high` of the 95% interval and the p-value
+        `p`, both by the paired t-test (two-sided), and `needed`, the number of seeds that a
+        difference of this size needs (`seeds_needed`).
     """
     shared = [seed for seed in other if column in other[seed] and column in first.get(seed, {})]
     if not shared:
