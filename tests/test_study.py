@@ -103,6 +103,11 @@ def study(tmp_path, capsys):
             "mine: seeds_of names 'B'. The study has: A",
         ),
         (
+            "variants={'A': {}}, comparisons=[('A', 'B')]",
+            [],
+            "mine: comparisons names 'B'. The study has: A",
+        ),
+        (
             "variants={}).seeds or dict(",
             [],
             "mine.py: define a function get_study() that returns a Study, got ",
@@ -413,7 +418,7 @@ def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path)
         "with DCL, seed 3: started",
     ]
     assert printed.out == (tmp_path / "runs/study.txt").read_text()
-    assert "| plain (published) | - |" in (tmp_path / "runs/study.md").read_text()
+    assert "| plain (published) |  - |" in (tmp_path / "runs/study.md").read_text()
     assert (tmp_path / "runs/study.tex").read_text().count(r"\toprule") == 2
     assert json.loads((tmp_path / "runs/study.json").read_text())["encoders"][1]["n"] == 3
     assert (code, study(call, "--report", "--seeds", "2")[0]) == (3, 0)
@@ -423,7 +428,13 @@ def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path)
 
 def test_last_checkpoints_dev_splits_and_accuracies_have_their_own_columns(tmp_path):
     variants = {"SimCSE": {}, "DiffCSE": {}}
-    made = plan_of(tmp_path, variants=variants, dev_tasks=("SICKRelatedness",), scores_last=True)
+    made = plan_of(
+        tmp_path,
+        variants=variants,
+        comparisons=[("DiffCSE", "SimCSE")],
+        dev_tasks=("SICKRelatedness",),
+        scores_last=True,
+    )
     assert made.runs[0].asked == ("sts", "SICKRelatedness dev", "last checkpoint")
     rows = [{"step": step, "loss": 1.0, "rtd_accuracy": step / 200} for step in range(1, 201)]
     for run in made.runs:
@@ -441,6 +452,11 @@ def test_last_checkpoints_dev_splits_and_accuracies_have_their_own_columns(tmp_p
         "model rtd_accuracy",
     ]
     assert tables[-2][-1].split() == ["DiffCSE", "75.25", "±", "0.00"]  # steps 101 to 200
+    differences = next(part for part in tables if "pairs" in part[0])
+    assert [line.split("  ")[0] for line in differences[1:]] == [
+        "DiffCSE",
+        "SimCSE, against DiffCSE",
+    ]
 
 
 def test_dev_scores_on_different_text_are_not_compared(tmp_path):

@@ -13,8 +13,9 @@ Settings:  those of `configs/diffcse_base.py`, with 100 steps and a learning rat
 Scores:    STS-B, STS12, STS14 and SICK-R's trial set, alignment and uniformity, of the checkpoint
            that STS-B dev chose and of the last one.
 
-`DiffCSE without h` is a control. Its discriminator does not see the sentence embedding, so its
-accuracy shows what the embedding tells the discriminator of DiffCSE.
+`DiffCSE without h` is a control. Its discriminator does not see the sentence embedding, so the
+encoder learns from the contrast alone. The accuracy of this discriminator shows what the embedding
+tells the discriminator of DiffCSE.
 """
 
 from pathlib import Path
@@ -54,6 +55,11 @@ def get_study() -> Study:
     return Study(
         base=base_config(),
         variants=ROWS,
+        comparisons=[
+            ("SimCSE, BatchNorm", "DiffCSE"),
+            ("DiffCSE without h", "DiffCSE"),
+            ("SimCSE++", "DiffCSE + SimCSE++"),
+        ],
         seeds=tuple(range(1, 11)),
         seeds_of={row: few for row in ROWS if row not in ("SimCSE", "DiffCSE")},
         tasks=("STSBenchmark", "STS12", "STS14", "geometry"),

@@ -106,6 +106,7 @@ class Study:
 
     base: "str | ConfigDict"
     variants: Mapping[str, Settings]
+    comparisons: Sequence[tuple[str, str]] = ()
     seeds: Sequence[int] = (1, 2, 3)
     seeds_of: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     tasks: Sequence[str] = ("sts",)
@@ -320,9 +321,14 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
     encoders = [*_encoders(name, study, values, workdir)]
     tuned = [*_tuned(name, study, read_overrides(of_tunings, "finetune"), encoders, workdir)]
     runs = encoders + tuned
-    for field, of in {"seeds_of": encoders, "published": runs}.items():
+    named = {
+        "seeds_of": (study.seeds_of, encoders),
+        "published": (study.published, runs),
+        "comparisons": (itertools.chain(*study.comparisons), runs),
+    }
+    for field, (names, of) in named.items():
         rows = dict.fromkeys(run.row for run in of)
-        if unknown := getattr(study, field).keys() - rows.keys():
+        if unknown := set(names) - rows.keys():
             raise ConfigError(
                 f"{name}: {field} names {min(unknown)!r}. The study has: {', '.join(rows)}"
             )
@@ -755,8 +761,6 @@ def summarize(plan: Plan) -> table.Summary:
                 states[run.label] = state
         group = groups["finetunings" if runs[0].start else "encoders"]
         first: table.Seeds = next((each["scores"] for each in group if not each["is_start"]), {})
-        columns = results.by_column([*scores.values()])
-        differences = {column: table.difference(first, scores, column) for column in columns}
         group.append(
             {
                 "row": row,
@@ -764,7 +768,7 @@ def summarize(plan: Plan) -> table.Summary:
                 "n": len(scores),
                 "scores": scores,
                 "training": training,
-                "difference": {column: each for column, each in differences.items() if each},
+                "difference": table.differences(first, scores),
                 "published": plan.study.published.get(row, {}),
             }
         )
@@ -781,7 +785,19 @@ def summarize(plan: Plan) -> table.Summary:
         if waiting:
             notes.append(f"{NOT_STARTED}: {row}{which}")
     about = {"study": plan.name, "source": plan.study.source, "dev_columns": [*titles.values()]}
-    return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
+    by_row = {row["row"]: row["scores"] for group in groups.values() for row in group}
+    comparisons = [
+        {"row": row, "against": against, "difference": table.differences(by_row[against], scores)}
+        for against, row in plan.study.comparisons
+        for scores in [by_row[row]]
+    ]
+    return {
+        **about,
+        **groups,
+        "comparisons": comparisons,
+        "open": states,
+        "notes": [*dict.fromkeys(notes)],
+    }
 
 
 def mixed_inputs(plan: Plan) -> Iterator[str]:

@@ -14,6 +14,7 @@ import scipy.stats
 from diffcse_jax.errors import require_extra
 from diffcse_jax.evaluation.results import (
     TableRow,
+    by_column,
     format_means,
     format_scores,
     sections,
@@ -62,7 +63,7 @@ def show(summary: Summary, style: str) -> str:
     for rows in filter(None, (summary[group] for group in PICTURES)):
         columns = _sections(summary, rows)
         parts += [table(["n", *section], _score_rows(rows, section), style) for section in columns]
-        if compared := [row for row in rows if row["difference"]]:
+        if compared := _compared(summary, rows):
             first = next(row["row"] for row in rows if not row["is_start"])
             parts.append(
                 remark(
@@ -85,6 +86,12 @@ def show(summary: Summary, style: str) -> str:
     separator = "\n\n" if style == "markdown" else "\n"
     parts.append(separator.join(map(remark, summary["notes"])))
     return "\n\n".join(parts) + "\n"
+
+
+def differences(first: Seeds, other: Seeds) -> dict[str, dict[str, Any]]:
+    """Return the `difference` between two rows in each column that they share seeds of."""
+    found = {column: difference(first, other, column) for column in by_column([*other.values()])}
+    return {column: each for column, each in found.items() if each}
 
 
 def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None:
@@ -172,6 +179,17 @@ def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> li
     return lines
 
 
+def _compared(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the rows with a difference to the first one, and then the study's own comparisons."""
+    names = {row["row"] for row in rows}
+    others = [
+        pair | {"row": f"{pair['row']}, against {pair['against']}"}
+        for pair in summary["comparisons"]
+        if pair["row"] in names
+    ]
+    return [row for row in [*rows, *others] if row["difference"]]
+
+
 def _difference_row(row: Mapping[str, Any], first_column: str) -> TableRow:
     differences = row["difference"]
     cells = {"pairs": str(max(found["n"] for found in differences.values()))}
@@ -184,11 +202,13 @@ def _difference_row(row: Mapping[str, Any], first_column: str) -> TableRow:
 
 
 def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Draw a panel per column.
+    """Draw a panel per column, except for those of last checkpoints.
 
     It has a point per seed, a line at the mean and a diamond at the published score.
     """
-    columns = list(itertools.chain(*_sections(summary, rows)))
+    columns = [
+        column for column in itertools.chain(*_sections(summary, rows)) if not column.endswith(LAST)
+    ]
     averages = [column for column in columns if column.startswith("average ")]
     if averages:
         columns = [column for column in columns if column in (*summary["dev_columns"], *averages)]
@@ -210,6 +230,6 @@ def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
         axes.set_yticks(
             range(len(rows)), [row["row"] for row in rows] if number % across == 0 else []
         )
-        axes.invert_yaxis()  # the first row on top
+        axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
         axes.grid(axis="x", alpha=0.3)
     return figure
