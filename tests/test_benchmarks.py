@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import profile_step, torch_twin, train_step, workload
+from benchmarks import loss_gradients, profile_step, torch_twin, train_step, workload
 from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.models import hf, layers
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.training.networks import build
-from diffcse_jax.training.step import loss_of_batch
+from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.sharding import make_mesh
+from diffcse_jax.training.step import initial_state, loss_of_batch, make_train_step, root_key
 
 SETTINGS = train_step.Settings(
     size="tiny",
@@ -87,6 +89,35 @@ def test_the_twin_has_our_loss(monkeypatch):
 
     assert replaced.any()
     np.testing.assert_allclose(twin(*sentences).item(), float(loss(params)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("condition", ["projected", "none"])
+def test_norms_of_gradients_are_of_the_encoder(condition):
+    """The difference reaches the encoder only through h."""
+    groups = train_step.OBJECTIVES["diffcse"] | {"precision": "float32"}
+    config = Config.from_dict(groups | {"difference": {"weight": 2.0, "condition": condition}})
+    encoder, generator = (
+        workload.random_checkpoint(sizes["tiny"], seed=seed)
+        for seed, sizes in enumerate((workload.ENCODERS, workload.GENERATORS))
+    )
+    networks, params, frozen = build(config, encoder, generator, workload.vocabulary("tiny"))
+    mesh = make_mesh(config)
+    optimizer = make_optimizer(config.optim, 10)
+    state = initial_state(params, optimizer, config, mesh)
+    batch = jax.tree.map(jnp.asarray, SETTINGS.batches()[0])
+    rows = []
+    step = loss_gradients.MeasuredStep(
+        make_train_step(networks, config, optimizer, mesh),
+        loss_gradients.make_norms(networks, config, mesh),
+        {name: loss.weight for name, loss in config.losses.items()},
+        rows,
+    )
+    state, metrics = step(state, jax.device_put(frozen), batch, root_key(config))
+    (row,) = rows
+    assert row["step"] == int(state.step) == 1
+    assert 0 < row["norms"]["contrast"] < float(metrics["grad_norm"])
+    assert (row["norms"]["difference"] > 0) == (condition == "projected")
+    assert row["weighted"]["difference"] == 2.0 * row["norms"]["difference"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,139 @@
+"""Compare how strongly the losses of a run pull at its encoder, step by step.
+
+    python -m benchmarks.loss_gradients --config diffcse_base --output FILE.json \
+        --config.train.steps=50 --config.data.train_file=TEXT.txt ...
+
+The run is that of `diffcse train` with the same configuration. Before each step, the gradient of
+each loss with respect to the encoder's parameters is computed on the batch of the step. The record
+has a row for each step:
+
+    step      the number of the step
+    norms     the gradient's norm by loss, without the weight of the loss
+    weighted  the same times the weight, which is what the optimizer sees
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from benchmarks import measure
+from diffcse_jax.batch import Batch
+from diffcse_jax.config import Config, configuration, read_overrides
+from diffcse_jax.errors import ConfigError, reported_to_user
+from diffcse_jax.losses import Metrics, prepare
+from diffcse_jax.models.forward import Computation, Networks
+from diffcse_jax.models.layers import Params
+from diffcse_jax.run_folder.checkpoints import TrainState
+from diffcse_jax.training import train
+from diffcse_jax.training.sharding import gathered
+from diffcse_jax.training.step import loss_of_batch, make_train_step
+
+
+def make_norms(networks: Networks, config: Config, mesh: Mesh) -> jax.stages.Wrapped:
+    """Return a compiled function with the arguments of the train step.
+
+    It returns the norm of each loss's gradient, with the step's own edits and dropout.
+    """
+
+    def norms(
+        state: TrainState, frozen: Params, batch: Batch, root: PRNGKeyArray
+    ) -> dict[str, Float[Array, ""]]:
+        inputs_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
+        frozen_networks = Computation(networks, gathered(frozen, mesh))
+        inputs = prepare(config.losses, frozen_networks, batch, inputs_key, config.run_info)
+
+        def loss(params: Params, name: str) -> Float[Array, ""]:
+            trained = Computation(networks, gathered(params, mesh))
+            _, metrics = loss_of_batch(config, trained, batch, inputs, dropout_key)
+            return metrics[f"loss_{name}"]
+
+        found = {}
+        for name in config.losses:
+            grads = jax.grad(loss)(state.params, name)
+            of_encoder = {key: value for key, value in grads.items() if key.startswith("encoder.")}
+            found[name] = optax.tree.norm(of_encoder)
+        return found
+
+    return jax.jit(norms)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredStep:
+    """A train step that first adds a row of norms."""
+
+    step: jax.stages.Wrapped
+    norms: jax.stages.Wrapped
+    weights: Mapping[str, float]
+    rows: list[dict[str, Any]]
+
+    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+        """Lower the train step, which is compiled while the starting checkpoint is scored."""
+        return self.step.lower(*arguments)
+
+    def __call__(
+        self, state: TrainState, frozen: Params, batch: Batch, root: PRNGKeyArray
+    ) -> tuple[TrainState, Metrics]:
+        """Measure, then take the step."""
+        norms = {name: float(norm) for name, norm in self.norms(state, frozen, batch, root).items()}
+        weighted = {name: self.weights[name] * norm for name, norm in norms.items()}
+        self.rows.append({"step": int(state.step) + 1, "norms": norms, "weighted": weighted})
+        return self.step(state, frozen, batch, root)
+
+
+def measure_run(config: Config) -> list[dict[str, Any]]:
+    """Train in a temporary folder, and return the rows."""
+    rows: list[dict[str, Any]] = []
+    weights = {name: loss.weight for name, loss in config.losses.items()}
+
+    def make_measured(
+        networks: Networks,
+        config: Config,
+        optimizer: optax.GradientTransformationExtraArgs,
+        mesh: Mesh,
+    ) -> MeasuredStep:
+        step = make_train_step(networks, config, optimizer, mesh)
+        return MeasuredStep(step, make_norms(networks, config, mesh), weights, rows)
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(train, "make_train_step", make_measured),
+    ):
+        train.train_in_folder(config, Path(folder) / "run")
+    return rows
+
+
+def main() -> None:
+    """Measure the run of a configuration, and write the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, help="a file as those in configs/, or its name")
+    parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
+    options, rest = parser.parse_known_args()
+    name, config = configuration(options.config, read_overrides(rest, others=("config", "output")))
+    if len(config.losses) < 2:
+        raise ConfigError(
+            f"{name} has one loss, {', '.join(config.losses)}. There is nothing to compare."
+        )
+    rows = measure_run(config)
+    medians = {
+        loss: statistics.median(row["weighted"][loss] for row in rows) for loss in config.losses
+    }
+    record = {"config": config.to_dict(), "median_weighted": medians, "rows": rows}
+    measure.write_record(options.output, "benchmarks.loss_gradients", sys.argv[1:], record)
+
+
+if __name__ == "__main__":
+    with reported_to_user():
+        main()
