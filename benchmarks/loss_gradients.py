@@ -3,13 +3,13 @@
     python -m benchmarks.loss_gradients --config diffcse_base --output FILE.json \
         --config.train.steps=50 --config.data.train_file=TEXT.txt ...
 
-The run is that of `diffcse train` with the same configuration. Before each step, the gradient of
-each loss with respect to the encoder's parameters is computed on the batch of the step. The record
-has a row for each step:
+The command trains as `diffcse train` does with the same configuration. Before each step, it
+computes the gradient of each loss with respect to the encoder's parameters, on the step's own
+batch, edits and dropout. The record has a row for each step:
 
     step      the number of the step
     norms     the gradient's norm by loss, without the weight of the loss
-    weighted  the same times the weight, which is what the optimizer sees
+    weighted  this norm times the weight of the loss
 """
 
 import argparse
@@ -31,36 +31,31 @@ from benchmarks import measure
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config, configuration, read_overrides
 from diffcse_jax.errors import ConfigError, reported_to_user
-from diffcse_jax.losses import Metrics, prepare
-from diffcse_jax.models.forward import Computation, Networks
+from diffcse_jax.losses import Metrics
+from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.checkpoints import TrainState
 from diffcse_jax.training import train
-from diffcse_jax.training.sharding import gathered
-from diffcse_jax.training.step import loss_of_batch, make_train_step
+from diffcse_jax.training.step import loss_of_step, make_train_step
 
 
 def make_norms(networks: Networks, config: Config, mesh: Mesh) -> jax.stages.Wrapped:
     """Return a compiled function with the arguments of the train step.
 
-    It returns the norm of each loss's gradient, with the step's own edits and dropout.
+    It returns the norm of each loss's gradient at the encoder, before clipping.
     """
 
     def norms(
         state: TrainState, frozen: Params, batch: Batch, root: PRNGKeyArray
     ) -> dict[str, Float[Array, ""]]:
-        inputs_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
-        frozen_networks = Computation(networks, gathered(frozen, mesh))
-        inputs = prepare(config.losses, frozen_networks, batch, inputs_key, config.run_info)
+        loss = loss_of_step(networks, config, mesh, state.step, frozen, batch=batch, root=root)
 
-        def loss(params: Params, name: str) -> Float[Array, ""]:
-            trained = Computation(networks, gathered(params, mesh))
-            _, metrics = loss_of_batch(config, trained, batch, inputs, dropout_key)
-            return metrics[f"loss_{name}"]
+        def one(params: Params, name: str) -> Float[Array, ""]:
+            return loss(params)[1][f"loss_{name}"]
 
         found = {}
         for name in config.losses:
-            grads = jax.grad(loss)(state.params, name)
+            grads = jax.grad(one)(state.params, name)
             of_encoder = {key: value for key, value in grads.items() if key.startswith("encoder.")}
             found[name] = optax.tree.norm(of_encoder)
         return found
@@ -70,7 +65,7 @@ def make_norms(networks: Networks, config: Config, mesh: Mesh) -> jax.stages.Wra
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredStep:
-    """A train step that first adds a row of norms."""
+    """Measures the norms of a step, appends them to `rows`, and takes the step."""
 
     step: jax.stages.Wrapped
     norms: jax.stages.Wrapped

@@ -93,7 +93,7 @@ def test_the_twin_has_our_loss(monkeypatch):
 
 @pytest.mark.parametrize("condition", ["projected", "none"])
 def test_norms_of_gradients_are_of_the_encoder(condition):
-    """The difference reaches the encoder only through h."""
+    """A discriminator without h leaves the encoder no gradient of the difference."""
     groups = train_step.OBJECTIVES["diffcse"] | {"precision": "float32"}
     config = Config.from_dict(groups | {"difference": {"weight": 2.0, "condition": condition}})
     encoder, generator = (

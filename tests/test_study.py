@@ -135,6 +135,16 @@ def test_mistakes_are_named_before_anything_runs(fields, arguments, message, stu
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("pair", ["AB", ("A",), ("A", "B", "A")])
+def test_a_comparison_is_a_pair_of_rows(pair, tmp_path):
+    made = Study(base="simcse_base", variants={"A": {}, "B": {}})
+    object.__setattr__(made, "comparisons", [pair])  # tests check the types of arguments
+    with pytest.raises(
+        ConfigError, match=re.escape(f"write each as a pair of rows, ('A', 'B'), not {pair!r}")
+    ):
+        make_plan("mine", made, [], tmp_path)
+
+
 # The plan
 
 

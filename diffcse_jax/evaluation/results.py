@@ -154,7 +154,7 @@ def table(
     least = 0
     if style == "markdown":
         lines = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-        least = 2  # Markdown knows a column by a dash at least, with a colon: "-:"
+        least = 2  # of "-:", because a Markdown column needs a dash
     first, *widths = (max(least, *map(len, column)) for column in zip(*lines, strict=True))
     padded = [[line[0].ljust(first), *map(str.rjust, line[1:], widths)] for line in lines]
     if style == "text":

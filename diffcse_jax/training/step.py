@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
@@ -75,25 +75,11 @@ def make_train_step(
     `bad_gradient` is then the position of the first parameter with such a gradient, counting from 1
     in the order of names. If all gradients are finite, it is 0.
     """
-    chunks = config.train.chunks
-    devices = mesh.shape["data"]
 
     def train_step(
         state: TrainState, frozen: Params, batch: Batch, root: PRNGKeyArray
     ) -> tuple[TrainState, Metrics]:
-        inputs_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
-
-        frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)
-        if config.data.augmentation == "mlm":
-            key = fold_in_name(inputs_key, "second views")
-            ratio = config.data.augmentation_ratio
-            batch = generated_second_views(frozen_networks, batch, ratio, key, config.run_info)
-        inputs = prepare(config.losses, frozen_networks, batch, inputs_key, config.run_info)
-
-        def loss(params: Params) -> tuple[jax.Array, Metrics]:
-            trained = Computation(networks, gathered(params, mesh), chunks, devices)
-            return loss_of_batch(config, trained, batch, inputs, dropout_key)
-
+        loss = loss_of_step(networks, config, mesh, state.step, frozen, batch=batch, root=root)
         grads, metrics = jax.grad(loss, has_aux=True)(state.params)
         # Gradients are summed as whole arrays and then split. If only parts of an embedding table's
         # gradient were needed, XLA would move the tokens and their gradients instead.
@@ -122,6 +108,38 @@ def make_train_step(
         # Accelerators multiply float32 matrices in lower precision by default.
         train_step = jax.default_matmul_precision("highest")(train_step)
     return jax.jit(train_step, donate_argnums=0)
+
+
+def loss_of_step(
+    networks: Networks,
+    config: Config,
+    mesh: Mesh,
+    step: Int[Array, ""],
+    frozen: Params,
+    *,
+    batch: Batch,
+    root: PRNGKeyArray,
+) -> Callable[[Params], tuple[Float[Array, ""], Metrics]]:
+    """Prepare the inputs of a step, without gradients, and return its loss as a function.
+
+    The function takes the parameters that are trained. It returns the loss and its metrics, among
+    them `loss_NAME` for each loss, without its weight.
+    """
+    chunks = config.train.chunks
+    devices = mesh.shape["data"]
+    inputs_key, dropout_key = jax.random.split(jax.random.fold_in(root, step))
+    frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)
+    if config.data.augmentation == "mlm":
+        key = fold_in_name(inputs_key, "second views")
+        ratio = config.data.augmentation_ratio
+        batch = generated_second_views(frozen_networks, batch, ratio, key, config.run_info)
+    inputs = prepare(config.losses, frozen_networks, batch, inputs_key, config.run_info)
+
+    def loss(params: Params) -> tuple[Float[Array, ""], Metrics]:
+        trained = Computation(networks, gathered(params, mesh), chunks, devices)
+        return loss_of_batch(config, trained, batch, inputs, dropout_key)
+
+    return loss
 
 
 def loss_of_batch(

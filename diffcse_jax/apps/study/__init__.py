@@ -321,6 +321,11 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
     encoders = [*_encoders(name, study, values, workdir)]
     tuned = [*_tuned(name, study, read_overrides(of_tunings, "finetune"), encoders, workdir)]
     runs = encoders + tuned
+    for pair in study.comparisons:
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ConfigError(
+                f"{name}: comparisons: write each as a pair of rows, ('A', 'B'), not {pair!r}"
+            )
     named = {
         "seeds_of": (study.seeds_of, encoders),
         "published": (study.published, runs),
