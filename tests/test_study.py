@@ -450,23 +450,27 @@ def test_last_checkpoints_dev_splits_and_accuracies_have_their_own_columns(tmp_p
     for run in made.runs:
         scores = {"STSBenchmark": 70.0, "SICKRelatedness dev": 60.0, "STSBenchmark (last)": 69.0}
         is_difference = run.row == "DiffCSE"
+        scores["alignment"] = 0.125 if is_difference else 0.185
         training = studies.means_at_end([*rows, {"step": 200, "dev/stsb_spearman": 80.0}])
         finish(run, **scores, training=training if is_difference else {"loss": 1.0})
     shown = table.show(summarize(made), "text")
     tables = [part.splitlines() for part in shown.split("\n\n")]
     assert [" ".join(part[0].split()) for part in tables if part[0].startswith("model")] == [
         "model n STS-B dev STS-B",
-        "model n SICK-R dev",
+        "model n SICK-R dev alignment",
         "model n STS-B (last)",
-        "model pairs needed STS-B dev STS-B SICK-R dev STS-B (last)",
+        "model pairs needed STS-B dev STS-B",
+        "model pairs SICK-R dev alignment",
+        "model pairs STS-B (last)",
         "model rtd_accuracy",
     ]
     assert tables[-2][-1].split() == ["DiffCSE", "75.25", "±", "0.00"]  # steps 101 to 200
-    differences = next(part for part in tables if "pairs" in part[0])
+    differences, others, _ = (part for part in tables if "pairs" in part[0])
     assert [line.split("  ")[0] for line in differences[1:]] == [
         "DiffCSE",
         "SimCSE, against DiffCSE",
     ]
+    assert [line.split()[-1] for line in others[1:]] == ["-0.060", "+0.060"]
 
 
 def test_dev_scores_on_different_text_are_not_compared(tmp_path):

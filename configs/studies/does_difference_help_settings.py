@@ -1,31 +1,46 @@
 """The learning rates and weights of `does_difference_help`.
 
-They are chosen with seeds that it does not report.
+They are chosen with a seed that it does not report.
 
 Command:   diffcse study --config does_difference_help_settings
            --config.data.train_file=sentences.txt
            --record benchmarks/results/does_difference_help_settings.jsonl
-Rows:      each method with three learning rates, DiffCSE with three weights of the difference.
+Rows:      each method with three learning rates. Then, with a rate of 1e-4, DiffCSE with larger
+           weights of the difference, with SimCSE's projector, and with more masked tokens.
 """
 
 import runpy
 from pathlib import Path
 
-from diffcse_jax.apps.study import Study
+from diffcse_jax.apps.study import Settings, Study
 
 STUDY = runpy.run_path(str(Path(__file__).with_name("does_difference_help.py")))
 LEARNING_RATES = (3e-5, 1e-4, 3e-4)
-WEIGHTS = (0.005, 0.05, 0.5)
-METHODS = ("SimCSE", "SimCSE, BatchNorm", "SimCSE++")
+METHODS: dict[str, Settings] = {
+    **{name: STUDY["ROWS"][name] for name in ("SimCSE", "SimCSE, BatchNorm", "SimCSE++")},
+    "DiffCSE, lambda 0.005": {},
+}
+CHANGES: dict[str, Settings] = {
+    **{
+        f"DiffCSE, lambda {weight:g}, learning rate 1e-04": {"difference.weight": weight}
+        for weight in (0.05, 0.5, 5.0)
+    },
+    "DiffCSE, SimCSE's projector, lambda 0.5": {
+        "model.projector": "mlp",
+        "difference.weight": 0.5,
+    },
+    "DiffCSE, SimCSE's projector, lambda 0.5, mask ratio 0.6": {
+        "model.projector": "mlp",
+        "difference.weight": 0.5,
+        "difference.mask_ratio": 0.6,
+    },
+}
 
 
 def get_study() -> Study:
-    methods = {name: STUDY["ROWS"][name] for name in METHODS}
-    for weight in WEIGHTS:
-        methods[f"DiffCSE, lambda {weight}"] = {"difference.weight": weight}
-    variants = {
+    with_rates = {
         f"{name}, learning rate {rate:.0e}": {**settings, "optim.learning_rate": rate}
-        for name, settings in methods.items()
+        for name, settings in METHODS.items()
         for rate in LEARNING_RATES
     }
-    return Study(base=STUDY["base_config"](), variants=variants, seeds=(101, 102), tasks=())
+    return Study(base=STUDY["base_config"](), variants=with_rates | CHANGES, seeds=(101,), tasks=())

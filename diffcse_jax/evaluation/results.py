@@ -93,13 +93,14 @@ def by_column(seeds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     }
 
 
+def decimals(column: str) -> int:
+    """Return how many decimals tables show of a score."""
+    score, *_ = column.split(" ")  # such as `uniformity (last)`
+    return _DECIMALS.get(score, 2)
+
+
 def format_scores(scores: Mapping[str, float]) -> dict[str, str]:
     """Return the scores as text, with the decimals of their columns."""
-
-    def decimals(column: str) -> int:
-        score, *_ = column.split(" ")  # such as `uniformity (last)`
-        return _DECIMALS.get(score, 2)
-
     return {column: f"{score:.{decimals(column)}f}" for column, score in scores.items()}
 
 

@@ -15,6 +15,7 @@ from diffcse_jax.errors import require_extra
 from diffcse_jax.evaluation.results import (
     TableRow,
     by_column,
+    decimals,
     format_means,
     format_scores,
     sections,
@@ -72,13 +73,7 @@ def show(summary: Summary, style: str) -> str:
                     "large as that of the first column"
                 )
             )
-            shown = [
-                name
-                for name in itertools.chain(*columns)
-                if any(name in row["difference"] for row in compared)
-            ]
-            lines = [_difference_row(row, shown[0]) for row in compared]
-            parts.append(table(["pairs", "needed", *shown], lines, style))
+            parts += _difference_tables(compared, columns, style)
         if training := _training(rows, style):
             parts.append(remark("accuracies in training x 100, mean over the last steps"))
             parts.append(training)
@@ -190,14 +185,28 @@ def _compared(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Sequence[M
     return [row for row in [*rows, *others] if row["difference"]]
 
 
+def _difference_tables(
+    compared: Sequence[Mapping[str, Any]], columns: Sequence[Sequence[str]], style: str
+) -> list[str]:
+    """Return tables of the columns that have a difference. The first has the `needed` seeds."""
+    known = {column for row in compared for column in row["difference"]}
+    shown = [[column for column in section if column in known] for section in columns]
+    first, *others = filter(None, shown)
+    lines = [_difference_row(row, first[0]) for row in compared]
+    headers = [["pairs", "needed", *first], *(["pairs", *section] for section in others)]
+    return [table(header, lines, style) for header in headers]
+
+
 def _difference_row(row: Mapping[str, Any], first_column: str) -> TableRow:
     differences = row["difference"]
     cells = {"pairs": str(max(found["n"] for found in differences.values()))}
     if "low" in (first := differences.get(first_column, {})):
         cells["needed"] = str(first["needed"] or f"> {MOST_SEEDS}")
     for column, found in differences.items():
-        interval = f" ({found['low']:+.2f} to {found['high']:+.2f})" if "low" in found else ""
-        cells[column] = f"{found['mean']:+.2f}{interval}"
+        digits = decimals(column)
+        cells[column] = f"{found['mean']:+.{digits}f}"
+        if "low" in found:
+            cells[column] += f" ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"
     return TableRow(row["row"], cells)
 
 
