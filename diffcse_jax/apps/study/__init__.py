@@ -22,7 +22,7 @@ import jax
 from diffcse_jax import api, evaluation
 from diffcse_jax.apps.finetune import run_finetune
 from diffcse_jax.apps.study import estimate, table
-from diffcse_jax.apps.study.record import Key, StudyRecord, digest_of
+from diffcse_jax.apps.study.record import Key, StudyRecord, key_of
 from diffcse_jax.config import (
     OWN_POOLER,
     SHIPPED,
@@ -217,12 +217,8 @@ class StudyRun:
     @property
     def key(self) -> Key:
         """What identifies the run in a record."""
-        return (
-            self.row,
-            self.seed,
-            digest_of(self.config, self.start.config if self.start else None),
-            self.asked,
-        )
+        start = self.start.config if self.start else None
+        return key_of(self.row, self.seed, self.config, start, self.asked)
 
     def look_here(self) -> tuple[dict[str, Any] | None, str]:
         """Return the same by the run's folder alone."""
@@ -468,6 +464,8 @@ def run_study(
         try:
             # Standard output is for the table.
             with terminated_like_interrupted(), contextlib.redirect_stdout(sys.stderr):
+                for warning in recorded_otherwise(plan):
+                    log_line(warning)
                 say_what_it_takes(chosen, folder)
                 do_runs(chosen)
         except KeyboardInterrupt as stopped:
@@ -782,6 +780,7 @@ def summarize(plan: Plan) -> table.Summary:
             f"published: {plan.study.source}, with its own checkpoints, text and number of steps"
         )
     notes += [f"{label}: {state}" for label, state in states.items() if state != NOT_STARTED]
+    notes += recorded_otherwise(plan)
     notes += mixed_inputs(plan)
     for row, runs in plan.rows.items():
         waiting = [run for run in runs if states.get(run.label) == NOT_STARTED]
@@ -803,6 +802,15 @@ def summarize(plan: Plan) -> table.Summary:
         "open": states,
         "notes": [*dict.fromkeys(notes)],
     }
+
+
+def recorded_otherwise(plan: Plan) -> Iterator[str]:
+    """Yield a warning for each row that the record has, but with other settings."""
+    for row, runs in plan.rows.items():
+        for run in runs:
+            if run.record and not run.look()[0] and (how := run.record.difference(run.key)):
+                yield f"warning: {run.record.path} has {row} with other settings: {how}"
+                break
 
 
 def mixed_inputs(plan: Plan) -> Iterator[str]:

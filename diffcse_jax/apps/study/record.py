@@ -10,24 +10,47 @@ import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from diffcse_jax.config import Config, flat, machine_keys
 from diffcse_jax.errors import DataError
 from diffcse_jax.export.card import portable
-from diffcse_jax.io import append_line, disk_errors, json_digest, lock
+from diffcse_jax.io import append_line, disk_errors, lock
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_START = "start"  # in the settings of a fine-tuning: those of the encoder that it starts from
 
-Key = tuple[str, int | None, str, tuple[str, ...]]  # row, seed, settings and tasks
+
+class Key(NamedTuple):
+    """What identifies a run in a record.
+
+    Attributes:
+        row: Its row of the study's table.
+        seed: Its seed. None for the starting checkpoint.
+        settings: `changed_settings` as JSON.
+        tasks: What is scored.
+    """
+
+    row: str
+    seed: int | None
+    settings: str
+    tasks: tuple[str, ...]
 
 
-def digest_of(config: Config, start: Config | None = None) -> str:
-    """Return a hash of the settings that results depend on.
+def key_of(
+    row: str, seed: int | None, config: Config, start: Config | None, tasks: tuple[str, ...]
+) -> Key:
+    """Return the key of a run. For `config` and `start`, see `changed_settings`."""
+    return Key(row, seed, _as_json(changed_settings(config, start)), tasks)
 
-    Of local paths, only the last part counts.
+
+def changed_settings(config: Config, start: Config | None = None) -> dict[str, Any]:
+    """Return the settings that results depend on, by key, where they differ from the defaults.
+
+    So a run is still recognised after the package has got a new key. Of local paths, only the last
+    part counts.
 
     Args:
         config: The configuration of a run.
@@ -35,8 +58,17 @@ def digest_of(config: Config, start: Config | None = None) -> str:
             everywhere.
     """
     free = machine_keys() | ({"model.name_or_path"} if start else set())
-    values = {key: value for key, value in flat(portable(config)).items() if key not in free}
-    return json_digest([values, digest_of(start) if start else ""])[:16]
+    defaults = flat(portable(Config()))
+    changed = {
+        key: value
+        for key, value in flat(portable(config)).items()
+        if key not in free and not (key in defaults and defaults[key] == value)
+    }
+    return changed | ({_START: changed_settings(start)} if start else {})
+
+
+def _as_json(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)
 
 
 class StudyRecord:
@@ -58,16 +90,30 @@ class StudyRecord:
         entry = self._found.get(key)
         return entry["results"] if entry else None
 
+    def difference(self, key: Key) -> str:
+        """Return in words how the settings differ from those of the recorded run of this name.
+
+        It is empty if the record has no run of this row and seed, or one with these settings.
+        """
+        same_name = [each for each in self._found if each[:2] == key[:2]]
+        if not same_name or any(each.settings == key.settings for each in same_name):
+            return ""
+        there, here = (flat(json.loads(each.settings)) for each in (same_name[-1], key))
+        return ", ".join(
+            f"{name} is {_value(there, name)} there and {_value(here, name)} here"
+            for name in sorted(there.keys() | here.keys())
+            if there.get(name) != here.get(name)
+        )
+
     def add(self, key: Key, results: Mapping[str, Any]) -> None:
         """Append the results of a run. Several processes may share a record."""
-        row, seed, settings, tasks = key
         kept = {name: value for name, value in results.items() if name != "config"} | {
-            "asked": list(tasks)
+            "asked": list(key.tasks)
         }
         entry = {
-            "row": row,
-            "seed": seed,
-            "settings": settings,
+            "row": key.row,
+            "seed": key.seed,
+            "settings": json.loads(key.settings),
             "results": kept,
             "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -88,10 +134,10 @@ class StudyRecord:
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
-                key = (
+                key = Key(
                     entry["row"],
                     entry["seed"],
-                    entry["settings"],
+                    _as_json(dict(entry["settings"])),
                     tuple(entry["results"]["asked"]),
                 )
             except (ValueError, KeyError, TypeError) as error:
@@ -99,3 +145,7 @@ class StudyRecord:
                     f"{self.path}, line {number}: not an entry of a study's record. Remove the line"
                 ) from error
             self._found[key] = entry
+
+
+def _value(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key]) if key in settings else "the default"
