@@ -20,7 +20,6 @@ import matplotlib.figure
 import numpy as np
 import scipy.stats
 
-Curve = Sequence[Sequence[float]]  # (step, score) rows
 STYLES = {"ours": "C0", "torch": "C1"}
 
 
@@ -30,8 +29,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def ours_of(record: Sequence[Mapping[str, Any]], row: str) -> dict[str, list[Any]]:
-    """Return the curves and scores of a row of a study's record."""
-    results = [entry["results"] for entry in record if entry["row"] == row]
+    """Return the curves and scores of a row of a study's record, in the order of seeds."""
+    entries = [entry for entry in record if entry["row"] == row]
+    by_seed = {entry["seed"]: entry["results"] for entry in entries}
+    if len(by_seed) < len(entries):
+        sys.exit(f"the study's record has a seed of {row!r} twice. Keep the line of one setting")
+    results = [by_seed[seed] for seed in sorted(by_seed)]
     return {
         "curves": [each["curve"] for each in results],
         "dev": [each["dev"] for each in results],

@@ -71,6 +71,8 @@ def test_a_seed_changes_what_it_is_asked_to(run, changes):
     )
     definitions, params, frozen = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     same_heads = all(np.array_equal(params[name], array) for name, array in start().params.items())
+    # A loss draws its heads with the seed of heads, too.
+    assert same_heads == (config.run_info.seed == config_of({}).run_info.seed)
     other_step = make_train_step(
         definitions, config, make_optimizer(config.optim, total_steps=100), make_mesh(config)
     )

@@ -391,7 +391,7 @@ def test_the_cost_of_a_study_adds_up():
 def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path):
     fields = {
         "start": ("own",),
-        "published": {"plain": {"STS-B dev": 82.5, "STS12": 68.4}},
+        "published": {"plain": {"STS-B dev": 82.5, "STSBenchmark": 68.4}},
         "source": "Paper",
     }
     made = plan_of(tmp_path / "runs", seeds=(1, 2, 3), **fields)
@@ -404,7 +404,7 @@ def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path)
     scores = {"plain": (80.0, 81.0, 82.5), "with DCL": (81.0, 81.5)}
     for row, dev in scores.items():
         for run, best in zip(made.rows[row], dev, strict=False):
-            finish(run, best, STS12=best - 10, STSBenchmark=75.0)
+            finish(run, best, STS12=75.0, STSBenchmark=best - 10)
     begun = made.rows["with DCL"][2].folder
     begun.mkdir()
     (begun / "config.json").touch()
@@ -418,15 +418,16 @@ def test_the_table_shows_what_is_measured_published_and_missing(study, tmp_path)
         "",
         "model              n     STS-B dev         STS12         STS-B",
         "start              1         70.25         60.00             -",
-        f"plain              3  {means['plain']}  71.17 ± 1.26  75.00 ± 0.00",
-        "plain (published)  -         82.50         68.40             -",
-        f"with DCL           2  {means['with DCL']}  71.25 ± 0.35  75.00 ± 0.00",
+        f"plain              3  {means['plain']}  75.00 ± 0.00  71.17 ± 1.26",
+        "plain (published)  -         82.50             -         68.40",
+        f"with DCL           2  {means['with DCL']}  75.00 ± 0.00  71.25 ± 0.35",
         "",
-        "difference to plain over shared seeds, with its 95% interval (paired t-test); needed: seeds with which four of "
-        "five studies see a difference as large as that of the first column",
+        "mean difference to plain, or to the row that is named, over shared seeds, with its 95% interval (paired "
+        "t-test); needed: the number of seeds with which 80% of studies would find the difference in the last column "
+        "significant",
         "",
-        f"model     pairs  needed  {'STS-B dev':>{len(gain)}}  {'STS12':>{len(gain)}}  STS-B",
-        f"with DCL      2       5  {gain}  {gain}  +0.00",
+        f"model     pairs  needed  {'STS-B dev':>{len(gain)}}  STS12  {'STS-B':>{len(gain)}}",
+        f"with DCL      2       5  {gain}  +0.00  {gain}",
         "",
         "n: seeds; mean ± standard deviation (of a sample) over several seeds",
         "start: bert-base-uncased before training, pooler avg",

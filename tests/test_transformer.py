@@ -172,13 +172,24 @@ def test_rates_that_do_not_fit_the_blocks_are_refused(key):
 
 
 @pytest.mark.parametrize(
-    ("augmentation", "message"), [("none", "only dropout could make them differ"), ("crop", "")]
+    ("changes", "message"),
+    [
+        ({}, "only dropout could make them differ"),
+        ({"contrast.weight": 0.0, "consistency.weight": 1.0}, "only dropout"),
+        (
+            {
+                "contrast.weight": 0.0,
+                "edited_contrast.weight": 1.0,
+                "edited_contrast.role": "negative",
+            },
+            "only dropout",
+        ),
+        ({"data.augmentation": "crop"}, ""),
+    ],
 )
-def test_equal_views_cause_a_warning(augmentation, message):
+def test_equal_views_cause_a_warning(changes, message):
     model = {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}
-    config = Config.from_dict(
-        {"model": model, "data.augmentation": augmentation, "difference.weight": 0.0}
-    )
+    config = Config.from_dict({"model": model, "difference.weight": 0.0, **changes})
     about = describe_equal_views(sizes_for_run(sizes(), config), config)
     assert message in about if message else not about
 

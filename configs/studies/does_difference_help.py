@@ -2,7 +2,7 @@
 
 Command:   diffcse study --config does_difference_help --config.data.train_file=sentences.txt
            --record benchmarks/results/does_difference_help.jsonl
-Start:     MiniLM's six blocks, trained on as a masked LM until most of the sentence training was
+Start:     MiniLM's six blocks, trained on as a masked LM until much of the sentence training was
            forgotten (docs/records/raw_start.md). The generator has three blocks. Both are read from
            `benchmarks/raw_start`, where `benchmarks.make_raw_start` writes them. For another start,
            give --config.model.name_or_path and --config.generator.name_or_path.
@@ -14,8 +14,8 @@ Scores:    STS-B, STS12, STS14 and SICK-R's trial set, alignment and uniformity,
            that STS-B dev chose and of the last one.
 
 `DiffCSE without h` is a control. Its discriminator does not see the sentence embedding, so the
-encoder learns from the contrast alone. The accuracy of this discriminator shows what the embedding
-tells the discriminator of DiffCSE.
+encoder learns from the contrast alone. If the discriminator of DiffCSE is right more often than
+this one, the embedding helps it.
 """
 
 from pathlib import Path

@@ -197,7 +197,8 @@ class Config:
     @property
     def run_info(self) -> RunInfo:
         """What losses may know about the run."""
-        return RunInfo(self.model.pooler, self.generator, self.data.max_length, self.train.seed)
+        seed = self.train.seed_of("heads")
+        return RunInfo(self.model.pooler, self.generator, self.data.max_length, seed)
 
     def needs(self, what: str) -> bool:
         """Return True if a loss that trains, or the data, needs this (see `Loss.needs`)."""

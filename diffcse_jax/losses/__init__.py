@@ -105,7 +105,7 @@ class RunInfo(NamedTuple):
     pooler: str  # of the encoder, before its projector
     generator: GeneratorOptions
     max_length: int  # positions of the longest sentence
-    seed: int
+    seed: int  # of new heads
 
 
 @dataclasses.dataclass(frozen=True)

@@ -405,7 +405,9 @@ class DiffCSE(EditOptions, Loss):
         "encoder, with a new head",
     )
     loss_positions: str = option(
-        "all", "mean over all positions (code) or real tokens", choices=("all", "real")
+        "all",
+        "mean of `rtd` over all positions (code) or real tokens; other objectives use real tokens",
+        choices=("all", "real"),
     )
 
     def active(self) -> Loss | None:

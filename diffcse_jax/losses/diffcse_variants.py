@@ -380,7 +380,8 @@ class EditedContrast(EditOptions, Loss):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"vectors"}) | EDITS[self.edit].needs
+        of_views = frozenset({"dropout"} if self.role == "negative" else ())
+        return frozenset({"vectors"}) | of_views | EDITS[self.edit].needs
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
         return EDITS[self.edit].function(frozen, batch.anchors, self, key, run)

@@ -43,6 +43,7 @@ class RankingConsistency(Loss):
     weight: float = option(0.0, "weight of ranking consistency (beta of RankCSE)", low=0.0)
     temperature: float = option(0.05, "temperature of the two rankings (tau1 of RankCSE)", low=1e-6)
     compares_embeddings = True
+    needs = frozenset({"vectors", "dropout"})
     papers = ("rankcse",)
 
     def loss(

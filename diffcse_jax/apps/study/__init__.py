@@ -98,6 +98,7 @@ class Study:
         finetunings: What each fine-tuning changes in `finetune_multitask`, by name. Each starts
             from the encoder of every row with the row's seeds, and is a row of its own, `ROW,
             NAME`.
+        comparisons: Further pairs of rows to compare, `(A, B)`. The table shows B minus A.
         published: Published scores by row and column. Columns are `STS-B dev`, names of tasks,
             `average sts` and `average transfer`; for fine-tunings `TASK_accuracy`, `TASK_pearson`
             and `average`.

@@ -68,9 +68,9 @@ def show(summary: Summary, style: str) -> str:
             first = next(row["row"] for row in rows if not row["is_start"])
             parts.append(
                 remark(
-                    f"difference to {first} over shared seeds, with its 95% interval (paired "
-                    "t-test); needed: seeds with which four of five studies see a difference as "
-                    "large as that of the first column"
+                    f"mean difference to {first}, or to the row that is named, over shared seeds, "
+                    "with its 95% interval (paired t-test); needed: the number of seeds with which "
+                    "80% of studies would find the difference in the last column significant"
                 )
             )
             parts += _difference_tables(compared, columns, style)
@@ -188,26 +188,36 @@ def _compared(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Sequence[M
 def _difference_tables(
     compared: Sequence[Mapping[str, Any]], columns: Sequence[Sequence[str]], style: str
 ) -> list[str]:
-    """Return tables of the columns that have a difference. The first has the `needed` seeds."""
+    """Return tables of the columns that have a difference.
+
+    The first has the seeds that are `needed` to see the difference in its last column. That is the
+    average of the tasks, if there is one.
+    """
     known = {column for row in compared for column in row["difference"]}
     shown = [[column for column in section if column in known] for section in columns]
     first, *others = filter(None, shown)
-    lines = [_difference_row(row, first[0]) for row in compared]
+    lines = [_difference_row(row, first[-1]) for row in compared]
     headers = [["pairs", "needed", *first], *(["pairs", *section] for section in others)]
     return [table(header, lines, style) for header in headers]
 
 
-def _difference_row(row: Mapping[str, Any], first_column: str) -> TableRow:
+def _difference_row(row: Mapping[str, Any], decisive: str) -> TableRow:
     differences = row["difference"]
     cells = {"pairs": str(max(found["n"] for found in differences.values()))}
-    if "low" in (first := differences.get(first_column, {})):
-        cells["needed"] = str(first["needed"] or f"> {MOST_SEEDS}")
+    if "low" in (found := differences.get(decisive, {})):
+        cells["needed"] = str(found["needed"] or f"> {MOST_SEEDS}")
     for column, found in differences.items():
-        digits = decimals(column)
-        cells[column] = f"{found['mean']:+.{digits}f}"
-        if "low" in found:
-            cells[column] += f" ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"
+        mean, *bounds = (
+            _signed(found[name], decimals(column))
+            for name in ("mean", "low", "high")
+            if name in found
+        )
+        cells[column] = f"{mean} ({' to '.join(bounds)})" if bounds else mean
     return TableRow(row["row"], cells)
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0 turns -0.0 into 0.0
 
 
 def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
