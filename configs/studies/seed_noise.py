@@ -3,8 +3,8 @@
 Command:   diffcse study --config seed_noise --config.data.train_file=sentences.txt
 Settings:  SimCSE and DiffCSE as in `configs/studies/does_difference_help.py`. In each row, the seed
            changes one thing alone. Dropout includes the masks and the generator's samples.
-Result:    the standard deviation of each row. With five seeds, its 95% interval is 0.60 to 2.87 times
-           the estimate, so only large differences count. Differences of means say nothing here.
+Result:    the standard deviation of each row. With five seeds, its 95% interval is 0.60 to 2.87
+           times the estimate, so only large differences count. Differences of means say nothing.
 """
 
 import runpy

@@ -48,7 +48,7 @@ from diffcse_jax.losses import (
     ranking,
 )
 from diffcse_jax.losses.finetune import Finetune, LabelledTask
-from diffcse_jax.models.forward import START_AS_TEACHER
+from diffcse_jax.models.forward import STARTING_CHECKPOINT
 
 if TYPE_CHECKING:
     import ml_collections
@@ -221,7 +221,7 @@ class Config:
 
         That checkpoint then needs a masked-LM head.
         """
-        return self.needs("generator") and self.generator.name_or_path == START_AS_TEACHER
+        return self.needs("generator") and self.generator.name_or_path == STARTING_CHECKPOINT
 
     @property
     def keeps_projector(self) -> bool:

@@ -16,7 +16,7 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
 from diffcse_jax.models.forward import (
-    START_AS_TEACHER,
+    STARTING_CHECKPOINT,
     Computation,
     SharedForward,
     fold_in_name,
@@ -274,7 +274,7 @@ class Contrast(Loss):
             build = partial(Transformer, encoder.config)
             networks["second_encoder"] = Network(build, encoder.transformer)
         if self.mask_duplicates == "similarity":
-            networks[START_AS_TEACHER] = start_as_teacher(encoder, run.pooler)
+            networks[STARTING_CHECKPOINT] = start_as_teacher(encoder, run.pooler)
         return networks
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
@@ -287,7 +287,9 @@ class Contrast(Loss):
         duplicates = equal_texts(batch.input_ids)
         backward = duplicates[:, : len(duplicates)]  # equality is symmetric
         if self.mask_duplicates == "similarity":
-            views = batch.by_view(frozen.map_chunks(frozen.network(START_AS_TEACHER), batch.rows))
+            views = batch.by_view(
+                frozen.map_chunks(frozen.network(STARTING_CHECKPOINT), batch.rows)
+            )
             duplicates |= near_duplicates(views, threshold=self.duplicate_similarity)
             # View 2 is the anchor.
             backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)

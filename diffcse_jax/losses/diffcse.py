@@ -69,7 +69,10 @@ class Masked(NamedTuple):
 
 
 class Edited(NamedTuple):
-    """Edited sentences x'' and the labels y of their tokens."""
+    """Edited sentences x'' and the labels y of their tokens.
+
+    For masked tokens, the labels are where tokens were selected.
+    """
 
     rows: TokenRows
     replaced: Bool[Array, "rows length"]  # y

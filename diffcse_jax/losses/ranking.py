@@ -14,7 +14,7 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
 from diffcse_jax.models.forward import (
-    START_AS_TEACHER,
+    STARTING_CHECKPOINT,
     Computation,
     SharedForward,
     start_as_teacher,
@@ -119,9 +119,9 @@ class RankingDistillation(Loss):
                 "weight."
             )
         if (
-            START_AS_TEACHER in self.teachers
+            STARTING_CHECKPOINT in self.teachers
             and self.poolers
-            and self.poolers[self.teachers.index(START_AS_TEACHER)]
+            and self.poolers[self.teachers.index(STARTING_CHECKPOINT)]
         ):
             raise ConfigError(
                 "distillation.poolers: model.pooler is the pooler of `start`. Give '' for it."
@@ -131,21 +131,21 @@ class RankingDistillation(Loss):
     def named_teachers(self) -> dict[str, str]:
         poolers = self.poolers or ("",) * len(self.teachers)
         named = dict(zip(self.teachers, poolers, strict=True))
-        named.pop(START_AS_TEACHER, None)
+        named.pop(STARTING_CHECKPOINT, None)
         return named
 
     @property
     def _by_network(self) -> dict[str, str]:
         """The teachers by the names of their networks."""
         return {
-            START_AS_TEACHER if name == START_AS_TEACHER else f"teacher_{index}": name
+            STARTING_CHECKPOINT if name == STARTING_CHECKPOINT else f"teacher_{index}": name
             for index, name in enumerate(self.teachers)
         }
 
     def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
         by_name = {
             **checkpoints.teachers,
-            START_AS_TEACHER: start_as_teacher(checkpoints.encoder, run.pooler),
+            STARTING_CHECKPOINT: start_as_teacher(checkpoints.encoder, run.pooler),
         }
         return {network: by_name[name] for network, name in self._by_network.items()}
 

@@ -35,7 +35,7 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 # The capacities that `gather_positions` chooses from, as shares of all positions. All are compiled.
 FEW = (1 / 8, 1 / 4, 3 / 8, 1)  # masked tokens
 MOST = (3 / 4, 7 / 8, 1)  # all but padding
-START_AS_TEACHER = "start"  # as a teacher's name: the starting checkpoint of the run's encoder
+STARTING_CHECKPOINT = "start"  # as the name of a teacher or generator: the run's own start
 
 
 @dataclasses.dataclass(frozen=True)

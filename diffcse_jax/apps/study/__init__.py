@@ -243,7 +243,7 @@ class StudyRun:
     def require_same(self) -> None:
         """Refuse a folder with results of another configuration.
 
-        A run without results does not resume with another one.
+        If a run has no results yet, training itself refuses another configuration.
         """
         if not (self.folder / RESULTS).is_file():
             return

@@ -18,7 +18,7 @@ from diffcse_jax.training.callbacks import Callback, Training
 
 STEPS = 12  # that are timed, with a dev evaluation after each half
 FIRST = 3  # steps, during which programs compile
-CHECKPOINTS = 3  # that a run keeps: the last two and the best one
+KEPT_CHECKPOINTS = 3  # that a run keeps: the last two and the best one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Cost:
 
         It has the checkpoints, each with two moments of Adam, and the export.
         """
-        return CHECKPOINTS * self.checkpoint_bytes + self.checkpoint_bytes // 3
+        return KEPT_CHECKPOINTS * self.checkpoint_bytes + self.checkpoint_bytes // 3
 
 
 class _Measured(Exception):
