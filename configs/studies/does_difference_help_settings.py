@@ -20,19 +20,20 @@ METHODS: dict[str, Settings] = {
     **{name: STUDY["ROWS"][name] for name in ("SimCSE", "SimCSE, BatchNorm", "SimCSE++")},
     "DiffCSE, lambda 0.005": {},
 }
+WITH_MLP: dict[str, object] = {"model.projector": "mlp"}
 CHANGES: dict[str, Settings] = {
     **{
         f"DiffCSE, lambda {weight:g}, learning rate 1e-04": {"difference.weight": weight}
         for weight in (0.05, 0.5, 5.0)
     },
-    "DiffCSE, SimCSE's projector, lambda 0.5": {
-        "model.projector": "mlp",
-        "difference.weight": 0.5,
-    },
-    "DiffCSE, SimCSE's projector, lambda 0.5, mask ratio 0.6": {
-        "model.projector": "mlp",
-        "difference.weight": 0.5,
-        "difference.mask_ratio": 0.6,
+    "DiffCSE, SimCSE's projector, lambda 0.5": WITH_MLP | {"difference.weight": 0.5},
+    **{
+        f"DiffCSE, SimCSE's projector, lambda {weight:g}, mask ratio 0.6": {
+            **WITH_MLP,
+            "difference.weight": weight,
+            "difference.mask_ratio": 0.6,
+        }
+        for weight in (0.5, 5.0)
     },
 }
 
