@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.documents import Document
+from diffcse_jax.data.documents import Document, Section
 from diffcse_jax.data.ledger import EMPTY, Ledger
+from diffcse_jax.data.memory import documents_in_memory
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.errors import DataError, UserError
@@ -176,6 +177,23 @@ def test_each_document_has_an_id_and_a_place(tmp_path):
     assert by_id["7"].sections[0].title == "Cafe"
     assert dict(by_id[f"{tmp_path}/rows.jsonl:2"].columns) == {"n": 3}
     assert (ledger.files, ledger.texts) == (3, 5)
+
+
+def test_a_row_whose_only_text_is_its_title_is_a_document(tmp_path):
+    texts: list = ["", None, " \n", []]
+    rows = [{"title": f"Mount  {i}", "text": text} for i, text in enumerate(texts)]
+    rows += [{"title": "Sea", "n": 1}, {"title": "-", "text": ""}, {"title": "Lake", "text": {}}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    in_memory = Ledger("given")
+    given = list(documents_in_memory(rows).read(in_memory))
+    for found, ledger in (searched(tmp_path / "a.jsonl"), (given, in_memory)):
+        sections = [document.sections for document in found]
+        titles = ["Mount 0", "Mount 1", "Mount 2", "Mount 3", "Sea"]
+        assert sections == [(Section(title, ()),) for title in titles]
+        left_out = {reason: entry.count for reason, entry in ledger.left_out.items()}
+        assert left_out == {"empty": 1, "with a value that is not text": 1}
+        (line,) = [line for line in ledger.lines() if "title alone" in line]
+        assert line.startswith("1 row without the column of text")
 
 
 def test_an_id_is_one_document_only_within_a_file(tmp_path):

@@ -91,6 +91,9 @@ def document_of(
 def _sections(
     values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
 ) -> tuple[Section, ...]:
+    title = " ".join((text_in(values, layout.title) or "").split())
+    if any(map(str.isalnum, title)) and all(_is_blank(values.get(name)) for name in layout.texts):
+        return _title_alone(title, values, layout, place, ledger)
     found: list[tuple[str, str]] = []  # columns and their texts
     absent = []
     for column in layout.texts:
@@ -105,9 +108,25 @@ def _sections(
         return ()
     if layout.are_separate:
         return tuple(Section("", text.split("\n"), column=column) for column, text in found)
-    title = text_in(values, layout.title) or ""
     lines = [line for _, text in found for line in text.split("\n")]
-    return (Section(" ".join(title.split()), lines),)
+    return (Section(title, lines),)
+
+
+def _is_blank(value: Any) -> bool:
+    """Return whether a value is missing, or only white space."""
+    text = "" if is_missing(value) else as_text(value)
+    return text is not None and (not text or text.isspace())
+
+
+def _title_alone(
+    title: str, values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
+) -> tuple[Section, ...]:
+    """Return the section of a row whose only text is its title."""
+    if usable((title,), place, ledger) is None:
+        return ()
+    if not any(column in values for column in layout.texts):  # another column may hold its text
+        ledger.change("row{s} without the column of text", "kept with the title alone", place)
+    return (Section(title, ()),)
 
 
 def texts_of_row(
