@@ -121,7 +121,20 @@ def documents_of(source: Source, reading: Reading) -> Documents:
         for table, layout in opened.tables:
             yield from _rows(table, layout, ledger)
 
-    return Documents(source.name, read, lambda: fingerprint(source, reading.columns))
+    return Documents(
+        source.name, read, lambda: fingerprint(source, _marks(source, reading, opened))
+    )
+
+
+def _marks(source: Source, reading: Reading, opened: _Opened) -> tuple[str, ...]:
+    """Return how files are read, as far as their content does not say it; see `fingerprint`.
+
+    Of a txt file that the user names, each line or block is a document. If it is the one file of a
+    folder, it may be read whole.
+    """
+    is_alone = len(source.files) == 1 and extension(source.files[0]) in LINES
+    is_whole = is_alone and bool(opened.prose)
+    return (*reading.columns, *(["whole"] if is_whole else []))
 
 
 def _open(source: Source, reading: Reading) -> _Opened:

@@ -76,8 +76,11 @@ def open_rows(data: DataConfig) -> Corpus:
                         ledger.keep()
                         yield Row(own, next(numbers), place)
 
+    def digest() -> str:
+        return fingerprint(source, ("lists",) if columns.lists else ())
+
     is_strict = data.on_bad_line == "error"
-    return Corpus(source.name, columns.names, read, lambda: fingerprint(source), is_strict)
+    return Corpus(source.name, columns.names, read, digest, is_strict)
 
 
 def _tables(source: Source, wanted: Sequence[str]) -> list[Table]:
