@@ -120,6 +120,15 @@ def test_known_keys_are_id_title_and_text():
     assert second.sections[0].title == ""
 
 
+def test_texts_without_ids_get_numbers_that_are_not_ids():
+    rows = [{"id": "1", "text": "a"}, {"text": "b"}, {"id": None, "text": "c"}, {"text": "d"}]
+    rows += ["e", {"id": " 4\t", "text": "f"}, {"id": " ", "text": "g"}, {"id": 7, "text": "h"}]
+    ids = [document.id for document in documents_of(iter(rows))]
+    assert ids == ["1", "8", "2", "3", "9", "4", "6", "7"]
+    ids = [document.id for document in documents_of(["a", {"id": 5, "text": "b"}, "c"], first=5)]
+    assert ids == ["8", "5", "7"]
+
+
 @given(st.lists(plain | st.sampled_from(["", " \n", "nul\0"]), max_size=6))
 def test_all_strings_are_documents_or_in_the_ledger(texts):
     ledger = Ledger("given")

@@ -207,8 +207,10 @@ def test_an_id_is_one_document_only_within_a_file(tmp_path):
     assert note.startswith(
         f"{tmp_path}/a.csv and {tmp_path}/b.csv share 1 id, and 1 more pair of files share"
     )
+    (tmp_path / "b.csv").write_text("id,text\n2,Three.\n 2 ,Four.\n ,Five.\n ,Six.\n,Seven.\n")
     found, ledger = searched(tmp_path / "b.csv")
-    assert ([each.id for each in found], [*ledger.notes]) == (["2", "2", "3"], [])
+    ids = [each.id.removeprefix(f"{tmp_path}/") for each in found]
+    assert (ids, [*ledger.notes]) == (["2", "2", "b.csv:4", "b.csv:5", "b.csv:6"], [])
 
 
 def test_tables_without_known_columns_are_read_with_all_text(tmp_path):

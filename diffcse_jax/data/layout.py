@@ -48,18 +48,18 @@ def layout_of(
         text_columns: Those whose values are text for people.
         id_column: The column that identifies rows, if the user named one.
     """
-    own_id = id_column or next((each for each in ID_COLUMNS if each in columns), None)
+    column = id_column or next((each for each in ID_COLUMNS if each in columns), None)
     known = next((each for each in TEXT_COLUMNS if each in columns), None)
     if known:
         title = TITLE_COLUMN if TITLE_COLUMN in columns else None
-        return Layout((known,), title, own_id, is_whole=len(columns) == 1)
-    texts = tuple(each for each in text_columns if each != own_id)
+        return Layout((known,), title, column, is_whole=len(columns) == 1)
+    texts = tuple(each for each in text_columns if each != column)
     if not texts:
         return None
     note = ""
     if len(columns) > 1:
         note = f"{name}: read the columns of text, {', '.join(texts)}. {CHOOSES}"
-    return Layout(texts, None, own_id, is_whole=len(columns) == 1, note=note)
+    return Layout(texts, None, column, is_whole=len(columns) == 1, note=note)
 
 
 def require_columns(name: str, columns: Sequence[str], missing: Sequence[str]) -> None:
@@ -82,10 +82,14 @@ def document_of(
     others = {
         name: value for name, value in values.items() if name not in used and not is_missing(value)
     }
-    own_id = text_in(values, layout.id)
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
-    return Document(own_id or id_of(place), sections, place, others, is_whole)
+    return Document(own_id(values, layout) or id_of(place), sections, place, others, is_whole)
+
+
+def own_id(values: Mapping[str, Any], layout: Layout) -> str:
+    """Return the id that a row has, without white space around it; empty if it has none."""
+    return (text_in(values, layout.id) or "").strip()
 
 
 def _sections(
