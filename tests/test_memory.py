@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.memory import as_texts, documents_in_memory, write_held_out, write_sentences
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError
 
@@ -118,6 +119,26 @@ def test_known_keys_are_id_title_and_text():
     (section,) = first.sections
     assert (section.title, list(section.lines)) == ("A clock", ["It ticks.", "It strikes."])
     assert second.sections[0].title == ""
+
+
+def test_columns_of_dicts_are_text_by_all_their_values(tmp_path):
+    """A file with the same rows has the same text."""
+    rows = {
+        "headline": [None, "Zebra crossing opened", "Tunnel closed"],
+        "body": ["The mayor came today.", math.nan, "Traffic stopped for hours."],
+        "url": ["https://example.org/a", "https://example.org/b", None],
+    }
+    frame = pd.DataFrame(rows)
+    frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    of_file = open_documents_to_search(tmp_path / "a.jsonl").read(Ledger("a"))
+    for found in (documents_of(frame), of_file):
+        assert [" ".join(each.text().split()) for each in found] == [
+            "The mayor came today.",
+            "Zebra crossing opened",
+            "Tunnel closed Traffic stopped for hours.",
+        ]
+    (code,) = documents_of([{"code": "ERR-4711", "n": 1}])  # better than nothing
+    assert code.text().strip() == "ERR-4711"
 
 
 def test_texts_without_ids_get_numbers_that_are_not_ids():

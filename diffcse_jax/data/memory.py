@@ -19,6 +19,7 @@ from diffcse_jax.data.documents import Document, Documents, Section, digest
 from diffcse_jax.data.layout import Layout, document_of, layout_of, own_id, require_columns
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.split import held_out_together
+from diffcse_jax.data.values import SAMPLE_ROWS, is_missing, text_columns
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import cache_folder, disk_errors, write_text
@@ -27,7 +28,6 @@ EXPECTED = (
     "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys "
     "are columns"
 )
-LOOKED_AT = 1000  # dicts whose keys are collected
 
 # A sentence, a pair, a triple or more, or columns by name.
 Text = str | Sequence[str] | Mapping[str, object]
@@ -82,16 +82,24 @@ def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> D
 
 
 def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
-    """Return the layout of the dicts among the texts."""
-    keys: dict[str, bool] = {}  # whether the first value is text
-    for text in texts[:LOOKED_AT]:
-        if isinstance(text, Mapping):
-            keys = {str(key): isinstance(value, str) for key, value in text.items()} | keys
+    """Return the layout of the dicts among the texts.
+
+    Columns are judged by the first dicts, and by each later one with a key that had no value.
+    """
+    keys: dict[str, None] = {}
+    seen: set[str] = set()  # keys with a value
+    sample: list[dict[str, Any]] = []
+    for row in (_values(text) for text in texts if isinstance(text, Mapping)):
+        keys.update(dict.fromkeys(row))
+        new = {key for key in row.keys() - seen if not is_missing(row[key])}
+        if new or len(sample) < SAMPLE_ROWS:
+            sample.append(row)
+            seen |= new
     if id_column and keys:
         require_columns("the given dicts", [*keys], [id_column] if id_column not in keys else [])
-    text_columns = [key for key, is_text in keys.items() if is_text]
-    layout = layout_of("the given dicts", [*keys], text_columns, id_column)
-    return layout or Layout(("sentence",))
+    strings = [key for key in keys if any(isinstance(row.get(key), str) for row in sample)]
+    texts = text_columns([*keys], sample) or strings
+    return layout_of("the given dicts", [*keys], texts, id_column) or Layout(("sentence",))
 
 
 def _keys(texts: Sequence[Any], layout: Layout, first: int) -> Iterator[str]:
