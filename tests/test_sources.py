@@ -196,6 +196,34 @@ def test_a_row_whose_only_text_is_its_title_is_a_document(tmp_path):
         assert line.startswith("1 row without the column of text")
 
 
+def test_keys_that_only_later_rows_have_are_read_or_noted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows: list[dict] = [{"text": f"This is row {number}."} for number in range(1000)]
+    rows.append({"id": "x", "title": "Zanzibar", "text": "An island.", "note": "It was seen."})
+    rows.append({"_id": "x", "text": "Another row."})  # `id` came first
+    path.write_text("\n".join(map(json.dumps, rows)))
+    (*_, found, other), ledger = searched(path)
+    assert (found.id, text_of(found)) == ("x", "Zanzibar An island.")
+    assert found.columns == {"note": "It was seen."}
+    assert (other.id, other.columns) == (f"{path}:1002", {"_id": "x"})
+    assert not ledger.notes
+    *_, found, other = documents_in_memory(rows).read(Ledger("given"))  # `_id` comes first
+    assert (found.id, text_of(found)) == ("1000", "Zanzibar An island.")
+    assert (found.columns, other.id) == ({"id": "x", "note": "It was seen."}, "x")
+    for row in rows:
+        row["body"] = row.pop("text")
+    path.write_text("\n".join(map(json.dumps, rows)))
+    late = "not read as text: title (line 1,001), note (line 1,001). --columns"
+    documents, ledger = searched(path)
+    assert documents[1000].columns == {"title": "Zanzibar", "note": "It was seen."}
+    corpus = opened(path)
+    own = corpus.new_ledger()
+    assert len(list(corpus.rows(own))) == 1002
+    assert all(late in next(iter(each.notes)) for each in (ledger, own))
+    *_, found, _ = documents_in_memory(rows).read(Ledger("given"))
+    assert text_of(found) == "An island. Zanzibar It was seen."
+
+
 def test_an_id_is_one_document_only_within_a_file(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n1,One.\n2,Two.\n2,Two more.\n")
     (tmp_path / "b.csv").write_text("id,text\n2,Three.\n2,Four.\n3,Five.\n")

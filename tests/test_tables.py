@@ -402,8 +402,7 @@ def test_keys_are_collected_from_many_rows(tmp_path):
     table = table_of(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert table.columns == ("text", "headline")
     assert table.missing(["late", "text", "never"]) == ("never",)
-    found = [row for _, row in table.rows(["late", "headline"], Ledger("a"))]
-    assert found == [{}, {"headline": "Cafe"}, *[{}] * 1498, {"late": "y"}]
+    assert [row for _, row in table.rows(["headline"], Ledger("a"))] == rows
 
 
 ROWS = [{"a": "x"}, {"b": "y"}]

@@ -1,19 +1,18 @@
 """Which columns of a table hold the id, the title and the text, and documents made of its rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffcse_jax.data import ledger as reasons
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Document, Section, id_of
 from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.values import as_text, is_missing, listed
+from diffcse_jax.data.values import CHOOSES, as_text, is_missing, listed
 from diffcse_jax.errors import DataError
 
 ID_COLUMNS = ("_id", "id")
 TITLE_COLUMN = "title"
 TEXT_COLUMNS = ("text", "sentence")  # the known names of a text
-CHOOSES = "--columns (for training: data.columns) chooses others"
 
 
 class Layout(NamedTuple):
@@ -27,6 +26,7 @@ class Layout(NamedTuple):
         is_whole: The rows are single texts, which search does not divide unless the model reads
             less.
         note: What was assumed, for the user; empty if nothing was.
+        is_found: The columns of text were found by their values, because none has a known name.
     """
 
     texts: tuple[str, ...]
@@ -35,10 +35,21 @@ class Layout(NamedTuple):
     are_separate: bool = False
     is_whole: bool = False
     note: str = ""
+    is_found: bool = False
+
+
+def id_among(columns: Container[str]) -> str | None:
+    """Return the column that identifies rows by its name, or None."""
+    return next((each for each in ID_COLUMNS if each in columns), None)
 
 
 def layout_of(
-    name: str, columns: Sequence[str], text_columns: Sequence[str], id_column: str = ""
+    name: str,
+    columns: Sequence[str],
+    text_columns: Sequence[str],
+    id_column: str = "",
+    *,
+    is_open: bool = False,
 ) -> Layout | None:
     """Return the layout of a table by the names of its columns, or None if it has no text.
 
@@ -47,11 +58,12 @@ def layout_of(
         columns: All columns.
         text_columns: Those whose values are text for people.
         id_column: The column that identifies rows, if the user named one.
+        is_open: Later rows may have other columns, such as a title.
     """
-    column = id_column or next((each for each in ID_COLUMNS if each in columns), None)
+    column = id_column or id_among(columns)
     known = next((each for each in TEXT_COLUMNS if each in columns), None)
     if known:
-        title = TITLE_COLUMN if TITLE_COLUMN in columns else None
+        title = TITLE_COLUMN if is_open or TITLE_COLUMN in columns else None
         return Layout((known,), title, column, is_whole=len(columns) == 1)
     texts = tuple(each for each in text_columns if each != column)
     if not texts:
@@ -59,7 +71,7 @@ def layout_of(
     note = ""
     if len(columns) > 1:
         note = f"{name}: read the columns of text, {', '.join(texts)}. {CHOOSES}"
-    return Layout(texts, None, column, is_whole=len(columns) == 1, note=note)
+    return Layout(texts, None, column, is_whole=len(columns) == 1, note=note, is_found=True)
 
 
 def require_columns(name: str, columns: Sequence[str], missing: Sequence[str]) -> None:

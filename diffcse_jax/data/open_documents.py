@@ -18,6 +18,7 @@ from diffcse_jax.data.find import LINES, STDIN, Skipped, Source, find_source, fi
 from diffcse_jax.data.layout import (
     Layout,
     document_of,
+    id_among,
     layout_of,
     require_columns,
 )
@@ -188,7 +189,13 @@ def _layout(table: Table, reading: Reading) -> Layout | None:
         return None
     named = [*reading.columns, *filter(None, [reading.id_column])]
     require_columns(table.name, table.columns, table.missing(named))
-    usual = layout_of(table.name, table.columns, table.text_columns, reading.id_column)
+    usual = layout_of(
+        table.name,
+        table.columns,
+        table.text_columns,
+        reading.id_column,
+        is_open=table.is_open,
+    )
     if not reading.columns:
         return usual
     own_id = usual.id if usual else reading.id_column or None
@@ -252,7 +259,9 @@ def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
         ledger.note(layout.note)
     others = [column for column in (layout.title, layout.id) if column is not None]
     columns = dict.fromkeys([*table.columns, *layout.texts, *others])
-    for row, values in table.rows([*columns], ledger):
+    for row, values in table.rows([*columns], ledger, notes_late_text=layout.is_found):
+        if layout.id is None and table.is_open:  # later rows may have ids
+            layout = layout._replace(id=id_among(values))
         if document := document_of(values, layout, Place(table.name, row), ledger):
             yield document
 

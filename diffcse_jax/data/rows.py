@@ -69,7 +69,8 @@ def open_rows(data: DataConfig) -> Corpus:
         numbers = itertools.count()
         for table in found:
             ledger.read_file()
-            for number, values in table.rows(columns.read, ledger):
+            rows = table.rows(columns.read, ledger, notes_late_text=not data.columns)
+            for number, values in rows:
                 place = Place(table.name, number)
                 for texts in columns.texts(values, place, ledger):
                     if own := usable(texts, place, ledger):
