@@ -119,6 +119,9 @@ def test_known_keys_are_id_title_and_text():
     (section,) = first.sections
     assert (section.title, list(section.lines)) == ("A clock", ["It ticks.", "It strikes."])
     assert second.sections[0].title == ""
+    (odd,) = documents_of([{"id": {"a": 1}, "title": [{"de": "Uhr"}], "text": "x", "n": None}])
+    assert (odd.id, odd.sections[0].title) == ("0", "")
+    assert odd.columns == {"id": {"a": 1}, "title": [{"de": "Uhr"}]}  # neither id nor text
 
 
 def test_columns_of_dicts_are_text_by_all_their_values(tmp_path):

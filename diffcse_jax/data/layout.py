@@ -90,9 +90,11 @@ def document_of(
     sections = _sections(values, layout, place, ledger)
     if not sections:
         return None
-    used = {*layout.texts, layout.title, layout.id}
+    read = {*layout.texts, layout.title, layout.id}  # but objects, for example, are not text
     others = {
-        name: value for name, value in values.items() if name not in used and not is_missing(value)
+        name: value
+        for name, value in values.items()
+        if not is_missing(value) and (name not in read or as_text(value) is None)
     }
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
