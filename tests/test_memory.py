@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.memory import as_texts, documents_in_memory, write_held_out, write_sentences
+from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError
 
@@ -118,6 +119,38 @@ def test_known_keys_are_id_title_and_text():
     (section,) = first.sections
     assert (section.title, list(section.lines)) == ("A clock", ["It ticks.", "It strikes."])
     assert second.sections[0].title == ""
+    (odd,) = documents_of([{"id": {"a": 1}, "title": [{"de": "Uhr"}], "text": "x", "n": None}])
+    assert (odd.id, odd.sections[0].title) == ("0", "")
+    assert odd.columns == {"id": {"a": 1}, "title": [{"de": "Uhr"}]}  # neither id nor text
+
+
+def test_columns_of_dicts_are_text_by_all_their_values(tmp_path):
+    """A file with the same rows has the same text."""
+    rows = {
+        "headline": [None, "Zebra crossing opened", "Tunnel closed"],
+        "body": ["The mayor came today.", math.nan, "Traffic stopped for hours."],
+        "url": ["https://example.org/a", "https://example.org/b", None],
+    }
+    frame = pd.DataFrame(rows)
+    frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    of_file = open_documents_to_search(tmp_path / "a.jsonl").read(Ledger("a"))
+    for found in (documents_of(frame), of_file):
+        assert [" ".join(each.text().split()) for each in found] == [
+            "The mayor came today.",
+            "Zebra crossing opened",
+            "Tunnel closed Traffic stopped for hours.",
+        ]
+    (code,) = documents_of([{"code": "ERR-4711", "n": 1}])  # better than nothing
+    assert code.text().strip() == "ERR-4711"
+
+
+def test_texts_without_ids_get_numbers_that_are_not_ids():
+    rows = [{"id": "1", "text": "a"}, {"text": "b"}, {"id": None, "text": "c"}, {"text": "d"}]
+    rows += ["e", {"id": " 4\t", "text": "f"}, {"id": " ", "text": "g"}, {"id": 7, "text": "h"}]
+    ids = [document.id for document in documents_of(iter(rows))]
+    assert ids == ["1", "8", "2", "3", "9", "4", "6", "7"]
+    ids = [document.id for document in documents_of(["a", {"id": 5, "text": "b"}, "c"], first=5)]
+    assert ids == ["8", "5", "7"]
 
 
 @given(st.lists(plain | st.sampled_from(["", " \n", "nul\0"]), max_size=6))

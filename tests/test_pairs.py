@@ -53,6 +53,32 @@ def test_a_text_that_begins_with_its_title_stays_a_pair(tmp_path, minilm_dir):
     assert pair.startswith("[CLS] mount etna is an active")
 
 
+@pytest.mark.parametrize(
+    ("pairs", "reason"),
+    [
+        ("lead", "in sections too short for a pair"),
+        ("dropout", "in sections with a title alone"),
+        ("crops", "in sections with a title alone"),
+    ],
+)
+def test_titles_without_text_do_not_train_and_are_counted(tmp_path, pairs, reason):
+    """They have no text in common, so they are not held out together."""
+    rows = [{"title": f"Title {i}", "text": ""} for i in range(300)]
+    text = f"It is a mountain. {'It is the highest one of the island. ' * 4}"
+    rows.append({"title": "Mount Etna", "text": text})
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    corpus = opened(tmp_path / "a.jsonl", pairs, held_out=0.1)
+    ledger = corpus.new_ledger()
+    found = texts_of(corpus, ledger)
+    assert found
+    assert all(text and "Title" not in text for texts in found for text in texts)
+    made = ledger.made
+    assert made["document{s}"] == 301
+    assert 15 < made["of them held out"] < 50
+    assert ledger.left_out[reason].count == 300 - made["of them held out"]
+    assert not ledger.has_losses
+
+
 def test_every_document_of_ten_words_gives_a_row(tmp_path):
     ten = "one two three four five six seven eight nine ten"
     nine = "one two three four five six seven eight nine"

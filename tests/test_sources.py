@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.documents import Document
+from diffcse_jax.data.documents import Document, Section
 from diffcse_jax.data.ledger import EMPTY, Ledger
+from diffcse_jax.data.memory import documents_in_memory
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.errors import DataError, UserError
@@ -76,7 +77,7 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     (folder / "more/a.jsonl").write_text(
         '{"text": "three", "other": "x"}\n{"text": {"a": 1}}\n{"text": "five"}\n'
     )
-    for other in ("LICENSE", ".hidden.jsonl", "_meta.json"):
+    for other in ("LICENSE", ".hidden.jsonl", "_meta.json", "a.md"):
         (folder / other).write_text('{"text": "not this"}\n')
     for link in ("0.csv", "more/b.jsonl"):
         (folder / link).symlink_to(folder / "more/a.jsonl")
@@ -92,7 +93,10 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     left_out = {reason: entry.count for reason, entry in ledger.left_out.items()}
     assert left_out == {"empty": 1, "with a value that is not text": 1}
     if not name:
-        assert {"hidden", "without extension"} < {*ledger.unread}
+        unread = {reason: entry.count for reason, entry in ledger.unread.items() if entry.is_loss}
+        others = {"without extension": 1, "named _*, as other programs name their notes": 1}
+        documents = "without rows to train on (data.pairs makes some of documents)"
+        assert unread == others | {documents: 1}
     with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 2: empty"):
         list(opened(f"{folder}/**/a.json*", columns=("text",), on_bad_line="error").rows())
     before = corpus.fingerprint()
@@ -178,6 +182,51 @@ def test_each_document_has_an_id_and_a_place(tmp_path):
     assert (ledger.files, ledger.texts) == (3, 5)
 
 
+def test_a_row_whose_only_text_is_its_title_is_a_document(tmp_path):
+    texts: list = ["", None, " \n", []]
+    rows = [{"title": f"Mount  {i}", "text": text} for i, text in enumerate(texts)]
+    rows += [{"title": "Sea", "n": 1}, {"title": "-", "text": ""}, {"title": "Lake", "text": {}}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    in_memory = Ledger("given")
+    given = list(documents_in_memory(rows).read(in_memory))
+    for found, ledger in (searched(tmp_path / "a.jsonl"), (given, in_memory)):
+        sections = [document.sections for document in found]
+        titles = ["Mount 0", "Mount 1", "Mount 2", "Mount 3", "Sea"]
+        assert sections == [(Section(title, ()),) for title in titles]
+        left_out = {reason: entry.count for reason, entry in ledger.left_out.items()}
+        assert left_out == {"empty": 1, "with a value that is not text": 1}
+        (line,) = [line for line in ledger.lines() if "title alone" in line]
+        assert line.startswith("1 row without the column of text")
+
+
+def test_keys_that_only_later_rows_have_are_read_or_noted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows: list[dict] = [{"text": f"This is row {number}."} for number in range(1000)]
+    rows.append({"id": "x", "title": "Zanzibar", "text": "An island.", "note": "It was seen."})
+    rows.append({"_id": "x", "text": "Another row."})  # `id` came first
+    path.write_text("\n".join(map(json.dumps, rows)))
+    (*_, found, other), ledger = searched(path)
+    assert (found.id, text_of(found)) == ("x", "Zanzibar An island.")
+    assert found.columns == {"note": "It was seen."}
+    assert (other.id, other.columns) == (f"{path}:1002", {"_id": "x"})
+    assert not ledger.notes
+    *_, found, other = documents_in_memory(rows).read(Ledger("given"))  # `_id` comes first
+    assert (found.id, text_of(found)) == ("1000", "Zanzibar An island.")
+    assert (found.columns, other.id) == ({"id": "x", "note": "It was seen."}, "x")
+    for row in rows:
+        row["body"] = row.pop("text")
+    path.write_text("\n".join(map(json.dumps, rows)))
+    late = "not read as text: title (line 1,001), note (line 1,001). --columns"
+    documents, ledger = searched(path)
+    assert documents[1000].columns == {"title": "Zanzibar", "note": "It was seen."}
+    corpus = opened(path)
+    own = corpus.new_ledger()
+    assert len(list(corpus.rows(own))) == 1002
+    assert all(late in next(iter(each.notes)) for each in (ledger, own))
+    *_, found, _ = documents_in_memory(rows).read(Ledger("given"))
+    assert text_of(found) == "An island. Zanzibar It was seen."
+
+
 def test_an_id_is_one_document_only_within_a_file(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n1,One.\n2,Two.\n2,Two more.\n")
     (tmp_path / "b.csv").write_text("id,text\n2,Three.\n2,Four.\n3,Five.\n")
@@ -189,8 +238,10 @@ def test_an_id_is_one_document_only_within_a_file(tmp_path):
     assert note.startswith(
         f"{tmp_path}/a.csv and {tmp_path}/b.csv share 1 id, and 1 more pair of files share"
     )
+    (tmp_path / "b.csv").write_text("id,text\n2,Three.\n 2 ,Four.\n ,Five.\n ,Six.\n,Seven.\n")
     found, ledger = searched(tmp_path / "b.csv")
-    assert ([each.id for each in found], [*ledger.notes]) == (["2", "2", "3"], [])
+    ids = [each.id.removeprefix(f"{tmp_path}/") for each in found]
+    assert (ids, [*ledger.notes]) == (["2", "2", "b.csv:4", "b.csv:5", "b.csv:6"], [])
 
 
 def test_tables_without_known_columns_are_read_with_all_text(tmp_path):

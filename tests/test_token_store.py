@@ -127,6 +127,8 @@ def test_each_change_of_the_tokens_makes_another_store(tmp_path):
         "a.txt": f"{long}\n{long}\n\n{long}\n", "a.csv": "sentence,positive\none two,three\n", "b/1.txt": "x\no",
         # b, c and d have the same bytes
         "b/2.txt": "ne\n", "c/1.txt": "x\none\n", "d/1.csv": "x\none\n",
+        # a file in a folder is one document, and named columns are texts and not lists
+        "e/a.txt": f"{long}\n{long}\n\n{long}\n", "lists.jsonl": '{"query": "one", "pos": ["two", "three"]}',
     }  # fmt: skip
     for file, content in contents.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -141,6 +143,9 @@ def test_each_change_of_the_tokens_makes_another_store(tmp_path):
             for pairs in ("columns", "dropout", "lead", "crops", "passages")
         ),
         {"train_file": "a.txt", "pairs": "dropout", "held_out": 0.01},
+        {"train_file": "e", "pairs": "lead"},
+        {"train_file": "lists.jsonl"},
+        {"train_file": "lists.jsonl", "columns": ("query", "pos")},
     ]
 
     def name(data: dict, length: int = 8, largest_id: int = 10) -> str:

@@ -36,9 +36,10 @@ class Document:
     """A text with its identity.
 
     Attributes:
-        id: The value of the column `_id` or `id` (or of one that the user names), after the path if
-            an earlier file has the same id (see `IdsOfFiles`); otherwise the path of the file and
-            the row, such as `faq.csv:3`; for texts in memory their number.
+        id: The value of the column `_id` or `id` (or of one that the user names), without white
+            space around it, after the path if an earlier file has the same id (see `IdsOfFiles`);
+            otherwise the path of the file and the row, such as `faq.csv:3`; for texts in memory a
+            number that is not the id of another.
         sections: The text.
         place: Where the text stands, for messages and hits.
         columns: The other columns of its row, which hits repeat.

@@ -199,8 +199,14 @@ def _why_skipped(file: Path, collections: set[Path], *, is_named: bool) -> Skipp
     return Skipped(name, reason, not kind.startswith(NOT_TEXT))
 
 
-def fingerprint(source: Source, columns: Sequence[str] = ()) -> str:
-    """Return the SHA-256 of the content of files in hexadecimal. Their names do not matter."""
+def fingerprint(source: Source, reading: Sequence[str] = ()) -> str:
+    """Return the SHA-256 of the content of files in hexadecimal. Their names do not matter.
+
+    Args:
+        source: The files.
+        reading: What the content does not say about how it is read, such as the columns that the
+            user named.
+    """
     if source.is_stdin:
         raise DataError("standard input can be read only once. Name a file")
     if source.is_docstrings:
@@ -209,5 +215,5 @@ def fingerprint(source: Source, columns: Sequence[str] = ()) -> str:
     for folder in source.data_sets:
         files += sorted(file for file in folder.rglob("*") if file.is_file())
     parts = [f"{extension(file)} {sha256([file])}" for file in files]
-    content = "\n".join([*parts, *columns]).encode(errors="surrogateescape")
+    content = "\n".join([*parts, *reading]).encode(errors="surrogateescape")
     return hashlib.sha256(content).hexdigest()

@@ -18,6 +18,7 @@ from diffcse_jax.data.values import (
     FileRows,
     NumberedRow,
     chosen_split,
+    is_words,
     listed,
     sample_of,
 )
@@ -48,9 +49,8 @@ def open_json(path: Path, name: str) -> FileRows:
     """Open a file. What a json file holds says how it is read."""
     values, notes = _reader(path, name)
 
-    def read(columns: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
-        for number, row in _rows(values(ledger), name, ledger):
-            yield number, {column: row[column] for column in columns if column in row}
+    def read(_: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
+        return _rows(values(ledger), name, ledger)
 
     found: dict[str, None] = {}
     for row in sample_of(_rows(values(Ledger(name)), name, Ledger(name))):
@@ -237,8 +237,8 @@ def _object(path: Path, name: str, ledger: Ledger) -> dict[str, Any]:
 def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[str, ...]]:
     """Return the rows of an object, and notes.
 
-    The rows are its list of objects; its lists, if these are columns of the same length; or the
-    object itself.
+    The rows are its list of objects; its lists, if these are columns of the same length; its only
+    list, if this holds strings and no text stands beside it; or the object itself.
     """
     lists = {key: value for key, value in found.items() if isinstance(value, list) and value}
     tables = {key: value for key, value in lists.items() if all(map(_is_object, value))}
@@ -250,6 +250,12 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
         rows = zip(*lists.values(), strict=True)
         note = f"{name}: the lists {listed(map(repr, lists))} are read as columns"
         return [dict(zip(lists, row, strict=True)) for row in rows], (note,)
+    # A title beside a list of strings has these as its paragraphs.
+    has_text = any(isinstance(value, str) and is_words(value) for value in found.values())
+    if len(lists) == 1 and not has_text:
+        ((key, strings),) = lists.items()
+        if all(isinstance(each, str) for each in strings):
+            return strings, (f"{name}: the rows are those of {key!r}",)
     return [found], ()
 
 

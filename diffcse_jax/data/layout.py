@@ -1,19 +1,18 @@
 """Which columns of a table hold the id, the title and the text, and documents made of its rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffcse_jax.data import ledger as reasons
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Document, Section, id_of
 from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.values import as_text, is_missing, listed
+from diffcse_jax.data.values import CHOOSES, as_text, is_missing, listed
 from diffcse_jax.errors import DataError
 
 ID_COLUMNS = ("_id", "id")
 TITLE_COLUMN = "title"
 TEXT_COLUMNS = ("text", "sentence")  # the known names of a text
-CHOOSES = "--columns (for training: data.columns) chooses others"
 
 
 class Layout(NamedTuple):
@@ -27,6 +26,7 @@ class Layout(NamedTuple):
         is_whole: The rows are single texts, which search does not divide unless the model reads
             less.
         note: What was assumed, for the user; empty if nothing was.
+        is_found: The columns of text were found by their values, because none has a known name.
     """
 
     texts: tuple[str, ...]
@@ -35,10 +35,21 @@ class Layout(NamedTuple):
     are_separate: bool = False
     is_whole: bool = False
     note: str = ""
+    is_found: bool = False
+
+
+def id_among(columns: Container[str]) -> str | None:
+    """Return the column that identifies rows by its name, or None."""
+    return next((each for each in ID_COLUMNS if each in columns), None)
 
 
 def layout_of(
-    name: str, columns: Sequence[str], text_columns: Sequence[str], id_column: str = ""
+    name: str,
+    columns: Sequence[str],
+    text_columns: Sequence[str],
+    id_column: str = "",
+    *,
+    is_open: bool = False,
 ) -> Layout | None:
     """Return the layout of a table by the names of its columns, or None if it has no text.
 
@@ -47,19 +58,20 @@ def layout_of(
         columns: All columns.
         text_columns: Those whose values are text for people.
         id_column: The column that identifies rows, if the user named one.
+        is_open: Later rows may have other columns, such as a title.
     """
-    own_id = id_column or next((each for each in ID_COLUMNS if each in columns), None)
+    column = id_column or id_among(columns)
     known = next((each for each in TEXT_COLUMNS if each in columns), None)
     if known:
-        title = TITLE_COLUMN if TITLE_COLUMN in columns else None
-        return Layout((known,), title, own_id, is_whole=len(columns) == 1)
-    texts = tuple(each for each in text_columns if each != own_id)
+        title = TITLE_COLUMN if is_open or TITLE_COLUMN in columns else None
+        return Layout((known,), title, column, is_whole=len(columns) == 1)
+    texts = tuple(each for each in text_columns if each != column)
     if not texts:
         return None
     note = ""
     if len(columns) > 1:
         note = f"{name}: read the columns of text, {', '.join(texts)}. {CHOOSES}"
-    return Layout(texts, None, own_id, is_whole=len(columns) == 1, note=note)
+    return Layout(texts, None, column, is_whole=len(columns) == 1, note=note, is_found=True)
 
 
 def require_columns(name: str, columns: Sequence[str], missing: Sequence[str]) -> None:
@@ -78,19 +90,28 @@ def document_of(
     sections = _sections(values, layout, place, ledger)
     if not sections:
         return None
-    used = {*layout.texts, layout.title, layout.id}
+    read = {*layout.texts, layout.title, layout.id}  # but objects, for example, are not text
     others = {
-        name: value for name, value in values.items() if name not in used and not is_missing(value)
+        name: value
+        for name, value in values.items()
+        if not is_missing(value) and (name not in read or as_text(value) is None)
     }
-    own_id = text_in(values, layout.id)
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
-    return Document(own_id or id_of(place), sections, place, others, is_whole)
+    return Document(own_id(values, layout) or id_of(place), sections, place, others, is_whole)
+
+
+def own_id(values: Mapping[str, Any], layout: Layout) -> str:
+    """Return the id that a row has, without white space around it; empty if it has none."""
+    return (text_in(values, layout.id) or "").strip()
 
 
 def _sections(
     values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
 ) -> tuple[Section, ...]:
+    title = " ".join((text_in(values, layout.title) or "").split())
+    if any(map(str.isalnum, title)) and all(_is_blank(values.get(name)) for name in layout.texts):
+        return _title_alone(title, values, layout, place, ledger)
     found: list[tuple[str, str]] = []  # columns and their texts
     absent = []
     for column in layout.texts:
@@ -105,9 +126,25 @@ def _sections(
         return ()
     if layout.are_separate:
         return tuple(Section("", text.split("\n"), column=column) for column, text in found)
-    title = text_in(values, layout.title) or ""
     lines = [line for _, text in found for line in text.split("\n")]
-    return (Section(" ".join(title.split()), lines),)
+    return (Section(title, lines),)
+
+
+def _is_blank(value: Any) -> bool:
+    """Return whether a value is missing, or only white space."""
+    text = "" if is_missing(value) else as_text(value)
+    return text is not None and (not text or text.isspace())
+
+
+def _title_alone(
+    title: str, values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
+) -> tuple[Section, ...]:
+    """Return the section of a row whose only text is its title."""
+    if usable((title,), place, ledger) is None:
+        return ()
+    if not any(column in values for column in layout.texts):  # another column may hold its text
+        ledger.change("row{s} without the column of text", "kept with the title alone", place)
+    return (Section(title, ()),)
 
 
 def texts_of_row(

@@ -6,6 +6,7 @@ reads it as documents.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,9 +16,10 @@ from typing import Any
 from diffcse_jax.data.columns import column_names
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Document, Documents, Section, digest
-from diffcse_jax.data.layout import Layout, document_of, layout_of, require_columns, text_in
+from diffcse_jax.data.layout import Layout, document_of, layout_of, own_id, require_columns
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.split import held_out_together
+from diffcse_jax.data.values import SAMPLE_ROWS, is_missing, text_columns
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import cache_folder, disk_errors, write_text
@@ -26,7 +28,6 @@ EXPECTED = (
     "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys "
     "are columns"
 )
-LOOKED_AT = 1000  # dicts whose keys are collected
 
 # A sentence, a pair, a triple or more, or columns by name.
 Text = str | Sequence[str] | Mapping[str, object]
@@ -61,17 +62,18 @@ def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> D
         given: Strings, dicts, or a table; see `as_texts`. A dict has a `sentence` or `text`, and
             perhaps a `title`; its other keys are columns, which hits repeat.
         id_column: The key that identifies dicts. By default it is `_id` or `id`, if there is one.
-            Other texts are identified by their number.
+            Other texts are identified by their number. If that is the id of a dict, they get a
+            number after those of all texts.
         first: The number of the first text.
     """
     texts = list(as_texts(given))
 
     def read(ledger: Ledger) -> Iterator[Document]:
         layout = _layout_of(texts, id_column)
-        for number, text in enumerate(texts):
-            document = _document(text, first + number, layout, ledger)
-            if document:
-                yield document
+        keys = _keys(texts, layout, first)
+        for number, (text, key) in enumerate(zip(texts, keys, strict=True), first):
+            if document := _document(text, number, layout, ledger):
+                yield dataclasses.replace(document, id=key)
 
     def fingerprint() -> str:
         return hashlib.sha256(json.dumps(texts, default=str).encode()).hexdigest()
@@ -80,33 +82,50 @@ def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> D
 
 
 def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
-    """Return the layout of the dicts among the texts."""
-    keys: dict[str, bool] = {}  # whether the first value is text
-    for text in texts[:LOOKED_AT]:
-        if isinstance(text, Mapping):
-            keys = {str(key): isinstance(value, str) for key, value in text.items()} | keys
+    """Return the layout of the dicts among the texts.
+
+    Columns are judged by the first dicts, and by each later one with a key that had no value.
+    """
+    keys: dict[str, None] = {}
+    seen: set[str] = set()  # keys with a value
+    sample: list[dict[str, Any]] = []
+    for row in (_values(text) for text in texts if isinstance(text, Mapping)):
+        keys.update(dict.fromkeys(row))
+        new = {key for key in row.keys() - seen if not is_missing(row[key])}
+        if new or len(sample) < SAMPLE_ROWS:
+            sample.append(row)
+            seen |= new
     if id_column and keys:
         require_columns("the given dicts", [*keys], [id_column] if id_column not in keys else [])
-    text_columns = [key for key, is_text in keys.items() if is_text]
-    layout = layout_of("the given dicts", [*keys], text_columns, id_column)
-    return layout or Layout(("sentence",))
+    strings = [key for key in keys if any(isinstance(row.get(key), str) for row in sample)]
+    texts = text_columns([*keys], sample) or strings
+    return layout_of("the given dicts", [*keys], texts, id_column) or Layout(("sentence",))
+
+
+def _keys(texts: Sequence[Any], layout: Layout, first: int) -> Iterator[str]:
+    """Yield the id of each text: its own, or a number that is no text's own."""
+    own = [own_id(_values(text), layout) if isinstance(text, Mapping) else "" for text in texts]
+    taken = set(own)
+    free = (number for number in itertools.count(first + len(texts)) if str(number) not in taken)
+    for number, key in enumerate(own, first):
+        yield key or (str(number) if str(number) not in taken else str(next(free)))
+
+
+def _values(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in row.items()}
 
 
 def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Document | None:
     place = Place(row=number + 1)
     if isinstance(text, Mapping):
-        values = {str(key): value for key, value in text.items()}
-        document = document_of(values, layout, place, ledger)
-        if document is None or text_in(values, layout.id):
-            return document
-        return dataclasses.replace(document, id=str(number))
+        return document_of(_values(text), layout, place, ledger)
     if not isinstance(text, str):
         raise DataError(f"text {number} is {text!r:.60}, not a string or a dict. {EXPECTED}")
     own = usable((text,), place, ledger)
     if own is None:
         return None
     ledger.keep()
-    return Document(str(number), (Section("", own),), place, whole=True)
+    return Document("", (Section("", own),), place, whole=True)
 
 
 # For training

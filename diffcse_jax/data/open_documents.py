@@ -18,6 +18,7 @@ from diffcse_jax.data.find import LINES, STDIN, Skipped, Source, find_source, fi
 from diffcse_jax.data.layout import (
     Layout,
     document_of,
+    id_among,
     layout_of,
     require_columns,
 )
@@ -121,7 +122,20 @@ def documents_of(source: Source, reading: Reading) -> Documents:
         for table, layout in opened.tables:
             yield from _rows(table, layout, ledger)
 
-    return Documents(source.name, read, lambda: fingerprint(source, reading.columns))
+    return Documents(
+        source.name, read, lambda: fingerprint(source, _marks(source, reading, opened))
+    )
+
+
+def _marks(source: Source, reading: Reading, opened: _Opened) -> tuple[str, ...]:
+    """Return how files are read, as far as their content does not say it; see `fingerprint`.
+
+    Of a txt file that the user names, each line or block is a document. If it is the one file of a
+    folder, it may be read whole.
+    """
+    is_alone = len(source.files) == 1 and extension(source.files[0]) in LINES
+    is_whole = is_alone and bool(opened.prose)
+    return (*reading.columns, *(["whole"] if is_whole else []))
 
 
 def _open(source: Source, reading: Reading) -> _Opened:
@@ -175,7 +189,13 @@ def _layout(table: Table, reading: Reading) -> Layout | None:
         return None
     named = [*reading.columns, *filter(None, [reading.id_column])]
     require_columns(table.name, table.columns, table.missing(named))
-    usual = layout_of(table.name, table.columns, table.text_columns, reading.id_column)
+    usual = layout_of(
+        table.name,
+        table.columns,
+        table.text_columns,
+        reading.id_column,
+        is_open=table.is_open,
+    )
     if not reading.columns:
         return usual
     own_id = usual.id if usual else reading.id_column or None
@@ -239,7 +259,9 @@ def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
         ledger.note(layout.note)
     others = [column for column in (layout.title, layout.id) if column is not None]
     columns = dict.fromkeys([*table.columns, *layout.texts, *others])
-    for row, values in table.rows([*columns], ledger):
+    for row, values in table.rows([*columns], ledger, notes_late_text=layout.is_found):
+        if layout.id is None and table.is_open:  # later rows may have ids
+            layout = layout._replace(id=id_among(values))
         if document := document_of(values, layout, Place(table.name, row), ledger):
             yield document
 

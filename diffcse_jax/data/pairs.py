@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus, Kind, Row, usable
-from diffcse_jax.data.documents import Document
+from diffcse_jax.data.documents import Document, Section
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.sentences import join, joined_passages, some_words, width, words
 from diffcse_jax.data.split import Split, texts_of
@@ -122,7 +122,7 @@ def _is_odd(texts: Sequence[str]) -> bool:
 def _long_passages(source: _Source) -> Iterator[_Made]:
     """Yield a document as passages of about equal length."""
     sections = source.document.sections
-    own = source.kept([sentence for section in sections for sentence in section.sentences()])
+    own = source.kept([text for section in sections for text in _sentences_of(source, section)])
     found = joined_passages(own, PASSAGE_CHARACTERS)
     passages = [text for text in found if width(text) >= FEWEST_PASSAGE_CHARACTERS]
     yield from (_Made((text,)) for text in passages)
@@ -147,13 +147,22 @@ def _passages(source: _Source) -> Iterator[_Made]:
 def _consecutive(source: _Source) -> Iterator[list[str]]:
     """Yield the sentences of each section, in parts between those that are left out."""
     for section in source.document.sections:
-        texts = section.sentences()
+        texts = _sentences_of(source, section)
         is_dropped = [source.split.drops(text, source.ledger) for text in texts]
         for dropped, group in itertools.groupby(
             zip(is_dropped, texts, strict=True), lambda x: x[0]
         ):
             if not dropped:
                 yield [text for _, text in group]
+
+
+def _sentences_of(source: _Source, section: Section) -> list[str]:
+    """Return the sentences of a section. If it has only a title, enter that in the ledger."""
+    texts = section.sentences()
+    if section.title and not texts:
+        place = source.document.place
+        source.ledger.leave_out("in sections with a title alone", place, is_loss=False)
+    return texts
 
 
 def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:

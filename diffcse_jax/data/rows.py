@@ -18,13 +18,14 @@ from diffcse_jax.data.columns import (
 from diffcse_jax.data.corpus import Corpus, Row, usable
 from diffcse_jax.data.find import LINES, Source, find_source, fingerprint
 from diffcse_jax.data.layout import texts_of_row
-from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.data.ledger import NO_TEXT, Ledger, Place
 from diffcse_jax.data.lines import extension, read_lines
 from diffcse_jax.data.tables import Table, open_table
 from diffcse_jax.data.values import SAMPLE_ROWS, FileRows, listed
 from diffcse_jax.errors import DataError, NoSentencesError
 
 ADVICE = "Name the columns in data.columns"
+NO_ROWS = "without rows to train on (data.pairs makes some of documents)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +65,35 @@ def open_rows(data: DataConfig) -> Corpus:
 
     def read(ledger: Ledger) -> Iterator[Row]:
         source.account(ledger)
+        _account_for_others(source, found, ledger)
         if columns.note:
             ledger.note(columns.note)
         numbers = itertools.count()
         for table in found:
             ledger.read_file()
-            for number, values in table.rows(columns.read, ledger):
+            rows = table.rows(columns.read, ledger, notes_late_text=not data.columns)
+            for number, values in rows:
                 place = Place(table.name, number)
                 for texts in columns.texts(values, place, ledger):
                     if own := usable(texts, place, ledger):
                         ledger.keep()
                         yield Row(own, next(numbers), place)
 
+    def digest() -> str:
+        return fingerprint(source, ("lists",) if columns.lists else ())
+
     is_strict = data.on_bad_line == "error"
-    return Corpus(source.name, columns.names, read, lambda: fingerprint(source), is_strict)
+    return Corpus(source.name, columns.names, read, digest, is_strict)
+
+
+def _account_for_others(source: Source, found: Sequence[Table], ledger: Ledger) -> None:
+    """Enter files in a ledger that are beside the tables: documents, data sets, empty tables."""
+    names = {table.name for table in found}
+    for path in (*source.data_sets, *source.files):
+        if str(path) not in names:
+            is_empty = extension(path) in tables.KINDS
+            reason = NO_TEXT if is_empty else NO_ROWS
+            ledger.skip_file(str(path), reason, is_loss=not is_empty)
 
 
 def _tables(source: Source, wanted: Sequence[str]) -> list[Table]:

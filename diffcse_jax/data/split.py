@@ -245,12 +245,13 @@ def _groups(keys: Sequence[Sequence[int]]) -> np.ndarray:
 def _identities(document: Document) -> list[int]:
     """Return the digests by which documents are the same text.
 
-    They are of all lines, and of a row's title.
+    They are of all lines, and of a row's title. Rows that have only a title have no text in common.
     """
-    lines = [digest(" ".join(line for part in document.sections for line in part.lines))]
+    lines = [line for part in document.sections for line in part.lines]
     titles = [part.title for part in document.sections]
     has_title = len(titles) == 1 and bool(titles[0])
-    return [*lines, digest(titles[0])] if has_title else lines
+    texts = [" ".join(lines)] if lines or not has_title else []
+    return [digest(text) for text in (*texts, *titles[: int(has_title)])]
 
 
 def _boilerplate(

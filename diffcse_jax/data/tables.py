@@ -14,6 +14,7 @@ from diffcse_jax.data.json_rows import open_json
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.lines import extension
 from diffcse_jax.data.values import (
+    CHOOSES,
     FileRows,
     NumberedRow,
     is_missing,
@@ -46,18 +47,47 @@ class Table:
     notes: tuple[str, ...]  # what was assumed; `rows` also puts them into the ledger
     reader: FileRows
 
-    def rows(self, columns: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
+    @property
+    def is_open(self) -> bool:
+        """Later rows may have other columns."""
+        return self.reader.is_open
+
+    def rows(
+        self, columns: Sequence[str], ledger: Ledger, *, notes_late_text: bool = False
+    ) -> Iterator[NumberedRow]:
         """Read some columns of all rows, with the number of the line or row, from 1.
 
         Values are those of the file: text, numbers, dates, lists and so on; see `values.as_text`
-        and `values.is_missing`. A key that a JSON object does not have is not in its row.
+        and `values.is_missing`. JSON objects are given with all the keys that they have. With
+        `notes_late_text`, the ledger notes which of these are text and not in `columns` of the
+        table.
 
         What cannot be read as a row is entered in the ledger. Raises `DataError` if the file is
         damaged, or has no such column.
         """
         for note in self.notes:
             ledger.note(note)
-        yield from self.reader.read(columns, ledger)
+        rows = self.reader.read(columns, ledger)
+        yield from (
+            self._noting_late_text(rows, ledger) if notes_late_text and self.is_open else rows
+        )
+
+    def _noting_late_text(
+        self, rows: Iterator[NumberedRow], ledger: Ledger
+    ) -> Iterator[NumberedRow]:
+        """Yield rows, and note text under keys that the first rows do not have."""
+        known = set(self.columns)
+        late: dict[str, int] = {}  # the first rows with these keys
+        for number, row in rows:
+            if new := [key for key in row if key not in known and key not in late]:
+                late |= dict.fromkeys(text_columns(new, [row]), number)
+            yield number, row
+        if late:
+            found = listed(f"{key} (line {number:,})" for key, number in late.items())
+            ledger.note(
+                f"{self.name}: keys that only later rows have are not read as text: {found}. "
+                f"{CHOOSES}"
+            )
 
     def missing(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Return which columns the table does not have.
@@ -65,7 +95,7 @@ class Table:
         Objects of JSON may have a key only far from the start, so that the file is searched.
         """
         lacking = dict.fromkeys(column for column in columns if column not in self.columns)
-        if lacking and self.reader.is_open:
+        if lacking and self.is_open:
             for _, row in self.reader.read([*lacking], Ledger(self.name)):
                 for column in row:
                     lacking.pop(column, None)

@@ -13,6 +13,7 @@ from diffcse_jax.errors import DataError
 LONGEST_ROW = 1 << 23  # characters of a line that holds a row, which may have many texts
 SAMPLE_ROWS = 1000  # from which columns are found and judged
 SAMPLE_CHARACTERS = 1 << 24
+CHOOSES = "--columns (for training: data.columns) chooses others"
 
 # The number of the line or row, from 1, and the values of some columns. A key that a JSON object
 # does not have is not there either.
@@ -23,7 +24,7 @@ class FileRows(NamedTuple):
     """The rows of a file, as the reader of its format gives them."""
 
     columns: tuple[str, ...]
-    # Starts a pass over some columns.
+    # Starts a pass over some columns. If `is_open`, rows have all their keys.
     read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]
     notes: tuple[str, ...] = ()  # what was assumed
     is_open: bool = False  # later rows may have other columns
