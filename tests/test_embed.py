@@ -633,6 +633,26 @@ def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
         assert app.find_inputs([f"{tmp_path}/data[1].txt"]) == [f"{tmp_path}/{name}"]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("**/*.txt", "x/z/d.txt x/m.txt t.txt"),
+        ("**", "x/z/d.txt x/m.txt t.txt"),
+        ("*", "t.txt x"),
+        ("**/[tz]*", "t.txt x/z"),
+    ],
+)
+def test_a_pattern_finds_what_it_finds_for_search(tmp_path, capsys, pattern, expected):
+    for name in ("t.txt", "x/m.txt", "x/p.png", "x/z/d.txt"):
+        path = tmp_path / "pages" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n")
+    found = app.find_inputs([f"{tmp_path}/pages/{pattern}"])
+    assert found == [f"{tmp_path}/pages/{name}" for name in expected.split()]
+    # A picture in a folder that is an input is listed when the folder is read.
+    assert ("skipped 1 file: 1 of the kind .png" in capsys.readouterr().err) == (pattern == "**")
+
+
 def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):
     def write_table(table, path, *, write=pq.write_table, **options):
         if "shard-3" in path.name:

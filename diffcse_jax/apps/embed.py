@@ -8,7 +8,6 @@ same command, started again after a crash, embeds what is missing.
 
 import contextlib
 import dataclasses
-import glob
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from jaxtyping import Float32
 
 from diffcse_jax import hosts
 from diffcse_jax.data.documents import Document, Documents
+from diffcse_jax.data.find import Source, find_source, is_pattern
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
@@ -34,6 +34,7 @@ from diffcse_jax.errors import (
     Interrupted,
     InUseError,
     NoSentencesError,
+    counted,
 )
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
@@ -181,7 +182,7 @@ def embed(
     if distributed:
         hosts.join()
         process, count = jax.process_index(), jax.process_count()
-    paths = find_inputs(inputs)
+    paths = find_inputs(inputs, strict=strict)
     _require_folder(output)
     mine = {path: _open(path, columns, id_column) for path in paths[process::count]}
     encoder = load()
@@ -207,32 +208,45 @@ def embed(
                         job.write_state(path)
             job.run(mine)
     except KeyboardInterrupt as error:
-        kept = f"{job.embedded:,} texts; complete Parquet files are kept"
+        kept = f"{counted(job.embedded, 'text{s}')}; complete Parquet files are kept"
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
-    log_line(f"{who}embedded {job.embedded:,} texts into {output}", on_all=True)
+    log_line(f"{who}embedded {counted(job.embedded, 'text{s}')} into {output}", on_all=True)
     # Every process waits for all, because the first one to exit would end the others.
     hosts.decided_by_first(lambda: None)
 
 
-def find_inputs(patterns: Sequence[str]) -> list[str]:
+def find_inputs(patterns: Sequence[str], *, strict: bool = False) -> list[str]:
     """Return the inputs that the patterns match, in the order of their names."""
     found: dict[str, str] = {}
-    for pattern in map(os.path.expanduser, patterns):
-        is_pattern = glob.has_magic(pattern) and not os.path.exists(pattern)
-        # A missing file is reported when it is opened.
-        matches = glob.glob(pattern) if is_pattern else [pattern]
-        if not matches:
-            raise DataError(
-                f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes"
-            )
-        for path in matches:
+    for pattern in patterns:
+        for path in _matching(pattern, strict):
             if (other := found.setdefault(Path(path).name, path)) != path:
                 raise DataError(
-                    f"--input: {other} and {path} have the same name, also for output: use two "
-                    "folders"
+                    f"--input: {other} and {path} have the same name, also for output. Name the "
+                    "folder that holds both, or give each its own --output"
                 )
     return [found[name] for name in sorted(found)]
+
+
+def _matching(pattern: str, strict: bool) -> list[str]:
+    """Return the files and folders that a pattern matches. Say which others are not read."""
+    if not is_pattern(pattern):  # a missing file is reported when it is opened
+        return [os.path.expanduser(pattern)]
+    source = find_source(pattern, "--input")
+    used = [*source.files, *source.data_sets]
+    folders = [each for each in source.folders if any(path.is_relative_to(each) for path in used)]
+
+    def is_below(path: Path) -> bool:
+        return not set(folders).isdisjoint(path.parents)
+
+    ledger = Ledger(pattern, strict=strict)
+    # What is skipped in a folder is reported when the folder is read.
+    left = [each for each in source.skipped if not is_below(Path(each.name))]
+    Source(pattern, skipped=tuple(left)).account(ledger)
+    report(ledger)
+    inputs = [*folders, *(path for path in used if not is_below(path))]
+    return list(dict.fromkeys(map(str, inputs)))
 
 
 def _require_folder(output: Path) -> None:
