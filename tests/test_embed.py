@@ -597,7 +597,27 @@ def test_what_has_changed_since_the_folder_was_begun_is_refused(
         patched.setattr(HashEncoder, "before", mock.Mock(side_effect=[None, KeyboardInterrupt]))
         error_of(capsys, *again, code=130)
     file.write_text("B1\nB2\nB3\nB4\n")
-    assert "its SHA-256 has changed" in error_of(capsys, *again)
+    assert "shard-1.txt is not the text that was embedded" in error_of(capsys, *again)
+
+
+def test_a_renamed_file_does_not_keep_its_old_name_without_a_word(tmp_path, shards, capsys):
+    folder, moved = tmp_path / "shards", tmp_path / "moved/shards"
+    as_one, as_several = (
+        arguments(tmp_path, input=source, output=f"{tmp_path}/{name}")
+        for name, source in (("one", f"{folder}"), ("several", f"{folder}/shard-*"))
+    )
+    cli.main(as_one)
+    cli.main(as_several)
+    (folder / "shard-2.txt").rename(folder / "shard-9.txt")
+    assert "which includes the names of files in a folder, has" in error_of(capsys, *as_one)
+    cli.main(as_several)
+    notice = "several also holds 1 input of earlier commands, for example shard-2.txt"
+    assert notice in capsys.readouterr().err
+    (folder / "shard-9.txt").rename(folder / "shard-2.txt")
+    moved.parent.mkdir()
+    folder.rename(moved)
+    cli.main(arguments(tmp_path, input=f"{moved}", output=f"{tmp_path}/one"))
+    assert "1 of 1 inputs are complete" in capsys.readouterr().err
 
 
 def test_texts_that_are_cut_are_counted_once(tmp_path, minilm_dir, monkeypatch):

@@ -37,7 +37,15 @@ from diffcse_jax.errors import (
     counted,
 )
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
+from diffcse_jax.io import (
+    disk_errors,
+    expand_path,
+    json_digest,
+    lock,
+    read_json_object,
+    sync,
+    write_json,
+)
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.reading import documents_with_text, report
 from diffcse_jax.search.vector_store import (
@@ -212,6 +220,7 @@ def embed(
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
     log_line(f"{who}embedded {counted(job.embedded, 'text{s}')} into {output}", on_all=True)
+    _note_others(output, paths)
     # Every process waits for all, because the first one to exit would end the others.
     hosts.decided_by_first(lambda: None)
 
@@ -262,6 +271,31 @@ def _open(path: str, columns: Sequence[str], id_column: str) -> Documents:
         return Documents(path, lambda ledger: iter(()), lambda: "")
 
 
+def _note_others(output: Path, paths: Sequence[str]) -> None:
+    """Say which inputs of earlier commands a folder also holds: one of these may be renamed."""
+    names = {Path(path).name for path in paths}
+    states = sorted(state_of(output).glob("*.json"))
+    if others := [state.stem for state in states if state.stem not in names]:
+        inputs = counted(len(others), "input{s}")
+        log_line(
+            f"notice: {output} also holds {inputs} of earlier commands, for example {others[0]}"
+        )
+
+
+def _digest(path: str, documents: Documents) -> str:
+    """Return the SHA-256 of an input: of its content and, in a folder, of the names of its files.
+
+    Rows hold these names, and hits show them. The folder itself may move.
+    """
+    content = documents.fingerprint()
+    if not os.path.isdir(path):
+        return content
+    source = find_source(path, "--input")
+    folder = expand_path(path)
+    names = [str(each.relative_to(folder)) for each in (*source.files, *source.data_sets)]
+    return json_digest([content, *names])
+
+
 def _check_settings(output: Path, settings: dict[str, Any]) -> None:
     """Refuse a folder whose first Parquet file has other settings."""
     parts = find_parts(output)
@@ -290,7 +324,7 @@ class _Job:
 
     def run(self, inputs: Mapping[str, Documents]) -> None:
         """Embed what is missing of the inputs."""
-        digests = {path: documents.fingerprint() for path, documents in inputs.items()}
+        digests = {path: _digest(path, documents) for path, documents in inputs.items()}
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
@@ -330,8 +364,8 @@ class _Job:
         if parts != [] and earlier.get("sha256", digest) != digest:
             raise DataError(
                 f"{path} is not the text that was embedded into {self.output} under this name: its "
-                f"SHA-256 has changed. Give another --output, or remove {state} and the Parquet "
-                "files of this name"
+                "SHA-256, which includes the names of files in a folder, has changed. Give another "
+                f"--output, or remove {state} and the Parquet files of this name"
             )
         written = isinstance(parts, list) and all(
             (self.output / str(part)).is_file() for part in parts
