@@ -180,6 +180,23 @@ def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"out.jsonl", "out.npy", "text.txt"}
 
 
+def test_an_array_has_a_row_for_each_row(tmp_path, capsys):
+    long = " ".join(f"This is sentence number {number} of a long text." for number in range(25))
+    table, page, output = (tmp_path / name for name in ("rows.csv", "page.md", "out.npy"))
+    table.write_text(f"id,text\n1,short\n2,{long}\n3,???\n4,last\n")
+    page.write_text(f"# Guide\n\nFirst.\n\n## Use\n\n{long}\n")
+    encode = ["encode", "--model", "hash", "--output", str(output), "--input"]
+    cli.main([*encode, str(table), str(page)])
+    texts = ["short", long, "???", "last", f"Guide First. Guide: Use {long}"]
+    np.testing.assert_array_equal(np.load(output), HashEncoder().encode(texts))
+    table.write_text("title,text\na,b\nc,\n")
+    message = error_of(capsys, *encode, str(table), "--columns", "title", "text")
+    assert "rows.csv, line 3: the column 'text' has no text" in message
+    for content in ("id,text\n1,a\n2,\n", "id,text\n1,a\n2,b,c\n"):
+        table.write_text(content)
+        assert "rows.csv, line 3: " in error_of(capsys, *encode, str(table))
+
+
 def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     table = tmp_path / "table.csv"
     table.write_text("doi,title,abstract,year\nx1,a,b,1999\nx2,c,d,2000\n")

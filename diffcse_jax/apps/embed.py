@@ -86,14 +86,14 @@ def encode(
     path = expand_path(output)
     if output != "-":
         _require_format(path, output)
+    is_npy = path.suffix == ".npy"
     rows: list[Placed] = []
     for source in [
         open_documents_to_search(each, columns=columns, id_column=id_column) for each in inputs
     ]:
-        # The rows of .npy are the lines, so none may be missing.
-        is_npy = path.suffix == ".npy"
+        # A row of .npy is known by its number alone, so none may be missing.
         ledger = Ledger(source.name, strict=strict or is_npy, refuse_empty=is_npy)
-        rows += _placed(source, ledger)
+        rows += _one_each(source, ledger, columns) if is_npy else _placed(source, ledger)
         report(ledger)
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
@@ -132,6 +132,23 @@ def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
     for number, document in enumerate(documents_with_text(source, ledger)):
         passages = passages_of(document, number)
         ledger.make("passage{s}", len(passages))
+        yield from ((document, passage) for passage in passages)
+
+
+def _one_each(source: Documents, ledger: Ledger, columns: Sequence[str]) -> Iterator[Placed]:
+    """Yield one passage for each document, or one for each column that the user named."""
+    for number, document in enumerate(source.read(ledger)):
+        passages = passages_of(dataclasses.replace(document, whole=True), number)
+        if not columns:
+            text = " ".join(passage.searched for passage in passages)
+            yield document, Passage(number, "", text)
+            continue
+        there = {passage.column for passage in passages}
+        if missing := [column for column in columns if column not in there]:
+            raise DataError(
+                f"{document.place}: the column {missing[0]!r} has no text, and the rows of .npy "
+                "have no names. Fill it, or give a file .jsonl"
+            )
         yield from ((document, passage) for passage in passages)
 
 
