@@ -582,7 +582,8 @@ def add_search(add: Add) -> None:
         dest="queries_file",
         default="-",
         metavar="FILE",
-        help="one per line (default: standard input)",
+        help="one per line, or the column `query` or `question` of a table (default: standard "
+        "input)",
     )
     add(
         "--top_k",

@@ -360,6 +360,24 @@ def test_words_are_searched_with_embeddings(tmp_path, text, capsys):
     assert "An owl hunts at night." in shown
 
 
+@pytest.mark.parametrize(
+    ("content", "queries", "note"),
+    [
+        ("question,answer\nA dog?,No cat.\n???,Yes.\n", ["A dog?", "???"], "column question, not ans"),
+        ("query,text\nA dog?,It runs.\n", ["A dog?"], "read the column query, not text"),
+        ("topic,more\nA dog.,It runs.\n", ["A dog. It runs."], "the columns topic, more as one query"),
+        ("title,text\nA dog.,It runs.\n", ["A dog. It runs."], "the columns title, text as one"),
+        ("id,text\n1,a dog\n2,\n", ["a dog"], "left out 1 query: 1 empty"),
+    ],
+)  # fmt: skip
+def test_what_is_read_of_queries_is_said(tmp_path, text, capsys, content, queries, note):
+    file = tmp_path / "q.csv"
+    file.write_text(content)
+    found, said = search(tmp_path, capsys, "--model", "hash", "--queries", str(file))
+    assert [hits["query"] for hits in found] == queries
+    assert note in said.partition(f"read {file}: {len(queries)} quer")[2]
+
+
 def test_an_index_is_kept_up_to_date(tmp_path, text, monkeypatch, capsys):
     index, encoded = str(tmp_path / "index"), []
     encode = HashEncoder.encode
