@@ -461,8 +461,10 @@ def add_encode(add: Add) -> None:
     """Encode texts into one file.
 
     The suffix of --output chooses the format. `.jsonl` contains each text with its line and its
-    embedding. `.npy` contains only the embeddings, one row for each line, so an empty line is an
-    error. If a text takes hours, use `diffcse embed`, which can resume.
+    embedding. `.npy` contains only the embeddings: one for each line, row of a table or document,
+    in their order. With --columns, there is one for each of these columns. What has no text is an
+    error. Texts that are longer than the model reads are truncated. If a text takes hours, use
+    `diffcse embed`, which can resume.
 
       echo 'A man plays the guitar.' | diffcse encode --model minilm
       diffcse encode --model runs/mine --input text.txt.gz --output embeddings.npy
@@ -580,7 +582,8 @@ def add_search(add: Add) -> None:
         dest="queries_file",
         default="-",
         metavar="FILE",
-        help="one per line (default: standard input)",
+        help="one per line, or the column `query` or `question` of a table (default: standard "
+        "input)",
     )
     add(
         "--top_k",

@@ -180,6 +180,23 @@ def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"out.jsonl", "out.npy", "text.txt"}
 
 
+def test_an_array_has_a_row_for_each_row(tmp_path, capsys):
+    long = " ".join(f"This is sentence number {number} of a long text." for number in range(25))
+    table, page, output = (tmp_path / name for name in ("rows.csv", "page.md", "out.npy"))
+    table.write_text(f"id,text\n1,short\n2,{long}\n3,???\n4,last\n")
+    page.write_text(f"# Guide\n\nFirst.\n\n## Use\n\n{long}\n")
+    encode = ["encode", "--model", "hash", "--output", str(output), "--input"]
+    cli.main([*encode, str(table), str(page)])
+    texts = ["short", long, "???", "last", f"Guide First. Guide: Use {long}"]
+    np.testing.assert_array_equal(np.load(output), HashEncoder().encode(texts))
+    table.write_text("title,text\na,b\nc,\n")
+    message = error_of(capsys, *encode, str(table), "--columns", "title", "text")
+    assert "rows.csv, line 3: the column 'text' has no text" in message
+    for content in ("id,text\n1,a\n2,\n", "id,text\n1,a\n2,b,c\n"):
+        table.write_text(content)
+        assert "rows.csv, line 3: " in error_of(capsys, *encode, str(table))
+
+
 def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     table = tmp_path / "table.csv"
     table.write_text("doi,title,abstract,year\nx1,a,b,1999\nx2,c,d,2000\n")
@@ -341,6 +358,24 @@ def test_words_are_searched_with_embeddings(tmp_path, text, capsys):
     assert f"{tmp_path}/pages/birds.md" in shown
     assert "by meaning: " in shown
     assert "An owl hunts at night." in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "queries", "note"),
+    [
+        ("question,answer\nA dog?,No cat.\n???,Yes.\n", ["A dog?", "???"], "column question, not ans"),
+        ("query,text\nA dog?,It runs.\n", ["A dog?"], "read the column query, not text"),
+        ("topic,more\nA dog.,It runs.\n", ["A dog. It runs."], "the columns topic, more as one query"),
+        ("title,text\nA dog.,It runs.\n", ["A dog. It runs."], "the columns title, text as one"),
+        ("id,text\n1,a dog\n2,\n", ["a dog"], "left out 1 query: 1 empty"),
+    ],
+)  # fmt: skip
+def test_what_is_read_of_queries_is_said(tmp_path, text, capsys, content, queries, note):
+    file = tmp_path / "q.csv"
+    file.write_text(content)
+    found, said = search(tmp_path, capsys, "--model", "hash", "--queries", str(file))
+    assert [hits["query"] for hits in found] == queries
+    assert note in said.partition(f"read {file}: {len(queries)} quer")[2]
 
 
 def test_an_index_is_kept_up_to_date(tmp_path, text, monkeypatch, capsys):
@@ -597,7 +632,27 @@ def test_what_has_changed_since_the_folder_was_begun_is_refused(
         patched.setattr(HashEncoder, "before", mock.Mock(side_effect=[None, KeyboardInterrupt]))
         error_of(capsys, *again, code=130)
     file.write_text("B1\nB2\nB3\nB4\n")
-    assert "its SHA-256 has changed" in error_of(capsys, *again)
+    assert "shard-1.txt is not the text that was embedded" in error_of(capsys, *again)
+
+
+def test_a_renamed_file_does_not_keep_its_old_name_without_a_word(tmp_path, shards, capsys):
+    folder, moved = tmp_path / "shards", tmp_path / "moved/shards"
+    as_one, as_several = (
+        arguments(tmp_path, input=source, output=f"{tmp_path}/{name}")
+        for name, source in (("one", f"{folder}"), ("several", f"{folder}/shard-*"))
+    )
+    cli.main(as_one)
+    cli.main(as_several)
+    (folder / "shard-2.txt").rename(folder / "shard-9.txt")
+    assert "which includes the names of files in a folder, has" in error_of(capsys, *as_one)
+    cli.main(as_several)
+    notice = "several also holds 1 input of earlier commands, for example shard-2.txt"
+    assert notice in capsys.readouterr().err
+    (folder / "shard-9.txt").rename(folder / "shard-2.txt")
+    moved.parent.mkdir()
+    folder.rename(moved)
+    cli.main(arguments(tmp_path, input=f"{moved}", output=f"{tmp_path}/one"))
+    assert "1 of 1 inputs are complete" in capsys.readouterr().err
 
 
 def test_texts_that_are_cut_are_counted_once(tmp_path, minilm_dir, monkeypatch):
@@ -631,6 +686,26 @@ def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
     for name in ("data1.txt", "data[1].txt"):  # a file whose name is a pattern is that file
         (tmp_path / name).write_text("x\n")
         assert app.find_inputs([f"{tmp_path}/data[1].txt"]) == [f"{tmp_path}/{name}"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("**/*.txt", "x/z/d.txt x/m.txt t.txt"),
+        ("**", "x/z/d.txt x/m.txt t.txt"),
+        ("*", "t.txt x"),
+        ("**/[tz]*", "t.txt x/z"),
+    ],
+)
+def test_a_pattern_finds_what_it_finds_for_search(tmp_path, capsys, pattern, expected):
+    for name in ("t.txt", "x/m.txt", "x/p.png", "x/z/d.txt"):
+        path = tmp_path / "pages" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n")
+    found = app.find_inputs([f"{tmp_path}/pages/{pattern}"])
+    assert found == [f"{tmp_path}/pages/{name}" for name in expected.split()]
+    # A picture in a folder that is an input is listed when the folder is read.
+    assert ("skipped 1 file: 1 of the kind .png" in capsys.readouterr().err) == (pattern == "**")
 
 
 def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):

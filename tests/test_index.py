@@ -232,6 +232,10 @@ def test_what_an_index_needs_is_said():
         Index(texts=["a"])
     with pytest.raises(DataError, match="the index has no document with the ids x, y"):
         Index(WordEncoder(), ["a"]).remove(["x", "y"])
+    numbered = Index(WordEncoder(), [{"id": number, "text": "a"} for number in (7, 8, 9)])
+    with pytest.raises(DataError, match="the index has no document with the ids 1, 2"):
+        numbered.remove([2, 1])
+    assert (numbered.remove(8).removed, numbered.remove(np.array([7, 9])).removed) == (1, 2)
     assert Index(WordEncoder()).search("a") == [[]]
     rows = [{"text": "red fox"}, {"text": {"not": "text"}}, {"text": ""}]
     with pytest.warns(

@@ -22,7 +22,7 @@ from diffcse_jax.search.contents import Contents, documents_table, passages_tabl
 from diffcse_jax.search.embeddings import StoredEmbeddings
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.lexical import LexicalIndex
-from diffcse_jax.search.passages import Passage, passages_of, split_text
+from diffcse_jax.search.passages import LONGEST_TITLE, Passage, passages_of, split_text
 from diffcse_jax.search.stored import IndexSettings, Stored
 from diffcse_jax.search.vector_store import EncoderRecord
 
@@ -33,9 +33,8 @@ PIECES = st.sampled_from(
      "東京は首都です。", "火山", "Größe?", "\u00a0", "etc.", "\u201cQuoted!\u201d", "x" * 60, "Sentence number two."]
 )  # fmt: skip
 LINES = st.lists(st.lists(PIECES, max_size=12).map(" ".join), max_size=8)
-SECTIONS = st.builds(
-    Section, st.one_of(st.just(""), PIECES, st.just("long title " * 40)), LINES, st.booleans()
-)
+TITLES = ("", "long title " * 40, "Mount", "Mount Etna: Height")
+SECTIONS = st.builds(Section, st.one_of(st.sampled_from(TITLES), PIECES), LINES, st.booleans())
 
 
 def letters(text: str) -> str:
@@ -47,11 +46,14 @@ def test_all_letters_of_a_document_are_in_its_passages(sections, whole):
     passages = passages_of(Document("a", sections, whole=whole), 7)
     text = "\n".join(line for section in sections for line in section.lines)
     of_texts = letters("".join(passage.text for passage in passages))
-    of_titles = {letters(passage.title) for passage in passages}
+    parts = [text for passage in passages for text in (*passage.title.split(": "), passage.text)]
+    headings = set(map(letters, parts))
     for section in sections:
         title, own = letters(section.title), letters("".join(section.lines))
         assert own in of_texts or own.removeprefix(title) in of_texts
-        assert not title or title in of_texts or any(title in other for other in of_titles)
+        path = set(filter(None, map(letters, section.title.split(": "))))
+        is_text = len(section.title) > LONGEST_TITLE and title in of_texts
+        assert is_text or title in headings or path <= headings
     titles = tuple(" ".join(section.title.split()) for section in sections)
     for passage in passages:
         assert (passage.document, passage.start <= len(text) + 1) == (7, True)
@@ -81,6 +83,8 @@ def test_sections_become_passages_of_whole_sentences():
     assert (last.title, last.text, last.start) == ("End", "Bye.", text.index("Bye."))
     (whole,) = passages_of(Document("a", (Section("", lines),), whole=True), 0)
     assert (whole.text, whole.start) == ("\n".join(lines), 0)
+    found = passages_of(Document("a", (Section("Port", ["-"]), Section("Portability", ["It."]))), 0)
+    assert [passage.searched for passage in found] == ["Port", "Portability It."]
     separate = (Section("", ["  one"], column="a"), Section("", ["two. " * 300], column="b"))
     assert [(each.column, each.start) for each in passages_of(Document("a", separate), 0)] == [
         ("a", 2),

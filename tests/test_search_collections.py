@@ -34,16 +34,19 @@ def beir(tmp_path):
     return write_beir(tmp_path / "tiny")
 
 
-def test_both_forms_are_read_alike(beir, tmp_path):
+@pytest.mark.parametrize("headers", [("", ""), ("ID\ttext\n", "\nquery-id\tquery\n")])
+def test_both_forms_are_read_alike(beir, tmp_path, capsys, headers):
     trec = tmp_path / "trec"
     trec.mkdir()
-    (trec / "collection.tsv").write_text("d1\ta wing\nd2\tc\n3\tf\n")
-    (trec / "topics.tsv").write_text("q1\tb\nq2\tf\nq9\tk\n")
+    (trec / "collection.tsv").write_text(f"{headers[0]}d1\ta wing\nd2\tc\n3\tf\n")
+    (trec / "topics.tsv").write_text(f"{headers[1]}q1\tb\nq2\tf\nq9\tk\n")
     (trec / "qrels.txt").write_text("q1 0 d2 2\nq1 0 d1 1\nq2 0 3 1\nq2 0 d1 0\n")
     collection = read_collection(beir)
     assert collection == read_collection(trec)
     assert collection.documents == {"d1": "a wing", "d2": "c", "3": "f"}
     assert collection.judgements == READ
+    notes = capsys.readouterr().err.count("the first line names the columns: ")
+    assert notes == sum(map(bool, headers))
 
 
 @pytest.mark.parametrize(

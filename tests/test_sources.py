@@ -52,6 +52,7 @@ def text_of(document: Document) -> str:
         ("{}/a\0b.txt", "embedded null byte"),
         ("{}/sentence.txt", "no such file. Known names: wiki1m, docstrings"),
         ("{}/empty", "empty: no file of a known kind (none found)"),
+        ("{}/none-*.txt", "none-*.txt. Check the pattern, and put it in quotes"),
         ("{}/a.odd", "a.odd: no file of a known kind (skipped 1 file: 1 of the kind .odd"),
         ("{}/numbers.csv", "numbers.csv: no table with a column of text"),
     ],
@@ -67,7 +68,7 @@ def test_errors_name_the_users_option_and_the_fix(tmp_path, name, message):
     assert "data." not in str(raised.value).partition("(")[0]
 
 
-@pytest.mark.parametrize("name", ["", "/**/[ab].json*"])
+@pytest.mark.parametrize("name", ["", "/*", "/**", "/**/[abm]*"])
 def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     folder = tmp_path / "shards"
     (folder / "more").mkdir(parents=True)

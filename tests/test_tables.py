@@ -25,6 +25,7 @@ from test_golden import PAIRS, Prepared
 from diffcse_jax.data import columnar
 from diffcse_jax.data.columnar import data_set_folders
 from diffcse_jax.data.delimited import Form, records
+from diffcse_jax.data.find import find_source
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.lines import LONGEST_TEXT, read_lines
 from diffcse_jax.data.tables import KINDS, Table, open_table
@@ -520,6 +521,7 @@ def test_saved_data_sets_are_read_without_datasets(tmp_path):
     datasets.DatasetDict(dev=saved, test=saved).save_to_disk(tmp_path / "other")
     folders = data_set_folders(tmp_path.rglob("*"))
     assert [folder.name for folder in folders] == ["one", "other", "several"]
+    assert find_source(f"{tmp_path}/*").data_sets == folders
     for name, note in [("one", ()), ("several", ("several: read the part 'train', not test",))]:
         table = open_table(tmp_path / name, name)
         assert values(table) == [("A", "Some text."), ("B", "More text.")]

@@ -8,7 +8,6 @@ same command, started again after a crash, embeds what is missing.
 
 import contextlib
 import dataclasses
-import glob
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from jaxtyping import Float32
 
 from diffcse_jax import hosts
 from diffcse_jax.data.documents import Document, Documents
+from diffcse_jax.data.find import Source, find_source, is_pattern
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
@@ -34,9 +34,18 @@ from diffcse_jax.errors import (
     Interrupted,
     InUseError,
     NoSentencesError,
+    counted,
 )
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
+from diffcse_jax.io import (
+    disk_errors,
+    expand_path,
+    json_digest,
+    lock,
+    read_json_object,
+    sync,
+    write_json,
+)
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.reading import documents_with_text, report
 from diffcse_jax.search.vector_store import (
@@ -77,14 +86,14 @@ def encode(
     path = expand_path(output)
     if output != "-":
         _require_format(path, output)
+    is_npy = path.suffix == ".npy"
     rows: list[Placed] = []
     for source in [
         open_documents_to_search(each, columns=columns, id_column=id_column) for each in inputs
     ]:
-        # The rows of .npy are the lines, so none may be missing.
-        is_npy = path.suffix == ".npy"
+        # A row of .npy is known by its number alone, so none may be missing.
         ledger = Ledger(source.name, strict=strict or is_npy, refuse_empty=is_npy)
-        rows += _placed(source, ledger)
+        rows += _one_each(source, ledger, columns) if is_npy else _placed(source, ledger)
         report(ledger)
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
@@ -123,6 +132,23 @@ def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
     for number, document in enumerate(documents_with_text(source, ledger)):
         passages = passages_of(document, number)
         ledger.make("passage{s}", len(passages))
+        yield from ((document, passage) for passage in passages)
+
+
+def _one_each(source: Documents, ledger: Ledger, columns: Sequence[str]) -> Iterator[Placed]:
+    """Yield one passage for each document, or one for each column that the user named."""
+    for number, document in enumerate(source.read(ledger)):
+        passages = passages_of(dataclasses.replace(document, whole=True), number)
+        if not columns:
+            text = " ".join(passage.searched for passage in passages)
+            yield document, Passage(number, "", text)
+            continue
+        there = {passage.column for passage in passages}
+        if missing := [column for column in columns if column not in there]:
+            raise DataError(
+                f"{document.place}: the column {missing[0]!r} has no text, and the rows of .npy "
+                "have no names. Fill it, or give a file .jsonl"
+            )
         yield from ((document, passage) for passage in passages)
 
 
@@ -181,7 +207,7 @@ def embed(
     if distributed:
         hosts.join()
         process, count = jax.process_index(), jax.process_count()
-    paths = find_inputs(inputs)
+    paths = find_inputs(inputs, strict=strict)
     _require_folder(output)
     mine = {path: _open(path, columns, id_column) for path in paths[process::count]}
     encoder = load()
@@ -207,32 +233,46 @@ def embed(
                         job.write_state(path)
             job.run(mine)
     except KeyboardInterrupt as error:
-        kept = f"{job.embedded:,} texts; complete Parquet files are kept"
+        kept = f"{counted(job.embedded, 'text{s}')}; complete Parquet files are kept"
         raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
-    log_line(f"{who}embedded {job.embedded:,} texts into {output}", on_all=True)
+    log_line(f"{who}embedded {counted(job.embedded, 'text{s}')} into {output}", on_all=True)
+    _note_others(output, paths)
     # Every process waits for all, because the first one to exit would end the others.
     hosts.decided_by_first(lambda: None)
 
 
-def find_inputs(patterns: Sequence[str]) -> list[str]:
+def find_inputs(patterns: Sequence[str], *, strict: bool = False) -> list[str]:
     """Return the inputs that the patterns match, in the order of their names."""
     found: dict[str, str] = {}
-    for pattern in map(os.path.expanduser, patterns):
-        is_pattern = glob.has_magic(pattern) and not os.path.exists(pattern)
-        # A missing file is reported when it is opened.
-        matches = glob.glob(pattern) if is_pattern else [pattern]
-        if not matches:
-            raise DataError(
-                f"--input: nothing matches {pattern}. Check the pattern, and put it in quotes"
-            )
-        for path in matches:
+    for pattern in patterns:
+        for path in _matching(pattern, strict):
             if (other := found.setdefault(Path(path).name, path)) != path:
                 raise DataError(
-                    f"--input: {other} and {path} have the same name, also for output: use two "
-                    "folders"
+                    f"--input: {other} and {path} have the same name, also for output. Name the "
+                    "folder that holds both, or give each its own --output"
                 )
     return [found[name] for name in sorted(found)]
+
+
+def _matching(pattern: str, strict: bool) -> list[str]:
+    """Return the files and folders that a pattern matches. Say which others are not read."""
+    if not is_pattern(pattern):  # a missing file is reported when it is opened
+        return [os.path.expanduser(pattern)]
+    source = find_source(pattern, "--input")
+    used = [*source.files, *source.data_sets]
+    folders = [each for each in source.folders if any(path.is_relative_to(each) for path in used)]
+
+    def is_below(path: Path) -> bool:
+        return not set(folders).isdisjoint(path.parents)
+
+    ledger = Ledger(pattern, strict=strict)
+    # What is skipped in a folder is reported when the folder is read.
+    left = [each for each in source.skipped if not is_below(Path(each.name))]
+    Source(pattern, skipped=tuple(left)).account(ledger)
+    report(ledger)
+    inputs = [*folders, *(path for path in used if not is_below(path))]
+    return list(dict.fromkeys(map(str, inputs)))
 
 
 def _require_folder(output: Path) -> None:
@@ -246,6 +286,31 @@ def _open(path: str, columns: Sequence[str], id_column: str) -> Documents:
         return open_documents_to_search(path, columns=columns, id_column=id_column)
     except NoSentencesError:  # not an error here; reading it will say so
         return Documents(path, lambda ledger: iter(()), lambda: "")
+
+
+def _note_others(output: Path, paths: Sequence[str]) -> None:
+    """Say which inputs of earlier commands a folder also holds: one of these may be renamed."""
+    names = {Path(path).name for path in paths}
+    states = sorted(state_of(output).glob("*.json"))
+    if others := [state.stem for state in states if state.stem not in names]:
+        inputs = counted(len(others), "input{s}")
+        log_line(
+            f"notice: {output} also holds {inputs} of earlier commands, for example {others[0]}"
+        )
+
+
+def _digest(path: str, documents: Documents) -> str:
+    """Return the SHA-256 of an input: of its content and, in a folder, of the names of its files.
+
+    Rows hold these names, and hits show them. The folder itself may move.
+    """
+    content = documents.fingerprint()
+    if not os.path.isdir(path):
+        return content
+    source = find_source(path, "--input")
+    folder = expand_path(path)
+    names = [str(each.relative_to(folder)) for each in (*source.files, *source.data_sets)]
+    return json_digest([content, *names])
 
 
 def _check_settings(output: Path, settings: dict[str, Any]) -> None:
@@ -276,7 +341,7 @@ class _Job:
 
     def run(self, inputs: Mapping[str, Documents]) -> None:
         """Embed what is missing of the inputs."""
-        digests = {path: documents.fingerprint() for path, documents in inputs.items()}
+        digests = {path: _digest(path, documents) for path, documents in inputs.items()}
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
@@ -316,8 +381,8 @@ class _Job:
         if parts != [] and earlier.get("sha256", digest) != digest:
             raise DataError(
                 f"{path} is not the text that was embedded into {self.output} under this name: its "
-                f"SHA-256 has changed. Give another --output, or remove {state} and the Parquet "
-                "files of this name"
+                "SHA-256, which includes the names of files in a folder, has changed. Give another "
+                f"--output, or remove {state} and the Parquet files of this name"
             )
         written = isinstance(parts, list) and all(
             (self.output / str(part)).is_file() for part in parts

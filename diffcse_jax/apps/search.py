@@ -12,15 +12,19 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import regex
 
-from diffcse_jax.data.documents import Document
+from diffcse_jax.data.documents import Document, Documents
+from diffcse_jax.data.find import find_source
+from diffcse_jax.data.layout import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.data.tables import KINDS, Table, open_table
+from diffcse_jax.data.values import listed
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError
 from diffcse_jax.hosts import log_line
@@ -35,6 +39,7 @@ from diffcse_jax.search.stored import STDIN, IndexSettings, Input, input_of
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 QUERIES_AT_ONCE = 1024
+QUERY_COLUMNS = ("query", "question")  # the known names of a query, before those of a document
 LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
@@ -355,7 +360,9 @@ def _keep_store(
 
 def _print_hits(options: SearchOptions, index: Index) -> None:
     queries = [text.strip() for text in options.queries]
-    for chunk in [queries] if queries else _read_queries(options.queries_file):
+    for chunk in (
+        [queries] if queries else _read_queries(options.queries_file, strict=options.strict)
+    ):
         found = index.search(
             chunk,
             options.top_k,
@@ -367,18 +374,63 @@ def _print_hits(options: SearchOptions, index: Index) -> None:
             print(_as_json(text, hits) if options.as_json else _as_text(text, hits), flush=True)
 
 
-def _read_queries(name: str) -> Iterator[list[str]]:
-    """Yield some queries at a time; each by itself as it is typed on a terminal."""
+def _read_queries(name: str, *, strict: bool) -> Iterator[list[str]]:
+    """Yield some queries at a time; each by itself as it is typed on a terminal.
+
+    A file is accounted for before its first hits, and standard input after its last.
+    """
     is_typed = name == STDIN and sys.stdin.isatty()
-    ledger = Ledger(name)
-    texts = (
-        document.text().strip()
-        for document in documents_with_text(open_documents_to_search(name, "--queries"), ledger)
+    ledger = Ledger(name, strict=strict, noun="quer{y}")
+    source = _open_queries(name, ledger)
+    texts: Iterable[str] = (
+        " ".join(document.text().split()) for document in documents_with_text(source, ledger)
     )
-    while chunk := list(itertools.islice(texts, 1 if is_typed else QUERIES_AT_ONCE)):
-        yield chunk
-    if ledger.has_losses:
+    if name != STDIN:
+        texts = list(texts)
         report(ledger)
+    left = iter(texts)
+    while chunk := list(itertools.islice(left, 1 if is_typed else QUERIES_AT_ONCE)):
+        yield chunk
+    if name == STDIN and (ledger.oddities() or ledger.notes):
+        report(ledger)
+
+
+def _open_queries(name: str, ledger: Ledger) -> Documents:
+    """Open queries. If not all columns of text are read, or several, a note says so."""
+    source = find_source(name, "--queries")
+    paths = [*source.data_sets, *source.files]
+    if not paths or len(source.of_kinds(KINDS)) < len(source.files):  # not only tables
+        return open_documents_to_search(name, "--queries")
+    opened = [open_table(path, str(path)) for path in paths]
+    columns = _query_columns(opened)
+    for table in opened if columns else ():
+        others = [each for each in table.text_columns if each not in columns]
+        if len(columns) > 1:
+            joined = listed(columns)
+            ledger.note(
+                f"{table.name}: read the columns {joined} as one query. To read one of them alone, "
+                f"call it {QUERY_COLUMNS[0]}"
+            )
+        elif others:
+            ledger.note(f"{table.name}: read the column {columns[0]}, not {listed(others)}")
+    return open_documents_to_search(name, "--queries", columns=columns)
+
+
+def _query_columns(opened: Sequence[Table]) -> list[str]:
+    """Return the columns that make a query; none if they need no note.
+
+    It is a column with the known name of a query, or else what is read of documents.
+    """
+    for known in QUERY_COLUMNS:
+        if all(known in table.columns for table in opened):
+            return [known]
+    columns = opened[0].columns
+    if len(opened) > 1:
+        return []
+    for known in TEXT_COLUMNS:
+        if known in columns:
+            return [TITLE_COLUMN, known] if TITLE_COLUMN in columns else []
+    return [each for each in opened[0].text_columns if each not in ID_COLUMNS]
 
 
 def _as_json(query: str, hits: Hits) -> str:

@@ -46,6 +46,7 @@ class Source(NamedTuple):
     skipped: tuple[Skipped, ...] = ()  # the others
     is_file: bool = False  # the name is that of one file
     data_sets: tuple[Path, ...] = ()  # folders that are read as one table each
+    folders: tuple[Path, ...] = ()  # that a pattern matches; their files are among `files`
 
     @property
     def is_docstrings(self) -> bool:
@@ -69,8 +70,8 @@ class Source(NamedTuple):
 def find_source(name: str, option: str = "data.train_file") -> Source:
     """Find what a name stands for, or raise a `DataError` that names the option.
 
-    It is a file; a folder; a pattern with `*`, `?`, `[...]` or `**` (folders of any depth);
-    `wiki1m` or `docstrings`; or `-`, standard input.
+    It is a file; a folder; a pattern with `*`, `?`, `[...]` or `**` (folders of any depth), of
+    which matching folders are read whole; `wiki1m` or `docstrings`; or `-`, standard input.
     """
     if name in (DOCSTRINGS, STDIN):
         return Source(name)
@@ -79,15 +80,36 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
     if name == WIKI1M:
         file = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}")
         return Source(name, (file,), is_file=True)
+    if is_pattern(name):
+        return _matching(option, name)
     path = expand_path(name)
-    if glob.has_magic(name) and not os.path.exists(path):
-        return _checked(option, name, *_matches(os.path.expanduser(name)))
     if os.path.isdir(path):
         found, skipped = _files_below(path)
         return _checked(option, name, found, skipped)
     if problem := why_unreadable(path):
         raise DataError(f"{option}: {problem}. {KNOWN_NAMES}")
     return _checked(option, name, [path], is_file=True)
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name is a pattern. The name of a file that exists is not."""
+    return glob.has_magic(name) and not os.path.exists(expand_path(name))
+
+
+def _matching(option: str, pattern: str) -> Source:
+    """Return the source of a pattern: the files that it matches, and all in matching folders."""
+    matches = _matches(os.path.expanduser(pattern))
+    if not any(matches):
+        raise DataError(
+            f"{option}: nothing matches {pattern}. Check the pattern, and put it in quotes"
+        )
+    files = [*matches.files]
+    skipped = [*matches.skipped]
+    for folder in matches.folders:
+        found, others = _files_below(folder)
+        files += found
+        skipped += others
+    return _checked(option, pattern, files, skipped)._replace(folders=matches.folders)
 
 
 def _checked(
@@ -121,20 +143,39 @@ def _checked(
     return Source(name, tuple(usable), tuple(left), is_file, data_sets)
 
 
-def _matches(pattern: str) -> tuple[list[Path], list[Skipped]]:
-    """Return the files that a pattern matches, and the folders of indexes among theirs."""
-    plain = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts)
-    start = Path(*plain)  # the folder in which the pattern begins
+class _Matches(NamedTuple):
+    """What a pattern matches. No path lies below a folder of these."""
+
+    files: Sequence[Path]
+    folders: tuple[Path, ...]  # which are read with all that they hold
+    skipped: Sequence[Skipped]  # folders of indexes
+
+
+def _matches(pattern: str) -> _Matches:
+    """Return the files and folders that a pattern matches, and the indexes among or above them."""
+    parts = Path(pattern).parts
+    # The folder in which the pattern begins.
+    start = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
     is_index = functools.cache(has_index_manifest)
-    found = []
+    files: list[Path] = []
+    folders: dict[Path, None] = {}
     skipped: dict[Path, Skipped] = {}
     for path in map(Path, glob.glob(pattern, recursive=True)):
-        folders = [folder for folder in path.parents if folder == start or start in folder.parents]
-        if index := next(filter(is_index, folders), None):
+        is_folder = path.is_dir()
+        above = [each for each in path.parents if each == start or start in each.parents]
+        if index := next(filter(is_index, [path, *above] if is_folder else above), None):
             skipped[index] = _index(index)
-        elif not path.is_dir():
-            found.append(path)
-    return found, [*skipped.values()]
+        elif is_folder:
+            folders[path] = None
+        else:
+            files.append(path)
+    if parts[-1] == "**" or parts[-2:] == ("**", "*"):  # it also matches what the folders hold
+        return _Matches(files, (), [*skipped.values()])
+    files, outer = (
+        [path for path in paths if folders.keys().isdisjoint(path.parents)]
+        for paths in (files, folders)
+    )
+    return _Matches(files, tuple(sorted(outer)), [*skipped.values()])
 
 
 def _index(folder: Path) -> Skipped:

@@ -25,6 +25,11 @@ COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`
 _DOCUMENTS = ("corpus.jsonl", "collection.tsv")
 _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv")
 _JUDGEMENTS = ("qrels/test.tsv", "qrels/dev.tsv", "qrels/validation.tsv", "qrels.tsv", "qrels.txt")
+# In the first line of a tsv file, which other programs write with or without it.
+_ID_NAMES = frozenset(("id", "_id", "docid", "doc_id", "docno", "pid", "passage_id", "corpus_id"))
+_ID_NAMES |= {"qid", "query_id", "topic_id"}
+_TEXT_NAMES = frozenset(("title", "text", "contents", "body", "passage", "document", "sentence"))
+_TEXT_NAMES |= {"query", "question", "topic"}
 _GRADE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _LARGEST_GRADE = 1_000_000  # trec_eval counts the documents of each grade
 _UNANSWERED = "judgement{s} of queries without a relevant document"
@@ -47,7 +52,7 @@ def read_collection(folder: Path, *, strict: bool = False) -> Collection:
             perhaps `title`, as in BEIR; `collection.tsv` and `queries.tsv` (or `topics.tsv`) have
             an id and a text, separated by a tab, as in TREC. `qrels/test.tsv` (or another split,
             `qrels.tsv`, `qrels.txt`) has query, document and grade, or query, 0, document and
-            grade, separated by tabs or blanks, with or without a header.
+            grade, separated by tabs or blanks. All but JSON may have a header.
         strict: Raise `DataError` at the first line that is left out.
 
     Returns:
@@ -98,8 +103,14 @@ def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
     """Read texts by their id. `what` they are, is for messages."""
     is_json = path.suffix == ".jsonl"
     texts: dict[str, str] = {}
+    is_first = True
     for number, line in lines_with_text(path, ledger):
         place = Place(str(path), number)
+        is_header = is_first and not is_json and _is_header(line)
+        is_first = False
+        if is_header:
+            ledger.note(f"{path}: the first line names the columns: {', '.join(line.split())}")
+            continue
         key, text, problem = _from_json(line) if is_json else _from_table(line)
         if problem:
             ledger.leave_out(problem, place)
@@ -116,6 +127,12 @@ def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
     ledger.read_file()
     ledger.make(what, len(texts))
     return texts
+
+
+def _is_header(line: str) -> bool:
+    """Return whether a line of a tsv file has the names of columns, and not an id and a text."""
+    own_id, *others = (field.strip().lower().replace("-", "_") for field in line.split("\t"))
+    return own_id in _ID_NAMES and others != [] and _TEXT_NAMES.issuperset(others)
 
 
 def _from_table(line: str) -> _Record:

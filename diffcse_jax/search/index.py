@@ -19,6 +19,7 @@ from diffcse_jax.data.documents import Document, Documents
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.memory import documents_in_memory
 from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.data.values import as_text
 from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import expand_path
@@ -214,11 +215,16 @@ class Index:
                 own, documents, "update", batch_size, show_progress=show_progress
             )
 
-    def remove(self, ids: str | Iterable[str]) -> Changes:
-        """Remove documents by their ids. Raises `DataError` if one is not there."""
+    def remove(self, ids: Any) -> Changes:
+        """Remove documents by an id or several. Raises `DataError` if one is not there.
+
+        Ids become text as in `add` and `update`, so that 7 is the document of `{"id": 7}`.
+        """
+        is_one = isinstance(ids, str | bytes) or not isinstance(ids, Iterable)
+        given = [as_text(each) or str(each) for each in ([ids] if is_one else ids)]
         with self._changing:
             documents = self._contents.documents
-            gone = without(documents, [ids] if isinstance(ids, str) else list(ids))
+            gone = without(documents, given)
             self._contents = self._after(gone, documents.slice(0, 0), [])
             return gone.changes
 

@@ -19,7 +19,7 @@ PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text
 OVERLAP = 0.125  # the largest share of a passage's tokens that the next passage repeats
 # Change this number when documents become other passages. Indexes are then brought up to date.
-RULES = "1"
+RULES = "2"
 
 Span = tuple[int, int]  # characters of a text, from and to
 
@@ -90,13 +90,18 @@ def _in_sentences(section: Section, following: str) -> Iterator[Part]:
     sentences = _sentences(lines, sentence_a_line=section.sentence_a_line)
     if title and sentences and sentences[0][0] == title:  # the text repeats it
         sentences = sentences[1:]
-    if not sentences and _has_words(title) and not following.startswith(title):
+    if not sentences and _has_words(title) and not _is_in_path(title, following):
         yield "", title, 0
     texts = joined_passages([sentence for sentence, _ in sentences], PASSAGE_CHARACTERS)
     firsts = _first_sentences(texts, [sentence for sentence, _ in sentences])
     places = _places("\n".join(lines), [sentences[first][1] for first in firsts])
     for text, place in zip(texts, places, strict=True):
         yield title, text, max(0, place - before)
+
+
+def _is_in_path(title: str, following: str) -> bool:
+    """Return whether the title of the next section, a path of headings, begins with a title."""
+    return f"{' '.join(following.split())}: ".startswith(f"{title}: ")
 
 
 def _has_words(text: str) -> bool:
