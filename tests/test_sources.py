@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import importlib.util
 import io
 import json
 import os
@@ -103,6 +104,21 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     before = corpus.fingerprint()
     (folder / "b.jsonl").write_text('{"text": "new"}')
     assert opened(f"{folder}{name}", columns=("text",)).fingerprint() != before
+
+
+def test_tokens_are_made_again_after_a_library_was_installed(tmp_path, monkeypatch):
+    (tmp_path / "a.md").write_text("Read in both cases, unlike the other file.")
+    (tmp_path / "b.pdf").write_bytes(b"%PDF")
+
+    def fingerprint() -> str:
+        return open_documents_to_search(str(tmp_path)).fingerprint()
+
+    installed = fingerprint()
+    usual = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pypdfium2" else usual(name)
+    )
+    assert fingerprint() != installed
 
 
 def test_rows_of_files_of_several_kinds_are_refused(tmp_path):

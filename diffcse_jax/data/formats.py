@@ -9,6 +9,7 @@ import codecs
 import collections
 import contextlib
 import html
+import importlib.util
 import io
 import json
 import re
@@ -70,6 +71,12 @@ def parse(content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
         reasons = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
         return Unreadable(next(reasons, DAMAGED))
     return _checked(parsed)
+
+
+def lacks_library(kind: str) -> bool:
+    """Return whether documents of a kind are left out, because a library is not installed."""
+    library = _LIBRARIES.get(_READERS[kind])
+    return library is not None and importlib.util.find_spec(library) is None
 
 
 class TooLargeError(Exception):
@@ -416,6 +423,14 @@ _READERS: dict[str, _Reader] = {
     ".pdf": _read_pdf,
     ".ipynb": _read_notebook,
     **dict.fromkeys(OFFICE, _read_office),
+}
+_LIBRARIES: dict[_Reader, str] = {  # that a reader cannot do without
+    _read_markdown: "pyromark",
+    _read_html: "lxml",
+    _read_rst: "docutils",
+    _read_pdf: "pypdfium2",
+    _read_notebook: "pyromark",
+    _read_office: "kreuzberg",
 }
 KINDS = tuple(_READERS)
 PLAIN_TEXT = tuple(kind for kind, read in _READERS.items() if read is _read_text)

@@ -131,11 +131,14 @@ def _marks(source: Source, reading: Reading, opened: _Opened) -> tuple[str, ...]
     """Return how files are read, as far as their content does not say it; see `fingerprint`.
 
     Of a txt file that the user names, each line or block is a document. If it is the one file of a
-    folder, it may be read whole.
+    folder, it may be read whole. Documents whose library is missing are left out, until it is
+    installed.
     """
+    kinds = sorted({extension(file) for file in opened.prose})
+    unread = [f"without {kind}" for kind in kinds if formats.lacks_library(kind)]
     is_alone = len(source.files) == 1 and extension(source.files[0]) in LINES
     is_whole = is_alone and bool(opened.prose)
-    return (*reading.columns, *(["whole"] if is_whole else []))
+    return (*reading.columns, *(["whole"] if is_whole else []), *unread)
 
 
 def _open(source: Source, reading: Reading) -> _Opened:

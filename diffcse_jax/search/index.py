@@ -221,7 +221,7 @@ class Index:
         Ids become text as in `add` and `update`, so that 7 is the document of `{"id": 7}`.
         """
         is_one = isinstance(ids, str | bytes) or not isinstance(ids, Iterable)
-        given = [as_text(each) or str(each) for each in ([ids] if is_one else ids)]
+        given = [(as_text(each) or str(each)).strip() for each in ([ids] if is_one else ids)]
         with self._changing:
             documents = self._contents.documents
             gone = without(documents, given)
