@@ -8,8 +8,9 @@ Start:     MiniLM's six blocks, trained on as a masked LM until much of the sent
            give --config.model.name_or_path and --config.generator.name_or_path.
 Text:      Wikipedia sentences. Rows with the same seed have the same batches.
 Settings:  those of `configs/diffcse_base.py`, with 100 steps and a learning rate of 1e-4. The study
-           `does_difference_help_settings.py` chose the rate for SimCSE and DiffCSE, with another
-           seed. It has not yet chosen those of the other rows, nor the weight of the difference.
+           `does_difference_help_settings.py` chose the rate with another seed, and found no weight
+           of the difference that is better than the published one. DiffCSE + SimCSE++ has the
+           settings of both.
 Scores:    STS-B, STS12, STS14 and SICK-R's trial set, alignment and uniformity, of the checkpoint
            that STS-B dev chose and of the last one.
 

@@ -680,6 +680,7 @@ def means_at_end(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _score_start(run: StudyRun) -> dict[str, Any]:
     """Return the results of the starting checkpoint, as `train_and_score`."""
     model = run.config.model.name_or_path
+    name = portable(run.config)["model"]["name_or_path"]  # a record may be read elsewhere
     settings = _settings(run)
     if run.pooler == OWN_POOLER:
         # The one that the checkpoint records, or else the one of its training.
@@ -696,7 +697,7 @@ def _score_start(run: StudyRun) -> dict[str, Any]:
         "dev": dev[measured.metric],
         "dev_text": measured.text,
         "scores": {},
-        "notes": [f"{run.row}: {model} before training, pooler {settings.pooler}"],
+        "notes": [f"{run.row}: {name} before training, pooler {settings.pooler}"],
     }
     _add_scores(run, found, model, pooler=settings.pooler)
     return found

@@ -42,7 +42,11 @@ def write(summary: Summary, workdir: Path) -> None:
     for style, name in FILES.items():
         write_text(workdir / name, show(summary, style))
     write_json(workdir / "study.json", summary)
-    scored = {name: [row for row in summary[group] if row["n"]] for group, name in PICTURES.items()}
+    # A starting checkpoint has no seeds, and is often so far off that these would become one point.
+    scored = {
+        name: [row for row in summary[group] if row["n"] and not row["is_start"]]
+        for group, name in PICTURES.items()
+    }
     pictures = {name: _draw_scores(summary, rows) for name, rows in scored.items() if rows}
     for name, figure in pictures.items():
         figure.savefig(workdir / name, dpi=120)
