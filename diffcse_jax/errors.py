@@ -167,16 +167,22 @@ def counted(count: int, what: str) -> str:
 def require_extra(module: str, extra: str) -> Any:
     """Import a module that only an optional feature needs.
 
-    If it is missing, the error names the package's extra.
+    Raises:
+        UserError: Its package is not installed, or Python cannot import it. The error names the
+            package's extra, or the reason. The reason may be any package that this one imports.
     """
+    package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
-            raise
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise UserError(
+                f"this needs the package {package}, which is not installed. Install the extra "
+                f"{extra!r}: pip install 'diffcse_jax[{extra}]'"
+            ) from error
         raise UserError(
-            f"this needs the package {error.name}, which is not installed. Install the extra "
-            f"{extra!r}: pip install 'diffcse_jax[{extra}]'"
+            f"the package {package} is installed, but Python cannot import it: {error}. Update or "
+            "uninstall the package that this names"
         ) from error
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, hf_config_of, random_params, write_ti
 
 from diffcse_jax import SentenceEncoder, export
 from diffcse_jax.config import Config, configuration, flat, read_overrides, shipped_config
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.export import card
 from diffcse_jax.export.card import BIBTEX, model_card, papers_of
@@ -143,6 +144,23 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
         np.testing.assert_allclose(
             export.encode_onnx(out, texts), normalize(encoder.encode(texts)), atol=1e-5
         )
+
+
+def test_a_library_that_cannot_be_imported_does_not_stop_the_export(saved, tmp_path, monkeypatch):
+    """As with an old `peft`, which sentence-transformers imports and which needs old transformers."""
+    package = tmp_path / "site/sentence_transformers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from transformers import gone\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package.name:
+            monkeypatch.delitem(sys.modules, name)
+    saved()
+    with pytest.warns(UserWarning, match="cannot import it: cannot import name 'gone' from"):
+        check = export.export(tmp_path / "workdir", tmp_path / "out")
+    assert set(check["maximal_absolute_difference"]) == {"diffcse_jax"}
+    with pytest.raises(UserError, match="Update or uninstall the package that this names"):
+        TorchEncoder(str(tmp_path / "out"))
 
 
 def test_a_wrong_export_leaves_nothing(saved, tmp_path, monkeypatch):

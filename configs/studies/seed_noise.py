@@ -26,6 +26,5 @@ def get_study() -> Study:
         base=STUDY["base_config"](),
         variants=variants,
         seeds=tuple(range(1, 6)),
-        tasks=("STSBenchmark", "STS12", "STS14"),
-        scores_last=True,
+        tasks=("STSBenchmark", "STS14"),
     )

@@ -57,8 +57,8 @@ class TorchEncoder:
 
     def __init__(self, path_or_id: str, pooler: str | None = None, truncate_dim: int | None = None):
         require_extra("torch", "torch")
+        library = require_extra("sentence_transformers", "torch")
         import transformers
-        from sentence_transformers import SentenceTransformer
 
         # This checks the pooler and the size.
         ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)
@@ -83,7 +83,7 @@ class TorchEncoder:
             )
             try:
                 with quiet_transformers():
-                    self._model = SentenceTransformer(
+                    self._model = library.SentenceTransformer(
                         name,
                         trust_remote_code=False,
                         local_files_only=True,

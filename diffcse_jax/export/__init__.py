@@ -18,7 +18,7 @@ from jaxtyping import Float32
 
 from diffcse_jax import io
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, UserError, require_extra
+from diffcse_jax.errors import CheckpointError, UserError, require_extra, warn_user
 from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.models import files, hf, sentence_folder
@@ -227,15 +227,23 @@ def check_folder(
 def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
     """Return the readers of the folder that are installed, by name.
 
-    The ONNX graph normalises embeddings.
+    A warning says if sentence-transformers is installed, but cannot be imported. The ONNX graph
+    normalises embeddings.
     """
     readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
     if _installed("sentence_transformers"):
-        from sentence_transformers import SentenceTransformer
-
-        with quiet_transformers(), _errors_of("sentence_transformers"):
-            model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
-        readers["sentence_transformers"] = functools.partial(model.encode, show_progress_bar=False)
+        try:
+            library = require_extra("sentence_transformers", "torch")
+        except UserError as error:
+            warn_user(f"The export is not checked with sentence-transformers: {error}")
+        else:
+            with quiet_transformers(), _errors_of("sentence_transformers"):
+                model = library.SentenceTransformer(
+                    str(folder), device="cpu", trust_remote_code=False
+                )
+            readers["sentence_transformers"] = functools.partial(
+                model.encode, show_progress_bar=False
+            )
     if (folder / GRAPH).is_file():
         readers[GRAPH] = functools.partial(encode_onnx, folder)
     return readers
