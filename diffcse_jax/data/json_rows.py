@@ -238,10 +238,11 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
     """Return the rows of an object, and notes.
 
     The rows are its list of objects; its lists, if these are columns of the same length; its only
-    list, if this holds strings and no text stands beside it; or the object itself.
+    list, if this holds strings and no text stands beside it; or the object itself. In lists of
+    objects or strings, null is a row that is left out.
     """
     lists = {key: value for key, value in found.items() if isinstance(value, list) and value}
-    tables = {key: value for key, value in lists.items() if all(map(_is_object, value))}
+    tables = {key: value for key, value in lists.items() if _are_rows(value, dict)}
     if tables:
         key, note = chosen_split([*tables], name)
         return tables[key], (note or f"{name}: the rows are those of {key!r}",)
@@ -254,10 +255,12 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
     has_text = any(isinstance(value, str) and is_words(value) for value in found.values())
     if len(lists) == 1 and not has_text:
         ((key, strings),) = lists.items()
-        if all(isinstance(each, str) for each in strings):
+        if _are_rows(strings, str):
             return strings, (f"{name}: the rows are those of {key!r}",)
     return [found], ()
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
+def _are_rows(values: list[Any], kind: type) -> bool:
+    """Return whether values are of a kind. Some may be null: these become rows left out."""
+    present = [value for value in values if value is not None]
+    return bool(present) and all(isinstance(value, kind) for value in present)
