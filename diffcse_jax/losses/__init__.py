@@ -22,6 +22,7 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
 
+View = Float[Array, "batch dim"]  # embeddings of a batch, of one view of its sentences
 Metrics = dict[str, jax.Array]
 Inputs = dict[str, Any]  # the inputs that losses have prepared, by the name of the loss
 UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, View, option
 from diffcse_jax.models.forward import (
     STARTING_CHECKPOINT,
     Computation,
@@ -27,7 +27,6 @@ from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
 
 COMPARISONS = {"cosine": cosine_similarity, "dot": dot_product}
-View = Float[Array, "batch dim"]  # embeddings
 Pair = tuple[View, View]
 
 

@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.losses import Loss, Metrics, option
+from diffcse_jax.losses import Loss, Metrics, View, option
 from diffcse_jax.models.forward import SharedForward
 from diffcse_jax.models.pooling import dot_product, standardize
-
-View = Float[Array, "batch dim"]  # embeddings
 
 
 @dataclasses.dataclass(frozen=True)
