@@ -174,15 +174,15 @@ def require_extra(module: str, extra: str) -> Any:
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # a broken installation raises OSError, AttributeError and others
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise UserError(
                 f"this needs the package {package}, which is not installed. Install the extra "
                 f"{extra!r}: pip install 'diffcse_jax[{extra}]'"
             ) from error
         raise UserError(
-            f"the package {package} is installed, but Python cannot import it: {error}. Update or "
-            "uninstall the package that this names"
+            f"the package {package} is installed, but Python cannot import it: {error}. Install, "
+            "update or uninstall the package that this names"
         ) from error
 
 

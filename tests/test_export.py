@@ -159,7 +159,7 @@ def test_a_library_that_cannot_be_imported_does_not_stop_the_export(saved, tmp_p
     with pytest.warns(UserWarning, match="cannot import it: cannot import name 'gone' from"):
         check = export.export(tmp_path / "workdir", tmp_path / "out")
     assert set(check["maximal_absolute_difference"]) == {"diffcse_jax"}
-    with pytest.raises(UserError, match="Update or uninstall the package that this names"):
+    with pytest.raises(UserError, match="update or uninstall the package that this names"):
         TorchEncoder(str(tmp_path / "out"))
 
 

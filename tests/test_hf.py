@@ -334,7 +334,8 @@ def test_a_pickle_is_read_without_running_code(bert, folder, monkeypatch):
     assert not marker.exists()
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
-        CheckpointError, match=r"pytorch_model\.bin.*pip install torch.*convert it to safetensors"
+        CheckpointError,
+        match=r"pytorch_model\.bin.*pip install .diffcse_jax\[torch\].*convert it to safetensors",
     ):
         files.read_tensors(folder)
 

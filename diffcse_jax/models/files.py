@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, UserError, require_extra
 from diffcse_jax.io import expand_path, read_json, read_json_object, why_unreadable
 from diffcse_jax.models.heads import HEAD_SETTINGS
 
@@ -250,11 +250,11 @@ def _read_safe(path: Path) -> dict[str, np.ndarray]:
 
 def _read_pickled(path: Path) -> dict[str, np.ndarray]:
     try:
-        import torch
-    except ImportError as error:
+        torch = require_extra("torch", "torch")
+    except UserError as error:
         raise CheckpointError(
-            f"{path} is a pickled checkpoint, which only torch reads: pip install torch, or "
-            "convert it to safetensors."
+            f"{path} is a pickled checkpoint, which only torch reads, but {error}. Or convert it "
+            "to safetensors"
         ) from error
     try:
         tensors = {}
