@@ -98,12 +98,71 @@ def test_a_field_of_a_tsv_never_spans_lines_and_keeps_its_quotes(tmp_path):
     assert not lines
 
 
-def test_quotes_of_a_tsv_that_pandas_wrote_are_its_own(tmp_path):
-    texts = ['He said "hi"', "a\ttab", "plain"]
-    frame = pd.DataFrame({"text": texts, "other": ["a", "b", "c"]})
-    table = table_of(tmp_path / "a.tsv", frame.to_csv(sep="\t", index=False))
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+def test_quotes_of_a_tsv_that_pandas_wrote_are_its_own(tmp_path, quoting):
+    texts = ['He said "hi"', "a\ttab", "plain", "two\nlines", "two\nlines\ttabs"] * 60
+    frame = pd.DataFrame({"text": texts, "other": range(len(texts))})
+    content = frame.to_csv(sep="\t", index=False, quoting=quoting)
+    table = table_of(tmp_path / "a.tsv", content)
     assert table.notes == ("a.tsv: quotes around fields are removed",)
-    assert values(table) == [*zip(texts, frame["other"], strict=True)]
+    assert values(table) == [*zip(texts, map(str, frame["other"]), strict=True)]
+
+
+def test_quotations_that_go_on_in_the_next_row_of_a_tsv_are_text(tmp_path):
+    content = 'id\ttext\n1\t"Hello there,\n2\tmy friend."\n'
+    assert values(table_of(tmp_path / "a.tsv", content)) == [
+        ("1", '"Hello there,'),
+        ("2", 'my friend."'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        # Spark and MySQL
+        ("a.csv", 'id,text\n1,"He said \\"hi\\", then"\n2,"x, y"\n', ['He said "hi", then', "x, y"]),
+        # R's write.table
+        ("a.tsv", '"id"\t"text"\n1\t"He said \\"hi\\""\n2\t"x"\n', ['He said "hi"', "x"]),
+        # A backslash at the end of a field escapes nothing.
+        ("a.csv", 'id,text\n1,"C:\\dir\\"\n2,"x, y"\n', ["C:\\dir\\", "x, y"]),
+    ],
+)  # fmt: skip
+def test_quotes_escaped_by_backslashes_are_quotes(tmp_path, name, content, texts):
+    table = table_of(tmp_path / name, content)
+    assert [text for _, text in values(table)] == texts
+    has_escapes = f'{name}: \\" inside a field is read as a quote' in table.notes
+    assert has_escapes == ("C:" not in content)
+
+
+READ_AS_ROW = "the first line holds no names of columns, so that it is read as a row"
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "number", "note"),
+    [
+        ("# exported 2024-01-01\nquery,positive\nhow,so\nwho,me\n", ("query", "positive"), 2,
+         "not read, because the names of the columns stand below: '# exported 2024-01-01'"),
+        ("Feedback;\n\nid;text\n1;Hi\n2;a, b\n", ("id", "text"), 2,
+         "not read, because the names of the columns stand below: 'Feedback'"),
+        ("location\nParis,France\nRome,Italy\n", ("location",), 2,
+         "the first line, 'location', is read as the name of the column"),
+        ("sentence\nA dog, a cat\nOne, two\n", ("sentence",), 2, ""),
+        # MS MARCO, Sentiment140
+        ("121352\tdefine extreme\n634306\twhat is it\n", ("column 1", "column 2"), 2, READ_AS_ROW),
+        ('"0","1467810369","a b"\n"4","1467810672","c d"\n',
+         ("column 1", "column 2", "column 3"), 2, READ_AS_ROW),
+        ("country,2019,2020\nFrance,1,2\n", ("country", "2019", "2020"), 1, ""),
+        ("who,1,2,3\nAnna,5,5,4\n", ("who", "1", "2", "3"), 1, ""),
+        ("0,1\n1,a b\n2,c d\n", ("0", "1"), 2, ""),
+    ],
+)  # fmt: skip
+def test_what_the_first_line_is_taken_for_is_said(tmp_path, content, columns, number, note):
+    table = table_of(tmp_path / "a.csv", content)
+    assert table.columns == columns
+    assert len(values(table)) == number
+    notes = [each for each in table.notes if "separated by" not in each]
+    assert len(notes) == bool(note)
+    assert note in "".join(notes)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +228,9 @@ def test_a_first_line_of_sentences_holds_names_if_the_user_says_so(tmp_path):
         ("a,b\n\n1,2\nonly\n , \n3,4,5\n", ["2"],
          ["left out 4 texts: 2 empty, 2 with a wrong number of fields (a.csv, lines 4, 6)"]),
         ("a,b\n1,c\rd\n", ["c\rd"], []),
+        # Two files that were joined.
+        ("a,b\n1,2\n\ufeffa,b\n3,4\n", ["2", "4"],
+         ["left out 1 text: 1 with the names of the columns once more (a.csv, line 3)"]),
     ],
 )  # fmt: skip
 def test_rows_that_break_the_rules_cost_nothing_but_themselves(tmp_path, content, rows, lines):
@@ -395,6 +457,22 @@ def test_broken_characters_are_replaced_and_counted(tmp_path):
     rows, lines = read(table_of(tmp_path / "a.jsonl", content))
     assert [row["text"] for _, row in rows] == ["a \ufffd sign", "a \U0001f600 face"]
     assert lines == ["a.jsonl: broken characters (halves of escapes) in 1 row became U+FFFD"]
+
+
+@pytest.mark.parametrize(
+    ("found", "rows"),
+    [
+        ({"How do I log in?": "Use the link.", "Where is it?": "See the page."},
+         [("How do I log in?", "Use the link."), ("Where is it?", "See the page.")]),
+        ({"doc1": "A text.", "doc2": "Another text."},
+         [("doc1", "A text."), ("doc2", "Another text.")]),
+        ({"headline": "A title.", "body": "The text."}, [("A title.", "The text.")]),
+        ({"columns": ["id", "text"], "index": [0, 1], "data": [["a", "One."], ["b", "Two."]]},
+         [("a", "One."), ("b", "Two.")]),
+    ],
+)  # fmt: skip
+def test_an_object_is_rows_if_its_keys_name_no_columns(tmp_path, found, rows):
+    assert values(table_of(tmp_path / "a.json", json.dumps(found))) == rows
 
 
 def test_keys_are_collected_from_many_rows(tmp_path):

@@ -2,14 +2,14 @@
 
 A csv file follows Python's rules: fields with quotes may contain separators and ends of lines. A
 quote that nobody closed would take the rest of the file into one field, so that lines are read on
-their own where the rules do not fit. A field of a tsv file never spans lines.
+their own where the rules do not fit. In a tsv file, quotes are text and a field never spans lines,
+unless all quotes of the first lines are those that a program such as pandas or R writes.
 """
 
 import collections
 import contextlib
 import csv
 import functools
-import io
 import itertools
 import re
 import statistics
@@ -18,7 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.ledger import EMPTY, INVALID_CSV, WRONG_WIDTH, Ledger, Place
+from diffcse_jax.data.columns import GRADES, NAMES
+from diffcse_jax.data.layout import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
+from diffcse_jax.data.ledger import EMPTY, INVALID_CSV, REPEATED_NAMES, WRONG_WIDTH, Ledger, Place
 from diffcse_jax.data.lines import LONGEST_TEXT, extension, read_lines
 from diffcse_jax.data.values import (
     LONGEST_ROW,
@@ -42,6 +44,14 @@ NAMED_SEPARATOR = re.compile(r'"?sep=([,;|\t])"?\s*', re.IGNORECASE)
 LETTER = re.compile(r"[^\W\d_]")
 SENTENCE = re.compile("[.!\u2026\u3002\uff01]$")
 SIX_WORDS = re.compile(r"(\S+\s+){5}\S")
+WHOLE_NUMBER = re.compile(r"\d+", re.ASCII)
+YEAR = re.compile(r"(19|20)\d\d", re.ASCII)
+KNOWN_COLUMNS = NAMES | GRADES | {*ID_COLUMNS, *TEXT_COLUMNS, TITLE_COLUMN}
+# A quote after an odd number of backslashes, as Spark, MySQL and R write it inside a field.
+ESCAPED_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
+# A field of a tsv file with quotes around it or without, and what ends it.
+FIELD_OF_TABS = re.compile(r'("[^"]*(?:""[^"]*)*"|[^"\t\r\n]*)(\t|\r?\n|\r|\Z)')
+NEEDS_QUOTES = re.compile('["\t\r\n]')
 
 Line = tuple[int, str]  # its number, and the text with its end
 
@@ -53,6 +63,7 @@ class Form(NamedTuple):
     has_quotes: bool = True  # of Python's rules
     spans_lines: bool = True  # fields in quotes may contain ends of lines
     skips_spaces: bool = False  # before a quote: `1, "a, b"`
+    has_escapes: bool = False  # a quote inside a field is written as `\\"`, and not twice
     width: int = 0  # fields of a row; 0: not known yet
     shortest: int = 0  # fewer fields that a row may have, if its last ones are missing
 
@@ -108,10 +119,17 @@ def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> FileRow
                 ledger.leave_out(EMPTY, Place(name, first))
             elif fault:
                 ledger.leave_out(fault, Place(name, first))
+            elif len(fields) > 1 and _repeats(fields, head.columns):
+                ledger.leave_out(REPEATED_NAMES, Place(name, first))
             else:
                 yield first, {column: fields[places[column]] for column in columns}
 
     return FileRows(head.columns, read, (*ledger.notes, *notes, *head.notes))
+
+
+def _repeats(fields: Sequence[str], columns: Sequence[str]) -> bool:
+    """Return whether a row has the names of the columns, as in files that were joined."""
+    return [field.strip().removeprefix("\ufeff") for field in fields] == [*columns]
 
 
 def _first(lines: Iterable[Line]) -> list[Line]:
@@ -136,16 +154,20 @@ def _form(sample: Sequence[Line], path: Path, name: str) -> tuple[Form, int, tup
         return Form(said[1]), 1, ()
     forms = [Form(separator) for separator in sorted(SEPARATORS, key=lambda each: each != own)]
     if own == "\t":
-        has_quotes = _has_quotes_of_csv(sample)
-        forms[0] = Form("\t", has_quotes, spans_lines=False)
+        forms[0] = _form_of_tabs(sample)
     spaced = [form._replace(skips_spaces=True) for form in forms if _has_spaces(sample, form)]
     fits = {form: _fit(sample, form) for form in [*forms, *spaced]}
     form = max(fits, key=lambda each: fits[each])  # the first of several, that of the extension
+    if form.separator != "\t" and _has_escapes(sample, form):
+        form = form._replace(has_escapes=True)
+    notes = []
     if form.separator != own:
-        return form, 0, (f"{name}: separated by {SEPARATORS[form.separator]}",)
-    if form.has_quotes and not form.spans_lines:
-        return form, 0, (f"{name}: quotes around fields are removed",)
-    return form, 0, ()
+        notes.append(f"{name}: separated by {SEPARATORS[form.separator]}")
+    elif form.separator == "\t" and form.has_quotes:
+        notes.append(f"{name}: quotes around fields are removed")
+    if form.has_escapes:
+        notes.append(f'{name}: \\" inside a field is read as a quote')
+    return form, 0, tuple(notes)
 
 
 def _has_spaces(sample: Sequence[Line], form: Form) -> bool:
@@ -154,30 +176,85 @@ def _has_spaces(sample: Sequence[Line], form: Form) -> bool:
 
 def _fit(sample: Sequence[Line], form: Form) -> float:
     """Return how many of the rows have as many fields as the first one, if it has several."""
-    widths = [len(record.fields) for record in records(sample, form) if any(record.fields)]
+    found = [record for record in records(sample, form) if any(record.fields)]
+    widths = [len(record.fields) for record in found[_preamble(found) :]]
     if not widths or widths[0] < 2:
         return 0
     return statistics.fmean(width == widths[0] for width in widths[1:] or widths)
 
 
-def _has_quotes_of_csv(sample: Sequence[Line]) -> bool:
-    """Return whether each line with quotes is what Python's csv would write, as pandas does.
+def _form_of_tabs(sample: Sequence[Line]) -> Form:
+    """Return the form of a tsv file: with quotes as text, or as a program writes them."""
+    text = "".join(line for _, line in sample)
+    is_cut = len(sample) == SAMPLE_LINES or len(text) > SAMPLE_CHARACTERS
+    if _has_quotes_of_a_program(text, is_cut):
+        return Form("\t")
+    if _has_quotes_of_a_program(_without_escapes(text), is_cut):
+        return Form("\t", has_escapes=True)
+    return Form("\t", has_quotes=False, spans_lines=False)
 
-    It would write quotes only around fields that contain tabs or quotes.
+
+def _has_quotes_of_a_program(text: str, is_cut: bool) -> bool:
+    """Return whether all quotes in some lines are those that a program writes around fields.
+
+    Programs put them around all fields, around all but numbers and missing values, or around those
+    that contain a tab, a quote or the end of a line. Inside them, a quote is written twice.
     """
-    quoted = [_bare(line) for _, line in sample if '"' in line]
-    return bool(quoted) and all(line == _written(line) for line in quoted)
+    quoted = []
+    others = []
+    place = 0
+    while place < len(text):
+        match = FIELD_OF_TABS.match(text, place)
+        if match is None:
+            may_go_on = is_cut and FIELD_OF_TABS.match(f'{text}"', place)
+            if not may_go_on:
+                return False
+            break
+        field = match[1]
+        if field.startswith('"'):
+            quoted.append(field[1:-1])
+        else:
+            others.append(field)
+        place = match.end()
+    if not quoted:
+        return False
+    if all(map(_is_number, others)):
+        return True
+    # From one quote to the next, there may be whole rows: a quotation that goes on in other rows.
+    is_sure = any('""' in field or "\t" not in field or "\n" not in field for field in quoted)
+    return is_sure and all(map(NEEDS_QUOTES.search, quoted))
 
 
-def _written(line: str) -> str:
-    """Return the line as Python's csv writes what it reads, or an empty string."""
+def _is_number(field: str) -> bool:
+    """Return whether a field is a number, or stands for a missing one."""
     try:
-        (fields,) = csv.reader([line], delimiter="\t", strict=True)
-    except (csv.Error, ValueError):
-        return ""
-    written = io.StringIO()
-    csv.writer(written, delimiter="\t", lineterminator="").writerow(fields)
-    return written.getvalue()
+        float(field)
+    except ValueError:
+        return field in ("", "NA")
+    return True
+
+
+def _has_escapes(sample: Sequence[Line], form: Form) -> bool:
+    """Return whether more lines follow the rules if backslashes escape the quotes in fields."""
+    lines = [line for _, line in sample if '\\"' in line]
+    if not lines or _parses(iter([line for _, line in sample]), form):
+        return False
+    plain = sum(bool(_parsed([line], form)) for line in lines)
+    return sum(bool(_parsed([_without_escapes(line)], form)) for line in lines) > plain
+
+
+def _parses(lines: Iterable[str], form: Form) -> bool:
+    """Return whether all lines follow the rules."""
+    try:
+        collections.deque(_reader(lines, form, strict=True), maxlen=0)
+    except csv.Error:
+        return False
+    return True
+
+
+def _without_escapes(text: str) -> str:
+    """Return text in which quotes inside fields are written twice instead of with a backslash."""
+    return ESCAPED_QUOTE.sub(r'\1""', text)
 
 
 def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) -> Head:
@@ -185,19 +262,61 @@ def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) 
     found = [each for each in records(sample, form) if any(map(str.strip, each.fields))]
     if not found:
         return Head(())
-    fields = _named([field.strip() for field in found[0].fields], found[1:])
-    rows = [record.fields for record in found[1:]]
-    shortest, notes = _shortest(rows, len(fields), name)
-    is_named = bool(wanted) and set(wanted) <= set(fields)
-    if is_named or not _is_row(fields, rows):
+    above = found[: _preamble(found)]
+    first, *below = found[len(above) :]
+    fields = _named([field.strip() for field in first.fields], below)
+    rows = [record.fields for record in below]
+    shortest, short = _shortest(rows, len(fields), name)
+    notes = [*_about_preamble(above, name), *short]
+    has_names = bool(wanted) and set(wanted) <= set(fields)
+    if has_names or not _is_row(fields, rows):
         columns, repeated = unique_names(fields, name)
-        return Head(columns, found[0].last, shortest, (*repeated, *notes))
+        notes = [*repeated, *notes, *_about_single_name(fields, rows, wanted, name)]
+        return Head(columns, first.last, shortest, tuple(notes))
     columns, _ = unique_names([""] * len(fields), name)
     note = (
         f"{name}: the first line holds no names of columns, so that it is read as a row; "
         f"the columns are called {listed(columns)}"
     )
-    return Head(columns, found[0].first - 1, shortest, (note, *notes))
+    return Head(columns, first.first - 1, shortest, (note, *notes))
+
+
+def _preamble(found: Sequence[ParsedRow]) -> int:
+    """Return how many rows stand above the names of the columns, as a title or a date does.
+
+    Only one field of these is filled. The names and the rows below have several, and equally many.
+    A single column of texts with separators in them looks alike. So the first row must have more
+    than one word, begin with `#`, have empty fields at its end, or stand above a blank line.
+    """
+    filled = [sum(bool(field.strip()) for field in row.fields) for row in found]
+    above = next((number for number, count in enumerate(filled) if count > 1), 0)
+    if not above:
+        return 0
+    names = found[above]
+    rows = found[above + 1 :]
+    title = "".join(found[0].fields).strip()
+    stands_apart = names.first - found[above - 1].last > 1
+    is_title = stands_apart or len(found[0].fields) > 1 or " " in title or title.startswith("#")
+    has_gaps = any(not name.strip() or name.startswith(" ") for name in names.fields)
+    if title in KNOWN_COLUMNS or not is_title or has_gaps or len(rows) < 2:
+        return 0
+    share = statistics.fmean(len(row.fields) == len(names.fields) for row in rows)
+    return above if share >= MOST else 0
+
+
+def _about_preamble(above: Sequence[ParsedRow], name: str) -> Iterator[str]:
+    """Yield a note about the lines above the names of the columns."""
+    if above:
+        titles = listed(repr("".join(row.fields).strip()) for row in above)
+        yield f"{name}: not read, because the names of the columns stand below: {titles}"
+
+
+def _about_single_name(
+    fields: Sequence[str], rows: Sequence[Sequence[str]], wanted: Sequence[str], name: str
+) -> Iterator[str]:
+    """Yield a note about the name of the only column if it may be a text."""
+    if len(fields) == 1 and rows and not {*fields} & {*KNOWN_COLUMNS, *wanted}:
+        yield f"{name}: the first line, {fields[0]!r}, is read as the name of the column"
 
 
 def _shortest(rows: Sequence[Sequence[str]], width: int, name: str) -> tuple[int, tuple[str, ...]]:
@@ -227,7 +346,12 @@ def _named(names: list[str], rows: Sequence[ParsedRow]) -> list[str]:
 
 
 def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first line is a row: it has a sentence, and is like the lines below."""
+    """Return whether the first line is a row, and not the names of the columns.
+
+    It has a sentence and is like the lines below, or it has a number above numbers.
+    """
+    if KNOWN_COLUMNS.isdisjoint(fields) and _has_number(fields, rows):
+        return True
     kinds = [_kind(field, alone=len(fields) == 1) for field in fields]
     if not {"sentence", "question"} & set(kinds):
         return False
@@ -238,6 +362,25 @@ def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         if ("words" if kind == "sentence" else kind) != expected and below.total():
             return False
     return True
+
+
+def _has_number(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a field is a whole number, as all fields below it are, such as an id.
+
+    Some names are numbers as well: years, and those that count columns.
+    """
+    places = [place for place, field in enumerate(fields) if WHOLE_NUMBER.fullmatch(field)]
+    numbers = [int(fields[place]) for place in places]
+    counts_columns = len(places) == len([*filter(None, fields)]) or (
+        len(places) > 1 and numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+    )
+    if counts_columns or not rows:
+        return False
+    return any(
+        not YEAR.fullmatch(fields[place])
+        and all(place < len(row) and WHOLE_NUMBER.fullmatch(row[place].strip()) for row in rows)
+        for place in places
+    )
 
 
 def _kind(field: str, *, alone: bool = True) -> str:
@@ -277,6 +420,8 @@ class _Feed:
 
 def records(lines: Iterable[Line], form: Form) -> Iterator[ParsedRow]:
     """Yield the records of some lines. If the width is known, those of another one have a fault."""
+    if form.has_escapes:
+        lines = ((number, _without_escapes(line)) for number, line in lines)
     feed = _Feed(lines)
     for number, line in feed:
         if not form.has_quotes or '"' not in line:

@@ -237,11 +237,21 @@ def _object(path: Path, name: str, ledger: Ledger) -> dict[str, Any]:
 def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[str, ...]]:
     """Return the rows of an object, and notes.
 
-    The rows are its list of objects; its lists, if these are columns of the same length; its only
-    list, if this holds strings and no text stands beside it; or the object itself. In lists of
-    objects or strings, null is a row that is left out.
+    The rows are its list of objects; the lists of `data`, below the names in `columns`, as pandas
+    writes them; its lists, if these are columns of the same length; its only list, if this holds
+    strings and no text stands beside it; its texts, if their keys are titles or ids; or the object
+    itself. In lists of objects or strings, null is a row that is left out.
     """
     lists = {key: value for key, value in found.items() if isinstance(value, list) and value}
+    names = lists.get("columns", [])
+    values = lists.get("data", [])
+    if _are_rows(names, str) and _are_rows(values, list):
+        # A row of another length is not an object, so that it is left out.
+        rows = [
+            dict(zip(names, row, strict=True)) if row and len(row) == len(names) else row
+            for row in values
+        ]
+        return rows, (f"{name}: the rows are those of 'data', below the names in 'columns'",)
     tables = {key: value for key, value in lists.items() if _are_rows(value, dict)}
     if tables:
         key, note = chosen_split([*tables], name)
@@ -257,7 +267,28 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
         ((key, strings),) = lists.items()
         if _are_rows(strings, str):
             return strings, (f"{name}: the rows are those of {key!r}",)
+    if column := _column_of_keys(found):
+        note = f"{name}: each key is the {column} of a row, and its value is the text"
+        return [{column: key, "text": value} for key, value in found.items()], (note,)
     return [found], ()
+
+
+def _column_of_keys(found: Mapping[str, Any]) -> str:
+    """Return what the keys of texts are, `title` or `id`, or nothing if they name columns.
+
+    The keys of questions and answers have several words. Ids have digits, unlike most names.
+    """
+    if len(found) < 2 or not all(isinstance(value, str) for value in found.values()):
+        return ""
+    if 2 * sum(map(is_words, found.values())) <= len(found):
+        return ""
+    if 2 * sum(is_words(key) and " " in key.strip() for key in found) > len(found):
+        return "title"
+    return "id" if 2 * sum(map(_has_digit, found)) > len(found) else ""
+
+
+def _has_digit(key: str) -> bool:
+    return any(map(str.isdigit, key))
 
 
 def _are_rows(values: list[Any], kind: type) -> bool:
