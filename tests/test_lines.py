@@ -199,7 +199,7 @@ def test_damaged_archives_are_named_and_several_parts_are_read(tmp_path, suffix)
     content = COMPRESS[suffix](b"one\n")
     path.write_bytes(content * 2)
     assert list(read_lines(path, "a.txt", Ledger("a"))) == [(1, "one"), (2, "one")]
-    for damaged in (content[:-6], b"not an archive"):
+    for damaged in (content[:-6], b"not an archive", content + b"\xff" + content[1:]):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"a\.txt\.\w+: damaged archive"):
             list(read_lines(path, "a.txt", Ledger("a")))

@@ -4,8 +4,10 @@ import json
 import math
 import re
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +70,16 @@ def test_tables_are_converted():
         assert rows_of(write_sentences(as_texts(table))) == [("a b", "e f"), ("c d", "g h")]
     with pytest.raises(DataError, match=r"a dict with the keys sentence, positive\. Give strings"):
         as_texts(columns)
+
+
+def test_lists_that_pandas_gives_as_arrays_are_lists(tmp_path):
+    lists = pa.table({"query": ["a", "d"], "pos": [["b", "c"], ["e"]]})
+    pq.write_table(lists, tmp_path / "a.parquet")
+    frame = pd.read_parquet(tmp_path / "a.parquet")
+    assert rows_of(write_sentences(as_texts(frame))) == [("a", "b"), ("a", "c"), ("d", "e")]
+    long = pd.DataFrame({"text": [np.array(["word"] * 2000), np.array(["a", "b"])]})
+    first, second = documents_of(long)
+    assert [len(each.sections[0].lines) for each in (first, second)] == [2000, 2]
 
 
 def test_pairs_that_share_an_answer_are_held_out_together():

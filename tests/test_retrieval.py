@@ -202,6 +202,24 @@ def test_odd_lines_of_pairs_are_counted(name, content, odd, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"answer": "b", "question": "a"}\n{"answer": "d", "question": "c"}\n'),
+        ("a.csv", "positive,anchor\nb,a\nd,c\n"),
+        ("a.csv", "anchor,positive\na,b\nc,d\n"),
+        ("a.csv", "ask,find\na,b\nc,d\n"),
+        ("a.tsv", "question\tanswer\na\tb\nc\td\n"),
+        ("a.jsonl", '{"query": "a", "pos": ["b"]}\n{"query": "c", "pos": ["d"]}\n'),
+        ("a.jsonl", '{"query": "a", "positive": ["b"]}\n{"query": "c", "positive": ["d"]}\n'),
+    ],
+)
+def test_names_say_which_text_of_a_pair_is_the_query(name, content, tmp_path):
+    path = tmp_path / name
+    path.write_text(content)
+    assert retrieval.read_retrieval_pairs(str(path)) == [("a", "b"), ("c", "d")]
+
+
+@pytest.mark.parametrize(
     ("task", "content", "message"),
     [
         (

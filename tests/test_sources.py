@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -104,6 +105,49 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     before = corpus.fingerprint()
     (folder / "b.jsonl").write_text('{"text": "new"}')
     assert opened(f"{folder}{name}", columns=("text",)).fingerprint() != before
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/", "**/*.md", "**/**/*.md"])
+def test_patterns_of_any_depth_do_not_follow_links(tmp_path, pattern):
+    """Packages of a repository link to one another, as pnpm makes them."""
+    for name in "abc":
+        (tmp_path / name / "modules").mkdir(parents=True)
+        (tmp_path / name / "a.md").write_text(f"# {name}\n\nA text.\n")
+        for other in "abc":
+            (tmp_path / name / "modules" / other).symlink_to(tmp_path / other)
+    documents, ledger = searched(f"{tmp_path}/{pattern}")
+    assert [document.id.partition("#")[0] for document in documents] == [
+        f"{tmp_path}/{name}/a.md" for name in "abc"
+    ]
+    assert ledger.unread["a link to a folder"].count == 9
+
+
+def test_files_beside_a_saved_data_set_are_listed(tmp_path):
+    datasets.Dataset.from_dict({"text": ["One text.", "Another one."]}).save_to_disk(tmp_path)
+    (tmp_path / "more.csv").write_text("id,text\n1,Not read.\n")
+    documents, ledger = searched(tmp_path)
+    assert len(documents) == 2
+    assert ledger.unread["beside the files of a data set"].count == 1
+    with pytest.raises(DataError, match=r"more\.csv"):
+        [*opened(tmp_path, on_bad_line="error").rows()]
+
+
+@pytest.mark.parametrize(
+    ("row", "read", "change"),
+    [
+        ({"query": "q", "positive": ["a", "b"], "negative": ["c", "d"]},
+         [("q", "a", "c", "d"), ("q", "b", "c", "d")], False),
+        ({"anchor": "q", "positive": ["a", "b"]}, [("q", "a"), ("q", "b")], False),
+        ({"set": ["a", "b"]}, [("a\nb",)], True),
+    ],
+)  # fmt: skip
+def test_lists_are_rows_of_their_own_or_counted(tmp_path, row, read, change):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    corpus = opened(path)
+    ledger = corpus.new_ledger()
+    assert [row.texts for row in corpus.rows(ledger)] == read
+    assert bool(ledger.changed) == change
 
 
 def test_tokens_are_made_again_after_a_library_was_installed(tmp_path, monkeypatch):

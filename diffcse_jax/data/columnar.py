@@ -229,6 +229,13 @@ def data_set_folders(files: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(sorted(set(folders) - set(splits)))
 
 
+def is_of_data_set(file: Path) -> bool:
+    """Return whether a file in the folder of a data set belongs to it, by its name."""
+    if file.name in (SAVED, SAVED_SPLITS, DESCRIBED, FEATURES):
+        return True
+    return file.name.endswith((".arrow", ".labels.txt")) or ".array_record" in file.name
+
+
 def open_data_set(folder: Path, name: str) -> FileRows:
     """Open a folder that `datasets.save_to_disk` or tensorflow-datasets wrote."""
     splits = folder / SAVED_SPLITS

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcse_jax.data import formats, tables
-from diffcse_jax.data.columnar import data_set_folders
+from diffcse_jax.data.columnar import data_set_folders, is_of_data_set
 from diffcse_jax.data.docstrings import docstring_fingerprint
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.lines import extension
@@ -128,6 +128,8 @@ def _checked(
     left = [*skipped, *others]
     for file in files:
         if any(folder in file.parents for folder in data_sets):
+            if not is_of_data_set(file):
+                left.append(Skipped(str(file), "beside the files of a data set"))
             continue
         reason = _why_skipped(file, collections, is_named=is_file)
         if reason is None:
@@ -148,11 +150,11 @@ class _Matches(NamedTuple):
 
     files: Sequence[Path]
     folders: tuple[Path, ...]  # which are read with all that they hold
-    skipped: Sequence[Skipped]  # folders of indexes
+    skipped: Sequence[Skipped]  # folders of indexes, and links to folders
 
 
 def _matches(pattern: str) -> _Matches:
-    """Return the files and folders that a pattern matches, and the indexes among or above them."""
+    """Return the files and folders that a pattern matches, and what is not read among them."""
     parts = Path(pattern).parts
     # The folder in which the pattern begins.
     start = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
@@ -160,7 +162,9 @@ def _matches(pattern: str) -> _Matches:
     files: list[Path] = []
     folders: dict[Path, None] = {}
     skipped: dict[Path, Skipped] = {}
-    for path in map(Path, glob.glob(pattern, recursive=True)):
+    paths, linked = _expanded(pattern)
+    links = [Skipped(str(path), "a link to a folder") for path in linked]
+    for path in paths:
         is_folder = path.is_dir()
         above = [each for each in path.parents if each == start or start in each.parents]
         if index := next(filter(is_index, [path, *above] if is_folder else above), None):
@@ -170,12 +174,36 @@ def _matches(pattern: str) -> _Matches:
         else:
             files.append(path)
     if parts[-1] == "**" or parts[-2:] == ("**", "*"):  # it also matches what the folders hold
-        return _Matches(files, (), [*skipped.values()])
+        return _Matches(files, (), [*skipped.values(), *links])
     files, outer = (
         [path for path in paths if folders.keys().isdisjoint(path.parents)]
         for paths in (files, folders)
     )
-    return _Matches(files, tuple(sorted(outer)), [*skipped.values()])
+    return _Matches(files, tuple(sorted(outer)), [*skipped.values(), *links])
+
+
+def _expanded(pattern: str) -> tuple[list[Path], list[Path]]:
+    """Return what a pattern matches, and links to folders, which `**` does not stand for."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return [*map(Path, glob.glob(pattern))], []
+    place = parts.index("**")
+    found: dict[Path, None] = {}
+    links: dict[Path, None] = {}
+    for start in glob.glob(str(Path(*parts[:place]))):
+        for root, folders, names in os.walk(start):
+            here = Path(root)
+            seen = sorted(each for each in folders if each[0] != ".")
+            folders[:] = [each for each in seen if not os.path.islink(here / each)]
+            linked = [here / each for each in seen if each not in folders]
+            links |= dict.fromkeys(linked)
+            if place + 1 == len(parts):
+                found |= dict.fromkeys([here, *(here / each for each in names if each[0] != ".")])
+                continue
+            below, others = _expanded(str(Path(glob.escape(root), *parts[place + 1 :])))
+            found |= dict.fromkeys(each for each in below if each not in linked)
+            links |= dict.fromkeys(others)
+    return [*found], [*links]
 
 
 def _index(folder: Path) -> Skipped:

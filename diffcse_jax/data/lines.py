@@ -9,7 +9,6 @@ line too if it is more frequent than the line feed at the start of the file, as 
 in other files it is white space inside a line. No other character ends a line.
 """
 
-import bz2
 import contextlib
 import dataclasses
 import gzip
@@ -22,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from diffcse_jax.data.encodings import Bytes, Decoder, decoded
+from diffcse_jax.data.encodings import BLOCK, Bytes, Decoder, decoded
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import why_unreadable
@@ -67,10 +66,54 @@ def _open_zstandard(path: Path) -> Any:
     return pa.input_stream(str(path), compression="zstd")
 
 
+def _open_bzip2(path: Path) -> Any:
+    # Python's own reader ends silently before a part that is damaged.
+    return pa.input_stream(str(path), compression="bz2")
+
+
+class _Xz(io.RawIOBase):
+    """An xz file of one or more streams.
+
+    Python's own reader ends silently before a stream that is damaged. pyarrow knows no xz.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb")
+        self.stream = lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        """Fill the start of a buffer. At the end, return 0."""
+        while True:
+            given = b""
+            if self.stream.eof:
+                given = (self.stream.unused_data or self.file.read(BLOCK)).lstrip(b"\0")  # padding
+                if not given and not (given := self.file.read(BLOCK).lstrip(b"\0")):
+                    return 0
+                self.stream = lzma.LZMADecompressor()
+            elif self.stream.needs_input and not (given := self.file.read(BLOCK)):
+                raise EOFError("it ends before the end of the stream")
+            found = self.stream.decompress(given, len(target))
+            if found:
+                target[: len(found)] = found
+                return len(found)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+        super().close()
+
+
+def _open_xz(path: Path) -> Any:
+    return io.BufferedReader(_Xz(path), BLOCK)
+
+
 COMPRESSED: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
+    ".xz": _open_xz,
+    ".bz2": _open_bzip2,
     ".zst": _open_zstandard,
 }
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from diffcse_jax.data.columns import column_names
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Document, Documents, Section, digest
@@ -76,7 +78,7 @@ def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> D
                 yield dataclasses.replace(document, id=key)
 
     def fingerprint() -> str:
-        return hashlib.sha256(json.dumps(texts, default=str).encode()).hexdigest()
+        return hashlib.sha256(_json(texts).encode()).hexdigest()
 
     return Documents("the given texts", read, fingerprint)
 
@@ -112,7 +114,11 @@ def _keys(texts: Sequence[Any], layout: Layout, first: int) -> Iterator[str]:
 
 
 def _values(row: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in row.items()}
+    """Return the values of a dict. pandas gives the lists of a Parquet file as arrays."""
+    return {
+        str(key): value.tolist() if isinstance(value, np.ndarray) else value
+        for key, value in row.items()
+    }
 
 
 def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Document | None:
@@ -136,7 +142,7 @@ def write_sentences(texts: Iterable[Text]) -> Path:
 
     The name of the file is a hash of the texts.
     """
-    return _write((json.dumps(row, default=str) for row in _columns(texts)), ".jsonl")
+    return _write(map(_json, _columns(texts)), ".jsonl")
 
 
 def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
@@ -174,6 +180,13 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     return write_sentences(trained_on), _write(pairs, ".tsv")
 
 
+def _json(value: Any) -> str:
+    """Return JSON. What it has no form for is text as Python writes it, but arrays are lists."""
+    return json.dumps(
+        value, default=lambda each: each.tolist() if isinstance(each, np.ndarray) else str(each)
+    )
+
+
 def _write(lines: Iterable[str], suffix: str) -> Path:
     """Write lines to a file in the cache folder, whose name is a hash of them."""
     text = "".join(f"{line}\n" for line in lines)
@@ -195,7 +208,7 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
         if isinstance(text, str):
             row: dict[str, object] = {"text": text}
         elif isinstance(text, Mapping):
-            row = {str(name): value for name, value in text.items()}
+            row = _values(text)
         elif (
             isinstance(text, Sequence)
             and len(text) > 1

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import docstrings, tables
@@ -34,7 +35,7 @@ class _Columns:
 
     names: tuple[str, ...]  # of the texts of a row
     note: str = ""  # what was assumed
-    lists: TrainingColumns | None = None  # the columns hold lists of texts
+    lists: TrainingColumns | None = None  # the columns, if some hold lists of texts
     negatives: int = 0  # hard negatives of each row, if columns hold lists
 
     @property
@@ -50,6 +51,8 @@ class _Columns:
                 ledger.leave_out(reason, place, number)
             yield from expanded.rows
         elif texts := texts_of_row(values, self.names, place, ledger):
+            if any(_is_list(values[name]) and len(values[name]) > 1 for name in self.names):
+                ledger.change("row{s} with a list of texts", "each list read as one text", place)
             yield texts
 
 
@@ -153,9 +156,15 @@ def _columns(name: str, found: Sequence[Table], wanted: Sequence[str]) -> _Colum
     if known.unused:
         unused = listed(known.unused)
         note = f"{name}: read the columns {listed(known.names)}, not {unused} (see data.columns)"
-    if not known.lists:
+    rows = itertools.islice(found[0].rows(known.names, Ledger(name)), SAMPLE_ROWS)
+    sample = [values for _, values in rows]
+    has_lists = any(_is_list(values.get(column)) for values in sample for column in known.names)
+    if not known.lists and not has_lists:
         return _Columns(known.names, note)
-    sample = itertools.islice(found[0].rows(known.names, Ledger(name)), SAMPLE_ROWS)
-    negatives = common_negatives((values for _, values in sample), known)
-    names = (known.sentence, known.positive, *known.hard_negatives * negatives)
+    negatives = common_negatives(sample, known)
+    names = (known.sentence, known.positive, *known.hard_negatives[:1] * negatives)
     return _Columns(names, note, known, negatives)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)

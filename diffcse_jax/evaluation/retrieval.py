@@ -14,6 +14,7 @@ import scipy.stats
 from jaxtyping import Bool, Float, Float32, Int
 
 from diffcse_jax.config import DataConfig
+from diffcse_jax.data.columns import training_columns
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.lines import extension
 from diffcse_jax.data.sentences import canonical
@@ -188,8 +189,8 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
 
     Args:
         file: Two texts in each line, separated by a tab, in which quotes are text; a csv, json,
-            jsonl or Parquet file with two columns, or with those that training knows; or
-            `docstrings`, for the docstrings that training holds out.
+            jsonl or Parquet file with the columns that training knows, in any order, or with two
+            others; or `docstrings`, for the docstrings that training holds out.
         strict: Raise `DataError` at the first line that is not a pair.
     """
     if file == DOCSTRINGS:
@@ -209,9 +210,11 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
 
 
 def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
-    for number, line in lines_with_text(path, ledger):
+    for place, (number, line) in enumerate(lines_with_text(path, ledger)):
         texts = [text.strip() for text in line.rstrip().split("\t")]
-        if len(texts) == 2 and all(texts):
+        if place == 0 and training_columns(texts):
+            ledger.note(f"{path}: the first line names the columns: {', '.join(texts)}")
+        elif len(texts) == 2 and all(texts):
             yield texts[0], texts[1]
         else:
             ledger.leave_out("without two tab-separated texts", Place(str(path), number))
@@ -220,7 +223,7 @@ def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
 
 def _pairs_of_table(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
     columns = open_table(path, str(path)).columns
-    wanted = columns if len(columns) == 2 else ()
+    wanted = columns if len(columns) == 2 and not training_columns(columns) else ()
     corpus = open_corpus(DataConfig(train_file=str(path), pairs="columns", columns=wanted))
     for row in corpus.rows(ledger):
         if len(row.texts) > 1:
