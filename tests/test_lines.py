@@ -123,6 +123,23 @@ def test_other_encodings_are_found_and_said(encoding):
 
 
 @pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("It\u2019s a \u201csmart\u201d quote \u2013 really\u2026\nYes.\n", "windows-1252"),
+        ("Er sagte \u201eHallo\u201c \u2013 und ging.\n" * 30, "windows-1252"),
+        ("\u00bd cup of sugar \u00d7 3\n" * 30, "windows-1252"),
+        ("Die T\u00fcr \u00f6ffnet sich f\u00fcr sch\u00f6ne G\u00e4ste.\n" * 3, "cp850"),
+        (
+            "Die T\u00fcr \u00f6ffnet sich f\u00fcr G\u00e4ste. It\u2019s \u201cso\u201d.\n" * 3,
+            "mac-roman",
+        ),
+    ],
+)
+def test_typographic_marks_are_those_of_windows(text, encoding):
+    assert decode(text.encode(encoding.replace("windows-", "cp")))[:2] == (text, encoding)
+
+
+@pytest.mark.parametrize(
     ("content", "expected", "note"),
     [
         (b"The caf\xe9 is open.\n\nThe end.", ["The caf\xe9 is open.", "", "The end."],

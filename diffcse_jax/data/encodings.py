@@ -40,6 +40,9 @@ OTHERS = (
     *("cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
     *("koi8-r", "koi8-u", "iso8859-2", "mac-roman", "cp850", "cp866"),
 )
+# Encodings of old systems. Text with few characters beyond ASCII, such as English with typographic
+# quotes, is often taken for one of them, and is windows-1252.
+OLD = ("cp850", "cp866", "mac-roman", "koi8-r", "koi8-u")
 SEVERAL_BYTES = ("cp932", "cp949", "shift", "euc", "iso2022", "gb", "big5")  # how names begin
 # Bytes beyond ASCII from which an encoding is guessed. With fewer, it is windows-1252.
 FEWEST_BYTES = 3
@@ -47,6 +50,20 @@ ASCII = bytes(range(128))
 LATIN = string.ascii_letters.encode() + b" "
 CONTROLS = bytes([*range(1, 9), *range(14, 32)])  # those that text does not have, without NUL
 OTHER_SCRIPT = "[\u0370-\u0eff]"  # Greek to Lao
+# Marks of Western Europe: quotes, dashes, currencies and fractions. Some never stand inside a word.
+MARKS = (
+    "\u00a0\u00a3\u00a7\u00a9\u00ae\u00b0\u00b7\u00ab\u00bb\u00bc\u00bd\u00be\u00b9\u00b2"
+    "\u00b3\u00bf\u00a1\u00d7\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2022\u2026\u20ac\u2122"
+)
+INSIDE_A_WORD = re.compile(
+    r"[^\W\d_][\u201e\u201c\u201d\u201a\u2018\u2026\u00ab\u00bb\u00a3\u00a1\u00bf\u2122\u00a7\u00ae\u00b0\u00b7][^\W\d_]"
+)
+LETTERS = re.compile(r"[^\W\d_\u00bc-\u00be\u00b9\u00b2\u00b3]+")
+# Capitals, or small letters, of which the first may be a capital.
+WESTERN_CAPITAL = "[A-Z\u00c0-\u00d6\u00d8-\u00de\u0152]"
+WESTERN_WORD = re.compile(
+    rf"{WESTERN_CAPITAL}+|{WESTERN_CAPITAL}?[a-z\u00df-\u00f6\u00f8-\u00ff\u0153]*"
+)
 MIXED = re.compile(f"[A-Za-z]{OTHER_SCRIPT}|{OTHER_SCRIPT}[A-Za-z]")  # such words are misread
 
 
@@ -242,8 +259,18 @@ def _guess(sample: bytes) -> str:
     encoding = codecs.lookup(found or WINDOWS).name
     text = sample.decode(encoding, errors="replace")
     is_misread = 2 * len(MIXED.findall(text)) > len(re.findall(OTHER_SCRIPT, text))
-    is_same = text == sample.decode(WINDOWS, errors="replace")
-    return WINDOWS if is_misread or is_same else encoding
+    in_windows = sample.decode(WINDOWS, errors="replace")
+    is_western = encoding in OLD and _is_western(in_windows)
+    return WINDOWS if is_misread or is_western or text == in_windows else encoding
+
+
+def _is_western(text: str) -> bool:
+    """Return whether all characters beyond ASCII stand where Western European text has them."""
+    words = LETTERS.findall(text)
+    others = set(LETTERS.sub("", text)) - set(MARKS)
+    has_known_marks = all(map(str.isascii, others))
+    has_words = all(word.isascii() or WESTERN_WORD.fullmatch(word) for word in words)
+    return has_known_marks and has_words and not INSIDE_A_WORD.search(text)
 
 
 def _wide_encoding(start: bytes) -> str:
