@@ -289,16 +289,12 @@ class SentenceEncoder:
         normalize |= bool(others.pop("normalize_embeddings", False))
         show_progress |= bool(others.pop("show_progress_bar", False))
         _check_names(others)
-        if (
-            prompt is None
-            and prompt_name is None
-            and not self._has_warned_of_prompts
-            and not self.prompts.default
-        ):
+        is_by_default = prompt_name is None and (prompt is None or self.prompts.are_unused)
+        prompt = self.prompts.choose(prompt, prompt_name)
+        if is_by_default and not prompt and not self._has_warned_of_prompts:
             self._has_warned_of_prompts = True
             if warning := self.prompts.warning(self.name):
                 warn_user(warning)
-        prompt = self.prompts.choose(prompt, prompt_name)
         batch_size = check_count("batch_size", batch_size)
         texts = checked_sentences(sentences)
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}

@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,6 +173,22 @@ def test_rows_with_the_same_id_are_one_document():
     assert hits[0].ranks == {"dense": 1, "lexical": 1}
     index.update([rows[0]])  # all rows of the id are replaced
     assert len(index.documents) == 2
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical"])
+def test_an_update_neither_keeps_emptied_texts_nor_replaces_others(mode):
+    """Rows without an id never get that of a document; pandas makes ids beside them 3.0."""
+    rows = pd.DataFrame({"id": [1, 2, 3], "text": ["red fox", "blue bird", "old tree"]})
+    index = Index(WordEncoder(), rows, mode=mode)
+    changes = index.update(pd.DataFrame({"id": [3, None], "text": ["tall tree", "red bird"]}))
+    assert (changes.new, changes.changed, changes.removed) == (1, 1, 0)
+    ids, texts = index.documents["id"].to_pylist(), index.passages["text"].to_pylist()
+    found = dict(zip(ids, texts, strict=True))
+    assert found.pop("4") == "red bird"
+    assert found == {"1": "red fox", "2": "blue bird", "3": "tall tree"}
+    emptied = [{"id": 1, "text": " "}, {"id": 2, "text": None}, {"id": 3, "text": "-"}]
+    assert index.update(emptied).removed == 3
+    assert index.documents["id"].to_pylist() == ["4"]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from diffcse_jax.models.sentence_folder import (
     write,
 )
 from diffcse_jax.models.tokenizer import load_tokenizer
+from diffcse_jax.search.index import Index
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -87,8 +88,20 @@ def test_prompts_of_the_readme_are_warned_of(folder):
     (path / "README.md").write_text(
         'Each text starts with "query: " or "passage: ". `query: ` is for symmetric tasks.'
     )
-    with pytest.warns(UserWarning, match=r"README of .* names prompts \('query: ', 'passage: '\)"):
-        SentenceEncoder.from_pretrained(path).encode("a")
+    warning = r"README of .* names prompts \('query: ', 'passage: '\)"
+    for use in (
+        lambda encoder: encoder.encode("a"),
+        lambda encoder: encoder.encode_query("a"),
+        lambda encoder: Index(encoder, ["a text"]),
+    ):
+        with pytest.warns(UserWarning, match=warning):
+            use(SentenceEncoder.from_pretrained(path))
+
+
+def test_prompts_with_other_names_than_those_of_queries_are_warned_of(folder):
+    path = folder(Prompts({"s2p_query": "Find: ", "s2s_query": "Compare: "}))
+    with pytest.warns(UserWarning, match=r"It has: s2p_query \('Find: '\)"):
+        SentenceEncoder.from_pretrained(path).encode_document("a")
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
 ):
     workdir = write_run(tmp_path / "<b>bold")
     result = {
-        "model": "m",
+        "model": "moved/<b>bold",
         "pooler": "cls",
         "tasks": {"STS12": {"spearman": 81.23}},
         "averages": {"sts": None},
@@ -228,6 +228,25 @@ def test_each_of_several_evaluated_models_keeps_its_name(tmp_path):
     text = checked(render_report(read_summary(workdir), compared())).text
     assert "minilmavg61.50" in text
     assert f"{workdir}avg72.50" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("minilm", "minilm"),
+        ("runs/other/export", "runs/other/export"),
+        ("elsewhere/mine", "{}"),
+        ("elsewhere/mine/export", "{}"),
+        ("export", "{}"),
+    ],
+)
+def test_scores_of_another_model_do_not_get_the_name_of_the_run(tmp_path, model, shown):
+    workdir = write_run(tmp_path / "mine")
+    scores = {"tasks": {"STS12": {"spearman": 61.5}}, "averages": {"sts": None}}
+    found = {"model": model, "pooler": "avg", **scores}
+    (workdir / "results.json").write_text(json.dumps(found))
+    text = checked(render_report(read_summary(workdir), compared())).text
+    assert f"{shown.format(workdir)}avg61.50" in text
 
 
 def test_damaged_numbers_are_left_out(tmp_path):

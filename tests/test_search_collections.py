@@ -75,6 +75,7 @@ def test_what_cannot_be_used_is_counted_in_one_warning(tmp_path, recwarn):
     ]
     corpus += [
         {"id": 6.5, "text": None},
+        {"_id": "d6", "title": "Only this", "abstract": "Not read"},
         {"_id": None, "id": "d7", "title": "t\ud800", "text": 2016},
     ]
     judgements = JUDGEMENTS + "q1\td9\t1\nq1\td8\t2\nq7\td1\t1\nq2\t3\t1.9\nq1 d1\nq2\td2\tmuch\n"
@@ -86,7 +87,8 @@ def test_what_cannot_be_used_is_counted_in_one_warning(tmp_path, recwarn):
         file.write(b'\n{"_id": "d\xe9", "text": "caf\xe9"}\r\n')
     collection = read_collection(folder)
     ours = {"d1": "a wing", "d2": "c", "3": "f"}
-    assert collection.documents == ours | {"6.5": "", "d7": "t\ufffd 2016", "dé": "café"}
+    others = {"6.5": "", "d6": "Only this", "d7": "t\ufffd 2016", "dé": "café"}
+    assert collection.documents == ours | others
     assert collection.queries == {"q1": "b", "q2": "f"}
     assert collection.judgements == {
         "q1": {"d2": 2, "d1": 1, "d9": 1, "d8": 2},
@@ -100,6 +102,7 @@ def test_what_cannot_be_used_is_counted_in_one_warning(tmp_path, recwarn):
         f"1 without an id ({read}, line 6), 1 without `text` ({read}, line 7), 1 whose `text` is not a string ({read}, "
         f"line 8), 1 whose query is not among the queries ({judged}, line 8); "
         f"1 document without text ({read}, line 10): kept; "
+        f"1 document without `text` ({read}, line 11): kept with the title alone; "
         f"2 judgements whose document is not in the corpus ({judged}, lines 6, 7): a relevant document counts as "
         f"missed; 1 repeated judgement ({judged}, line 9): the last one counts, as in BEIR; 2 grades with decimals "
         f"({judged}, lines 9, 12): cut to a whole number, as in trec_eval; "

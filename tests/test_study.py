@@ -1,6 +1,7 @@
 """Studies: study files, which runs are done, progress, damaged records, and the tables."""
 
 import ast
+import codecs
 import json
 import re
 from pathlib import Path
@@ -350,9 +351,48 @@ def test_a_record_outlives_the_folders(tmp_path, do):
         StudyRecord(file)
     )
     assert do(where) == []
-    file.write_text(f"{file.read_text()}{{}}\n")
-    with pytest.raises(DataError, match=r"record\.jsonl, line 9: not an entry"):
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda lines: [*lines, b"{}"], r"line 5: not an entry"),
+        (lambda lines: [lines[0].replace(b'"seed"', b'"s\xff"'), *lines[1:]], r"line 1: not an"),
+        (lambda lines: [lines[0].replace(b'"metric"', b'"other"')], r"line 1: not an entry"),
+        (lambda lines: [re.sub(rb'"dev": [^,]*', b'"dev": NaN', lines[0])], r"line 1: not an entry"),
+        (lambda lines: [lines[0].decode().encode("utf-16")], r"is UTF-16\. Save it as UTF-8"),
+    ],
+)  # fmt: skip
+def test_lines_of_a_record_that_are_no_entries_are_named(tmp_path, do, spoil, message):
+    file = tmp_path / "record.jsonl"
+    do(plan_of(tmp_path / "here").with_record(StudyRecord(file)))
+    lines = file.read_bytes().splitlines()
+    file.write_bytes(b"\n".join(spoil(lines)) + b"\n")
+    with pytest.raises(DataError, match=message):
         StudyRecord(file)
+
+
+def test_a_record_is_found_by_other_names_of_tasks_and_repeats_are_said(tmp_path, do):
+    file = tmp_path / "record.jsonl"
+    do(plan_of(tmp_path / "here", tasks=("STSBenchmark", "STS12")).with_record(StudyRecord(file)))
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    same = plan_of(tmp_path / "there", tasks=("STS12", "STS-B")).with_record(StudyRecord(file))
+    assert do(same) == []
+    fewer = plan_of(tmp_path / "there", tasks=("STS12",)).with_record(StudyRecord(file))
+    assert any(
+        "the tasks are STS12, STSBenchmark there and STS12 here" in note
+        for note in summarize(fewer)["notes"]
+    )
+    first = json.loads(file.read_text(encoding="utf-8-sig").splitlines()[0])
+    first["results"]["scores"] = {"STS12": 10.0}
+    with file.open("a") as opened:
+        opened.write(json.dumps(first) + "\n")
+    again = plan_of(tmp_path / "there", tasks=("STS12", "STS-B")).with_record(StudyRecord(file))
+    label = f"{first['row']}, seed {first['seed']}"
+    assert any(
+        f"several lines with different scores for {label}" in note
+        for note in summarize(again)["notes"]
+    )
 
 
 def test_the_number_of_seeds_is_that_of_simulated_studies():

@@ -37,6 +37,13 @@ def test_any_ids_are_read_back(tmp_path_factory, documents, queries, data):
     )
 
 
+def test_judged_queries_without_a_hit_are_counted(tmp_path):
+    collection = Collection({"d": ""}, {"q1": "", "q2": ""}, {"q1": {"d": 1}, "q2": {"d": 1}})
+    (tmp_path / "run").write_text("q1 Q0 d 1 0.5 it\n")
+    with pytest.warns(UserWarning, match="^1 judged query without a hit: scored 0$"):
+        read_ranking(tmp_path / "run", collection)
+
+
 def test_runs_of_other_programs_are_read_as_they_are(tmp_path, recwarn):
     ids = ["a%20b", "a b", "http://x/S%C3%A3o", "d1"]
     collection = Collection(dict.fromkeys(ids, ""), {"q1": "", "q 2": ""}, {})

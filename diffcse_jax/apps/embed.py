@@ -96,10 +96,9 @@ def encode(
         rows += _one_each(source, ledger, columns) if is_npy else _placed(source, ledger)
         report(ledger)
     encoder = load()
-    prompt = encoder.prompts.choose(prompt_name=prompt_name)
     texts = [passage.searched for _, passage in rows]
     vectors = encoder.encode(
-        texts, batch_size, normalize=normalize, show_progress=True, prompt=prompt
+        texts, batch_size, normalize=normalize, show_progress=True, prompt_name=prompt_name
     )
     lines = _json_lines(rows, vectors)
     if output == "-":

@@ -85,10 +85,16 @@ class Comparison(NamedTuple):
     problems: Sequence[str]
 
 
+def _is_of_run(model: str, workdir: Path) -> bool:
+    """Return whether a model is a run or its export, wherever the folder was then."""
+    parts = Path(model).parts
+    return parts[-1:] == (workdir.name,) or parts[-2:] in ((workdir.name, "export"), ("export",))
+
+
 def render_report(run: RunSummary, comparison: Comparison) -> str:
     """Return the page on a run, with searches by its encoders."""
     models = list(run.results)
-    if len(models) == 1:  # the run itself, wherever it was then; of several, each has its own name
+    if len(models) == 1 and _is_of_run(models[0]["model"], run.workdir):
         models = [models[0] | {"model": str(run.workdir)}]
     scores = []
     for columns, rows in compared(models, with_published=True):

@@ -258,9 +258,9 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
         return tables[key], (note or f"{name}: the rows are those of {key!r}",)
     lengths = {len(value) for value in lists.values()}
     if len(lists) == len(found) > 1 and len(lengths) == 1:
-        rows = zip(*lists.values(), strict=True)
+        by_column = zip(*lists.values(), strict=True)
         note = f"{name}: the lists {listed(map(repr, lists))} are read as columns"
-        return [dict(zip(lists, row, strict=True)) for row in rows], (note,)
+        return [dict(zip(lists, row, strict=True)) for row in by_column], (note,)
     # A title beside a list of strings has these as its paragraphs.
     has_text = any(isinstance(value, str) and is_words(value) for value in found.values())
     if len(lists) == 1 and not has_text:

@@ -89,6 +89,7 @@ def document_of(
     """Return the document of a row; None, with an entry in the ledger, if it has no text."""
     sections = _sections(values, layout, place, ledger)
     if not sections:
+        ledger.ids_without_text.add(own_id(values, layout) or id_of(place))
         return None
     read = {*layout.texts, layout.title, layout.id}  # but objects, for example, are not text
     others = {
@@ -102,8 +103,19 @@ def document_of(
 
 
 def own_id(values: Mapping[str, Any], layout: Layout) -> str:
-    """Return the id that a row has, without white space around it; empty if it has none."""
-    return (text_in(values, layout.id) or "").strip()
+    """Return the id that a row has; empty if it has none."""
+    value = None if layout.id is None else values.get(layout.id)
+    return "" if is_missing(value) else as_id(value)
+
+
+def as_id(value: Any) -> str:
+    """Return an id as text, without white space around it.
+
+    If one id of a column is missing, pandas makes the others 1.0, 2.0 and so on.
+    """
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return (as_text(value) or "").strip()
 
 
 def _sections(

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,9 @@ def as_texts(given: Any) -> Iterable[Any]:
 # For search
 
 
-def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> Documents:
+def documents_in_memory(
+    given: Any, *, id_column: str = "", first: int = 0, taken: Collection[str] = ()
+) -> Documents:
     """Return texts in memory as documents.
 
     Args:
@@ -67,15 +69,18 @@ def documents_in_memory(given: Any, *, id_column: str = "", first: int = 0) -> D
             Other texts are identified by their number. If that is the id of a dict, they get a
             number after those of all texts.
         first: The number of the first text.
+        taken: Ids that texts without one do not get, if some of the texts have ids.
     """
     texts = list(as_texts(given))
 
     def read(ledger: Ledger) -> Iterator[Document]:
         layout = _layout_of(texts, id_column)
-        keys = _keys(texts, layout, first)
+        keys = _keys(texts, layout, first, taken)
         for number, (text, key) in enumerate(zip(texts, keys, strict=True), first):
             if document := _document(text, number, layout, ledger):
                 yield dataclasses.replace(document, id=key)
+            else:
+                ledger.ids_without_text.add(key)
 
     def fingerprint() -> str:
         return hashlib.sha256(_json(texts).encode()).hexdigest()
@@ -104,10 +109,12 @@ def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
     return layout_of("the given dicts", [*keys], texts, id_column) or Layout(("sentence",))
 
 
-def _keys(texts: Sequence[Any], layout: Layout, first: int) -> Iterator[str]:
+def _keys(
+    texts: Sequence[Any], layout: Layout, first: int, others: Collection[str]
+) -> Iterator[str]:
     """Yield the id of each text: its own, or a number that is no text's own."""
     own = [own_id(_values(text), layout) if isinstance(text, Mapping) else "" for text in texts]
-    taken = set(own)
+    taken = {*own, *others} if any(own) else {""}
     free = (number for number in itertools.count(first + len(texts)) if str(number) not in taken)
     for number, key in enumerate(own, first):
         yield key or (str(number) if str(number) not in taken else str(next(free)))

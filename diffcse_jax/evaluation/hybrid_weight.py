@@ -20,13 +20,12 @@ def choose_weight(
 
     `dense` are cosine similarities, and `lexical` are BM25 scores. The weight is the default,
     unless another one of `TRIED_WEIGHTS` is better by more than one standard error over the
-    queries.
+    queries. Queries without such rows do not count.
     """
     tried = [DEFAULT_WEIGHT, *TRIED_WEIGHTS]
-    gains = np.zeros((len(relevant), len(tried)))
-    for query, (by_cosine, by_words, wanted) in enumerate(
-        zip(dense, lexical, relevant, strict=True)
-    ):
+    answered = [each for each in zip(dense, lexical, relevant, strict=True) if each[2]]
+    gains = np.zeros((len(answered), len(tried)))
+    for query, (by_cosine, by_words, wanted) in enumerate(answered):
         for column, weight in enumerate(tried):
             scores = combine(by_cosine, by_words, weight, by_cosine, by_words)
             gains[query, column] = ndcg(best_rows(scores, 10), dict.fromkeys(wanted, 1.0))

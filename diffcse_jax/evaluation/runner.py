@@ -171,8 +171,9 @@ def evaluate_model(
     encoder = CachedEncoder(load_encoder(model, settings))
     # Tasks on the user's own files use the prompts of queries and documents, and other tasks the
     # default prompt.
-    uses_prompts = encoder.prompts.default or all(map(own_kind, tasks))
-    if not uses_prompts and (warning := encoder.prompts.warning(model)):
+    are_own = all(map(own_kind, tasks))
+    has_none = encoder.prompts.are_unused if are_own else not encoder.prompts.default
+    if has_none and (warning := encoder.prompts.warning(model)):
         warn_user(warning)
     found: Results = {
         "model": model,

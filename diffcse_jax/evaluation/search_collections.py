@@ -97,6 +97,7 @@ class _Record(NamedTuple):
     key: str = ""
     text: str = ""
     problem: str = ""
+    has_title_alone: bool = False  # the object has no key `text`
 
 
 def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
@@ -111,7 +112,8 @@ def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
         if is_header:
             ledger.note(f"{path}: the first line names the columns: {', '.join(line.split())}")
             continue
-        key, text, problem = _from_json(line) if is_json else _from_table(line)
+        record = _from_json(line) if is_json else _from_table(line)
+        key, text, problem, has_title_alone = record
         if problem:
             ledger.leave_out(problem, place)
         elif key in texts:
@@ -120,6 +122,8 @@ def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
             texts[key] = text
             if not text:
                 ledger.change(f"{what} without text", "kept", place)
+            elif has_title_alone:
+                ledger.change(f"{what} without `text`", "kept with the title alone", place)
     if not any(texts.values()):
         expected = "an object with `_id` and `text`" if is_json else "an id, a tab and a text"
         found = "; ".join(ledger.oddities()) or "The file is empty"
@@ -159,7 +163,7 @@ def _from_json(line: str) -> _Record:
     if isinstance(text, list | dict | bool):
         return _Record(problem="whose `text` is not a string")
     joined = f"{title} {_as_text(text)}" if title else _as_text(text)
-    return _Record(key, joined.strip())
+    return _Record(key, joined.strip(), has_title_alone="text" not in row)
 
 
 def _as_text(value: Any) -> str:

@@ -81,7 +81,7 @@ def read_ranking(
 
     Hits of queries that the collection does not have are left out and counted, which is not a
     loss: a run may be of another split. Documents that it does not have stay, as in trec_eval, and
-    are counted in a warning.
+    are counted in a warning, as are judged queries without hits.
     """
     queries, documents = map(_ids_of_fields, (collection.queries, collection.documents))
     ledger = Ledger(str(path), strict=strict, noun="hit{s}")
@@ -106,6 +106,9 @@ def read_ranking(
         hits[document] = max(score, hits.get(document, score))
     if not is_of_collection:
         raise DataError(f"{path} ranks no document for a query of the collection")
+    for query in collection.judgements:
+        if query not in ranking:
+            ledger.change("judged quer{y} without a hit", "scored 0", Place())
     ledger.read_file()
     ledger.make("hit{s}", sum(map(len, ranking.values())))
     report(ledger)

@@ -98,6 +98,11 @@ class Prompts:
         """
         return self.default or self.query
 
+    @property
+    def are_unused(self) -> bool:
+        """Whether texts have no prompt by default, neither as queries nor as documents."""
+        return not (self.default or self.query or self.document)
+
     def choose(
         self, prompt: str | None = None, prompt_name: str | None = None, default: str | None = None
     ) -> str:

@@ -6,7 +6,7 @@ again.
 
 import collections
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -51,9 +51,14 @@ class UpdatePlan(NamedTuple):
     changes: Changes
 
 
-def plan(old: pa.Table, given: pa.Table, how: How, source: int = 0) -> UpdatePlan:
-    """Plan a change. Both tables are of `contents.documents_table`; `source` numbers the input."""
-    affected = _affected(old, given, how, source)
+def plan(
+    old: pa.Table, given: pa.Table, how: How, source: int = 0, removed: Collection[str] = ()
+) -> UpdatePlan:
+    """Plan a change. Both tables are of `contents.documents_table`; `source` numbers the input.
+
+    An update also removes the documents with the ids in `removed`, unless these are given.
+    """
+    affected = _affected(old, given, how, source, removed)
     same, changes = _matched(old, given, affected)
     order = _order(old, given, how, affected)
     first = len(old)
@@ -73,7 +78,9 @@ def without(old: pa.Table, ids: Iterable[str]) -> UpdatePlan:
     return UpdatePlan(order, order, Changes(removed=len(own) - len(order), unchanged=len(order)))
 
 
-def _affected(old: pa.Table, given: pa.Table, how: How, source: int) -> list[int]:
+def _affected(
+    old: pa.Table, given: pa.Table, how: How, source: int, removed: Collection[str]
+) -> list[int]:
     """Return the old rows that the change may replace.
 
     Raises `DataError` if other rows have a given id.
@@ -81,7 +88,8 @@ def _affected(old: pa.Table, given: pa.Table, how: How, source: int) -> list[int
     ids = set(given["id"].to_pylist())
     own = old["id"].to_pylist()
     if how == "update":
-        return [row for row, key in enumerate(own) if key in ids]
+        gone = ids.union(removed)
+        return [row for row, key in enumerate(own) if key in gone]
     is_source = (np.asarray(old["source"]) == source) & (how == "replace")
     if clashing := [key for row, key in enumerate(own) if key in ids and not is_source[row]]:
         raise DataError(
@@ -138,7 +146,7 @@ def _order(old: pa.Table, given: pa.Table, how: How, affected: Sequence[int]) ->
     for row, key in zip(new, given["id"].to_pylist(), strict=True):
         groups.setdefault(key, []).append(row)
     placed: list[int] = []
-    known = set(groups)
+    gone = set(affected)
     for row, key in enumerate(old["id"].to_pylist()):
-        placed += groups.pop(key, []) if key in known else [row]
+        placed += groups.pop(key, []) if row in gone else [row]
     return [*placed, *itertools.chain.from_iterable(groups.values())]

@@ -7,19 +7,19 @@ one moment is a `Contents`, which never changes, so that searches may run beside
 import contextlib
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Int
 
 from diffcse_jax.data.documents import Document, Documents
+from diffcse_jax.data.layout import as_id
 from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.memory import documents_in_memory
 from diffcse_jax.data.open_documents import open_documents_to_search
-from diffcse_jax.data.values import as_text
 from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import expand_path
@@ -34,12 +34,19 @@ from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
-from diffcse_jax.search.reading import documents_with_text, report
+from diffcse_jax.search.reading import count_documents, documents_with_text, report
 from diffcse_jax.search.stored import IndexSettings, Input, Stored, check_mode, input_of
 from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 ENCODED_AT_ONCE = 1024  # passages; then the progress is reported
+
+
+class Given(NamedTuple):
+    """Documents that were read, and the ids of those that have no text any more."""
+
+    documents: Sequence[Document]
+    removed: frozenset[str] = frozenset()
 
 
 @runtime_checkable
@@ -196,24 +203,22 @@ class Index:
             numbers = [int(key) for key in self._contents.ids if key.isdecimal() and len(key) < 16]
             own = self._input_of(texts)
             source = self._open(texts, own, first=max(numbers, default=-1) + 1)
-            documents = _read(source, show_progress=show_progress, strict=strict)
-            return self._put_recorded(
-                own, documents, "add", batch_size, show_progress=show_progress
-            )
+            given = _read(source, show_progress=show_progress, strict=strict)
+            return self._put_recorded(own, given, "add", batch_size, show_progress=show_progress)
 
     def update(
         self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
     ) -> Changes:
         """Add documents, and replace those with the same ids. Only what has changed is encoded.
 
-        Texts without ids are numbered from 0.
+        A document whose new text is empty is removed. Texts without ids are numbered from 0. Beside
+        texts with ids, they are new documents.
         """
         with self._changing:
             own = self._input_of(texts)
-            documents = _read(self._open(texts, own), show_progress=show_progress, strict=strict)
-            return self._put_recorded(
-                own, documents, "update", batch_size, show_progress=show_progress
-            )
+            source = self._open(texts, own, taken=self._contents.ids)
+            given = _read(source, show_progress=show_progress, strict=strict)
+            return self._put_recorded(own, given, "update", batch_size, show_progress=show_progress)
 
     def remove(self, ids: Any) -> Changes:
         """Remove documents by an id or several. Raises `DataError` if one is not there.
@@ -221,7 +226,7 @@ class Index:
         Ids become text as in `add` and `update`, so that 7 is the document of `{"id": 7}`.
         """
         is_one = isinstance(ids, str | bytes) or not isinstance(ids, Iterable)
-        given = [(as_text(each) or str(each)).strip() for each in ([ids] if is_one else ids)]
+        given = [as_id(each) or str(each) for each in ([ids] if is_one else ids)]
         with self._changing:
             documents = self._contents.documents
             gone = without(documents, given)
@@ -239,7 +244,7 @@ class Index:
         """Bring the documents of an input up to date. Those of other inputs stay."""
         with self._changing:
             return self._put_recorded(
-                own, documents, "replace", batch_size, show_progress=show_progress
+                own, Given(documents), "replace", batch_size, show_progress=show_progress
             )
 
     def _input_of(self, texts: Any) -> Input:
@@ -250,7 +255,7 @@ class Index:
     def _put_recorded(
         self,
         own: Input,
-        documents: Sequence[Document],
+        given: Given,
         how: How,
         batch_size: int,
         *,
@@ -259,16 +264,14 @@ class Index:
         """Put documents, and record their input once that has succeeded."""
         names = [each.name for each in self.inputs]
         number = names.index(own.name) if own.name in names else len(names)
-        changes = self.put(
-            documents, how, number, batch_size=batch_size, show_progress=show_progress
-        )
-        if documents and number == len(names):
+        changes = self.put(given, how, number, batch_size=batch_size, show_progress=show_progress)
+        if given.documents and number == len(names):
             self.inputs = (*self.inputs, own)
         return changes
 
     def put(
         self,
-        documents: Sequence[Document],
+        given: Given,
         how: How,
         source: int,
         *,
@@ -279,20 +282,22 @@ class Index:
         check_count("batch_size", batch_size)
         with self._changing:
             old = self._contents
-            given = documents_table(documents, source)
-            planned = plan(old.documents, given, how, source)
-            is_new = planned.reuses >= len(old.documents)
-            new = [documents[row - len(old.documents)] for row in planned.reuses[is_new].tolist()]
+            table = documents_table(given.documents, source)
+            planned = plan(old.documents, table, how, source, given.removed)
+            rows = planned.reuses[planned.reuses >= len(old.documents)] - len(old.documents)
+            new = [given.documents[row] for row in rows.tolist()]
             encoded = self._encoded(new, batch_size, show_progress=show_progress)
-            self._contents = self._after(planned, given, *encoded)
+            self._contents = self._after(planned, table, *encoded)
             return planned.changes
 
-    def _open(self, texts: Any, own: Input, first: int = 0) -> Documents:
+    def _open(
+        self, texts: Any, own: Input, first: int = 0, taken: Collection[str] = ()
+    ) -> Documents:
         if isinstance(texts, str | Path):
             return open_documents_to_search(
                 str(texts), "texts", columns=own.columns, id_column=own.id_column
             )
-        return documents_in_memory(texts, id_column=own.id_column, first=first)
+        return documents_in_memory(texts, id_column=own.id_column, first=first, taken=taken)
 
     def _encoded(
         self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
@@ -499,16 +504,16 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
     return index
 
 
-def _read(source: Documents, *, show_progress: bool, strict: bool) -> list[Document]:
+def _read(source: Documents, *, show_progress: bool, strict: bool) -> Given:
     """Return the documents of a source, and say what was read, or warn of what was not."""
     ledger = Ledger(source.name, strict=strict)
     documents = list(documents_with_text(source, ledger))
-    ledger.make("document{s}", len(documents))
+    count_documents(documents, ledger)
     if show_progress:
         report(ledger)
     elif ledger.has_losses:
         warn_user(ledger.summary())
-    return documents
+    return Given(documents, frozenset(ledger.ids_without_text))
 
 
 def _passages_after(

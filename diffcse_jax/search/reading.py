@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from diffcse_jax.data.documents import Document, Documents
 from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import Progress, is_quiet, log_line
 from diffcse_jax.search.passages import has_text
 from diffcse_jax.search.stored import STDIN
@@ -22,6 +22,7 @@ def documents_with_text(source: Documents, ledger: Ledger) -> Iterator[Document]
             yield document
         else:
             ledger.leave_out(NO_LETTERS, document.place, is_loss=False)
+            ledger.ids_without_text.add(document.id)
 
 
 def read_documents(source: Documents, *, strict: bool = False) -> list[Document]:
@@ -35,10 +36,19 @@ def read_documents(source: Documents, *, strict: bool = False) -> list[Document]
         for document in documents_with_text(source, ledger):
             documents.append(document)
             progress.update(1)
-    ledger.make("document{s}", len(documents))
+    count_documents(documents, ledger)
     require_some(documents, ledger)
     report(ledger)
     return documents
+
+
+def count_documents(documents: Sequence[Document], ledger: Ledger) -> None:
+    """Count documents by their ids: rows with the same id are one document."""
+    number = len({document.id for document in documents})
+    ledger.make("document{s}", number)
+    if number < len(documents):
+        rows = counted(len(documents), "row{s}")
+        ledger.note(f"{ledger.name}: {rows} with {number:,} ids; rows with one id are one document")
 
 
 def require_some(documents: Sequence[Document], ledger: Ledger) -> None:

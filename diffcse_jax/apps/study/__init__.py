@@ -22,7 +22,7 @@ import jax
 from diffcse_jax import api, evaluation
 from diffcse_jax.apps.finetune import run_finetune
 from diffcse_jax.apps.study import estimate, table
-from diffcse_jax.apps.study.record import Key, StudyRecord, key_of
+from diffcse_jax.apps.study.record import LAST_CHECKPOINT, Key, StudyRecord, key_of
 from diffcse_jax.config import (
     OWN_POOLER,
     SHIPPED,
@@ -199,7 +199,7 @@ class StudyRun:
     def asked(self) -> tuple[str, ...]:
         """What is scored, as results record it."""
         dev = [f"{task} dev" for task in self.dev_tasks]
-        return (*self.tasks, *dev, *(["last checkpoint"] if self.scores_last else []))
+        return (*self.tasks, *dev, *([LAST_CHECKPOINT] if self.scores_last else []))
 
     @property
     def is_trained(self) -> bool:
@@ -807,7 +807,13 @@ def summarize(plan: Plan) -> table.Summary:
 
 
 def recorded_otherwise(plan: Plan) -> Iterator[str]:
-    """Yield a warning for each row that the record has, but with other settings."""
+    """Yield warnings of runs that a record has more than once, or with other settings."""
+    for record in {id(run.record): run.record for run in plan.runs if run.record}.values():
+        if repeated := ", ".join(record.repeated()):
+            yield (
+                f"warning: {record.path} has several lines with different scores for {repeated}. "
+                "The last one counts. Remove the others"
+            )
     for row, runs in plan.rows.items():
         for run in runs:
             if run.record and not run.look()[0] and (how := run.record.difference(run.key)):

@@ -4,11 +4,13 @@ It outlives their folders and may be moved to other machines. Each line is a JSO
 scores of a run. A run that the record has is not done again.
 """
 
+import codecs
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +18,13 @@ import jax
 
 from diffcse_jax.config import Config, flat, machine_keys
 from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation import runner
 from diffcse_jax.export.card import portable
 from diffcse_jax.io import append_line, disk_errors, lock
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_DEV = " dev"  # ends the names of tasks whose dev split is scored
+LAST_CHECKPOINT = "last checkpoint"  # among what is scored, beside tasks
 _START = "start"  # in the settings of a fine-tuning: those of the encoder that it starts from
 
 
@@ -30,7 +35,7 @@ class Key(NamedTuple):
         row: Its row of the study's table.
         seed: Its seed. None for the starting checkpoint.
         settings: `changed_settings` as JSON.
-        tasks: What is scored.
+        tasks: What is scored: full names in alphabetical order, however the user named the tasks.
     """
 
     row: str
@@ -40,10 +45,10 @@ class Key(NamedTuple):
 
 
 def key_of(
-    row: str, seed: int | None, config: Config, start: Config | None, tasks: tuple[str, ...]
+    row: str, seed: int | None, config: Config, start: Config | None, asked: Iterable[str]
 ) -> Key:
     """Return the key of a run. For `config` and `start`, see `changed_settings`."""
-    return Key(row, seed, _as_json(changed_settings(config, start)), tasks)
+    return Key(row, seed, _as_json(changed_settings(config, start)), _full_names(asked))
 
 
 def changed_settings(config: Config, start: Config | None = None) -> dict[str, Any]:
@@ -81,6 +86,7 @@ class StudyRecord:
     def __init__(self, path: Path):
         self.path = path
         self._found: dict[Key, dict[str, Any]] = {}
+        self._repeated: set[Key] = set()
         self._size = -1  # of the file when it was read
         self._read()
 
@@ -93,17 +99,27 @@ class StudyRecord:
     def difference(self, key: Key) -> str:
         """Return in words how the settings differ from those of the recorded run of this name.
 
-        It is empty if the record has no run of this row and seed, or one with these settings.
+        It is empty if the record has no run of this row and seed, or one with these settings and
+        tasks.
         """
         same_name = [each for each in self._found if each[:2] == key[:2]]
-        if not same_name or any(each.settings == key.settings for each in same_name):
+        if not same_name or key in self._found:
             return ""
+        if same := [each for each in same_name if each.settings == key.settings]:
+            recorded, wanted = (", ".join(each.tasks) or "none" for each in (same[-1], key))
+            return f"the tasks are {recorded} there and {wanted} here"
         there, here = (flat(json.loads(each.settings)) for each in (same_name[-1], key))
         return ", ".join(
             f"{name} is {_value(there, name)} there and {_value(here, name)} here"
             for name in sorted(there.keys() | here.keys())
             if there.get(name) != here.get(name)
         )
+
+    def repeated(self) -> Iterator[str]:
+        """Yield which runs stand in several lines with different scores."""
+        for key in sorted(self._repeated, key=str):
+            seed = "" if key.seed is None else f", seed {key.seed}"
+            yield f"{key.row}{seed}"
 
     def add(self, key: Key, results: Mapping[str, Any]) -> None:
         """Append the results of a run. Several processes may share a record."""
@@ -130,21 +146,46 @@ class StudyRecord:
         if size == self._size:
             return
         self._size = size
-        lines = self.path.read_text(encoding="utf-8").splitlines() if size else []
-        for number, line in enumerate(lines, 1):
+        content = self.path.read_bytes() if size else b""
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(f"{self.path} is UTF-16. Save it as UTF-8")
+        for number, line in enumerate(content.splitlines(), 1):
             try:
-                entry = json.loads(line)
-                key = Key(
-                    entry["row"],
-                    entry["seed"],
-                    _as_json(dict(entry["settings"])),
-                    tuple(entry["results"]["asked"]),
-                )
+                entry = json.loads(line.decode("utf-8-sig"))
+                key = _key_of_entry(entry)
+                known = self._found.get(key, entry)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{self.path}, line {number}: not an entry of a study's record. Remove the line"
                 ) from error
+            if any(known["results"][name] != entry["results"][name] for name in ("dev", "scores")):
+                self._repeated.add(key)
             self._found[key] = entry
+
+
+def _key_of_entry(entry: Mapping[str, Any]) -> Key:
+    """Return the key of an entry. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
+    results = entry["results"]
+    numbers = [results["dev"], *results["scores"].values()]
+    if not all(math.isfinite(each) for each in numbers if each is not None):
+        raise ValueError("a score is not finite")
+    results["metric"], results["notes"]  # are required
+    settings = _as_json(dict(entry["settings"]))
+    return Key(entry["row"], entry["seed"], settings, _full_names(results["asked"]))
+
+
+def _full_names(asked: Iterable[str]) -> tuple[str, ...]:
+    """Return what is scored with the full names of tasks, in alphabetical order."""
+    found: set[str] = set()
+    for name in asked:
+        if name == LAST_CHECKPOINT:
+            found.add(name)
+        elif name.endswith(_DEV):
+            names = runner.expand_groups([name.removesuffix(_DEV)], "dev")
+            found.update(f"{each}{_DEV}" for each in names)
+        else:
+            found.update(runner.expand_groups([name], "test"))
+    return tuple(sorted(found))
 
 
 def _value(settings: Mapping[str, Any], key: str) -> str:
