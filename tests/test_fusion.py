@@ -24,4 +24,6 @@ def test_the_weight_is_chosen_on_held_out_queries():
     assert choose_weight(signal, np.maximum(noise, 0), relevant) <= DEFAULT_WEIGHT
     # no weight is better
     assert choose_weight(noise[:2], noise[:2], relevant[:2]) == DEFAULT_WEIGHT
+    unanswered = [[], *relevant[1:]]  # do not count
+    assert choose_weight(noise, np.maximum(signal, 0), unanswered) >= 0.8
     assert choose_weight(np.zeros((0, 5)), np.zeros((0, 5)), []) == DEFAULT_WEIGHT

@@ -300,9 +300,9 @@ def test_measures_are_those_of_trec_eval_and_its_bindings(tmp_path):
     }
     assert found["q2"] == pytest.approx(expected)
     # Its tests: a query without hits.
-    found = measured(
-        tmp_path / "b", judgements, ["q1 Q0 d1 0 4.0", "q1 Q0 d2 0 2.0", "q1 Q0 d3 0 1.5"]
-    )
+    first = ["q1 Q0 d1 0 4.0", "q1 Q0 d2 0 2.0", "q1 Q0 d3 0 1.5"]
+    with pytest.warns(UserWarning, match="1 judged query without a hit: scored 0"):
+        found = measured(tmp_path / "b", judgements, first)
     assert found["q1"]["ndcg@10"] == pytest.approx(0.6309297535714575)
     assert {*found["q2"].values()} == {0}
     # ir-measures, tests/test_pytrec_eval.py: grades, negative ones too. Scores decide, not the

@@ -37,6 +37,13 @@ def test_any_ids_are_read_back(tmp_path_factory, documents, queries, data):
     )
 
 
+def test_distances_in_place_of_scores_are_noticed(tmp_path):
+    collection = Collection({"d": "", "e": ""}, {"q": ""}, {"q": {"d": 1}})
+    (tmp_path / "run").write_text("q Q0 d 1 0.1 it\nq Q0 e 2 0.5 it\n")
+    with pytest.warns(UserWarning, match=r"^1 query whose scores rise with the ranks: ranked by"):
+        read_ranking(tmp_path / "run", collection)
+
+
 def test_judged_queries_without_a_hit_are_counted(tmp_path):
     collection = Collection({"d": ""}, {"q1": "", "q2": ""}, {"q1": {"d": 1}, "q2": {"d": 1}})
     (tmp_path / "run").write_text("q1 Q0 d 1 0.5 it\n")

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sentences import join
 from diffcse_jax.encoder import SentenceEncoder, require_finite
@@ -25,6 +24,7 @@ from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
 from diffcse_jax.models.tokenizer import warn_of_cut
 from diffcse_jax.run_folder.finding import model_of
+from diffcse_jax.search.reading import read_documents
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
@@ -45,7 +45,9 @@ def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
         load = TorchEncoder
         model = model_of(model)
     encoder = load(model, pooler=settings.pooler, truncate_dim=settings.truncate_dim)
-    return encoder if settings.post is None else post_process(encoder, settings.post)
+    if settings.post is None:
+        return encoder
+    return post_process(encoder, settings.post, strict=settings.strict)
 
 
 class TorchEncoder:
@@ -151,12 +153,15 @@ class PostProcessed:
         ) @ self._matrix
 
 
-def post_process(encoder: Encoder, specification: str) -> PostProcessed:
-    """Fit `whitening:FILE` or `dcl:FILE` on the first column of a file that training can read."""
+def post_process(encoder: Encoder, specification: str, *, strict: bool = False) -> PostProcessed:
+    """Fit `whitening:FILE` or `dcl:FILE` on the text of a file. What is read is said.
+
+    If `strict`, a text that cannot be used raises `DataError`.
+    """
     method, _, file = specification.partition(":")
     if method not in ("whitening", "dcl") or not file:
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
-    documents = open_documents_to_search(file, "--post").read(Ledger(file))
+    documents = read_documents(open_documents_to_search(file, "--post"), strict=strict)
     texts = (join(section.lines) for document in documents for section in document.sections)
     sentences = list(dict.fromkeys(filter(None, map(str.strip, texts))))
     embeddings = encoder.encode(sentences)

@@ -86,12 +86,13 @@ def read_ranking(
     queries, documents = map(_ids_of_fields, (collection.queries, collection.documents))
     ledger = Ledger(str(path), strict=strict, noun="hit{s}")
     ranking: dict[str, dict[str, float]] = {}
+    ranks: dict[str, list[tuple[int, float]]] = {}  # with the scores
     is_of_collection = False
     for number, line in lines_with_text(path, ledger):
         fields = line.split("\t") if line.count("\t") == 5 else line.split()
         if len(fields) != 6 and line.startswith("#"):  # a comment, as in trec_eval
             continue
-        query, document, score = _hit(fields, f"{path}, line {number}")
+        query, document, rank, score = _hit(fields, f"{path}, line {number}")
         query, document = queries.get(query, query), documents.get(document, document)
         place = Place(str(path), number)
         if query not in collection.queries:
@@ -102,6 +103,7 @@ def read_ranking(
             ledger.change("repeated hit{s}", "the highest score counts", place)
         elif document not in collection.documents:
             ledger.change("hit{s} whose document is not in the corpus", "kept", place)
+        ranks.setdefault(query, []).append((rank, score))
         is_of_collection |= document in collection.documents
         hits[document] = max(score, hits.get(document, score))
     if not is_of_collection:
@@ -109,23 +111,36 @@ def read_ranking(
     for query in collection.judgements:
         if query not in ranking:
             ledger.change("judged quer{y} without a hit", "scored 0", Place())
+        elif _are_distances(ranks[query]):
+            outcome = "ranked by the scores, as in trec_eval; write distances with a minus"
+            ledger.change("quer{y} whose scores rise with the ranks", outcome, Place())
     ledger.read_file()
     ledger.make("hit{s}", sum(map(len, ranking.values())))
     report(ledger)
     return ranking
 
 
-def _hit(fields: Sequence[str], place: str) -> tuple[str, str, float]:
-    """Return the query, the document and the score of a line. `place` is for errors."""
+def _are_distances(ranks: Sequence[tuple[int, float]]) -> bool:
+    """Return whether the scores rise from the first rank to the last."""
+    scores = [score for _, score in sorted(ranks)]
+    are_ranks = len({rank for rank, _ in ranks}) == len(ranks)
+    return are_ranks and scores == sorted(scores) and scores[0] < scores[-1]
+
+
+def _hit(fields: Sequence[str], place: str) -> tuple[str, str, int, float]:
+    """Return the query, the document, the rank and the score of a line. `place` is for errors.
+
+    A rank that is not a number is 0, since only scores count.
+    """
     try:
-        query, _, document, _, score, _ = (field.strip() for field in fields)
+        query, _, document, rank, score, _ = (field.strip() for field in fields)
         value = float(score)
     except ValueError as error:
         expected = "expected `query Q0 document rank score name`"
         raise DataError(f"{place}: {expected}. If ids contain blanks, use tabs") from error
     if not math.isfinite(value):
         raise DataError(f"{place}: the score {score[:60]!r} is not a finite number")
-    return query, document, value
+    return query, document, int(rank) if rank.isdecimal() else 0, value
 
 
 # Files
