@@ -289,7 +289,7 @@ class SentenceEncoder:
         normalize |= bool(others.pop("normalize_embeddings", False))
         show_progress |= bool(others.pop("show_progress_bar", False))
         _check_names(others)
-        is_by_default = prompt_name is None and (prompt is None or self.prompts.are_unused)
+        is_by_default = prompt is None and prompt_name is None
         prompt = self.prompts.choose(prompt, prompt_name)
         if is_by_default and not prompt and not self._has_warned_of_prompts:
             self._has_warned_of_prompts = True
@@ -334,9 +334,8 @@ class SentenceEncoder:
 
         All else is as in `encode`.
         """
-        return self.encode(
-            queries, prompt=self.prompts.choose(prompt, prompt_name, self.prompts.query), **options
-        )
+        chosen = self._prompt(prompt, prompt_name, self.prompts.query)
+        return self.encode(queries, prompt=chosen, **options)
 
     def encode_document(
         self,
@@ -350,11 +349,14 @@ class SentenceEncoder:
 
         All else is as in `encode`.
         """
-        return self.encode(
-            documents,
-            prompt=self.prompts.choose(prompt, prompt_name, self.prompts.document),
-            **options,
-        )
+        chosen = self._prompt(prompt, prompt_name, self.prompts.document)
+        return self.encode(documents, prompt=chosen, **options)
+
+    def _prompt(self, prompt: str | None, prompt_name: str | None, default: str) -> str | None:
+        """Return the prompt that the caller chose, or the default."""
+        chosen = self.prompts.choose(prompt, prompt_name, default)
+        is_by_default = prompt is None and prompt_name is None
+        return self.prompts.or_warned(chosen) if is_by_default else chosen
 
     def fill_masks(
         self, token_ids: Sequence[list[int]], batch_size: int = 64

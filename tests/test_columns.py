@@ -71,7 +71,7 @@ ROW = {"query": "q", "pos": ["a", "b"], "neg": ["1", "2", "3", "4", "5"]}
         ({}, 0, [("q", "a"), ("q", "b")], {module.TOO_MANY: 5}),
         ({"neg": ["1"]}, 2, [("q", "a", "1", "1"), ("q", "b", "1", "1")], {}),
         ({"neg": ["a", "q", "1", "1"]}, 1, [("q", "a", "1"), ("q", "b", "1")], {REPEATED: 3}),
-        ({"pos": "a", "neg": ["1", "", None, 7]}, 1, [("q", "a", "1")], {module.NOT_TEXT: 3}),
+        ({"pos": "a", "neg": ["", None, {}, 7]}, 1, [("q", "a", "7")], {module.NOT_TEXT: 3}),
         ({"pos": []}, 1, [], {module.NO_POSITIVE: 6}),
         ({"query": " "}, 1, [], {module.NOT_TEXT: 1, module.NO_QUERY: 7}),
         ({"neg": None}, 1, [], {module.NO_NEGATIVE: 3}),

@@ -186,6 +186,8 @@ def test_an_update_neither_keeps_emptied_texts_nor_replaces_others(mode):
     found = dict(zip(ids, texts, strict=True))
     assert found.pop("4") == "red bird"
     assert found == {"1": "red fox", "2": "blue bird", "3": "tall tree"}
+    with pytest.warns(UserWarning, match="longer than"):
+        assert not index.update([{"id": 1, "text": "fox " * 40_000}]).removed
     emptied = [{"id": 1, "text": " "}, {"id": 2, "text": None}, {"id": 3, "text": "-"}]
     assert index.update(emptied).removed == 3
     assert index.documents["id"].to_pylist() == ["4"]

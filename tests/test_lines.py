@@ -129,6 +129,12 @@ def test_other_encodings_are_found_and_said(encoding):
         ("Er sagte \u201eHallo\u201c \u2013 und ging.\n" * 30, "windows-1252"),
         ("\u00bd cup of sugar \u00d7 3\n" * 30, "windows-1252"),
         ("Die T\u00fcr \u00f6ffnet sich f\u00fcr sch\u00f6ne G\u00e4ste.\n" * 3, "cp850"),
+        ("Le caf\u00e9 est ferm\u00e9. La sant\u00e9 et la beaut\u00e9.\n" * 5, "cp850"),
+        (
+            "\u043a\u0430\u043a \u043d\u0430\u0439\u0442\u0438 \u0440\u0430\u0431\u043e\u0442\u0443\n"
+            * 5,
+            "koi8-r",
+        ),
         (
             "Die T\u00fcr \u00f6ffnet sich f\u00fcr G\u00e4ste. It\u2019s \u201cso\u201d.\n" * 3,
             "mac-roman",
@@ -216,6 +222,9 @@ def test_damaged_archives_are_named_and_several_parts_are_read(tmp_path, suffix)
     content = COMPRESS[suffix](b"one\n")
     path.write_bytes(content * 2)
     assert list(read_lines(path, "a.txt", Ledger("a"))) == [(1, "one"), (2, "one")]
+    if suffix in (".xz", ".bz2"):
+        path.write_bytes(content + bytes(3 * encodings.BLOCK) + content + bytes(8))
+        assert list(read_lines(path, "a.txt", Ledger("a"))) == [(1, "one"), (2, "one")]
     for damaged in (content[:-6], b"not an archive", content + b"\xff" + content[1:]):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"a\.txt\.\w+: damaged archive"):

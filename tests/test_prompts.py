@@ -1,6 +1,7 @@
 """Prompts are read, applied, trained with and exported as in sentence-transformers."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -102,6 +103,9 @@ def test_prompts_with_other_names_than_those_of_queries_are_warned_of(folder):
     path = folder(Prompts({"s2p_query": "Find: ", "s2s_query": "Compare: "}))
     with pytest.warns(UserWarning, match=r"It has: s2p_query \('Find: '\)"):
         SentenceEncoder.from_pretrained(path).encode_document("a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SentenceEncoder.from_pretrained(path).encode("a", prompt="")
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,8 @@ def test_files_beside_a_saved_data_set_are_listed(tmp_path):
         ({"query": "q", "positive": ["a", "b"], "negative": ["c", "d"]},
          [("q", "a", "c", "d"), ("q", "b", "c", "d")], False),
         ({"anchor": "q", "positive": ["a", "b"]}, [("q", "a"), ("q", "b")], False),
+        ({"question": "q", "answer": [42, "b"]}, [("q", "42"), ("q", "b")], False),
+        ({"query": ["a", "b"], "answer": "c"}, [("a\nb", "c")], True),
         ({"set": ["a", "b"]}, [("a\nb",)], True),
     ],
 )  # fmt: skip

@@ -130,7 +130,7 @@ def test_quotations_that_go_on_in_the_next_row_of_a_tsv_are_text(tmp_path):
 def test_quotes_escaped_by_backslashes_are_quotes(tmp_path, name, content, texts):
     table = table_of(tmp_path / name, content)
     assert [text for _, text in values(table)] == texts
-    has_escapes = f'{name}: \\" inside a field is read as a quote' in table.notes
+    has_escapes = f'{name}: \\" is read as a quote' in table.notes
     assert has_escapes == ("C:" not in content)
 
 
@@ -467,6 +467,7 @@ def test_broken_characters_are_replaced_and_counted(tmp_path):
         ({"doc1": "A text.", "doc2": "Another text."},
          [("doc1", "A text."), ("doc2", "Another text.")]),
         ({"headline": "A title.", "body": "The text."}, [("A title.", "The text.")]),
+        ({"First name": "Anna", "Your question": "When?"}, [("Anna", "When?")]),
         ({"columns": ["id", "text"], "index": [0, 1], "data": [["a", "One."], ["b", "Two."]]},
          [("a", "One."), ("b", "Two.")]),
     ],

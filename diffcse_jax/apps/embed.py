@@ -409,7 +409,12 @@ class _Job:
         prompt, normalize = self.settings["prompt"], self.settings["normalize"]
         rows = self.split(chunk, prompt) if self.settings["passages"] else chunk
         texts = [passage.searched for _, passage in rows]
-        vectors = self.encoder.encode(texts, self.batch_size, normalize=normalize, prompt=prompt)
+        vectors = self.encoder.encode(
+            texts,
+            self.batch_size,
+            normalize=normalize,
+            prompt=self.encoder.prompts.or_warned(prompt),
+        )
         partial = state_of(self.output) / f"{name}.tmp"
         with _renamed(partial, self.output / name):
             stored = vector_table(

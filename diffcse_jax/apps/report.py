@@ -86,9 +86,10 @@ class Comparison(NamedTuple):
 
 
 def _is_of_run(model: str, workdir: Path) -> bool:
-    """Return whether a model is a run or its export, wherever the folder was then."""
+    """Return whether a model is a run or its export, by the name of the run's folder."""
+    name = workdir.absolute().name
     parts = Path(model).parts
-    return parts[-1:] == (workdir.name,) or parts[-2:] in ((workdir.name, "export"), ("export",))
+    return parts[-1:] == (name,) or parts[-2:] in ((name, "export"), ("export",))
 
 
 def render_report(run: RunSummary, comparison: Comparison) -> str:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from diffcse_jax.data.values import as_text, is_missing
+
 # The names of the sentence, the positive and the hard negatives. A number may follow the last one.
 FORMS = (
     ("sentence", "positive", "hard_negative"),
@@ -176,5 +178,6 @@ def _texts(row: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], int
             continue
         is_single = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
         values.extend([value] if is_single else value)
-    texts = [value for value in values if isinstance(value, str) and value.strip()]
+    found = [None if is_missing(value) else as_text(value) for value in values]
+    texts = [text for text in found if text and text.strip()]
     return texts, len(values) - len(texts)

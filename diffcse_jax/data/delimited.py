@@ -47,11 +47,12 @@ SIX_WORDS = re.compile(r"(\S+\s+){5}\S")
 WHOLE_NUMBER = re.compile(r"\d+", re.ASCII)
 YEAR = re.compile(r"(19|20)\d\d", re.ASCII)
 KNOWN_COLUMNS = NAMES | GRADES | {*ID_COLUMNS, *TEXT_COLUMNS, TITLE_COLUMN}
+ESCAPED = "\ufdd0"  # no character: stands for an escaped quote until the fields are found
 # A quote after an odd number of backslashes, as Spark, MySQL and R write it inside a field.
 ESCAPED_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
 # A field of a tsv file with quotes around it or without, and what ends it.
 FIELD_OF_TABS = re.compile(r'("[^"]*(?:""[^"]*)*"|[^"\t\r\n]*)(\t|\r?\n|\r|\Z)')
-NEEDS_QUOTES = re.compile('["\t\r\n]')
+NEEDS_QUOTES = re.compile(f'["\t\r\n{ESCAPED}]')
 
 Line = tuple[int, str]  # its number, and the text with its end
 
@@ -63,7 +64,7 @@ class Form(NamedTuple):
     has_quotes: bool = True  # of Python's rules
     spans_lines: bool = True  # fields in quotes may contain ends of lines
     skips_spaces: bool = False  # before a quote: `1, "a, b"`
-    has_escapes: bool = False  # a quote inside a field is written as `\\"`, and not twice
+    has_escapes: bool = False  # a quote inside a field stands after a backslash, and not twice
     width: int = 0  # fields of a row; 0: not known yet
     shortest: int = 0  # fewer fields that a row may have, if its last ones are missing
 
@@ -129,7 +130,9 @@ def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> FileRow
 
 def _repeats(fields: Sequence[str], columns: Sequence[str]) -> bool:
     """Return whether a row has the names of the columns, as in files that were joined."""
-    return [field.strip().removeprefix("\ufeff") for field in fields] == [*columns]
+    if fields[0].strip().removeprefix("\ufeff") != columns[0]:
+        return False
+    return [field.strip() for field in fields[1:]] == [*columns[1:]]
 
 
 def _first(lines: Iterable[Line]) -> list[Line]:
@@ -160,14 +163,17 @@ def _form(sample: Sequence[Line], path: Path, name: str) -> tuple[Form, int, tup
     form = max(fits, key=lambda each: fits[each])  # the first of several, that of the extension
     if form.separator != "\t" and _has_escapes(sample, form):
         form = form._replace(has_escapes=True)
-    notes = []
+    return form, 0, tuple(_about_form(form, own, name))
+
+
+def _about_form(form: Form, own: str, name: str) -> Iterator[str]:
+    """Yield notes about a form. `own` is the separator that the extension of the file says."""
     if form.separator != own:
-        notes.append(f"{name}: separated by {SEPARATORS[form.separator]}")
+        yield f"{name}: separated by {SEPARATORS[form.separator]}"
     elif form.separator == "\t" and form.has_quotes:
-        notes.append(f"{name}: quotes around fields are removed")
+        yield f"{name}: quotes around fields are removed"
     if form.has_escapes:
-        notes.append(f'{name}: \\" inside a field is read as a quote')
-    return form, 0, tuple(notes)
+        yield f'{name}: \\" is read as a quote'
 
 
 def _has_spaces(sample: Sequence[Line], form: Form) -> bool:
@@ -202,6 +208,7 @@ def _has_quotes_of_a_program(text: str, is_cut: bool) -> bool:
     """
     quoted = []
     others = []
+    has_columns = False
     place = 0
     while place < len(text):
         match = FIELD_OF_TABS.match(text, place)
@@ -215,6 +222,7 @@ def _has_quotes_of_a_program(text: str, is_cut: bool) -> bool:
             quoted.append(field[1:-1])
         else:
             others.append(field)
+        has_columns |= match[2] == "\t"
         place = match.end()
     if not quoted:
         return False
@@ -222,7 +230,7 @@ def _has_quotes_of_a_program(text: str, is_cut: bool) -> bool:
         return True
     # From one quote to the next, there may be whole rows: a quotation that goes on in other rows.
     is_sure = any('""' in field or "\t" not in field or "\n" not in field for field in quoted)
-    return is_sure and all(map(NEEDS_QUOTES.search, quoted))
+    return has_columns and is_sure and all(map(NEEDS_QUOTES.search, quoted))
 
 
 def _is_number(field: str) -> bool:
@@ -253,8 +261,8 @@ def _parses(lines: Iterable[str], form: Form) -> bool:
 
 
 def _without_escapes(text: str) -> str:
-    """Return text in which quotes inside fields are written twice instead of with a backslash."""
-    return ESCAPED_QUOTE.sub(r'\1""', text)
+    """Return text with `ESCAPED` in place of quotes that stand after a backslash."""
+    return ESCAPED_QUOTE.sub(rf"\1{ESCAPED}", text)
 
 
 def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) -> Head:
@@ -262,7 +270,8 @@ def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) 
     found = [each for each in records(sample, form) if any(map(str.strip, each.fields))]
     if not found:
         return Head(())
-    above = found[: _preamble(found)]
+    has_names_first = bool(wanted) and set(wanted) <= set(map(str.strip, found[0].fields))
+    above = [] if has_names_first else found[: _preamble(found)]
     first, *below = found[len(above) :]
     fields = _named([field.strip() for field in first.fields], below)
     rows = [record.fields for record in below]
@@ -284,9 +293,9 @@ def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) 
 def _preamble(found: Sequence[ParsedRow]) -> int:
     """Return how many rows stand above the names of the columns, as a title or a date does.
 
-    Only one field of these is filled. The names and the rows below have several, and equally many.
-    A single column of texts with separators in them looks alike. So the first row must have more
-    than one word, begin with `#`, have empty fields at its end, or stand above a blank line.
+    Only their first field is filled. The names and the rows below have several, and equally many.
+    A single column of texts with separators in them looks alike. So the first row must begin with
+    `#`, stand above a blank line, or stand above a name that many tables have.
     """
     filled = [sum(bool(field.strip()) for field in row.fields) for row in found]
     above = next((number for number, count in enumerate(filled) if count > 1), 0)
@@ -294,11 +303,12 @@ def _preamble(found: Sequence[ParsedRow]) -> int:
         return 0
     names = found[above]
     rows = found[above + 1 :]
-    title = "".join(found[0].fields).strip()
+    title = found[0].fields[0].strip()
     stands_apart = names.first - found[above - 1].last > 1
-    is_title = stands_apart or len(found[0].fields) > 1 or " " in title or title.startswith("#")
+    has_known = not KNOWN_COLUMNS.isdisjoint(map(str.strip, names.fields))
+    is_title = stands_apart or has_known or title.startswith("#")
     has_gaps = any(not name.strip() or name.startswith(" ") for name in names.fields)
-    if title in KNOWN_COLUMNS or not is_title or has_gaps or len(rows) < 2:
+    if not title or title in KNOWN_COLUMNS or not is_title or has_gaps or len(rows) < 2:
         return 0
     share = statistics.fmean(len(row.fields) == len(names.fields) for row in rows)
     return above if share >= MOST else 0
@@ -367,15 +377,19 @@ def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 def _has_number(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Return whether a field is a whole number, as all fields below it are, such as an id.
 
-    Some names are numbers as well: years, and those that count columns.
+    Some names are numbers as well: years, dates, and those that count columns.
     """
     places = [place for place, field in enumerate(fields) if WHOLE_NUMBER.fullmatch(field)]
-    numbers = [int(fields[place]) for place in places]
-    counts_columns = len(places) == len([*filter(None, fields)]) or (
-        len(places) > 1 and numbers == [*range(numbers[0], numbers[0] + len(numbers))]
-    )
-    if counts_columns or not rows:
+    if not rows or len(places) in (0, len([*filter(None, fields)])):
         return False
+    numbers = [int(fields[place]) for place in places]
+    if len(numbers) > 1 and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        return False
+    if 0 not in places:  # the first name is a word, as in a table of counts by year
+        rises = len(numbers) > 1 and all(low < high for low, high in itertools.pairwise(numbers))
+        are_words = not any(" " in field for field in fields)
+        if rises or are_words:
+            return False
     return any(
         not YEAR.fullmatch(fields[place])
         and all(place < len(row) and WHOLE_NUMBER.fullmatch(row[place].strip()) for row in rows)
@@ -420,8 +434,15 @@ class _Feed:
 
 def records(lines: Iterable[Line], form: Form) -> Iterator[ParsedRow]:
     """Yield the records of some lines. If the width is known, those of another one have a fault."""
-    if form.has_escapes:
-        lines = ((number, _without_escapes(line)) for number, line in lines)
+    if not form.has_escapes:
+        yield from _records(lines, form)
+        return
+    without = ((number, _without_escapes(line)) for number, line in lines)
+    for record in _records(without, form):
+        yield record._replace(fields=[field.replace(ESCAPED, '"') for field in record.fields])
+
+
+def _records(lines: Iterable[Line], form: Form) -> Iterator[ParsedRow]:
     feed = _Feed(lines)
     for number, line in feed:
         if not form.has_quotes or '"' not in line:

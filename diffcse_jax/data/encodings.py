@@ -50,13 +50,17 @@ ASCII = bytes(range(128))
 LATIN = string.ascii_letters.encode() + b" "
 CONTROLS = bytes([*range(1, 9), *range(14, 32)])  # those that text does not have, without NUL
 OTHER_SCRIPT = "[\u0370-\u0eff]"  # Greek to Lao
-# Marks of Western Europe: quotes, dashes, currencies and fractions. Some never stand inside a word.
+# Marks of Western Europe: quotes, dashes, currencies and fractions.
 MARKS = (
     "\u00a0\u00a3\u00a7\u00a9\u00ae\u00b0\u00b7\u00ab\u00bb\u00bc\u00bd\u00be\u00b9\u00b2"
     "\u00b3\u00bf\u00a1\u00d7\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2022\u2026\u20ac\u2122"
 )
-INSIDE_A_WORD = re.compile(
-    r"[^\W\d_][\u201e\u201c\u201d\u201a\u2018\u2026\u00ab\u00bb\u00a3\u00a1\u00bf\u2122\u00a7\u00ae\u00b0\u00b7][^\W\d_]"
+# In words of Western Europe, no quote or the like stands between letters, and no low quote after
+# one. Russian in KOI8 looks like capitals with accents.
+NOT_WESTERN = re.compile(
+    r"[^\W\d_][\u00a0-\u00bb\u00bf\u2018\u201a-\u201e\u2026\u2122][^\W\d_]"
+    r"|[^\W\d_][\u201a\u201e]"
+    r"|[\u00c0-\u00d6\u00d8-\u00de]{3}"
 )
 LETTERS = re.compile(r"[^\W\d_\u00bc-\u00be\u00b9\u00b2\u00b3]+")
 # Capitals, or small letters, of which the first may be a capital.
@@ -270,7 +274,7 @@ def _is_western(text: str) -> bool:
     others = set(LETTERS.sub("", text)) - set(MARKS)
     has_known_marks = all(map(str.isascii, others))
     has_words = all(word.isascii() or WESTERN_WORD.fullmatch(word) for word in words)
-    return has_known_marks and has_words and not INSIDE_A_WORD.search(text)
+    return has_known_marks and has_words and not NOT_WESTERN.search(text)
 
 
 def _wide_encoding(start: bytes) -> str:

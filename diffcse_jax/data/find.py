@@ -129,7 +129,8 @@ def _checked(
     for file in files:
         if any(folder in file.parents for folder in data_sets):
             if not is_of_data_set(file):
-                left.append(Skipped(str(file), "beside the files of a data set"))
+                other = Skipped(str(file), "beside the files of a data set")
+                left.append(_why_skipped(file, collections, is_named=False) or other)
             continue
         reason = _why_skipped(file, collections, is_named=is_file)
         if reason is None:
@@ -163,7 +164,8 @@ def _matches(pattern: str) -> _Matches:
     folders: dict[Path, None] = {}
     skipped: dict[Path, Skipped] = {}
     paths, linked = _expanded(pattern)
-    links = [Skipped(str(path), "a link to a folder") for path in linked]
+    read = {folder for path in paths for folder in path.parents}  # also links that it names
+    links = [Skipped(str(path), "a link to a folder") for path in linked if path not in read]
     for path in paths:
         is_folder = path.is_dir()
         above = [each for each in path.parents if each == start or start in each.parents]
@@ -195,8 +197,8 @@ def _expanded(pattern: str) -> tuple[list[Path], list[Path]]:
             here = Path(root)
             seen = sorted(each for each in folders if each[0] != ".")
             folders[:] = [each for each in seen if not os.path.islink(here / each)]
-            linked = [here / each for each in seen if each not in folders]
-            links |= dict.fromkeys(linked)
+            linked = {here / each for each in set(seen).difference(folders)}
+            links |= dict.fromkeys(sorted(linked))
             if place + 1 == len(parts):
                 found |= dict.fromkeys([here, *(here / each for each in names if each[0] != ".")])
                 continue

@@ -15,12 +15,14 @@ from diffcse_jax.data.ledger import EMPTY, NOT_OBJECT, Ledger, Place
 from diffcse_jax.data.lines import extension, read_lines, read_text
 from diffcse_jax.data.values import (
     LONGEST_ROW,
+    WORDS_OF_A_PHRASE,
     FileRows,
     NumberedRow,
     chosen_split,
     is_words,
     listed,
     sample_of,
+    unique_names,
 )
 from diffcse_jax.errors import DataError, counted
 
@@ -246,12 +248,14 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
     names = lists.get("columns", [])
     values = lists.get("data", [])
     if _are_rows(names, str) and _are_rows(values, list):
+        columns, repeated = unique_names(names, name)
         # A row of another length is not an object, so that it is left out.
         rows = [
-            dict(zip(names, row, strict=True)) if row and len(row) == len(names) else row
+            dict(zip(columns, row, strict=True)) if row and len(row) == len(columns) else row
             for row in values
         ]
-        return rows, (f"{name}: the rows are those of 'data', below the names in 'columns'",)
+        note = f"{name}: the rows are those of 'data', below the names in 'columns'"
+        return rows, (note, *repeated)
     tables = {key: value for key, value in lists.items() if _are_rows(value, dict)}
     if tables:
         key, note = chosen_split([*tables], name)
@@ -276,15 +280,19 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
 def _column_of_keys(found: Mapping[str, Any]) -> str:
     """Return what the keys of texts are, `title` or `id`, or nothing if they name columns.
 
-    The keys of questions and answers have several words. Ids have digits, unlike most names.
+    Titles are questions, or have four words or more. Ids have digits, unlike most names.
     """
     if len(found) < 2 or not all(isinstance(value, str) for value in found.values()):
         return ""
     if 2 * sum(map(is_words, found.values())) <= len(found):
         return ""
-    if 2 * sum(is_words(key) and " " in key.strip() for key in found) > len(found):
+    if 2 * sum(map(_is_title, found)) > len(found):
         return "title"
-    return "id" if 2 * sum(map(_has_digit, found)) > len(found) else ""
+    return "id" if all(map(_has_digit, found)) else ""
+
+
+def _is_title(key: str) -> bool:
+    return key.strip().endswith(("?", "\uff1f")) or len(key.split()) >= WORDS_OF_A_PHRASE
 
 
 def _has_digit(key: str) -> bool:

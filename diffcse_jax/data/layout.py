@@ -89,7 +89,6 @@ def document_of(
     """Return the document of a row; None, with an entry in the ledger, if it has no text."""
     sections = _sections(values, layout, place, ledger)
     if not sections:
-        ledger.ids_without_text.add(own_id(values, layout) or id_of(place))
         return None
     read = {*layout.texts, layout.title, layout.id}  # but objects, for example, are not text
     others = {
@@ -140,6 +139,12 @@ def _sections(
         return tuple(Section("", text.split("\n"), column=column) for column, text in found)
     lines = [line for _, text in found for line in text.split("\n")]
     return (Section(title, lines),)
+
+
+def is_emptied(values: Mapping[str, Any], layout: Layout) -> bool:
+    """Return whether a row has columns of text, and these are empty."""
+    there = [values[column] for column in layout.texts if column in values]
+    return bool(there) and all(map(_is_blank, there))
 
 
 def _is_blank(value: Any) -> bool:

@@ -105,7 +105,8 @@ class Ledger:
     left_out: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the others, by reason
     # By kind and outcome.
     changed: dict[tuple[str, str], Entry] = dataclasses.field(default_factory=dict)
-    ids_without_text: set[str] = dataclasses.field(default_factory=set)  # of rows left out
+    # The ids of rows whose text is empty, if a set is given here.
+    emptied: set[str] | None = None
     made: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     # What was assumed or changed, each note once.
     notes: dict[str, None] = dataclasses.field(default_factory=dict)
@@ -166,7 +167,6 @@ class Ledger:
         _merge(self.unread, other.unread)
         _merge(self.left_out, other.left_out)
         _merge(self.changed, other.changed)
-        self.ids_without_text |= other.ids_without_text
         self.made.update(other.made)
         self.notes.update(other.notes)
 

@@ -9,6 +9,7 @@ line too if it is more frequent than the line feed at the start of the file, as 
 in other files it is white space inside a line. No other character ends a line.
 """
 
+import bz2
 import contextlib
 import dataclasses
 import gzip
@@ -66,20 +67,18 @@ def _open_zstandard(path: Path) -> Any:
     return pa.input_stream(str(path), compression="zstd")
 
 
-def _open_bzip2(path: Path) -> Any:
-    # Python's own reader ends silently before a part that is damaged.
-    return pa.input_stream(str(path), compression="bz2")
+class _Streams(io.RawIOBase):
+    """A bz2 or xz file of one or more compressed streams, with NUL bytes between them or not.
 
-
-class _Xz(io.RawIOBase):
-    """An xz file of one or more streams.
-
-    Python's own reader ends silently before a stream that is damaged. pyarrow knows no xz.
+    Python's own readers end silently before a stream whose start is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, start: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
+    ) -> None:
         self.file = path.open("rb")
-        self.stream = lzma.LZMADecompressor()
+        self.start = start
+        self.stream = start()
 
     def readable(self) -> bool:
         return True
@@ -89,10 +88,10 @@ class _Xz(io.RawIOBase):
         while True:
             given = b""
             if self.stream.eof:
-                given = (self.stream.unused_data or self.file.read(BLOCK)).lstrip(b"\0")  # padding
-                if not given and not (given := self.file.read(BLOCK).lstrip(b"\0")):
+                given = self._next_stream()
+                if not given:
                     return 0
-                self.stream = lzma.LZMADecompressor()
+                self.stream = self.start()
             elif self.stream.needs_input and not (given := self.file.read(BLOCK)):
                 raise EOFError("it ends before the end of the stream")
             found = self.stream.decompress(given, len(target))
@@ -100,14 +99,28 @@ class _Xz(io.RawIOBase):
                 target[: len(found)] = found
                 return len(found)
 
+    def _next_stream(self) -> bytes:
+        """Return the start of the next stream, or nothing at the end of the file."""
+        given = self.stream.unused_data.lstrip(b"\0")
+        while not given:
+            block = self.file.read(BLOCK)
+            if not block:
+                return b""
+            given = block.lstrip(b"\0")
+        return given
+
     def close(self) -> None:
         """Close the file."""
         self.file.close()
         super().close()
 
 
+def _open_bzip2(path: Path) -> Any:
+    return io.BufferedReader(_Streams(path, bz2.BZ2Decompressor), BLOCK)
+
+
 def _open_xz(path: Path) -> Any:
-    return io.BufferedReader(_Xz(path), BLOCK)
+    return io.BufferedReader(_Streams(path, lzma.LZMADecompressor), BLOCK)
 
 
 COMPRESSED: dict[str, Callable[[Path], Any]] = {

@@ -18,7 +18,14 @@ import numpy as np
 from diffcse_jax.data.columns import column_names
 from diffcse_jax.data.corpus import usable
 from diffcse_jax.data.documents import Document, Documents, Section, digest
-from diffcse_jax.data.layout import Layout, document_of, layout_of, own_id, require_columns
+from diffcse_jax.data.layout import (
+    Layout,
+    document_of,
+    is_emptied,
+    layout_of,
+    own_id,
+    require_columns,
+)
 from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.split import held_out_together
 from diffcse_jax.data.values import SAMPLE_ROWS, is_missing, text_columns
@@ -79,8 +86,8 @@ def documents_in_memory(
         for number, (text, key) in enumerate(zip(texts, keys, strict=True), first):
             if document := _document(text, number, layout, ledger):
                 yield dataclasses.replace(document, id=key)
-            else:
-                ledger.ids_without_text.add(key)
+            elif ledger.emptied is not None and _is_empty(text, layout):
+                ledger.emptied.add(key)
 
     def fingerprint() -> str:
         return hashlib.sha256(_json(texts).encode()).hexdigest()
@@ -126,6 +133,12 @@ def _values(row: Mapping[Any, Any]) -> dict[str, Any]:
         str(key): value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in row.items()
     }
+
+
+def _is_empty(text: Any, layout: Layout) -> bool:
+    if isinstance(text, Mapping):
+        return is_emptied(_values(text), layout)
+    return not text.strip()
 
 
 def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Document | None:

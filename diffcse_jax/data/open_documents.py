@@ -19,7 +19,9 @@ from diffcse_jax.data.layout import (
     Layout,
     document_of,
     id_among,
+    is_emptied,
     layout_of,
+    own_id,
     require_columns,
 )
 from diffcse_jax.data.ledger import EMPTY, NO_TEXT, Ledger, Place
@@ -265,8 +267,11 @@ def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
     for row, values in table.rows([*columns], ledger, notes_late_text=layout.is_found):
         if layout.id is None and table.is_open:  # later rows may have ids
             layout = layout._replace(id=id_among(values))
-        if document := document_of(values, layout, Place(table.name, row), ledger):
+        place = Place(table.name, row)
+        if document := document_of(values, layout, place, ledger):
             yield document
+        elif ledger.emptied is not None and is_emptied(values, layout):
+            ledger.emptied.add(own_id(values, layout) or id_of(place))
 
 
 def has_blank_lines(file: Path) -> bool:

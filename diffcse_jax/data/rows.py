@@ -158,7 +158,8 @@ def _columns(name: str, found: Sequence[Table], wanted: Sequence[str]) -> _Colum
         note = f"{name}: read the columns {listed(known.names)}, not {unused} (see data.columns)"
     rows = itertools.islice(found[0].rows(known.names, Ledger(name)), SAMPLE_ROWS)
     sample = [values for _, values in rows]
-    has_lists = any(_is_list(values.get(column)) for values in sample for column in known.names)
+    others = (known.positive, *known.hard_negatives)
+    has_lists = any(_is_list(values.get(column)) for values in sample for column in others)
     if not known.lists and not has_lists:
         return _Columns(known.names, note)
     negatives = common_negatives(sample, known)

@@ -86,7 +86,7 @@ def read_ranking(
     queries, documents = map(_ids_of_fields, (collection.queries, collection.documents))
     ledger = Ledger(str(path), strict=strict, noun="hit{s}")
     ranking: dict[str, dict[str, float]] = {}
-    ranks: dict[str, list[tuple[int, float]]] = {}  # with the scores
+    order = _Order()
     is_of_collection = False
     for number, line in lines_with_text(path, ledger):
         fields = line.split("\t") if line.count("\t") == 5 else line.split()
@@ -103,7 +103,7 @@ def read_ranking(
             ledger.change("repeated hit{s}", "the highest score counts", place)
         elif document not in collection.documents:
             ledger.change("hit{s} whose document is not in the corpus", "kept", place)
-        ranks.setdefault(query, []).append((rank, score))
+        order.see(query, rank, score)
         is_of_collection |= document in collection.documents
         hits[document] = max(score, hits.get(document, score))
     if not is_of_collection:
@@ -111,7 +111,7 @@ def read_ranking(
     for query in collection.judgements:
         if query not in ranking:
             ledger.change("judged quer{y} without a hit", "scored 0", Place())
-        elif _are_distances(ranks[query]):
+        elif query in order.rising - order.falling:
             outcome = "ranked by the scores, as in trec_eval; write distances with a minus"
             ledger.change("quer{y} whose scores rise with the ranks", outcome, Place())
     ledger.read_file()
@@ -120,11 +120,23 @@ def read_ranking(
     return ranking
 
 
-def _are_distances(ranks: Sequence[tuple[int, float]]) -> bool:
-    """Return whether the scores rise from the first rank to the last."""
-    scores = [score for _, score in sorted(ranks)]
-    are_ranks = len({rank for rank, _ in ranks}) == len(ranks)
-    return are_ranks and scores == sorted(scores) and scores[0] < scores[-1]
+@dataclasses.dataclass
+class _Order:
+    """Whether scores rise or fall with the ranks, by query. Distances rise."""
+
+    last: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    rising: set[str] = dataclasses.field(default_factory=set)
+    falling: set[str] = dataclasses.field(default_factory=set)  # or not in the order of ranks
+
+    def see(self, query: str, rank: int, score: float) -> None:
+        """Compare a hit with the one before."""
+        if query in self.last:
+            last_rank, last_score = self.last[query]
+            if rank <= last_rank or score < last_score:
+                self.falling.add(query)
+            elif score > last_score:
+                self.rising.add(query)
+        self.last[query] = rank, score
 
 
 def _hit(fields: Sequence[str], place: str) -> tuple[str, str, int, float]:

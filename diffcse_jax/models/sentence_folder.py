@@ -121,6 +121,14 @@ class Prompts:
             )
         return self.by_name[prompt_name]
 
+    def or_warned(self, prompt: str) -> str | None:
+        """Return a default prompt as `encode` takes it.
+
+        If it is empty because the model's prompts are for other texts, it is None: `encode` warns
+        of that.
+        """
+        return None if not prompt and self.are_unused else prompt
+
     def warning(self, name: str) -> str:
         """Return a warning for texts that are encoded without a prompt.
 

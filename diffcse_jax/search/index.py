@@ -43,7 +43,7 @@ ENCODED_AT_ONCE = 1024  # passages; then the progress is reported
 
 
 class Given(NamedTuple):
-    """Documents that were read, and the ids of those that have no text any more."""
+    """Documents that were read, and the ids of rows whose text is empty now."""
 
     documents: Sequence[Document]
     removed: frozenset[str] = frozenset()
@@ -211,8 +211,8 @@ class Index:
     ) -> Changes:
         """Add documents, and replace those with the same ids. Only what has changed is encoded.
 
-        A document whose new text is empty is removed. Texts without ids are numbered from 0. Beside
-        texts with ids, they are new documents.
+        If the text of a row is now empty, its document is removed. Texts without ids are numbered
+        from 0. Beside texts with ids, they are new documents.
         """
         with self._changing:
             own = self._input_of(texts)
@@ -322,7 +322,9 @@ class Index:
         ):
             for start in range(0, len(passages), ENCODED_AT_ONCE):
                 texts = [passage.searched for passage in passages[start : start + ENCODED_AT_ONCE]]
-                found = encoder.encode(texts, batch_size, normalize=True, prompt=prompt)
+                found = encoder.encode(
+                    texts, batch_size, normalize=True, prompt=encoder.prompts.or_warned(prompt)
+                )
                 vectors[start : start + len(texts)] = found
                 progress.update(len(texts))
         return passages, vectors
@@ -380,7 +382,9 @@ class Index:
         if self.checked_mode(mode) != "lexical":
             encoder = self._require_encoder()
             prompt = self.query_prompt(encoder.prompts, prompt_name)
-            vectors = encoder.encode(texts, normalize=True, prompt=prompt)
+            vectors = encoder.encode(
+                texts, normalize=True, prompt=encoder.prompts.or_warned(prompt)
+            )
         return self.rank(texts, vectors, top_k, threshold, mode=mode)
 
     def rank(
@@ -506,14 +510,15 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
 
 def _read(source: Documents, *, show_progress: bool, strict: bool) -> Given:
     """Return the documents of a source, and say what was read, or warn of what was not."""
-    ledger = Ledger(source.name, strict=strict)
+    emptied: set[str] = set()
+    ledger = Ledger(source.name, strict=strict, emptied=emptied)
     documents = list(documents_with_text(source, ledger))
     count_documents(documents, ledger)
     if show_progress:
         report(ledger)
     elif ledger.has_losses:
         warn_user(ledger.summary())
-    return Given(documents, frozenset(ledger.ids_without_text))
+    return Given(documents, frozenset(emptied))
 
 
 def _passages_after(

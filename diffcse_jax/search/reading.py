@@ -22,7 +22,8 @@ def documents_with_text(source: Documents, ledger: Ledger) -> Iterator[Document]
             yield document
         else:
             ledger.leave_out(NO_LETTERS, document.place, is_loss=False)
-            ledger.ids_without_text.add(document.id)
+            if ledger.emptied is not None:
+                ledger.emptied.add(document.id)
 
 
 def read_documents(source: Documents, *, strict: bool = False) -> list[Document]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from diffcse_jax.config import Config, flat, machine_keys
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import runner
 from diffcse_jax.export.card import portable
 from diffcse_jax.io import append_line, disk_errors, lock
@@ -164,12 +164,16 @@ class StudyRecord:
 
 
 def _key_of_entry(entry: Mapping[str, Any]) -> Key:
-    """Return the key of an entry. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
+    """Return the key of an entry.
+
+    Raises `KeyError`, `TypeError` or `ValueError` if it is not a valid entry.
+    """
     results = entry["results"]
+    if not {"metric", "notes"} <= results.keys():
+        raise KeyError("metric, notes")
     numbers = [results["dev"], *results["scores"].values()]
     if not all(math.isfinite(each) for each in numbers if each is not None):
         raise ValueError("a score is not finite")
-    results["metric"], results["notes"]  # are required
     settings = _as_json(dict(entry["settings"]))
     return Key(entry["row"], entry["seed"], settings, _full_names(results["asked"]))
 
@@ -178,13 +182,14 @@ def _full_names(asked: Iterable[str]) -> tuple[str, ...]:
     """Return what is scored with the full names of tasks, in alphabetical order."""
     found: set[str] = set()
     for name in asked:
-        if name == LAST_CHECKPOINT:
+        suffix = _DEV if name.endswith(_DEV) else ""
+        mode = "dev" if suffix else "test"
+        try:
+            tasks = runner.expand_groups([name.removesuffix(suffix)], mode)
+        except ConfigError:  # the last checkpoint, or a task of another version
             found.add(name)
-        elif name.endswith(_DEV):
-            names = runner.expand_groups([name.removesuffix(_DEV)], "dev")
-            found.update(f"{each}{_DEV}" for each in names)
         else:
-            found.update(runner.expand_groups([name], "test"))
+            found.update(f"{task}{suffix}" for task in tasks)
     return tuple(sorted(found))
 
 
