@@ -147,6 +147,13 @@ READ_AS_ROW = "the first line holds no names of columns, so that it is read as a
         ("location\nParis,France\nRome,Italy\n", ("location",), 2,
          "the first line, 'location', is read as the name of the column"),
         ("sentence\nA dog, a cat\nOne, two\n", ("sentence",), 2, ""),
+        (",review\nanna,Good film\nbert,Bad film\ncarl,Nice\n", ("column 1", "review"), 3, ""),
+        ("comment,\nGood,x\nBad,y\nNice,z\n", ("comment", "column 2"), 3, ""),
+        ("search terms\nshoes,red\nboots,blue\nhat,green\n", ("search terms",), 3,
+         "the first line, 'search terms', is read as the name of the column"),
+        ("product name,10,20,50\nred shoe,1,2,3\n", ("product name", "10", "20", "50"), 1, ""),
+        ("comment_text,404\nfoo bar,1\nnut bar,0\n", ("comment_text", "404"), 2, ""),
+        ("i feel sad,0\nim happy,1\n", ("column 1", "column 2"), 2, READ_AS_ROW),
         # MS MARCO, Sentiment140
         ("121352\tdefine extreme\n634306\twhat is it\n", ("column 1", "column 2"), 2, READ_AS_ROW),
         ('"0","1467810369","a b"\n"4","1467810672","c d"\n',
