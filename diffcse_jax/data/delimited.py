@@ -44,7 +44,7 @@ NAMED_SEPARATOR = re.compile(r'"?sep=([,;|\t])"?\s*', re.IGNORECASE)
 LETTER = re.compile(r"[^\W\d_]")
 SENTENCE = re.compile("[.!\u2026\u3002\uff01]$")
 SIX_WORDS = re.compile(r"(\S+\s+){5}\S")
-WHOLE_NUMBER = re.compile(r"\d+", re.ASCII)
+WHOLE_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 YEAR = re.compile(r"(19|20)\d\d", re.ASCII)
 KNOWN_COLUMNS = NAMES | GRADES | {*ID_COLUMNS, *TEXT_COLUMNS, TITLE_COLUMN}
 ESCAPED = "\ufdd0"  # no character: stands for an escaped quote until the fields are found
