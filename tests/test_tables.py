@@ -477,6 +477,7 @@ def test_broken_characters_are_replaced_and_counted(tmp_path):
         ({"First name": "Anna", "Your question": "When?"}, [("Anna", "When?")]),
         ({"columns": ["id", "text"], "index": [0, 1], "data": [["a", "One."], ["b", "Two."]]},
          [("a", "One."), ("b", "Two.")]),
+        ({"columns": ["text", None, "text"], "data": [["a", "b", "c"]]}, [("a", "b", "c")]),
     ],
 )  # fmt: skip
 def test_an_object_is_rows_if_its_keys_name_no_columns(tmp_path, found, rows):

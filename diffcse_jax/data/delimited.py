@@ -228,7 +228,7 @@ def _has_quotes_of_a_program(text: str, is_cut: bool) -> bool:
         return False
     if all(map(_is_number, others)):
         return True
-    # From one quote to the next, there may be whole rows: a quotation that goes on in other rows.
+    # Two literal quotes may enclose whole rows: a quotation begins in one and ends in another.
     is_sure = any('""' in field or "\t" not in field or "\n" not in field for field in quoted)
     return has_columns and is_sure and all(map(NEEDS_QUOTES.search, quoted))
 

@@ -53,7 +53,8 @@ OTHER_SCRIPT = "[\u0370-\u0eff]"  # Greek to Lao
 # Marks of Western Europe: quotes, dashes, currencies and fractions.
 MARKS = (
     "\u00a0\u00a3\u00a7\u00a9\u00ae\u00b0\u00b7\u00ab\u00bb\u00bc\u00bd\u00be\u00b9\u00b2"
-    "\u00b3\u00bf\u00a1\u00d7\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2022\u2026\u20ac\u2122"
+    "\u00b3\u00bf\u00a1\u00d7\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2022\u2026"
+    "\u20ac\u2122"
 )
 # In words of Western Europe, no quote or the like stands between letters, and no low quote after
 # one. Russian in KOI8 looks like capitals with accents.

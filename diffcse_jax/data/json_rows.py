@@ -248,7 +248,7 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
     names = lists.get("columns", [])
     values = lists.get("data", [])
     if _are_rows(names, str) and _are_rows(values, list):
-        columns, repeated = unique_names(names, name)
+        columns, repeated = unique_names([each or "" for each in names], name)
         # A row of another length is not an object, so that it is left out.
         rows = [
             dict(zip(columns, row, strict=True)) if row and len(row) == len(columns) else row

@@ -68,7 +68,7 @@ def _open_zstandard(path: Path) -> Any:
 
 
 class _Streams(io.RawIOBase):
-    """A bz2 or xz file of one or more compressed streams, with NUL bytes between them or not.
+    """A bz2 or xz file of one or more compressed streams, which NUL bytes may separate.
 
     Python's own readers end silently before a stream whose start is damaged.
     """

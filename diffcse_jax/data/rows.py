@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import docstrings, tables
@@ -22,7 +21,7 @@ from diffcse_jax.data.layout import texts_of_row
 from diffcse_jax.data.ledger import NO_TEXT, Ledger, Place
 from diffcse_jax.data.lines import extension, read_lines
 from diffcse_jax.data.tables import Table, open_table
-from diffcse_jax.data.values import SAMPLE_ROWS, FileRows, listed
+from diffcse_jax.data.values import SAMPLE_ROWS, FileRows, is_list, listed
 from diffcse_jax.errors import DataError, NoSentencesError
 
 ADVICE = "Name the columns in data.columns"
@@ -51,7 +50,7 @@ class _Columns:
                 ledger.leave_out(reason, place, number)
             yield from expanded.rows
         elif texts := texts_of_row(values, self.names, place, ledger):
-            if any(_is_list(values[name]) and len(values[name]) > 1 for name in self.names):
+            if any(is_list(values[name]) and len(values[name]) > 1 for name in self.names):
                 ledger.change("row{s} with a list of texts", "each list read as one text", place)
             yield texts
 
@@ -156,16 +155,10 @@ def _columns(name: str, found: Sequence[Table], wanted: Sequence[str]) -> _Colum
     if known.unused:
         unused = listed(known.unused)
         note = f"{name}: read the columns {listed(known.names)}, not {unused} (see data.columns)"
-    rows = itertools.islice(found[0].rows(known.names, Ledger(name)), SAMPLE_ROWS)
-    sample = [values for _, values in rows]
-    others = (known.positive, *known.hard_negatives)
-    has_lists = any(_is_list(values.get(column)) for values in sample for column in others)
-    if not known.lists and not has_lists:
+    with_lists = {column for table in found for column in table.list_columns}
+    if not known.lists and with_lists.isdisjoint((known.positive, *known.hard_negatives)):
         return _Columns(known.names, note)
-    negatives = common_negatives(sample, known)
+    sample = itertools.islice(found[0].rows(known.names, Ledger(name)), SAMPLE_ROWS)
+    negatives = common_negatives((values for _, values in sample), known)
     names = (known.sentence, known.positive, *known.hard_negatives[:1] * negatives)
     return _Columns(names, note, known, negatives)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)

@@ -17,6 +17,7 @@ from diffcse_jax.data.values import (
     CHOOSES,
     FileRows,
     NumberedRow,
+    is_list,
     is_missing,
     listed,
     sample_of,
@@ -46,6 +47,7 @@ class Table:
     text_columns: tuple[str, ...]  # those with text for people; see `values.text_columns`
     notes: tuple[str, ...]  # what was assumed; `rows` also puts them into the ledger
     reader: FileRows
+    list_columns: tuple[str, ...] = ()  # those of which some of the first values are lists
 
     @property
     def is_open(self) -> bool:
@@ -122,7 +124,8 @@ def open_table(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
     sample = sample_of(found.read(found.columns, Ledger(name)))
     texts = text_columns(found.columns, sample)
     notes = [*found.notes, *_nested(found.columns, sample, name)]
-    return Table(name, found.columns, texts, tuple(notes), found)
+    lists = [column for column in found.columns if any(is_list(row.get(column)) for row in sample)]
+    return Table(name, found.columns, texts, tuple(notes), found, tuple(lists))
 
 
 def _nested(

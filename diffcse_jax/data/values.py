@@ -110,6 +110,11 @@ def is_missing(value: Any) -> bool:
         return True
 
 
+def is_list(value: Any) -> bool:
+    """Return whether a value is a list."""
+    return isinstance(value, list | tuple)
+
+
 def as_text(value: Any) -> str | None:
     """Return a value that is not missing as text, or None if it is not text.
 
@@ -120,7 +125,7 @@ def as_text(value: Any) -> str | None:
         return value
     if isinstance(value, bytes):
         return decode(value).text
-    if isinstance(value, list | tuple):
+    if is_list(value):
         parts = [each for each in value if each is not None]
         is_text = all(isinstance(each, str) for each in parts)
         return "\n".join(parts) if is_text else None

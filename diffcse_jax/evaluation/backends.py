@@ -154,7 +154,7 @@ class PostProcessed:
 
 
 def post_process(encoder: Encoder, specification: str, *, strict: bool = False) -> PostProcessed:
-    """Fit `whitening:FILE` or `dcl:FILE` on the text of a file. What is read is said.
+    """Fit `whitening:FILE` or `dcl:FILE` on the text of a file, and log what was read.
 
     If `strict`, a text that cannot be used raises `DataError`.
     """

@@ -210,9 +210,9 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
 
 
 def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
-    for place, (number, line) in enumerate(lines_with_text(path, ledger)):
+    for position, (number, line) in enumerate(lines_with_text(path, ledger)):
         texts = [text.strip() for text in line.rstrip().split("\t")]
-        if place == 0 and training_columns(texts):
+        if position == 0 and training_columns(texts):
             ledger.note(f"{path}: the first line names the columns: {', '.join(texts)}")
         elif len(texts) == 2 and all(texts):
             yield texts[0], texts[1]

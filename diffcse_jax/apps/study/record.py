@@ -24,7 +24,7 @@ from diffcse_jax.io import append_line, disk_errors, lock
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 _DEV = " dev"  # ends the names of tasks whose dev split is scored
-LAST_CHECKPOINT = "last checkpoint"  # among what is scored, beside tasks
+LAST_CHECKPOINT = "last checkpoint"  # stands beside the tasks if it is scored as well
 _START = "start"  # in the settings of a fine-tuning: those of the encoder that it starts from
 
 
@@ -116,7 +116,7 @@ class StudyRecord:
         )
 
     def repeated(self) -> Iterator[str]:
-        """Yield which runs stand in several lines with different scores."""
+        """Yield the runs that have several lines with different scores."""
         for key in sorted(self._repeated, key=str):
             seed = "" if key.seed is None else f", seed {key.seed}"
             yield f"{key.row}{seed}"
