@@ -16,8 +16,8 @@ from jaxtyping import Float32
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.data.documents import text_document
-from diffcse_jax.data.ledger import Place
+from diffcse_jax.documents.document import text_document
+from diffcse_jax.documents.ledger import Place
 from diffcse_jax.evaluation.search_collections import read_collection
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import StoredEmbeddings

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from diffcse_jax.data.formats import Parsed, parse
+from diffcse_jax.documents.files.formats import Parsed, parse
 from diffcse_jax.errors import ConfigError, reported_to_user
 
 WORDS = 64

@@ -27,7 +27,8 @@ from diffcse_jax.config import (
     unknown_key_message,
 )
 from diffcse_jax.config.groups import OF_DOCUMENTS
-from diffcse_jax.data.memory import Text, as_texts, write_held_out, write_sentences
+from diffcse_jax.data.given import write_held_out, write_sentences
+from diffcse_jax.documents.memory import Text, as_texts
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, Interrupted, UserError
 from diffcse_jax.export import export

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.data.docstrings import docstring_pairs
+from diffcse_jax.documents.docstrings import docstring_pairs
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation.answers import answers_of
 from diffcse_jax.evaluation.retrieval import retrieval_scores

@@ -8,8 +8,8 @@ import pytest
 from html_pages import checked
 
 from diffcse_jax.apps.demo import DemoOptions, Page, SearchServer, examples_of, serve
-from diffcse_jax.data.documents import text_document
-from diffcse_jax.data.ledger import Place
+from diffcse_jax.documents.document import text_document
+from diffcse_jax.documents.ledger import Place
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import write_json
 from diffcse_jax.search.hits import Hit, Hits

@@ -9,8 +9,8 @@ from test_retrieval import letters
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
-from diffcse_jax.data import docstrings
 from diffcse_jax.data.sources import open_split
+from diffcse_jax.documents import docstrings
 from diffcse_jax.evaluation import CachedEncoder, dev, metrics, senteval_data, systems
 from diffcse_jax.evaluation.metrics import RetrievalMetric, general_sentences, paired_interval
 from diffcse_jax.evaluation.runner import find_task

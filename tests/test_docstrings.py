@@ -3,8 +3,8 @@
 import pytest
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import docstrings
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.documents import docstrings
 
 NUMPY_STYLE = """
     Compute the ``median`` along the specified *axis*.  The result of `numpy.median` is exact.

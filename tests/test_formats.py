@@ -14,8 +14,9 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
-from diffcse_jax.data import formats, pages
-from diffcse_jax.data.formats import Parsed, Unreadable, parse
+from diffcse_jax.documents.files import formats
+from diffcse_jax.documents.files import html as pages
+from diffcse_jax.documents.files.formats import Parsed, Unreadable, parse
 
 
 def parsed(content: bytes | str, kind: str = ".md", *, with_code: bool = False) -> Parsed:

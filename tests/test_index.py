@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, InUseError
 from diffcse_jax.io import json_digest, sha256
 from diffcse_jax.models import pooling

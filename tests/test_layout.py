@@ -15,6 +15,7 @@ ORDER = [
         "version",
         "errors",
         "io",
+        "documents",
         "hosts",
         "batch",
         "models",
@@ -86,6 +87,21 @@ def test_rooms_import_only_from_rooms_before_them():
         if one[0] == other[0] == "apps" and one[1:] and other[1:]
     }
     assert {(one, other) for one, other in apps if one != other} == {("study", "finetune")}
+
+
+def test_documents_know_only_errors_and_files():
+    below = {
+        imported
+        for module, imported in imports()
+        if module.startswith("diffcse_jax.documents")
+        and not imported.startswith("diffcse_jax.documents")
+    }
+    assert below == {"diffcse_jax.errors", "diffcse_jax.io"}
+    reads = "import sys; from diffcse_jax.documents import open; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", reads], capture_output=True, text=True, check=True
+    )
+    assert {"jax", "flax", "diffcse_jax.config"}.isdisjoint(result.stdout.split())
 
 
 # Only training needs these. Flax imports optax, but no file that encodes does.

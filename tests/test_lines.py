@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data import encodings
-from diffcse_jax.data.encodings import decode
-from diffcse_jax.data.ledger import TOO_LONG, Ledger
-from diffcse_jax.data.lines import LONGEST_TEXT, extension, lines_of, opened, read_lines
+from diffcse_jax.documents.ledger import LONGEST_TEXT, TOO_LONG, Ledger
+from diffcse_jax.documents.text import encodings
+from diffcse_jax.documents.text.encodings import decode
+from diffcse_jax.documents.text.lines import extension, lines_of, opened, read_lines
 from diffcse_jax.errors import DataError
 
 COMPRESS = {

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.memory import as_texts, documents_in_memory, write_held_out, write_sentences
-from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.data.given import write_held_out, write_sentences
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.memory import as_texts, documents_in_memory
+from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import DataError
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
 from diffcse_jax import cli
-from diffcse_jax.data.documents import Document, Section
+from diffcse_jax.documents.document import Document, Section
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.pooling import normalize

@@ -9,7 +9,7 @@ from scipy import spatial
 from test_search_collections import write_beir
 from test_sts import TableEncoder
 
-from diffcse_jax.data.sentences import canonical
+from diffcse_jax.documents.sentences import canonical
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import EvaluationSettings, dev, retrieval
 from diffcse_jax.evaluation.answers import answers_of, groups_of

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data.documents import Document, Section, text_document
-from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.documents.document import Document, Section, text_document
+from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import write_json
 from diffcse_jax.models.pooling import normalize

@@ -5,9 +5,9 @@ from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data import sentences as rules
-from diffcse_jax.data.docstrings import spans_of
-from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
+from diffcse_jax.documents import sentences as rules
+from diffcse_jax.documents.docstrings import spans_of
+from diffcse_jax.documents.sentences import paragraphs, sentences_of, split_sentences
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.documents import Document, Section
-from diffcse_jax.data.ledger import EMPTY, Ledger
-from diffcse_jax.data.memory import documents_in_memory
-from diffcse_jax.data.open_documents import open_documents_to_search
 from diffcse_jax.data.sources import open_corpus, open_split
+from diffcse_jax.documents.document import Document, Section
+from diffcse_jax.documents.ledger import EMPTY, Ledger
+from diffcse_jax.documents.memory import documents_in_memory
+from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.stored import IndexSettings

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.documents import Document, Documents, Section, digest
-from diffcse_jax.data.ledger import Ledger
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import REPEATED, SHARED, Split, held_out_together
+from diffcse_jax.documents.document import Document, Documents, Section, digest
+from diffcse_jax.documents.ledger import Ledger
 
 words = st.sampled_from(["Alpha", "beta", "gamma", "delta"])
 sentences = st.lists(words, min_size=3, max_size=6).map(

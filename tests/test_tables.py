@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from test_fuzz import json_values, spoiled
 from test_golden import PAIRS, Prepared
 
-from diffcse_jax.data import columnar
-from diffcse_jax.data.columnar import data_set_folders
-from diffcse_jax.data.delimited import Form, records
-from diffcse_jax.data.find import find_source
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.lines import LONGEST_TEXT, read_lines
-from diffcse_jax.data.tables import KINDS, Table, open_table
-from diffcse_jax.data.values import as_text, is_missing, text_columns
+from diffcse_jax.documents.find import find_source
+from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger
+from diffcse_jax.documents.tables import arrow as columnar
+from diffcse_jax.documents.tables.arrow import data_set_folders
+from diffcse_jax.documents.tables.delimited import Form, records
+from diffcse_jax.documents.tables.table import KINDS, Table, open_table
+from diffcse_jax.documents.tables.values import as_text, is_missing, text_columns
+from diffcse_jax.documents.text.lines import read_lines
 from diffcse_jax.errors import DataError
 
 in_a_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

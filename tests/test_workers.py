@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from diffcse_jax.data import formats, workers
-from diffcse_jax.data.formats import Parsed, Unreadable
-from diffcse_jax.data.workers import parse_files
+from diffcse_jax.documents.files import formats
+from diffcse_jax.documents.files import pool as workers
+from diffcse_jax.documents.files.formats import Parsed, Unreadable
+from diffcse_jax.documents.files.pool import parse_files
 
 SLOW = "-a" * 30_000  # docutils takes minutes
 
@@ -91,7 +92,7 @@ def test_a_process_that_ends_is_replaced(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
-from diffcse_jax.data.workers import parse_files
+from diffcse_jax.documents.files.pool import parse_files
 
 print("started", flush=True)
 for found in parse_files([Path(name) for name in sys.argv[1:]], with_code=True):
@@ -139,6 +140,6 @@ def test_ctrl_c_ends_a_program_and_its_processes_at_once(tmp_path):
 def _is_worker(command: Path, parent: int) -> bool:
     try:
         is_child = b"PPid:\t%d\n" % parent in (command.parent / "status").read_bytes()
-        return is_child and b"diffcse_jax.data.worker" in command.read_bytes()
+        return is_child and b"diffcse_jax.documents.files.child" in command.read_bytes()
     except OSError:
         return False

@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from diffcse_jax.apps import render
-from diffcse_jax.data.documents import Document
-from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.documents.document import Document
+from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.hosts import log_line

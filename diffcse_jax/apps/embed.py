@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from diffcse_jax import hosts
-from diffcse_jax.data.documents import Document, Documents
-from diffcse_jax.data.find import Source, find_source, is_pattern
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.documents.document import Document, Documents
+from diffcse_jax.documents.find import Source, find_source, is_pattern
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import (
     CheckpointError,

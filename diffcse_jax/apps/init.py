@@ -17,9 +17,9 @@ import tokenizers
 import transformers
 
 from diffcse_jax import io
-from diffcse_jax.data.find import STDIN
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.documents.find import STDIN
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.export import write_checkpoint
 from diffcse_jax.hosts import Progress, log_line

@@ -18,13 +18,13 @@ from typing import Any
 
 import regex
 
-from diffcse_jax.data.documents import Document, Documents
-from diffcse_jax.data.find import find_source
-from diffcse_jax.data.layout import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.open_documents import open_documents_to_search
-from diffcse_jax.data.tables import KINDS, Table, open_table
-from diffcse_jax.data.values import listed
+from diffcse_jax.documents.document import Document, Documents
+from diffcse_jax.documents.find import find_source
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.open import open_documents_to_search
+from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
+from diffcse_jax.documents.tables.table import KINDS, Table, open_table
+from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError
 from diffcse_jax.hosts import log_line

@@ -11,24 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.values import as_text, is_missing
+from diffcse_jax.documents.tables.names import FORMS, GRADES, LISTS, NAMES
+from diffcse_jax.documents.tables.values import as_text, is_missing
 
-# The names of the sentence, the positive and the hard negatives. A number may follow the last one.
-FORMS = (
-    ("sentence", "positive", "hard_negative"),
-    ("sent0", "sent1", "hard_neg"),  # SimCSE
-    ("anchor", "positive", "negative"),  # sentence-transformers
-    ("query", "positive", "negative"),
-    ("question", "positive", "negative"),
-    ("query", "answer", "negative"),
-    ("question", "answer", "negative"),
-    ("sentence1", "sentence2", ""),
-)
-LISTS = ("query", "pos", "neg")  # FlagEmbedding
-NAMES = frozenset(name for form in (*FORMS, LISTS) for name in form if name)
-# Columns that grade a pair. Without a column that is called positive, such pairs are not positives.
-GRADES = frozenset(("label", "labels", "gold_label", "is_duplicate"))
-GRADES |= {"rating", "score", "similarity_score"}
 MOST_NEGATIVES = 7  # of a row: FlagEmbedding's groups have eight texts by default
 NO_POSITIVE = "of a query without a positive"
 NO_QUERY = "of a row without a query"

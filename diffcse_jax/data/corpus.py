@@ -6,12 +6,10 @@ hard negatives. A row knows the number of the document that it was made of, and 
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from diffcse_jax.data import ledger as reasons
-from diffcse_jax.data.ledger import NOWHERE, Ledger, Place
-from diffcse_jax.data.lines import LONGEST_TEXT
+from diffcse_jax.documents.ledger import NOWHERE, Ledger, Place
 from diffcse_jax.errors import NoSentencesError
 
 
@@ -66,22 +64,3 @@ class Corpus:
     def first_texts(self) -> Iterator[str]:
         """Yield the text of the first column of each row."""
         return (row.texts[0] for row in self.rows())
-
-
-def usable(texts: Sequence[str], place: Place, ledger: Ledger) -> tuple[str, ...] | None:
-    """Return texts without white space around them.
-
-    If one is not usable, make an entry in the ledger and return None.
-    """
-    stripped = tuple(text.strip() for text in texts)
-    reason = ""
-    if not all(stripped):
-        reason = reasons.EMPTY
-    elif any(len(text) > LONGEST_TEXT for text in stripped):
-        reason = reasons.TOO_LONG
-    elif any("\0" in text for text in stripped):
-        reason = reasons.NUL_BYTE
-    if not reason:
-        return stripped
-    ledger.leave_out(reason, place)
-    return None

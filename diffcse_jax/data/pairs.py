@@ -7,11 +7,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Corpus, Kind, Row, usable
-from diffcse_jax.data.documents import Document, Section
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.sentences import join, joined_passages, some_words, width, words
+from diffcse_jax.data.corpus import Corpus, Kind, Row
 from diffcse_jax.data.split import Split, texts_of
+from diffcse_jax.documents.document import Document, Section
+from diffcse_jax.documents.ledger import Ledger, usable
+from diffcse_jax.documents.sentences import join, joined_passages, some_words, width, words
 
 FEWEST_CHARACTERS = 20  # the shortest rest, and the shortest neighbours in an evaluation
 FEWEST_WORDS = 10  # of a passage that queries are taken out of

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import docstrings, tables
 from diffcse_jax.data.columns import (
     TrainingColumns,
     common_negatives,
@@ -15,13 +14,15 @@ from diffcse_jax.data.columns import (
     training_columns,
     why_not,
 )
-from diffcse_jax.data.corpus import Corpus, Row, usable
-from diffcse_jax.data.find import LINES, Source, find_source, fingerprint
-from diffcse_jax.data.layout import texts_of_row
-from diffcse_jax.data.ledger import NO_TEXT, Ledger, Place
-from diffcse_jax.data.lines import extension, read_lines
-from diffcse_jax.data.tables import Table, open_table
-from diffcse_jax.data.values import SAMPLE_ROWS, FileRows, is_list, listed
+from diffcse_jax.data.corpus import Corpus, Row
+from diffcse_jax.documents import docstrings
+from diffcse_jax.documents.find import LINES, Source, find_source, fingerprint
+from diffcse_jax.documents.ledger import NO_TEXT, Ledger, Place, usable
+from diffcse_jax.documents.tables import table as tables
+from diffcse_jax.documents.tables.layout import texts_of_row
+from diffcse_jax.documents.tables.table import Table, open_table
+from diffcse_jax.documents.tables.values import SAMPLE_ROWS, FileRows, is_list, listed
+from diffcse_jax.documents.text.lines import extension, read_lines
 from diffcse_jax.errors import DataError, NoSentencesError
 
 ADVICE = "Name the columns in data.columns"

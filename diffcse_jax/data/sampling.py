@@ -15,10 +15,10 @@ import transformers
 from jaxtyping import Bool, Float, Int, Integer
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Kind, usable
-from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.lines import read_lines
+from diffcse_jax.data.corpus import Kind
 from diffcse_jax.data.token_store import ExampleNumbers, Examples, OfSentences, TokenIds, TokenStore
+from diffcse_jax.documents.ledger import Ledger, Place, usable
+from diffcse_jax.documents.text.lines import read_lines
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.tokenizer import largest_token, unlimited_tokenizer

@@ -7,16 +7,16 @@ import itertools
 from collections.abc import Iterator
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import docstrings
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.documents import Document, Documents, Section, id_of
-from diffcse_jax.data.find import LINES, Source, find_source, fingerprint
-from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.lines import extension, read_lines
-from diffcse_jax.data.open_documents import Reading, documents_of, has_blank_lines
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.data.rows import open_rows
 from diffcse_jax.data.split import Split
+from diffcse_jax.documents import docstrings
+from diffcse_jax.documents.document import Document, Documents, Section, id_of
+from diffcse_jax.documents.find import LINES, Source, find_source, fingerprint
+from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.open import Reading, documents_of, has_blank_lines
+from diffcse_jax.documents.text.lines import extension, read_lines
 from diffcse_jax.errors import DataError
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import scipy.sparse.csgraph
 from jaxtyping import Bool, UInt64
 
-from diffcse_jax.data.documents import Document, Documents, Section, digest, is_in_share
-from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.documents.document import Document, Documents, Section, digest, is_in_share
+from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import disk_errors

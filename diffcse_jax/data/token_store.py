@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int, Integer, UInt8
 
 from diffcse_jax import io
 from diffcse_jax.data.corpus import Corpus, Row
-from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.errors import CheckpointError, DataError, counted
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.models.tokenizer import largest_token, tokenise, unlimited_tokenizer

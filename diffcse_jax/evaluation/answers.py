@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse.csgraph
 from jaxtyping import Bool, Float32, Int
 
-from diffcse_jax.data.sentences import canonical
+from diffcse_jax.documents.sentences import canonical
 
 _NONE = np.zeros(0, np.int64)
 

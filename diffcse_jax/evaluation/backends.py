@@ -13,8 +13,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from diffcse_jax.data.open_documents import open_documents_to_search
-from diffcse_jax.data.sentences import join
+from diffcse_jax.documents.open import open_documents_to_search
+from diffcse_jax.documents.sentences import join
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, EvaluationSettings

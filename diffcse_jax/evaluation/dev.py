@@ -19,14 +19,13 @@ import numpy as np
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
 from diffcse_jax.config.groups import MASKED_ACCURACY
-from diffcse_jax.data.corpus import usable
-from diffcse_jax.data.documents import Section, digest
-from diffcse_jax.data.ledger import Ledger, Place
 from diffcse_jax.data.pairs import FEWEST_CHARACTERS, lead_and_rest, short_passages
 from diffcse_jax.data.sampling import WINDOW
-from diffcse_jax.data.sentences import join, some_words, split_sentences, width, words
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import Split, texts_of
+from diffcse_jax.documents.document import Section, digest
+from diffcse_jax.documents.ledger import Ledger, Place, usable
+from diffcse_jax.documents.sentences import join, some_words, split_sentences, width, words
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, metrics, retrieval, search_collections
 from diffcse_jax.evaluation.masked_lm import MaskedAccuracy, TrainingTokens

@@ -11,8 +11,8 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float, Int
 
-from diffcse_jax.data.documents import digest
-from diffcse_jax.data.sentences import canonical
+from diffcse_jax.documents.document import digest
+from diffcse_jax.documents.sentences import canonical
 from diffcse_jax.errors import counted
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval, search_collections
 from diffcse_jax.evaluation.answers import Answers, answers_of, first_rows, groups_of

@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.columns import training_columns
-from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.lines import extension
-from diffcse_jax.data.sentences import canonical
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tables import KINDS, open_table
+from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.sentences import canonical
+from diffcse_jax.documents.tables.table import KINDS, open_table
+from diffcse_jax.documents.text.lines import extension
 from diffcse_jax.errors import DataError, require_extra
 from diffcse_jax.evaluation import (
     Embeddings,
@@ -194,7 +194,7 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
         strict: Raise `DataError` at the first line that is not a pair.
     """
     if file == DOCSTRINGS:
-        from diffcse_jax.data.docstrings import docstring_pairs
+        from diffcse_jax.documents.docstrings import docstring_pairs
 
         return docstring_pairs(MOST_DOCSTRINGS)
     path = expand_path(file)

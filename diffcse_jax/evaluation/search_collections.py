@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.encodings import encodable
-from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.text.encodings import encodable
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.user_files import lines_with_text, report
 from diffcse_jax.hosts import log_line

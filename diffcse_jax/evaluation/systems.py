@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
-from diffcse_jax.data.sentences import canonical
+from diffcse_jax.documents.sentences import canonical
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval
 from diffcse_jax.evaluation.answers import first_rows, groups_of
 from diffcse_jax.evaluation.hybrid_weight import choose_weight

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import EvaluationSettings
 from diffcse_jax.evaluation.search_collections import COLLECTION, Collection

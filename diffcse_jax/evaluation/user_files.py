@@ -6,8 +6,8 @@ One odd line does not refuse a file: it is left out or read with a change, and t
 from collections.abc import Iterator
 from pathlib import Path
 
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.lines import read_lines
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.text.lines import read_lines
 from diffcse_jax.errors import warn_user
 from diffcse_jax.hosts import log_line
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int
 
-from diffcse_jax.data.documents import Document
+from diffcse_jax.documents.document import Document
 from diffcse_jax.errors import DataError
 from diffcse_jax.search.embeddings import StoredEmbeddings
 from diffcse_jax.search.lexical import LexicalIndex

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int
 
-from diffcse_jax.data.documents import Document, Documents
-from diffcse_jax.data.layout import as_id
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.memory import documents_in_memory
-from diffcse_jax.data.open_documents import open_documents_to_search
+from diffcse_jax.documents.document import Document, Documents
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.memory import documents_in_memory
+from diffcse_jax.documents.open import open_documents_to_search
+from diffcse_jax.documents.tables.layout import as_id
 from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import expand_path

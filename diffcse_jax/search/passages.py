@@ -11,9 +11,9 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from diffcse_jax.data.documents import Document, Section
-from diffcse_jax.data.encodings import encodable
-from diffcse_jax.data.sentences import END, joined_passages, paragraphs, split_sentences, width
+from diffcse_jax.documents.document import Document, Section
+from diffcse_jax.documents.sentences import END, joined_passages, paragraphs, split_sentences, width
+from diffcse_jax.documents.text.encodings import encodable
 
 PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text

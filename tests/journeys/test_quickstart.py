@@ -22,7 +22,7 @@ from matplotlib.image import imread
 from tiny_model import HIDDEN, write_tiny_model
 from tiny_run import overrides
 
-from diffcse_jax.data import docstrings
+from diffcse_jax.documents import docstrings
 from diffcse_jax.models import sentence_folder
 from diffcse_jax.run_folder.records import read_metrics
 from journeys.pages import Block, Workspace, blocks_of, write_documents

@@ -26,15 +26,15 @@ from diffcse_jax.apps.finetune.mixture import Mixture, by_ratio, resting
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data import corpus as corpora
-from diffcse_jax.data import tables
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.corpus import Corpus, usable
-from diffcse_jax.data.documents import digest, is_in_share
-from diffcse_jax.data.layout import texts_of_row
-from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.lines import extension
+from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.token_store import build_or_open
-from diffcse_jax.data.values import listed
+from diffcse_jax.documents.document import digest, is_in_share
+from diffcse_jax.documents.ledger import Ledger, Place, usable
+from diffcse_jax.documents.tables import table as tables
+from diffcse_jax.documents.tables.layout import texts_of_row
+from diffcse_jax.documents.tables.values import listed
+from diffcse_jax.documents.text.lines import extension
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, NoSentencesError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder

@@ -13,10 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from diffcse_jax.data.encodings import decode
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.lines import COMPRESSED
-from diffcse_jax.data.values import FileRows, NumberedRow, chosen_split, listed, unique_names
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.tables.values import (
+    FileRows,
+    NumberedRow,
+    chosen_split,
+    listed,
+    unique_names,
+)
+from diffcse_jax.documents.text.encodings import decode
+from diffcse_jax.documents.text.lines import COMPRESSED
 from diffcse_jax.errors import DataError, counted, require_extra
 from diffcse_jax.io import why_unreadable
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.data import columnar
-from diffcse_jax.data.delimited import open_delimited
-from diffcse_jax.data.json_rows import open_json
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.lines import extension
-from diffcse_jax.data.values import (
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.tables import arrow as columnar
+from diffcse_jax.documents.tables.delimited import open_delimited
+from diffcse_jax.documents.tables.json import open_json
+from diffcse_jax.documents.tables.values import (
     CHOOSES,
     FileRows,
     NumberedRow,
@@ -23,6 +22,7 @@ from diffcse_jax.data.values import (
     sample_of,
     text_columns,
 )
+from diffcse_jax.documents.text.lines import extension
 
 _OPENERS: dict[str, Callable[[Path, str], FileRows]] = {
     ".csv": open_delimited,

@@ -20,9 +20,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data import formats, worker
-from diffcse_jax.data.formats import Parsed, Unreadable
-from diffcse_jax.data.lines import extension, opened
+from diffcse_jax.documents.files import child as worker
+from diffcse_jax.documents.files import formats
+from diffcse_jax.documents.files.formats import Parsed, Unreadable
+from diffcse_jax.documents.text.lines import extension, opened
 from diffcse_jax.errors import DataError, UserError
 
 SECONDS = 60  # for a file
@@ -208,7 +209,7 @@ def _stop_all() -> None:
 
 def _environment() -> dict[str, str]:
     """Return the environment of a process that finds the same packages as this one."""
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parents[3]
     paths = [str(package), *(os.path.abspath(path) for path in sys.path if path)]
     return {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 

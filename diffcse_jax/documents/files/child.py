@@ -1,4 +1,4 @@
-"""A process that reads documents for another one: python -m diffcse_jax.data.worker.
+"""A process that reads documents for another one: python -m diffcse_jax.documents.files.child.
 
 A request is a line of JSON, followed by the bytes of a file. The answer is a line of JSON. The
 process ends with the other one. It imports little, and a library when a format needs it.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from diffcse_jax.data.formats import Unreadable, parse
+from diffcse_jax.documents.files.formats import Unreadable, parse
 
 READY = b"ready\n"  # the first answer
 

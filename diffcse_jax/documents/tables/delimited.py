@@ -18,11 +18,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.columns import GRADES, NAMES
-from diffcse_jax.data.layout import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
-from diffcse_jax.data.ledger import EMPTY, INVALID_CSV, REPEATED_NAMES, WRONG_WIDTH, Ledger, Place
-from diffcse_jax.data.lines import LONGEST_TEXT, extension, read_lines
-from diffcse_jax.data.values import (
+from diffcse_jax.documents.ledger import (
+    EMPTY,
+    INVALID_CSV,
+    LONGEST_TEXT,
+    REPEATED_NAMES,
+    WRONG_WIDTH,
+    Ledger,
+    Place,
+)
+from diffcse_jax.documents.tables.names import GRADES, ID_COLUMNS, NAMES, TEXT_COLUMNS, TITLE_COLUMN
+from diffcse_jax.documents.tables.values import (
     LONGEST_ROW,
     FileRows,
     NumberedRow,
@@ -30,6 +36,7 @@ from diffcse_jax.data.values import (
     listed,
     unique_names,
 )
+from diffcse_jax.documents.text.lines import extension, read_lines
 from diffcse_jax.errors import DataError
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}

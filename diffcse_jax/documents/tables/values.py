@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.encodings import decode
-from diffcse_jax.data.ledger import Ledger
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.text.encodings import decode
 from diffcse_jax.errors import DataError
 
 LONGEST_ROW = 1 << 23  # characters of a line that holds a row, which may have many texts

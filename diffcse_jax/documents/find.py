@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from diffcse_jax.data import formats, tables
-from diffcse_jax.data.columnar import data_set_folders, is_of_data_set
-from diffcse_jax.data.docstrings import docstring_fingerprint
-from diffcse_jax.data.ledger import Ledger
-from diffcse_jax.data.lines import extension
+from diffcse_jax.documents.docstrings import docstring_fingerprint
+from diffcse_jax.documents.files import formats
+from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.tables import table as tables
+from diffcse_jax.documents.tables.arrow import data_set_folders, is_of_data_set
+from diffcse_jax.documents.text.lines import extension
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import expand_path, has_index_manifest, hub_file, sha256, why_unreadable
 

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.ledger import NOWHERE, Ledger, Place
-from diffcse_jax.data.sentences import canonical, sentences_of
+from diffcse_jax.documents.ledger import NOWHERE, Ledger, Place
+from diffcse_jax.documents.sentences import canonical, sentences_of
 from diffcse_jax.errors import counted
 
 

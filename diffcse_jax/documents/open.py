@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from diffcse_jax.data import docstrings, formats, tables
-from diffcse_jax.data.corpus import usable
-from diffcse_jax.data.documents import Document, Documents, IdsOfFiles, Section, id_of
-from diffcse_jax.data.find import LINES, STDIN, Skipped, Source, find_source, fingerprint
-from diffcse_jax.data.layout import (
+from diffcse_jax.documents import docstrings
+from diffcse_jax.documents.document import Document, Documents, IdsOfFiles, Section, id_of
+from diffcse_jax.documents.files import formats
+from diffcse_jax.documents.files.pool import parse_files
+from diffcse_jax.documents.find import LINES, STDIN, Skipped, Source, find_source, fingerprint
+from diffcse_jax.documents.ledger import EMPTY, NO_TEXT, Ledger, Place, usable
+from diffcse_jax.documents.tables import table as tables
+from diffcse_jax.documents.tables.layout import (
     Layout,
     document_of,
     id_among,
@@ -24,11 +27,9 @@ from diffcse_jax.data.layout import (
     own_id,
     require_columns,
 )
-from diffcse_jax.data.ledger import EMPTY, NO_TEXT, Ledger, Place
-from diffcse_jax.data.lines import extension, lines_of, read_lines
-from diffcse_jax.data.tables import Table, open_table
-from diffcse_jax.data.values import listed
-from diffcse_jax.data.workers import parse_files
+from diffcse_jax.documents.tables.table import Table, open_table
+from diffcse_jax.documents.tables.values import listed
+from diffcse_jax.documents.text.lines import extension, lines_of, read_lines
 from diffcse_jax.errors import DataError
 
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents

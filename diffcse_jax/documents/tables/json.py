@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.encodings import encodable
-from diffcse_jax.data.ledger import EMPTY, NOT_OBJECT, Ledger, Place
-from diffcse_jax.data.lines import extension, read_lines, read_text
-from diffcse_jax.data.values import (
+from diffcse_jax.documents.ledger import EMPTY, NOT_OBJECT, Ledger, Place
+from diffcse_jax.documents.tables.values import (
     LONGEST_ROW,
     WORDS_OF_A_PHRASE,
     FileRows,
@@ -24,6 +22,8 @@ from diffcse_jax.data.values import (
     sample_of,
     unique_names,
 )
+from diffcse_jax.documents.text.encodings import encodable
+from diffcse_jax.documents.text.lines import extension, read_lines, read_text
 from diffcse_jax.errors import DataError, counted
 
 LONGEST_OBJECT = 1 << 28  # characters of a file with one object, which is read as a whole

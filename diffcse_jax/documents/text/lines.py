@@ -22,13 +22,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from diffcse_jax.data.encodings import BLOCK, Bytes, Decoder, decoded
-from diffcse_jax.data.ledger import Ledger, Place
+from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger, Place
+from diffcse_jax.documents.text.encodings import BLOCK, Bytes, Decoder, decoded
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import why_unreadable
-
-LONGEST_TEXT = 1 << 17  # characters of a line or of another text; `ledger.TOO_LONG` names the limit
-
 
 # Files
 

@@ -3,16 +3,12 @@
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.data import ledger as reasons
-from diffcse_jax.data.corpus import usable
-from diffcse_jax.data.documents import Document, Section, id_of
-from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.values import CHOOSES, as_text, is_missing, listed
+from diffcse_jax.documents import ledger as reasons
+from diffcse_jax.documents.document import Document, Section, id_of
+from diffcse_jax.documents.ledger import Ledger, Place, usable
+from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
+from diffcse_jax.documents.tables.values import CHOOSES, as_text, is_missing, listed
 from diffcse_jax.errors import DataError
-
-ID_COLUMNS = ("_id", "id")
-TITLE_COLUMN = "title"
-TEXT_COLUMNS = ("text", "sentence")  # the known names of a text
 
 
 class Layout(NamedTuple):

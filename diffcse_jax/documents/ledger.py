@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 from diffcse_jax.errors import DataError, counted
 
+LONGEST_TEXT = 1 << 17  # characters of a line or of another text
 NAMED = 5  # the files and places that a message names for each reason
 
 # Why a text in a file is left out. Readers may add reasons of their own.
 EMPTY = "empty"
-TOO_LONG = "longer than 131,072 characters"
+TOO_LONG = f"longer than {LONGEST_TEXT:,} characters"
 NUL_BYTE = "with NUL bytes"
 WRONG_WIDTH = "with a wrong number of fields"
 INVALID_CSV = "not valid CSV"
@@ -199,6 +200,25 @@ class Ledger:
     def summary(self) -> str:
         """Return the account in one line."""
         return "; ".join(self.lines())
+
+
+def usable(texts: Sequence[str], place: Place, ledger: Ledger) -> tuple[str, ...] | None:
+    """Return texts without white space around them.
+
+    If one is not usable, make an entry in the ledger and return None.
+    """
+    stripped = tuple(text.strip() for text in texts)
+    reason = ""
+    if not all(stripped):
+        reason = EMPTY
+    elif any(len(text) > LONGEST_TEXT for text in stripped):
+        reason = TOO_LONG
+    elif any("\0" in text for text in stripped):
+        reason = NUL_BYTE
+    if not reason:
+        return stripped
+    ledger.leave_out(reason, place)
+    return None
 
 
 def _merge(mine: dict[Any, Entry], theirs: Mapping[Any, Entry]) -> None:

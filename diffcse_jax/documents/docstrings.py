@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.documents import Document, Documents, Section
-from diffcse_jax.data.ledger import Ledger, Place
-from diffcse_jax.data.rst import without_roles
-from diffcse_jax.data.sentences import SENTENCE_END, ends_with_abbreviation
+from diffcse_jax.documents.document import Document, Documents, Section
+from diffcse_jax.documents.files.rst import without_roles
+from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.sentences import SENTENCE_END, ends_with_abbreviation
 
 PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
 SKIPPED_FOLDERS = {

@@ -18,11 +18,11 @@ import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.encodings import decode
-from diffcse_jax.data.ledger import EMPTY, NO_TEXT
-from diffcse_jax.data.pages import EXTRA, Sections, html_of_xhtml, html_sections
-from diffcse_jax.data.pdf import EncryptedError, pdf_paragraphs
-from diffcse_jax.data.rst import TooManySubstitutionsError, html_of_rst
+from diffcse_jax.documents.files.html import EXTRA, Sections, html_of_xhtml, html_sections
+from diffcse_jax.documents.files.pdf import EncryptedError, pdf_paragraphs
+from diffcse_jax.documents.files.rst import TooManySubstitutionsError, html_of_rst
+from diffcse_jax.documents.ledger import EMPTY, NO_TEXT
+from diffcse_jax.documents.text.encodings import decode
 from diffcse_jax.errors import UserError, counted, require_extra
 
 DAMAGED = "damaged"

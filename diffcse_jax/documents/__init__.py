@@ -1,0 +1,1 @@
+"""From any file to documents and rows, with a ledger of what was read."""

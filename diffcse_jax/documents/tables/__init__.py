@@ -1,0 +1,1 @@
+"""Files of rows become rows with named columns."""
