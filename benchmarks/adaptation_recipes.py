@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import measure
 from diffcse_jax.config import Config, shipped_config
-from diffcse_jax.data.corpus import Kind, Row
+from diffcse_jax.data.token_store import Kind, Row
 from diffcse_jax.errors import reported_to_user
 
 KEPT = 0.4  # share of the words that TSDAE keeps (Wang et al. 2021, Section 3.1)

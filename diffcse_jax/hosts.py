@@ -82,7 +82,8 @@ class _Bar(tqdm.tqdm):
 class Progress(contextlib.AbstractContextManager["Progress"]):
     """Show progress on standard error, with the time that is left.
 
-    It is a bar on a terminal, and lines elsewhere. `unit` is a plural in `s`.
+    It is a bar on a terminal, and lines elsewhere. `unit` is a plural in `s`. The bar appears after
+    `delay` seconds.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         *,
         done_before: int = 0,
         quiet: bool = False,
+        delay: float = 0,
     ):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
         self._done = done_before
@@ -108,6 +110,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             dynamic_ncols=True,
             bar_format=place + "{speed}{postfix}]",
             disable=is_hidden or None,  # None: shown on terminals
+            delay=delay,
         )
         self._begun = self._counted_from = time.monotonic()
         self._seconds, self._counted = 0.0, 0  # what the rate is made of

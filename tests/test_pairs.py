@@ -8,10 +8,9 @@ import pytest
 import transformers
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Corpus, Kind, Row
 from diffcse_jax.data.sampling import examples_of
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import build_or_open
+from diffcse_jax.data.token_store import Corpus, Kind, Row, build_or_open
 from diffcse_jax.documents.document import digest
 from diffcse_jax.documents.ledger import Ledger
 

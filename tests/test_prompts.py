@@ -13,9 +13,8 @@ from diffcse_jax import SentenceEncoder
 from diffcse_jax.cli import main
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.sampling import Crops, open_augmentation
-from diffcse_jax.data.token_store import build_or_open
+from diffcse_jax.data.token_store import Corpus, Row, build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.sentence_folder import (
     TWO_LAYER_POOLERS,
@@ -160,7 +159,7 @@ def test_views_begin_with_their_prompt(tmp_path, minilm_dir, pairs):
     data = DataConfig(
         "rows", pairs=pairs, max_length=20, augmentation="none" if pairs == "crops" else "crop"
     )
-    corpus = Corpus("rows", ("sentence",), lambda _: iter(rows), lambda: "rows")
+    corpus = Corpus("rows", ("sentence",), lambda _: iter([rows]), lambda: "rows")
     store = build_or_open(corpus, tokenizer, 64, tmp_path, prompts=["search query: "])
     examples = Crops(store, 20, 3) if pairs == "crops" else store  # the prompt has three tokens
     options = {

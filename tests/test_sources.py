@@ -12,14 +12,17 @@ from pathlib import Path
 
 import datasets
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus, open_split
+from diffcse_jax.data.token_store import Corpus
 from diffcse_jax.documents.document import Document, Section
+from diffcse_jax.documents.find import find_source
 from diffcse_jax.documents.ledger import EMPTY, Ledger
 from diffcse_jax.documents.memory import documents_in_memory
 from diffcse_jax.documents.open import open_documents_to_search
@@ -107,6 +110,43 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     assert opened(f"{folder}{name}", columns=("text",)).fingerprint() != before
 
 
+@pytest.mark.parametrize("grades", [(4.8, 0.0), (True, False), ("yes", "no"), (1, 0)])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_pairs_beside_a_column_of_few_numbers_are_refused(tmp_path, grades, suffix):
+    file = tmp_path / f"pairs{suffix}"
+    rows = [
+        {"sentence1": f"A cat {n} sleeps.", "sentence2": f"A dog {n} runs.", "how_close": grade}
+        for n, grade in enumerate(grades * 3)
+    ]
+    table = pa.Table.from_pylist(rows)
+    if suffix == ".parquet":
+        pq.write_table(table, file)
+    elif suffix == ".csv":
+        pyarrow.csv.write_csv(table, file)
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"how_close grades the pairs.*`diffcse finetune`"):
+        opened(file)
+    assert len(list(opened(file, columns=("sentence1", "sentence2")).rows())) == 6
+
+
+def test_columns_of_years_counts_and_ids_beside_pairs_are_not_grades(tmp_path):
+    rows = "".join(f"Q{n}?,A{n}.,{n % 2},{2020 + n % 2},1\n" for n in range(6))
+    (tmp_path / "a.csv").write_text(f"question,answer,user_id,year,version\n{rows}")
+    assert len(list(opened(tmp_path / "a.csv").rows())) == 6
+
+
+def test_an_id_that_may_have_lost_digits_is_refused(tmp_path):
+    file = tmp_path / "a.parquet"
+    ids = [10.0**17 + 1, 3.0]
+    pq.write_table(pa.table({"id": ids, "text": ["One apple.", "Two pears."]}), file)
+    with pytest.raises(DataError, match=r"the id 100000000000000000 is a float.*dtype='Int64'"):
+        searched(file)
+    rows = [{"id": each, "text": f"Text {each}."} for each in ids]
+    with pytest.raises(DataError, match="is a float"):
+        list(documents_in_memory(rows).read(Ledger("given")))
+
+
 @pytest.mark.parametrize("pattern", ["**", "**/", "**/*.md", "**/**/*.md"])
 def test_patterns_of_any_depth_do_not_follow_links(tmp_path, pattern):
     """Packages of a repository link to one another, as pnpm makes them."""
@@ -120,6 +160,50 @@ def test_patterns_of_any_depth_do_not_follow_links(tmp_path, pattern):
         f"{tmp_path}/{name}/a.md" for name in "abc"
     ]
     assert ledger.unread["a link to a folder"].count == 9
+
+
+@pytest.mark.parametrize("name", ["", "/*", "/**", "/**/*"])
+def test_links_that_leave_the_folder_are_read_only_if_the_user_wants_it(tmp_path, name):
+    outside = tmp_path / "outside"
+    folder = tmp_path / "folder"
+    outside.mkdir()
+    folder.mkdir()
+    (outside / "secret.md").write_text("Outside.")
+    (folder / "a.md").write_text("Inside.")
+    (folder / "link.md").symlink_to(outside / "secret.md")
+    (folder / "more").symlink_to(outside)
+    (folder / "again").symlink_to(folder)
+    source = find_source(f"{folder}{name}")
+    assert [file.name for file in source.files] == ["a.md"]
+    reasons = {skipped.reason for skipped in source.skipped}
+    assert "a link to a file outside the folder" in reasons
+    followed = find_source(f"{folder}{name}", follow_links=True)
+    assert {file.resolve().name for file in followed.files} == {"a.md", "secret.md"}
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_read(tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.md").write_text("A text.")
+    scan = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    documents, ledger = searched(tmp_path)
+    assert len(documents) == 1
+    assert ledger.unread["unreadable: Permission denied"].count == 1
+
+
+def test_a_pipe_with_the_name_of_a_data_set_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "dataset_info.json")
+    (tmp_path / "state.json").write_text("{}")
+    (tmp_path / "a.md").write_text("A text.")
+    documents, ledger = searched(tmp_path)
+    assert f"{tmp_path}/a.md" in [document.id for document in documents]
+    assert any("dataset_info.json" in line for line in ledger.lines())
 
 
 def test_files_beside_a_saved_data_set_are_listed(tmp_path):
@@ -254,10 +338,10 @@ def test_a_row_whose_only_text_is_its_title_is_a_document(tmp_path):
     given = list(documents_in_memory(rows).read(in_memory))
     for found, ledger in (searched(tmp_path / "a.jsonl"), (given, in_memory)):
         sections = [document.sections for document in found]
-        titles = ["Mount 0", "Mount 1", "Mount 2", "Mount 3", "Sea"]
+        titles = ["Mount 0", "Mount 1", "Mount 2", "Mount 3", "Sea", "-"]
         assert sections == [(Section(title, ()),) for title in titles]
         left_out = {reason: entry.count for reason, entry in ledger.left_out.items()}
-        assert left_out == {"empty": 1, "with a value that is not text": 1}
+        assert left_out == {"with a value that is not text": 1}
         (line,) = [line for line in ledger.lines() if "title alone" in line]
         assert line.startswith("1 row without the column of text")
 
@@ -347,21 +431,14 @@ def test_standard_input_has_lines(monkeypatch):
     assert ledger.left_out["empty"].count == 1
 
 
-def test_the_ledger_says_what_the_documents_of_txt_files_are(tmp_path):
+@pytest.mark.parametrize("content", ["Three.\nFour.\n", "Three.\n\nFour.\n"])
+def test_each_txt_file_of_a_folder_is_a_document_whatever_is_in_it(tmp_path, content):
     (tmp_path / "a.txt").write_text("One.\nTwo.\n")
-    assert not searched(tmp_path)[1].notes
-    (tmp_path / "b.txt").write_text("Three.\nFour.\n")
+    assert len(searched(tmp_path / "a.txt")[0]) == 2  # a file that is named holds lines
+    (tmp_path / "b.txt").write_text(content)
     found, ledger = searched(tmp_path)
-    assert (len(found), [*ledger.notes]) == (
-        4,
-        [f"{tmp_path}: each line of its txt files is a document"],
-    )
-    (tmp_path / "c.md").write_text("# Five\n\nSix.\n")
-    found, ledger = searched(tmp_path)
-    assert (len(found), [*ledger.notes]) == (
-        3,
-        [f"{tmp_path}: each of its txt files is a document"],
-    )
+    assert len(found) == 2
+    assert [*ledger.notes] == [f"{tmp_path}: each of its txt files is a document"]
 
 
 @pytest.mark.parametrize("options", [{"columns": ["text"]}, {"id_column": "id"}])

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import REPEATED, SHARED, Split, held_out_together
+from diffcse_jax.data.token_store import Corpus
 from diffcse_jax.documents.document import Document, Documents, Section, digest
 from diffcse_jax.documents.ledger import Ledger
 
@@ -47,7 +47,7 @@ def test_no_text_is_on_both_sides_whatever_the_order(contents, random):
         kept = [text for text in every if not found & {f" {' '.join(text)}", " ".join(["", *text])}]
         kept_out = {sentence for text in every if text not in kept for sentence in text}
         expected = [sentence for text in kept for sentence in text if sentence not in kept_out]
-        rows = [row.texts[0] for row in corpus_of(split, data).read(Ledger("texts"))]
+        rows = [row.texts[0] for row in corpus_of(split, data).rows(Ledger("texts"))]
         assert rows == expected
         return found
 
@@ -80,7 +80,7 @@ def test_small_sets_hold_out_enough_for_a_verdict_or_what_the_share_says(count, 
     """Of 49 documents, 25 would be more than half. 0: those in the share."""
     own = [digest(f"document {number}") for number in range(count)]
     in_share = [each < share * 2**64 for each in own]
-    chosen, by_share = held_out_together(own, [[]] * count, share)
+    chosen, by_share, _ = held_out_together(own, [[]] * count, share)
     assert by_share == sum(in_share)
     assert chosen.sum() == (expected or sum(in_share))
     assert chosen[in_share].all()
@@ -91,7 +91,8 @@ def test_small_sets_hold_out_enough_for_a_verdict_or_what_the_share_says(count, 
 def test_groups_and_not_documents_are_counted():
     own = [digest(f"document {number}") for number in range(300)]
     keys = [[number // 3] for number in range(300)]
-    chosen, by_share = held_out_together(own, keys, 0.05)
+    chosen, by_share, tied = held_out_together(own, keys, 0.05)
+    assert tied == 300
     assert by_share < 25 * 3 == chosen.sum()
     np.testing.assert_array_equal(chosen[::3], chosen[1::3])
 
@@ -114,15 +115,24 @@ def test_what_is_held_out_beyond_the_share_is_said():
     assert len(list(split.held_out())) == 25
     (said,) = (line for line in split.ledger.lines() if "too few" in line)
     assert re.fullmatch(
-        r"data\.held_out=0\.05 would hold out \d documents?, too few for a verdict: 25 are held out",
+        r"data\.held_out=0\.05 would hold out \d documents?, too few for a verdict: 25 are held out \(42% of 60 documents\)",
         said,
     )
+
+
+def test_documents_that_share_texts_are_not_held_out_to_reach_a_number():
+    keys = [[number // 8] if number < 80 else [1000 + number] for number in range(146)]
+    own = [digest(f"document {number}") for number in range(146)]
+    found = held_out_together(own, keys, 0.1)
+    assert found.tied == 80
+    assert found.chosen[80:].sum() >= 25 > found.chosen[:80].sum() // 8
+    assert "80 of the 146 documents share a text" in found.describe(0.1, "document{s}")
 
 
 @given(st.lists(st.lists(st.integers(0, 12), max_size=3), max_size=30), st.floats(0, 1))
 def test_what_shares_a_key_is_held_out_together(keys, share):
     own = [digest(str(number)) for number in range(len(keys))]
-    held_out, _ = held_out_together(own, keys, share)
+    held_out, *_ = held_out_together(own, keys, share)
     for key in range(13):
         sides = {bool(out) for out, each in zip(held_out, keys, strict=True) if key in each}
         assert len(sides) < 2

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from hypothesis import strategies as st
 from test_fuzz import json_values, spoiled
 from test_golden import PAIRS, Prepared
 
-from diffcse_jax.documents.find import find_source
+from diffcse_jax.documents.find import TABLES, find_source
 from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger
+from diffcse_jax.documents.open import open_table
 from diffcse_jax.documents.tables import arrow as columnar
 from diffcse_jax.documents.tables.arrow import data_set_folders
 from diffcse_jax.documents.tables.delimited import Form, records
-from diffcse_jax.documents.tables.table import KINDS, Table, open_table
-from diffcse_jax.documents.tables.values import as_text, is_missing, text_columns
+from diffcse_jax.documents.tables.table import Table
+from diffcse_jax.documents.tables.values import text_columns, text_of, without_missing
 from diffcse_jax.documents.text.lines import read_lines
 from diffcse_jax.errors import DataError
 
@@ -49,6 +51,11 @@ def read(table: Table) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
 def values(table: Table) -> list[tuple]:
     rows, _ = read(table)
     return [tuple(row.values()) for _, row in rows]
+
+
+def present(row: Iterable[Any]) -> tuple:
+    """Return a row with None in place of empty texts."""
+    return tuple(None if value == "" else value for value in row)
 
 
 def left_out(ledger: Ledger) -> int:
@@ -199,7 +206,7 @@ def test_what_the_first_line_is_taken_for_is_said(tmp_path, content, columns, nu
          [("Create a list", "This returns a list."),
           ("Delete one of two or more lists", "It is gone.")],
          ...),
-        ("a,b,c\n1,2,3\n" + "1,2\n" * 3, ("a", "b", "c"), [("1", "2", "3"), *[("1", "2", "")] * 3],
+        ("a,b,c\n1,2,3\n" + "1,2\n" * 3, ("a", "b", "c"), [("1", "2", "3"), *[("1", "2", None)] * 3],
          "rows lack up to 1 of the last columns"),
         ('a\tb\n1\t" x " is y\n2\t"x\ty"\n', ("a", "b"), [("1", '" x " is y'), ("2", "x\ty")],
          "separated by tabs"),
@@ -214,7 +221,7 @@ def test_separators_and_names_are_found_and_said(tmp_path, content, columns, row
 
 
 def test_a_first_line_of_sentences_holds_names_if_the_user_says_so(tmp_path):
-    table = table_of(tmp_path / "a.csv", "Is it open?\nIt is.\n", wanted=["Is it open?"])
+    table = table_of(tmp_path / "a.csv", "Is it open?\nIt is.\n", columns=["Is it open?"])
     assert table.columns == ("Is it open?",)
 
 
@@ -305,7 +312,7 @@ def test_rows_of_csv_are_read_back(tmp_path, columns, data):
     table = table_of(tmp_path / "a.csv", written.getvalue())
     assert table.columns == tuple(columns)
     found, _ = read(table)
-    kept = [row for row in rows if any(map(str.strip, row))]
+    kept = [present(row) for row in rows if any(map(str.strip, row))]
     assert [tuple(row.values()) for _, row in found] == kept
 
 
@@ -318,7 +325,7 @@ def test_rows_of_tsv_are_read_back(tmp_path, columns, data):
     table = table_of(tmp_path / "a.tsv", content)
     if not table.notes:  # fields may happen to look as if Python's csv had written them
         found, _ = read(table)
-        kept = [row for row in rows if any(map(str.strip, row))]
+        kept = [present(row) for row in rows if any(map(str.strip, row))]
         assert [tuple(row.values()) for _, row in found] == kept
 
 
@@ -379,9 +386,10 @@ def test_columns_of_arrow_are_read_back(tmp_path, types, data):
             writer.write_table(table, max_chunksize=2)
     found = table_of(tmp_path / f"a{extension}", content.getvalue())
     assert found.columns == ("a", "a.1", "a.2", "a.3")[: len(types)]
-    assert values(found) == [*zip(*(column.to_pylist() for column in columns), strict=True)]
+    stored = [present(column.to_pylist()) for column in columns]
+    assert values(found) == [*zip(*stored, strict=True)]
     (*_, last) = found.columns
-    assert [row[last] for _, row in found.rows([last], Ledger("a"))] == columns[-1].to_pylist()
+    assert tuple(row[last] for _, row in found.rows([last], Ledger("a"))) == stored[-1]
 
 
 # What is not a row stands in the ledger
@@ -543,13 +551,17 @@ def test_damaged_json_is_named(tmp_path, content, message):
         read(table_of(tmp_path / "a.json", content))
 
 
+@pytest.mark.parametrize("content", ['[{"a": "x"}, {"a": "y"}]', '[\n{"a": "x"},\n{"a": "y"}\n]\n'])
+def test_a_list_is_read_whatever_its_extension(tmp_path, content):
+    assert values(table_of(tmp_path / "a.jsonl", content)) == [("x",), ("y",)]
+
+
 def test_lines_that_are_not_objects_are_entered_in_the_ledger(tmp_path):
     deep = "[" * 100_000
     content = f'{{"a": NaN}}\n[1]\n\n"text"\n{deep}\n{{"a": {"9" * 5000}}}\n{{"a": 1, "a": 2}}\n'
     rows, lines = read(table_of(tmp_path / "a.jsonl", content))
     assert [number for number, _ in rows] == [1, 4, 7]
-    assert math.isnan(rows[0][1]["a"])
-    assert [row for _, row in rows[1:]] == [{"sentence": "text"}, {"a": 2}]
+    assert [row for _, row in rows] == [{"a": None}, {"sentence": "text"}, {"a": 2}]
     assert lines == ["left out 4 texts: 3 not a JSON object (a.jsonl, lines 2, 5, 6), 1 empty"]
 
 
@@ -577,7 +589,7 @@ def test_dates_beyond_the_calendar_are_text(tmp_path):
     table = pa.table({"day": days, "days": lists})
     pq.write_table(table, tmp_path / "a.parquet")
     rows, lines = read(open_table(tmp_path / "a.parquet", "a.parquet"))
-    assert [as_text(row["day"]) for _, row in rows[:3]] == [
+    assert [text_of(row["day"]) for _, row in rows[:3]] == [
         "1970-01-01",
         "10000-01-01",
         "-0221-09-04",
@@ -672,7 +684,7 @@ def test_prepared_data_sets_are_read_in_order_or_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", [None, "", b"", math.nan, np.float32("nan"), pd.NaT])
 def test_empty_values_are_missing(value):
-    assert is_missing(value)
+    assert without_missing(value) is None
 
 
 @pytest.mark.parametrize(
@@ -684,8 +696,8 @@ def test_empty_values_are_missing(value):
     ],
 )  # fmt: skip
 def test_values_are_text_if_people_would_read_them_so(value, text):
-    assert not is_missing(value)
-    assert as_text(value) == text
+    assert without_missing(value) is value
+    assert text_of(value) == text
 
 
 COLUMNS = {
@@ -721,4 +733,4 @@ def test_repeated_words_are_a_category_unless_there_is_nothing_else():
 
 
 def test_all_extensions_are_known():
-    assert set(CONTENT) < set(KINDS)
+    assert set(CONTENT) < set(TABLES)

@@ -14,11 +14,11 @@ from tiny_run import full_disk
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import token_store
-from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import TokenStore, build_or_open
+from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
 from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.models.tokenizer import tokenise, unlimited_tokenizer
+from diffcse_jax.training.tokens import open_tokens
 
 CLS, SEP, FIRST_WORD = 1, 2, 4
 
@@ -107,15 +107,15 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
     (tmp_path / "a.csv").write_bytes(b"sentence,positive\none two,three\n,six\nfour,five,six\n")
     corpus = open_corpus(DataConfig(train_file=str(tmp_path / "a.csv")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    store = build_or_open(corpus, word_tokenizer(), 8)
+    store = open_tokens(corpus, word_tokenizer(), 8)
     assert store.folder.parent == tmp_path / "xdg/diffcse_jax/tokens"
     assert capsys.readouterr().err.endswith("first row: sentence 'one two', positive 'three'\n")
     monkeypatch.setattr(Corpus, "rows", lambda *_: pytest.fail("the corpus was read again"))
-    build_or_open(corpus, word_tokenizer(), 8)
+    open_tokens(corpus, word_tokenizer(), 8)
     message = capsys.readouterr().err
     assert "found tokens of " in message
-    assert "1 row (sentence, positive), 7 tokens (" in message
-    account = message.partition("left out 2 texts: ")[2]
+    assert "1 row (sentence, positive), 7 tokens, in " in message
+    account = message.partition("\nleft out 2 texts: ")[2]
     assert "1 empty" in account
     assert "1 with a wrong number of fields" in account
     assert "a.csv, line 4" in account
@@ -192,9 +192,9 @@ def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, file, old, new):
 def test_a_text_that_changes_meanwhile_or_is_bad_leaves_nothing(tmp_path, monkeypatch):
     corpus, write_arrays = corpus_of(tmp_path / "a.jsonl", [("one",)]), token_store._write_arrays
 
-    def changed(*arguments) -> np.dtype:
+    def changed(*arguments, **options) -> np.dtype:
         corpus_of(tmp_path / "a.jsonl", [("two",)])
-        return write_arrays(*arguments)
+        return write_arrays(*arguments, **options)
 
     monkeypatch.setattr(token_store, "_write_arrays", changed)
     with pytest.raises(DataError, match=r"a\.jsonl changed while it was read\. Start again"):
@@ -216,10 +216,10 @@ def test_several_processes_of_a_host_build_a_store_once(tmp_path, monkeypatch):
     corpus, cache = corpus_of(tmp_path / "a.jsonl", [("one",), ("two three",)]), tmp_path / "cache"
     write_arrays, built = token_store._write_arrays, []
 
-    def slow(*arguments) -> np.dtype:
+    def slow(*arguments, **options) -> np.dtype:
         built.append(1)
         time.sleep(0.2)
-        return write_arrays(*arguments)
+        return write_arrays(*arguments, **options)
 
     monkeypatch.setattr(token_store, "_write_arrays", slow)
     with ThreadPoolExecutor() as threads:

@@ -19,11 +19,14 @@ from typing import Any
 import regex
 
 from diffcse_jax.documents.document import Document, Documents
-from diffcse_jax.documents.find import find_source
 from diffcse_jax.documents.ledger import Ledger
-from diffcse_jax.documents.open import open_documents_to_search
+from diffcse_jax.documents.open import (
+    documents_to_search,
+    open_documents_to_search,
+    open_source,
+)
 from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
-from diffcse_jax.documents.tables.table import KINDS, Table, open_table
+from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError
@@ -397,13 +400,11 @@ def _read_queries(name: str, *, strict: bool) -> Iterator[list[str]]:
 
 def _open_queries(name: str, ledger: Ledger) -> Documents:
     """Open queries. If not all columns of text are read, or several, a note says so."""
-    source = find_source(name, "--queries")
-    paths = [*source.data_sets, *source.files]
-    if not paths or len(source.of_kinds(KINDS)) < len(source.files):  # not only tables
-        return open_documents_to_search(name, "--queries")
-    opened = [open_table(path, str(path)) for path in paths]
-    columns = _query_columns(opened)
-    for table in opened if columns else ():
+    opened = open_source(name, "--queries")
+    if not opened.is_of_tables:
+        return documents_to_search(opened, "--queries")
+    columns = _query_columns(opened.tables)
+    for table in opened.tables if columns else ():
         others = [each for each in table.text_columns if each not in columns]
         if len(columns) > 1:
             joined = listed(columns)
@@ -413,24 +414,24 @@ def _open_queries(name: str, ledger: Ledger) -> Documents:
             )
         elif others:
             ledger.note(f"{table.name}: read the column {columns[0]}, not {listed(others)}")
-    return open_documents_to_search(name, "--queries", columns=columns)
+    return documents_to_search(opened, "--queries", columns=columns)
 
 
-def _query_columns(opened: Sequence[Table]) -> list[str]:
+def _query_columns(tables: Sequence[Table]) -> list[str]:
     """Return the columns that make a query; none if they need no note.
 
     It is a column with the known name of a query, or else what is read of documents.
     """
     for known in QUERY_COLUMNS:
-        if all(known in table.columns for table in opened):
+        if all(known in table.columns for table in tables):
             return [known]
-    columns = opened[0].columns
-    if len(opened) > 1:
+    columns = tables[0].columns
+    if len(tables) > 1:
         return []
     for known in TEXT_COLUMNS:
         if known in columns:
             return [TITLE_COLUMN, known] if TITLE_COLUMN in columns else []
-    return [each for each in opened[0].text_columns if each not in ID_COLUMNS]
+    return [each for each in tables[0].text_columns if each not in ID_COLUMNS]
 
 
 def _as_json(query: str, hits: Hits) -> str:

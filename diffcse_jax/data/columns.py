@@ -8,12 +8,13 @@ these projects. `training_columns` recognises them. FlagEmbedding's rows hold li
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.tables.names import FORMS, GRADES, LISTS, NAMES
-from diffcse_jax.documents.tables.values import as_text, is_missing
+from diffcse_jax.documents.tables.names import FORMS, LISTS, NAMES, is_grade
+from diffcse_jax.documents.tables.values import text_of, without_missing
 
+ADVICE = "Name the columns in data.columns"
 MOST_NEGATIVES = 7  # of a row: FlagEmbedding's groups have eight texts by default
 NO_POSITIVE = "of a query without a positive"
 NO_QUERY = "of a row without a query"
@@ -40,26 +41,40 @@ class TrainingColumns:
         return (self.sentence, self.positive, *self.hard_negatives)
 
 
-def training_columns(available: Sequence[str]) -> TrainingColumns | None:
+def training_columns(
+    available: Sequence[str], scales: Collection[str] = ()
+) -> TrainingColumns | None:
     """Return the parts of columns whose names are those of a known form.
 
     The order of the columns and further columns do not matter. None is returned if no form fits, if
     several do, or if the pairs have grades: `why_not` says which. The caller accounts for `unused`.
+
+    Args:
+        available: All columns.
+        scales: Those of few numbers or truth values, which may be grades whatever their names.
     """
-    return None if why_not(available) else _fitting(available)[0]
+    return None if why_not(available, scales) else _fitting(available)[0]
 
 
-def why_not(available: Sequence[str]) -> str:
-    """Return why `training_columns` does not recognise these columns, or an empty string."""
+def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
+    """Return why `training_columns` does not recognise these columns, and what to do.
+
+    The text is empty if it does.
+    """
     fitting = _fitting(available)
     if not fitting:
-        return "no known names of a sentence and its positive"
+        return f"no known names of a sentence and its positive. {ADVICE}"
     first = fitting[0]
     if rivals := sorted(filter(_has_a_part, first.unused)):
-        return f"{', '.join(first.names)} and {', '.join(rivals)} are names of several forms"
-    grades = sorted(GRADES & {*first.unused})
+        names = f"{', '.join(first.names)} and {', '.join(rivals)}"
+        return f"{names} are names of several forms. {ADVICE}"
+    grades = sorted(name for name in first.unused if is_grade(name) or name in scales)
     if grades and first.positive not in ("positive", "pos"):
-        return f"{', '.join(grades)} grades the pairs, so that not all of them are positives"
+        return (
+            f"{', '.join(grades)} grades the pairs, so that not all of them are positives. Use "
+            "graded pairs to evaluate (eval.pairs_file) or with `diffcse finetune`. If all pairs "
+            "are positives, drop the column or name the others in data.columns"
+        )
     return ""
 
 
@@ -163,6 +178,6 @@ def _texts(row: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], int
             continue
         is_single = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
         values.extend([value] if is_single else value)
-    found = [None if is_missing(value) else as_text(value) for value in values]
-    texts = [text for text in found if text and text.strip()]
+    read = [text_of(without_missing(value)) for value in values]
+    texts = [text for text in read if text and text.strip()]
     return texts, len(values) - len(texts)

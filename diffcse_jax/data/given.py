@@ -13,6 +13,7 @@ from diffcse_jax.data.split import held_out_together
 from diffcse_jax.documents.document import digest
 from diffcse_jax.documents.ledger import Ledger, Place, usable
 from diffcse_jax.documents.memory import EXPECTED, Text, as_json, values_of
+from diffcse_jax.documents.tables.values import text_of
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import cache_folder, disk_errors, write_text
@@ -32,7 +33,7 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     A hash decides which rows are held out. Rows that share a text are held out together. Rows that
     cannot be used stay with the training rows, where they are counted.
     """
-    rows = [tuple(map(str, row.values())) for row in _columns(texts)]
+    rows = [tuple(text_of(value) or "" for value in row.values()) for row in _columns(texts)]
     ledger = Ledger("the given rows")
     is_usable = [
         usable(row, Place(row=number), ledger) is not None for number, row in enumerate(rows, 1)

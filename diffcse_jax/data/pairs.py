@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Corpus, Kind, Row
 from diffcse_jax.data.split import Split, texts_of
+from diffcse_jax.data.token_store import Corpus, Kind, Row
 from diffcse_jax.documents.document import Document, Section
 from diffcse_jax.documents.ledger import Ledger, usable
 from diffcse_jax.documents.sentences import join, joined_passages, some_words, width, words
@@ -36,16 +36,18 @@ def corpus_of(split: Split, data: DataConfig) -> Corpus:
     """Return the rows of the documents that are not held out, without texts of held-out ones."""
     columns, texts_of_document = _FORMS[data.pairs]
 
-    def read(ledger: Ledger) -> Iterator[Row]:
+    def read(ledger: Ledger) -> Iterator[list[Row]]:
         for number, document in split.training(ledger):
             source = _Source(document, split, data, ledger)
+            rows = []
             is_continued = False
             for text in texts_of_document(source):
                 texts = usable(text.texts, document.place, ledger)
                 if texts is not None:
                     follows = text.follows and is_continued
-                    yield Row(texts, number, document.place, text.kind, follows)
+                    rows.append(Row(texts, number, document.place, text.kind, follows))
                 is_continued = texts is not None
+            yield rows
 
     reading: tuple[str, ...] = ("documents", RULES, str(data.held_out))
     if columns == ("passage",):  # of other lengths for each value

@@ -15,8 +15,14 @@ import transformers
 from jaxtyping import Bool, Float, Int, Integer
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Kind
-from diffcse_jax.data.token_store import ExampleNumbers, Examples, OfSentences, TokenIds, TokenStore
+from diffcse_jax.data.token_store import (
+    ExampleNumbers,
+    Examples,
+    Kind,
+    OfSentences,
+    TokenIds,
+    TokenStore,
+)
 from diffcse_jax.documents.ledger import Ledger, Place, usable
 from diffcse_jax.documents.text.lines import read_lines
 from diffcse_jax.errors import DataError

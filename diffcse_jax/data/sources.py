@@ -1,23 +1,38 @@
-"""Open the text that `data.train_file` names: rows to train on, or documents.
+"""Open the text that `data.train_file` names: rows to train on, or documents to make rows of.
 
-Documents are for training, or are held out.
+Rows are lines, or rows of tables with a column for each text. Documents are for training, or are
+held out.
 """
 
+import collections
+import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.columns import (
+    TrainingColumns,
+    common_negatives,
+    expand,
+    training_columns,
+    why_not,
+)
 from diffcse_jax.data.pairs import corpus_of
-from diffcse_jax.data.rows import open_rows
 from diffcse_jax.data.split import Split
-from diffcse_jax.documents import docstrings
-from diffcse_jax.documents.document import Document, Documents, Section, id_of
-from diffcse_jax.documents.find import LINES, Source, find_source, fingerprint
-from diffcse_jax.documents.ledger import Ledger, Place
-from diffcse_jax.documents.open import Reading, documents_of, has_blank_lines
-from diffcse_jax.documents.text.lines import extension, read_lines
-from diffcse_jax.errors import DataError
+from diffcse_jax.data.token_store import Corpus, Row
+from diffcse_jax.documents.docstrings import docstring_sentences
+from diffcse_jax.documents.find import LINES, TABLES, fingerprint
+from diffcse_jax.documents.ledger import Ledger, Place, usable
+from diffcse_jax.documents.open import Opened, documents_to_train, open_source
+from diffcse_jax.documents.tables.layout import require_columns, texts_of_row
+from diffcse_jax.documents.tables.table import Table
+from diffcse_jax.documents.tables.values import SAMPLE_ROWS, listed
+from diffcse_jax.documents.text.lines import Texts, read_texts
+from diffcse_jax.errors import DataError, NoSentencesError
+
+OPTION = "data.train_file"
+NO_ROWS = "without rows to train on (data.pairs makes some of documents)"
+SENTENCE = ("sentence",)  # the column of a line
 
 
 def open_corpus(data: DataConfig, split: Split | None = None) -> Corpus:
@@ -25,44 +40,177 @@ def open_corpus(data: DataConfig, split: Split | None = None) -> Corpus:
 
     Documents of a `split` that is open already are not read again.
     """
-    if data.reads_documents:
+    if data.pairs != "columns":
         return corpus_of(split or open_split(data), data)
-    return open_rows(data)
+    opened = open_source(data.train_file, OPTION, columns=data.columns, of_rows=True)
+    _require_one_kind(opened, data.columns)
+    if opened.lines or opened.source.is_docstrings:
+        return _corpus_of_lines(opened, data)
+    return _corpus_of_tables(opened, data)
 
 
 def open_split(data: DataConfig) -> Split:
     """Open the documents that `data.train_file` names, to train on and held out."""
-    source = find_source(data.train_file)
     if len(data.columns) > 2:
         raise DataError(
-            f"{source.name}, data.columns={data.columns}: name a title and a text, or set "
+            f"{data.train_file}, data.columns={data.columns}: name a title and a text, or set "
             "data.pairs='columns'"
         )
-    if source.is_docstrings:
-        documents = docstrings.docstring_documents()
-    elif source.is_file and extension(source.files[0]) in LINES:
-        documents = Documents(
-            source.name, lambda ledger: _blocks(source, ledger), lambda: fingerprint(source)
-        )
-    else:
-        documents = documents_of(source, Reading(data.columns, with_code=False))
+    opened = open_source(data.train_file, OPTION, columns=data.columns)
+    documents = documents_to_train(opened, data.columns)
     return Split(documents, data.held_out, strict=data.on_bad_line == "error")
 
 
-def _blocks(source: Source, ledger: Ledger) -> Iterator[Document]:
-    """Yield the blocks between blank lines of a file or, without blank lines, the lines."""
-    (file,) = source.files
-    name = str(file)
-    ledger.read_file()
-    numbered = read_lines(file, name, ledger)
-    separated = has_blank_lines(file)
+def _require_one_kind(opened: Opened, columns: Sequence[str]) -> None:
+    """Raise `DataError` unless the rows are those of files of one kind."""
+    source = opened.source
+    if source.is_docstrings or (source.data_sets and not source.files):
+        return
+    of_rows = [kind for kind in source.files.values() if kind in (*LINES, *TABLES)]
+    kinds = collections.Counter(of_rows)
+    if len(kinds) > 1:
+        numbers = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+        raise DataError(
+            f"{opened.name}: files of several kinds ({numbers}). Name the files of one kind with a "
+            f"pattern, such as '{opened.name}/**/*{next(iter(kinds))}'"
+        )
+    if not kinds:
+        remedy = "Do not name columns" if columns else "Set data.pairs, for example to 'lead'"
+        raise DataError(f"{opened.name}: these files contain documents. {remedy}")
 
-    def block(line: tuple[int, str]) -> bool | int:
-        return bool(line[1].strip()) if separated else line[0]
 
-    for _, group in itertools.groupby(numbered, block):
-        numbers, lines = zip(*group, strict=True)
-        place = Place(name, numbers[0])
-        if lines[0].strip():
-            ledger.keep()
-            yield Document(id_of(place), (Section("", lines),), place)
+# Lines
+
+
+def _corpus_of_lines(opened: Opened, data: DataConfig) -> Corpus:
+    """Return the lines of txt files, or the sentences of docstrings, as rows of one text."""
+    source = opened.source
+    if missing := [column for column in data.columns if column not in SENTENCE]:
+        require_columns(source.name, SENTENCE, missing, "data.columns")
+
+    def read(ledger: Ledger) -> Iterator[Iterator[Row]]:
+        _account_for_others(opened, ledger)
+        documents = itertools.count()
+        for name, block in _lines(opened, ledger):
+            places = map(Place, itertools.repeat(name), block.numbers)
+            yield map(Row, zip(block.texts), documents, places)
+
+    is_strict = data.on_bad_line == "error"
+    return Corpus(source.name, SENTENCE, read, lambda: fingerprint(source), is_strict)
+
+
+def _lines(opened: Opened, ledger: Ledger) -> Iterator[tuple[str, Texts]]:
+    """Yield the lines of each file in blocks, with the name of the file."""
+    if opened.source.is_docstrings:
+        sentences = tuple(docstring_sentences())
+        ledger.read_file()
+        ledger.keep(len(sentences))
+        yield opened.name, Texts(range(1, len(sentences) + 1), sentences)
+    for file in opened.lines:
+        name = str(file)
+        ledger.read_file()
+        for block in read_texts(file, name, ledger):
+            yield name, block
+
+
+# Tables
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """How the rows of tables become rows of texts."""
+
+    names: tuple[str, ...]  # of the texts of a row
+    note: str = ""  # what was assumed
+    lists: TrainingColumns | None = None  # the columns, if some hold lists of texts
+    negatives: int = 0  # hard negatives of each row, if columns hold lists
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns to read."""
+        return self.lists.names if self.lists else self.names
+
+    def texts(self, values: dict, place: Place, ledger: Ledger) -> Iterator[tuple[str, ...]]:
+        """Yield the texts of a row of a table. Enter what is left out in the ledger."""
+        if self.lists:
+            expanded = expand(values, self.lists, self.negatives)
+            for reason, number in expanded.left_out.items():
+                ledger.leave_out(reason, place, number)
+            for row in expanded.rows:
+                if texts := usable(row, place, ledger):
+                    yield texts
+        elif texts := texts_of_row(values, self.names, place, ledger):
+            several = (
+                values[name] for name in self.names if isinstance(values[name], list | tuple)
+            )
+            if any(len(value) > 1 for value in several):
+                ledger.change("row{s} with a list of texts", "each list read as one text", place)
+            yield texts
+
+
+def _corpus_of_tables(opened: Opened, data: DataConfig) -> Corpus:
+    """Return the rows of tables."""
+    # Beside files, data sets are not read: their rows may be the same.
+    is_of_files = bool(opened.source.files)
+    data_sets = {str(folder) for folder in opened.source.data_sets if is_of_files}
+    tables = [table for table in opened.tables if table.name not in data_sets]
+    if not tables:
+        raise NoSentencesError(f"{opened.name}: no row with a column was found")
+    columns = _columns(opened.name, tables, data.columns)
+    for table in tables:
+        require_columns(table.name, table.columns, table.missing(columns.read), "data.columns")
+
+    def read(ledger: Ledger) -> Iterator[list[Row]]:
+        _account_for_others(opened, ledger)
+        for name in data_sets:
+            ledger.skip_file(name, NO_ROWS)
+        if columns.note:
+            ledger.note(columns.note)
+        documents = itertools.count()
+        for table in tables:
+            ledger.read_file()
+            rows = table.rows(columns.read, ledger, notes_late_text=not data.columns)
+            for number, values in rows:
+                place = Place(table.name, number)
+                texts = list(columns.texts(values, place, ledger))
+                ledger.keep(len(texts))
+                yield [Row(each, next(documents), place) for each in texts]
+
+    def digest() -> str:
+        return fingerprint(opened.source, ("lists",) if columns.lists else ())
+
+    is_strict = data.on_bad_line == "error"
+    return Corpus(opened.name, columns.names, read, digest, is_strict)
+
+
+def _account_for_others(opened: Opened, ledger: Ledger) -> None:
+    """Enter files in a ledger that are not read as rows."""
+    for name, reason, is_loss in opened.unread:
+        ledger.skip_file(name, reason, is_loss=is_loss)
+    for file in opened.prose:
+        ledger.skip_file(str(file), NO_ROWS)
+
+
+def _columns(name: str, tables: Sequence[Table], wanted: Sequence[str]) -> _Columns:
+    """Return the columns that the user named, the only one, or those with known names."""
+    available = tables[0].columns
+    if wanted:
+        return _Columns(tuple(wanted))
+    if len(available) == 1:
+        return _Columns(available)
+    scales = {column for table in tables for column in table.scale_columns}
+    known = training_columns(available, scales)
+    if known is None:
+        reason = why_not(available, scales)
+        raise DataError(f"{name}: it has {len(available)} columns: {listed(available)}; {reason}")
+    note = ""
+    if known.unused:
+        unused = listed(known.unused)
+        note = f"{name}: read the columns {listed(known.names)}, not {unused} (see data.columns)"
+    with_lists = {column for table in tables for column in table.list_columns}
+    if not known.lists and with_lists.isdisjoint((known.positive, *known.hard_negatives)):
+        return _Columns(known.names, note)
+    sample = itertools.islice(tables[0].rows(known.names, Ledger(name)), SAMPLE_ROWS)
+    negatives = common_negatives((values for _, values in sample), known)
+    names = (known.sentence, known.positive, *known.hard_negatives[:1] * negatives)
+    return _Columns(names, note, known, negatives)

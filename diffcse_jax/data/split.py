@@ -168,6 +168,7 @@ class HeldOut(NamedTuple):
 
     chosen: Bool[np.ndarray, " items"]
     by_share: int  # how many of them are in the share; the others were added
+    tied: int = 0  # items of all that share a text with another one
 
     def describe(self, share: float, what: str) -> str:
         """Say what was done if the share gives too few for a verdict.
@@ -179,19 +180,28 @@ class HeldOut(NamedTuple):
             what: The items, as `document{s}`.
         """
         count = int(self.chosen.sum())
-        given = (
+        too_few = (
             f"data.held_out={share} would hold out {counted(self.by_share, what)}, too few for a "
             "verdict"
         )
+        of_all = f"{counted(len(self.chosen), what)}"
+        tied = (
+            f". {self.tied} of the {of_all} share a text with another one, and such stay together: "
+            "removing repeated texts helps"
+            if self.tied
+            else ""
+        )
         if count > self.by_share:
-            return f"{given}: {count} are held out"
+            percent = round(100 * count / len(self.chosen))
+            return f"{too_few}: {count} are held out ({percent}% of {of_all}){tied}"
         if 0 < share < 1 and count < FEWEST_HELD_OUT:
-            return f"{given} that says better. Give at least {counted(2 * FEWEST_HELD_OUT, what)}"
+            remedy = f"Give at least {counted(2 * FEWEST_HELD_OUT, what)}"
+            return f"{too_few} that says better. {remedy}{tied}"
         return ""
 
 
 def held_out_together(
-    own: Sequence[int],
+    digests: Sequence[int],
     keys: Sequence[Sequence[int]],
     share: float,
     *,
@@ -200,33 +210,37 @@ def held_out_together(
     """Choose items to hold out, so that items that share a key stay together.
 
     Args:
-        own: A 64-bit hash of each item. An item that shares no key is held out if its hash is in
-            the share. Of a group, one member decides, chosen by another hash.
+        digests: A 64-bit hash of each item. An item that shares no key is held out if its hash is
+            in the share. Of a group, one member decides, chosen by another hash.
         keys: Hashes of what each item may have in common with others.
         share: The share of the items to hold out.
-        fewest: If the share gives fewer groups, this many are held out: those with the lowest
-            hashes. If these have more than half of all items, the share decides alone.
+        fewest: If the share gives fewer groups, this many are held out: the smallest, and of
+            equally small ones those with the lowest hashes. If these have more than half of all
+            items, the share decides alone.
     """
-    if not own:
+    if not digests:
         return HeldOut(np.zeros(0, bool), 0)
-    hashes = np.array(own, np.uint64)
+    hashes = np.array(digests, np.uint64)
     group = _groups(keys)
     order = np.lexsort((hashes * _MIX, group))
     _, first = np.unique(group[order], return_index=True)
     deciding = order[first]  # by group
     chosen = np.array([is_in_share(int(each), share) for each in hashes[deciding]])
     if share == 1:
-        return HeldOut(chosen[group], len(own))
+        return HeldOut(chosen[group], len(digests))
     sizes = np.bincount(group)
-    is_small = sizes <= max(1, LARGEST_GROUP * len(own))
+    is_small = sizes <= max(1, LARGEST_GROUP * len(digests))
     chosen &= is_small
     by_share = int(sizes[chosen].sum())
     if share > 0 and chosen.sum() < fewest:
         candidates = np.flatnonzero(is_small)
-        lowest = candidates[np.argsort(hashes[deciding][candidates])[:fewest]]
-        if len(lowest) == fewest and sizes[lowest].sum() <= MOST_HELD_OUT * len(own):
-            chosen[lowest] = True
-    return HeldOut(chosen[group], by_share)
+        smallest_first = np.lexsort((hashes[deciding][candidates], sizes[candidates]))
+        extended = chosen.copy()
+        extended[candidates[smallest_first[:fewest]]] = True
+        is_enough = len(candidates) >= fewest
+        if is_enough and sizes[extended].sum() <= MOST_HELD_OUT * len(digests):
+            chosen = extended
+    return HeldOut(chosen[group], by_share, int(sizes[sizes > 1].sum()))
 
 
 def _groups(keys: Sequence[Sequence[int]]) -> np.ndarray:

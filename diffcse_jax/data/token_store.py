@@ -1,4 +1,7 @@
-"""Token stores: texts tokenised once, which training maps into memory.
+"""Rows of text, and token stores: rows tokenised once, which training maps into memory.
+
+A row has one or more columns. One column is a sentence, a second one its positive, further ones are
+hard negatives. A row knows the number of the document that it was made of, and what it is.
 
 A token store is a folder: `token_ids` (of all sentences, without a header), `offsets.npy` (where
 each sentence starts), `rows.npy` (what each row is, see `ROW`) and `meta.json`. The folder's name
@@ -6,12 +9,15 @@ is a hash of all that determines its content. `meta.json` contains the SHA-256 o
 is checked at each opening.
 """
 
+import dataclasses
+import enum
 import hashlib
 import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -19,21 +25,76 @@ import transformers
 from jaxtyping import Bool, Int, Integer, UInt8
 
 from diffcse_jax import io
-from diffcse_jax.data.corpus import Corpus, Row
-from diffcse_jax.documents.ledger import Ledger
-from diffcse_jax.errors import CheckpointError, DataError, counted
-from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.documents.ledger import NOWHERE, Ledger, Place
+from diffcse_jax.errors import CheckpointError, DataError, NoSentencesError
 from diffcse_jax.models.tokenizer import largest_token, tokenise, unlimited_tokenizer
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 META = "meta.json"
 BLOCK_ROWS = 1000  # rows that are tokenised and written at once
-# The number of a row's document, whether it continues the row before, and its `corpus.Kind`.
+# The number of a row's document, whether it continues the row before, and its `Kind`.
 ROW = np.dtype([("document", np.int64), ("follows", np.bool_), ("kind", np.uint8)])
 
 ExampleNumbers = Integer[np.ndarray, " B"]  # numbers of examples
 OfSentences = Int[np.ndarray, "B C"]  # a number for each sentence of these examples
 TokenIds = Integer[np.ndarray, "B C T"]
+
+
+# Rows
+
+
+class Kind(enum.IntEnum):
+    """What the texts of a row are. The numbers are those of the token store."""
+
+    TEXTS = 0  # a sentence, a pair, or a pair with hard negatives
+    PASSAGE = 1  # the same passage in both columns; each epoch takes a window of words out of it
+
+
+class Row(NamedTuple):
+    """A row of a corpus."""
+
+    texts: tuple[str, ...]  # one for each column, without white space around it
+    document: int  # the number of the document, in the order of the source
+    place: Place = NOWHERE
+    kind: Kind = Kind.TEXTS
+    follows: bool = False  # the text continues that of the row before, in the same document
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A source of rows. Each pass reads the source again; memory holds a part of it."""
+
+    name: str  # in messages
+    columns: tuple[str, ...]
+    read: Callable[[Ledger], Iterator[Iterable[Row]]]  # starts a pass, which gives rows in blocks
+    fingerprint: Callable[[], str]  # returns the SHA-256 of the content in hexadecimal
+    strict: bool = False  # a text that cannot be used is an error, also an empty line
+    reading: tuple[str, ...] = ()  # how documents became rows; empty: a row is a line of the source
+
+    def new_ledger(self) -> Ledger:
+        """Return the ledger for a pass."""
+        return Ledger(self.name, strict=self.strict, refuse_empty=not self.reading)
+
+    def rows(self, ledger: Ledger | None = None) -> Iterator[Row]:
+        """Return the usable rows, in their order. The first ones are read at once.
+
+        Raises:
+            NoSentencesError: No row is usable.
+            DataError: The source cannot be read, or `strict` is set and a text cannot be used.
+        """
+        ledger = self.new_ledger() if ledger is None else ledger
+        rows = itertools.chain.from_iterable(self.read(ledger))
+        for first in rows:
+            return itertools.chain([first], rows)
+        details = f" ({summary})" if (summary := ledger.summary()) else ""
+        raise NoSentencesError(f"{self.name}: no usable text{details}")
+
+    def first_texts(self) -> Iterator[str]:
+        """Yield the text of the first column of each row."""
+        return (row.texts[0] for row in self.rows())
+
+
+# Tokens
 
 
 class Examples:
@@ -91,7 +152,9 @@ class TokenStore(Examples):
         self.name = folder.name
         self.columns = tuple(meta["columns"])
         self.max_length = meta["max_length"]
-        self.note: str = meta["note"]  # what was skipped or left out when the store was built
+        # What was read and what was left out when the store was built, one sentence a line.
+        self.account = tuple(meta["account"])
+        self.is_new = False  # this process has just built it
         self.token_ids = np.memmap(folder / "token_ids", meta["dtype"], mode="r")
         self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
         self._rows = np.load(folder / "rows.npy", mmap_mode="r")
@@ -108,7 +171,7 @@ class TokenStore(Examples):
 
     @property
     def kinds(self) -> UInt8[np.ndarray, " rows"]:
-        """What each row is: numbers of `corpus.Kind`."""
+        """What each row is: numbers of `Kind`."""
         return self._rows["kind"]
 
 
@@ -119,6 +182,7 @@ def build_or_open(
     cache_dir: str | Path = "",
     *,
     prompts: Sequence[str] = (),
+    on_rows: Callable[[int], None] = lambda _: None,
 ) -> TokenStore:
     """Open the token store of a corpus, or build it. The processes of a host build it once.
 
@@ -129,6 +193,7 @@ def build_or_open(
         cache_dir: The folder of all stores. Empty: `~/.cache/diffcse_jax/tokens` (or below
             $XDG_CACHE_HOME).
         prompts: The text in front of each sentence, by column. Empty: none.
+        on_rows: Called with the number of rows of each block that is written.
     """
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
@@ -157,7 +222,9 @@ def build_or_open(
                         print(f"warning: {damage}", file=sys.stderr)
                     with io.replace_dir(folder) as new:
                         ledger = corpus.new_ledger()
-                        dtype = _write_arrays(corpus, ledger, backend, new, prompts)
+                        dtype = _write_arrays(
+                            corpus, ledger, backend, new, prompts=prompts, on_rows=on_rows
+                        )
                         if corpus.fingerprint() != text:
                             raise DataError(
                                 f"{corpus.name} changed while it was read. Start again once it is "
@@ -166,23 +233,13 @@ def build_or_open(
                         meta = {
                             "columns": corpus.columns,
                             "max_length": max_length,
-                            "note": ledger.summary(),
+                            "account": ledger.lines() if ledger.has_remarks else [],
                         }
                         io.write_sealed(new / META, meta | {"dtype": dtype.name}, [*new.iterdir()])
                     built = True
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
-    size = (
-        f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), "
-        f"{counted(len(store.token_ids), 'token{s}')}"
-    )
-    note = f" ({store.note})" if store.note else ""
-    log_line(
-        f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}{note}, in {folder}"
-    )
-    if built and not corpus.reading:  # rows of documents need further passes
-        row = zip(corpus.columns, next(corpus.rows()).texts, strict=True)
-        log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
+    store.is_new = built
     return store
 
 
@@ -200,7 +257,9 @@ def _write_arrays(
     ledger: Ledger,
     backend: tokenizers.Tokenizer,
     folder: Path,
+    *,
     prompts: Sequence[str],
+    on_rows: Callable[[int], None],
 ) -> np.dtype:
     """Write the arrays of a store, block by block, and return the type of token ids."""
     assert backend.truncation is not None
@@ -210,10 +269,7 @@ def _write_arrays(
     ends = [np.zeros(1, np.int64)]  # one array per block
     kinds = [np.zeros(0, ROW)]
     rows = corpus.rows(ledger)
-    with (
-        (folder / "token_ids").open("wb") as file,
-        Progress(f"tokenising {corpus.name}", "rows") as progress,
-    ):
+    with (folder / "token_ids").open("wb") as file:
         while block := list(itertools.islice(rows, BLOCK_ROWS)):
             kinds.append(np.array([(row.document, row.follows, row.kind) for row in block], ROW))
             sentences, cut = tokenise(backend, _prompted(block, prompts))
@@ -222,7 +278,7 @@ def _write_arrays(
             tokens = itertools.chain.from_iterable(sentences)
             file.write(np.fromiter(tokens, dtype, lengths.sum()).tobytes())
             ledger.make(f"text{{s}} cut to {longest} tokens", sum(cut))
-            progress.update(len(block))
+            on_rows(len(block))
     np.save(folder / "offsets.npy", np.concatenate(ends))
     np.save(folder / "rows.npy", np.concatenate(kinds))
     return dtype

@@ -9,14 +9,14 @@ import hashlib
 import itertools
 import mimetypes
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from diffcse_jax.documents.docstrings import docstring_fingerprint
 from diffcse_jax.documents.files import formats
 from diffcse_jax.documents.ledger import Ledger
-from diffcse_jax.documents.tables import table as tables
 from diffcse_jax.documents.tables.arrow import data_set_folders, is_of_data_set
 from diffcse_jax.documents.text.lines import extension
 from diffcse_jax.errors import DataError
@@ -26,8 +26,11 @@ WIKI1M, WIKI1M_FILE = "wiki1m", "wiki1m_for_simcse.txt"
 DOCSTRINGS = "docstrings"
 STDIN = "-"
 LINES = (".txt", ".text")  # files of lines, or of documents between blank lines
+TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather")
 KNOWN_NAMES = f"Known names: {WIKI1M}, {DOCSTRINGS}"
-KNOWN_EXTENSIONS = tuple(dict.fromkeys((*tables.KINDS, *formats.KINDS)))
+KNOWN_EXTENSIONS = (*TABLES, *formats.KINDS)
+LINK_TO_FOLDER = "a link to a folder"
+LINK_OUT = "a link to a file outside the folder"
 NOT_TEXT = ("image", "audio", "video", "font", "text/css", "text/javascript")  # kinds of media
 
 
@@ -43,24 +46,14 @@ class Source(NamedTuple):
     """What a name stands for."""
 
     name: str  # as it was given
-    files: tuple[Path, ...] = ()  # those of known kinds, in the order of their names
+    # Those of known kinds, in the order of their names, with their extensions.
+    files: Mapping[Path, str] = MappingProxyType({})
     skipped: tuple[Skipped, ...] = ()  # the others
     is_file: bool = False  # the name is that of one file
+    is_docstrings: bool = False  # the name is `docstrings`
+    is_stdin: bool = False  # the name is `-`, standard input
     data_sets: tuple[Path, ...] = ()  # folders that are read as one table each
     folders: tuple[Path, ...] = ()  # that a pattern matches; their files are among `files`
-
-    @property
-    def is_docstrings(self) -> bool:
-        return self.name == DOCSTRINGS
-
-    @property
-    def is_stdin(self) -> bool:
-        return self.name == STDIN
-
-    def of_kinds(self, kinds: Iterable[str]) -> list[Path]:
-        """Return the files with one of these extensions."""
-        wanted = set(kinds)
-        return [file for file in self.files if extension(file) in wanted]
 
     def account(self, ledger: Ledger) -> None:
         """Enter the files that are not read in a ledger."""
@@ -68,25 +61,31 @@ class Source(NamedTuple):
             ledger.skip_file(name, reason, is_loss=is_loss)
 
 
-def find_source(name: str, option: str = "data.train_file") -> Source:
+def find_source(
+    name: str, option: str = "data.train_file", *, follow_links: bool = False
+) -> Source:
     """Find what a name stands for, or raise a `DataError` that names the option.
 
-    It is a file; a folder; a pattern with `*`, `?`, `[...]` or `**` (folders of any depth), of
-    which matching folders are read whole; `wiki1m` or `docstrings`; or `-`, standard input.
+    Args:
+        name: A file; a folder; a pattern with `*`, `?`, `[...]` or `**` (folders of any depth), of
+            which matching folders are read whole; `wiki1m` or `docstrings`; or `-`, standard input.
+        option: The option that named it, for errors.
+        follow_links: Also read links in a folder that lead to other folders, or to files outside
+            the folder. By default they are skipped.
     """
     if name in (DOCSTRINGS, STDIN):
-        return Source(name)
+        return Source(name, is_docstrings=name == DOCSTRINGS, is_stdin=name == STDIN)
     if not name:
         raise DataError(f"{option} is empty. Name a file or a folder. {KNOWN_NAMES}")
     if name == WIKI1M:
         file = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}")
-        return Source(name, (file,), is_file=True)
+        return Source(name, {file: extension(file)}, is_file=True)
     if is_pattern(name):
-        return _matching(option, name)
+        return _matching(option, name, follow_links)
     path = expand_path(name)
     if os.path.isdir(path):
-        found, skipped = _files_below(path)
-        return _checked(option, name, found, skipped)
+        files, skipped = _files_below(path, follow_links)
+        return _checked(option, name, files, skipped)
     if problem := why_unreadable(path):
         raise DataError(f"{option}: {problem}. {KNOWN_NAMES}")
     return _checked(option, name, [path], is_file=True)
@@ -97,9 +96,9 @@ def is_pattern(name: str) -> bool:
     return glob.has_magic(name) and not os.path.exists(expand_path(name))
 
 
-def _matching(option: str, pattern: str) -> Source:
+def _matching(option: str, pattern: str, follow_links: bool) -> Source:
     """Return the source of a pattern: the files that it matches, and all in matching folders."""
-    matches = _matches(os.path.expanduser(pattern))
+    matches = _matches(os.path.expanduser(pattern), follow_links)
     if not any(matches):
         raise DataError(
             f"{option}: nothing matches {pattern}. Check the pattern, and put it in quotes"
@@ -107,8 +106,8 @@ def _matching(option: str, pattern: str) -> Source:
     files = [*matches.files]
     skipped = [*matches.skipped]
     for folder in matches.folders:
-        found, others = _files_below(folder)
-        files += found
+        below, others = _files_below(folder, follow_links)
+        files += below
         skipped += others
     return _checked(option, pattern, files, skipped)._replace(folders=matches.folders)
 
@@ -116,26 +115,25 @@ def _matching(option: str, pattern: str) -> Source:
 def _checked(
     option: str,
     name: str,
-    found: Sequence[Path],
+    paths: Sequence[Path],
     skipped: Sequence[Skipped] = (),
     *,
     is_file: bool = False,
 ) -> Source:
     """Return the source of these files. Raise `DataError` if none is of a known kind."""
-    files, others = _once(found)
+    files, others = _once(paths)
     data_sets = () if is_file else data_set_folders(files)
     collections = {file.parent for file in files if file.name.startswith("corpus.jsonl")}
-    usable = []
+    usable: dict[Path, str] = {}
     left = [*skipped, *others]
     for file in files:
-        if any(folder in file.parents for folder in data_sets):
+        kind = extension(file)
+        reason = _why_skipped(file, kind, collections, is_named=is_file)
+        if data_sets and any(folder in file.parents for folder in data_sets):
             if not is_of_data_set(file):
-                other = Skipped(str(file), "beside the files of a data set")
-                left.append(_why_skipped(file, collections, is_named=False) or other)
-            continue
-        reason = _why_skipped(file, collections, is_named=is_file)
-        if reason is None:
-            usable.append(file)
+                left.append(reason or Skipped(str(file), "beside the files of a data set"))
+        elif reason is None:
+            usable[file] = kind
         else:
             left.append(reason)
     if not usable and not data_sets:
@@ -144,7 +142,7 @@ def _checked(
         account = ledger.summary() or "none found"
         kinds = ", ".join(KNOWN_EXTENSIONS)
         raise DataError(f"{option}: {name}: no file of a known kind ({account}). Known: {kinds}")
-    return Source(name, tuple(usable), tuple(left), is_file, data_sets)
+    return Source(name, usable, tuple(left), is_file, data_sets=data_sets)
 
 
 class _Matches(NamedTuple):
@@ -155,7 +153,7 @@ class _Matches(NamedTuple):
     skipped: Sequence[Skipped]  # folders of indexes, and links to folders
 
 
-def _matches(pattern: str) -> _Matches:
+def _matches(pattern: str, follow_links: bool) -> _Matches:
     """Return the files and folders that a pattern matches, and what is not read among them."""
     parts = Path(pattern).parts
     # The folder in which the pattern begins.
@@ -164,14 +162,16 @@ def _matches(pattern: str) -> _Matches:
     files: list[Path] = []
     folders: dict[Path, None] = {}
     skipped: dict[Path, Skipped] = {}
-    paths, linked = _expanded(pattern)
+    paths, linked = _expanded(pattern, follow_links)
     read = {folder for path in paths for folder in path.parents}  # also links that it names
-    links = [Skipped(str(path), "a link to a folder") for path in linked if path not in read]
+    links = [Skipped(str(path), LINK_TO_FOLDER) for path in linked if path not in read]
     for path in paths:
         is_folder = path.is_dir()
         above = [each for each in path.parents if each == start or start in each.parents]
         if index := next(filter(is_index, [path, *above] if is_folder else above), None):
             skipped[index] = _index(index)
+        elif not follow_links and _leaves(path, start):
+            skipped[path] = Skipped(str(path), LINK_TO_FOLDER if is_folder else LINK_OUT)
         elif is_folder:
             folders[path] = None
         else:
@@ -185,61 +185,83 @@ def _matches(pattern: str) -> _Matches:
     return _Matches(files, tuple(sorted(outer)), [*skipped.values(), *links])
 
 
-def _expanded(pattern: str) -> tuple[list[Path], list[Path]]:
-    """Return what a pattern matches, and links to folders, which `**` does not stand for."""
+def _expanded(pattern: str, follow_links: bool) -> tuple[list[Path], list[Path]]:
+    """Return what a pattern matches, and links to folders that `**` does not stand for."""
     parts = Path(pattern).parts
     if "**" not in parts:
         return [*map(Path, glob.glob(pattern))], []
     place = parts.index("**")
-    found: dict[Path, None] = {}
+    matches: dict[Path, None] = {}
     links: dict[Path, None] = {}
     for start in glob.glob(str(Path(*parts[:place]))):
-        for root, folders, names in os.walk(start):
-            here = Path(root)
-            seen = sorted(each for each in folders if each[0] != ".")
-            folders[:] = [each for each in seen if not os.path.islink(here / each)]
-            linked = {here / each for each in set(seen).difference(folders)}
-            links |= dict.fromkeys(sorted(linked))
+        for here, _, names, not_followed in _walk(Path(start), follow_links):
+            links |= dict.fromkeys(not_followed)
             if place + 1 == len(parts):
-                found |= dict.fromkeys([here, *(here / each for each in names if each[0] != ".")])
+                matches |= dict.fromkeys([here, *(here / each for each in names if each[0] != ".")])
                 continue
-            below, others = _expanded(str(Path(glob.escape(root), *parts[place + 1 :])))
-            found |= dict.fromkeys(each for each in below if each not in linked)
+            rest = str(Path(glob.escape(str(here)), *parts[place + 1 :]))
+            below, others = _expanded(rest, follow_links)
+            matches |= dict.fromkeys(each for each in below if each not in not_followed)
             links |= dict.fromkeys(others)
-    return [*found], [*links]
+    return [*matches], [*links]
+
+
+def _walk(
+    top: Path, follow_links: bool, skipped: list[Skipped] | None = None
+) -> Iterator[tuple[Path, list[str], list[str], list[Path]]]:
+    """Yield a folder and those below it: its folders, files, and links that are not followed.
+
+    A caller may remove folders. Hidden ones are left out, and so are links to a folder that was
+    read. `skipped` receives the hidden folders and those that cannot be read.
+    """
+    skipped = [] if skipped is None else skipped
+    visited = set()
+
+    def note(error: OSError) -> None:
+        skipped.append(Skipped(str(error.filename), f"unreadable: {error.strerror}"))
+
+    for root, folders, names in os.walk(top, onerror=note, followlinks=follow_links):
+        here = Path(root)
+        visited.add(os.path.realpath(here))
+        skipped += [Skipped(str(here / each), "hidden", False) for each in _hidden(folders)]
+        shown = sorted(each for each in folders if each[0] != ".")
+        links = [here / each for each in shown if os.path.islink(here / each)]
+        if follow_links:
+            links = [link for link in links if os.path.realpath(link) in visited]
+        folders[:] = [each for each in shown if here / each not in links]
+        yield here, folders, names, links
+
+
+def _leaves(path: Path, folder: Path) -> bool:
+    """Return whether a path is a link to something outside a folder."""
+    return path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())
 
 
 def _index(folder: Path) -> Skipped:
     return Skipped(str(folder), "an index of this program", is_loss=False)
 
 
-def _files_below(folder: Path) -> tuple[list[Path], list[Skipped]]:
-    """Return the files in a folder and the folders below it, and what is skipped there.
-
-    Hidden files and indexes are skipped. Links to folders are not followed.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
-
-    found: list[Path] = []
+def _files_below(folder: Path, follow_links: bool) -> tuple[list[Path], list[Skipped]]:
+    """Return the files in a folder and the folders below it, and what is skipped there."""
+    files: list[Path] = []
     skipped: list[Skipped] = []
-    for root, folders, names in os.walk(folder, onerror=refuse):
-        here = Path(root)
+    for here, folders, names, links in _walk(folder, follow_links, skipped):
         if has_index_manifest(here):
             skipped.append(_index(here))
             folders.clear()
             continue
-        skipped += [Skipped(str(here / each), "hidden", False) for each in _hidden(folders, names)]
-        links = [each for each in folders if os.path.islink(here / each) and each[0] != "."]
-        skipped += [Skipped(str(here / each), "a link to a folder") for each in links]
-        folders[:] = sorted(each for each in folders if each[0] != "." and each not in links)
-        found += [here / each for each in names if each[0] != "."]
-    return found, skipped
+        skipped += [Skipped(str(link), LINK_TO_FOLDER) for link in links]
+        skipped += [Skipped(str(here / each), "hidden", False) for each in _hidden(names)]
+        for name in sorted(each for each in names if each[0] != "."):
+            if not follow_links and _leaves(here / name, folder):
+                skipped.append(Skipped(str(here / name), LINK_OUT))
+            else:
+                files.append(here / name)
+    return files, skipped
 
 
-def _hidden(*names: Sequence[str]) -> Iterator[str]:
-    return (name for each in names for name in each if name.startswith("."))
+def _hidden(names: Sequence[str]) -> Iterator[str]:
+    return (name for name in names if name.startswith("."))
 
 
 def _once(files: Iterable[Path]) -> tuple[list[Path], list[Skipped]]:
@@ -255,20 +277,22 @@ def _once(files: Iterable[Path]) -> tuple[list[Path], list[Skipped]]:
     return sorted(kept.values()), skipped
 
 
-def _why_skipped(file: Path, collections: set[Path], *, is_named: bool) -> Skipped | None:
+def _why_skipped(
+    file: Path, kind: str, collections: set[Path], *, is_named: bool
+) -> Skipped | None:
     """Return why a file is not read, or None. `collections` are folders with a `corpus.jsonl`."""
     name = str(file)
     is_queries = file.name.startswith("queries.jsonl") and file.parent in collections
     if is_queries or (file.parent.name == "qrels" and file.parent.parent in collections):
         return Skipped(name, "of queries and judgements", False)
-    if extension(file) in tables.KINDS and file.name.startswith("_") and not is_named:
+    if kind in TABLES and file.name.startswith("_") and not is_named:
         return Skipped(name, "named _*, as other programs name their notes")
-    if extension(file) in KNOWN_EXTENSIONS:
+    if kind in KNOWN_EXTENSIONS:
         problem = "" if is_named else why_unreadable(file)
         return Skipped(name, problem) if problem else None
-    kind = mimetypes.guess_type(file.name)[0] or ""
+    medium = mimetypes.guess_type(file.name)[0] or ""
     reason = f"of the kind {file.suffix}" if file.suffix else "without extension"
-    return Skipped(name, reason, not kind.startswith(NOT_TEXT))
+    return Skipped(name, reason, not medium.startswith(NOT_TEXT))
 
 
 def fingerprint(source: Source, reading: Sequence[str] = ()) -> str:
@@ -283,9 +307,10 @@ def fingerprint(source: Source, reading: Sequence[str] = ()) -> str:
         raise DataError("standard input can be read only once. Name a file")
     if source.is_docstrings:
         return docstring_fingerprint()
-    files = list(source.files)
+    files = dict(source.files)
     for folder in source.data_sets:
-        files += sorted(file for file in folder.rglob("*") if file.is_file())
-    parts = [f"{extension(file)} {sha256([file])}" for file in files]
+        members = sorted(file for file in folder.rglob("*") if file.is_file())
+        files |= {file: extension(file) for file in members}
+    parts = [f"{kind} {sha256([file])}" for file, kind in files.items()]
     content = "\n".join([*parts, *reading]).encode(errors="surrogateescape")
     return hashlib.sha256(content).hexdigest()

@@ -176,6 +176,12 @@ class Ledger:
         """Return whether a file was not read, or a text left out, that should have been used."""
         return any(entry.is_loss for entry in (*self.unread.values(), *self.left_out.values()))
 
+    @property
+    def has_remarks(self) -> bool:
+        """Return whether there is more to say than how many texts one file has."""
+        odd = self.unread or self.left_out or self.changed or self.notes
+        return bool(odd) or self.files > 1 or any(self.made.values())
+
     def lines(self) -> list[str]:
         """Return the account for a person, one sentence a line."""
         made = [counted(number, what) for what, number in self.made.items() if number]

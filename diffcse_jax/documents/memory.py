@@ -19,7 +19,7 @@ from diffcse_jax.documents.tables.layout import (
     own_id,
     require_columns,
 )
-from diffcse_jax.documents.tables.values import SAMPLE_ROWS, is_missing, text_columns
+from diffcse_jax.documents.tables.values import SAMPLE_ROWS, text_columns, without_missing
 from diffcse_jax.errors import DataError
 
 EXPECTED = (
@@ -91,12 +91,13 @@ def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
     sample: list[dict[str, Any]] = []
     for row in (values_of(text) for text in texts if isinstance(text, Mapping)):
         keys.update(dict.fromkeys(row))
-        new = {key for key in row.keys() - seen if not is_missing(row[key])}
+        new = {key for key in row.keys() - seen if row[key] is not None}
         if new or len(sample) < SAMPLE_ROWS:
             sample.append(row)
             seen |= new
     if id_column and keys:
-        require_columns("the given dicts", [*keys], [id_column] if id_column not in keys else [])
+        missing = [id_column] if id_column not in keys else []
+        require_columns("the given dicts", [*keys], missing, "id_column")
     strings = [key for key in keys if any(isinstance(row.get(key), str) for row in sample)]
     texts = text_columns([*keys], sample) or strings
     return layout_of("the given dicts", [*keys], texts, id_column) or Layout(("sentence",))
@@ -114,9 +115,9 @@ def _keys(
 
 
 def values_of(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the values of a dict. pandas gives the lists of a Parquet file as arrays."""
+    """Return the values of a dict. Missing ones are None; pandas' arrays are lists."""
     return {
-        str(key): value.tolist() if isinstance(value, np.ndarray) else value
+        str(key): value.tolist() if isinstance(value, np.ndarray) else without_missing(value)
         for key, value in row.items()
     }
 

@@ -1,23 +1,41 @@
-"""Open any text that a user may name, as documents.
+"""The door to texts: sort a source into lines, tables and prose, and read its documents.
 
-`open_documents_to_search` reads the text of all commands but training. All training text can also
-be encoded and searched.
+`open_source` alone decides how a file is read:
+
+| file           | named by the user                      | in a folder or matched by a pattern |
+|----------------|----------------------------------------|-------------------------------------|
+| txt            | lines: each line is a text             | prose; in training rows, lines      |
+| csv, jsonl, .. | a table: each row is a text            | the same                            |
+| md, html, pdf  | prose: the file is a document          | the same                            |
+
+What is made of these depends on the use. Search reads each line as a document, and training on
+documents reads the text between two blank lines as one.
 """
 
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from diffcse_jax.documents import docstrings
+from diffcse_jax.documents.docstrings import docstring_documents
 from diffcse_jax.documents.document import Document, Documents, IdsOfFiles, Section, id_of
 from diffcse_jax.documents.files import formats
 from diffcse_jax.documents.files.pool import parse_files
-from diffcse_jax.documents.find import LINES, STDIN, Skipped, Source, find_source, fingerprint
-from diffcse_jax.documents.ledger import EMPTY, NO_TEXT, Ledger, Place, usable
-from diffcse_jax.documents.tables import table as tables
+from diffcse_jax.documents.find import (
+    LINES,
+    STDIN,
+    TABLES,
+    Skipped,
+    Source,
+    find_source,
+    fingerprint,
+)
+from diffcse_jax.documents.ledger import EMPTY, NO_TEXT, Ledger, Place
+from diffcse_jax.documents.tables.arrow import open_arrow, open_data_set, open_parquet
+from diffcse_jax.documents.tables.delimited import TAB_EXTENSIONS, open_delimited
+from diffcse_jax.documents.tables.json import open_json
 from diffcse_jax.documents.tables.layout import (
     Layout,
     document_of,
@@ -27,37 +45,235 @@ from diffcse_jax.documents.tables.layout import (
     own_id,
     require_columns,
 )
-from diffcse_jax.documents.tables.table import Table, open_table
+from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed
-from diffcse_jax.documents.text.lines import extension, lines_of, read_lines
+from diffcse_jax.documents.text.lines import (
+    Numbered,
+    Texts,
+    extension,
+    read_lines,
+    read_texts,
+    texts_of,
+)
 from diffcse_jax.errors import DataError
 
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
-LOOKED_AT_FILES = 10
+WITHOUT_COLUMNS = "without columns"
+
+_OPENERS: dict[str, Callable[[Path, str], Table]] = {
+    ".jsonl": open_json,
+    ".ndjson": open_json,
+    ".json": open_json,
+    ".parquet": open_parquet,
+    ".arrow": open_arrow,
+    ".feather": open_arrow,
+}
+
+
+# Sorting
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A source whose files are sorted by how they are read.
+
+    Attributes:
+        source: What the name stands for.
+        name: The source, as the user named it.
+        lines: Files of which each line is a text.
+        tables: Tables of which each row is a text.
+        prose: Files of which each is a document.
+        unread: Files that are not read, with the reason.
+    """
+
+    source: Source
+    name: str
+    lines: tuple[Path, ...] = ()
+    tables: tuple[Table, ...] = ()
+    prose: tuple[Path, ...] = ()
+    unread: tuple[Skipped, ...] = ()
+
+    @property
+    def is_of_tables(self) -> bool:
+        """Return whether there are tables, and nothing else to read."""
+        return bool(self.tables) and not (self.lines or self.prose)
+
+
+def open_source(
+    name: str, option: str, *, columns: Sequence[str] = (), of_rows: bool = False
+) -> Opened:
+    """Find the files that a name stands for, and sort them by how they are read.
+
+    A table that cannot be read is an error only if nothing else was found. Otherwise it is among
+    `unread`.
+
+    Args:
+        name: A file, folder, pattern or known name; see `find_source`.
+        option: The option that named it, for errors.
+        columns: Columns that the user named. If the first line of a csv file has them, it holds
+            the names of its columns, whatever else it looks like.
+        of_rows: Each line of txt files is a text, also in a folder.
+    """
+    source = find_source(name, option)
+    lines: list[Path] = []
+    tables: list[Table] = []
+    prose: list[Path] = []
+    unread = [*source.skipped]
+    are_lines = source.is_file or of_rows
+    for folder in source.data_sets:
+        _add_table(folder, source, columns, tables, unread)
+    for path, kind in source.files.items():
+        if kind in LINES and are_lines:
+            lines.append(path)
+        elif kind in formats.KINDS:
+            prose.append(path)
+        else:
+            _add_table(path, source, columns, tables, unread)
+    return Opened(source, name, tuple(lines), tuple(tables), tuple(prose), tuple(unread))
+
+
+def _add_table(
+    path: Path,
+    source: Source,
+    columns: Sequence[str],
+    tables: list[Table],
+    unread: list[Skipped],
+) -> None:
+    """Open a table. If that fails or gives no rows, enter the reason in `unread`."""
+    try:
+        table = open_table(path, str(path), columns)
+    except DataError as error:
+        if len(source.files) + len(source.data_sets) < 2:
+            raise
+        unread.append(Skipped(str(path), str(error)))
+        return
+    if table.columns:
+        tables.append(table)
+    else:
+        unread.append(Skipped(str(path), NO_TEXT, is_loss=False))
+
+
+def open_table(path: Path, name: str, columns: Sequence[str] = ()) -> Table:
+    """Open a table: a file of a known kind, or the folder of a data set.
+
+    Args:
+        path: The file, or the folder; see `arrow.data_set_folders`.
+        name: How messages call it.
+        columns: Columns that the user named; see `open_source`.
+    """
+    if path.is_dir():
+        return open_data_set(path, name)
+    kind = extension(path)
+    if kind not in TABLES:
+        raise DataError(f"{name}: unknown extension. Known: {', '.join(TABLES)}")
+    opener = _OPENERS.get(kind)
+    return opener(path, name) if opener else open_delimited(path, name, columns)
+
+
+def open_pairs(path: Path) -> Table | None:
+    """Open a table of pairs; return None if each line of the file is a pair.
+
+    Pairs that are separated by tabs are lines, because their first line may be a pair and quotes
+    in them are text. Files of unknown kinds are lines, too.
+    """
+    kind = extension(path)
+    return open_table(path, str(path)) if kind in TABLES and kind not in TAB_EXTENSIONS else None
+
+
+# Documents
 
 
 def open_documents_to_search(
     name: str | Path, option: str = "--input", *, columns: Sequence[str] = (), id_column: str = ""
 ) -> Documents:
-    """Open any text that a user may name.
+    """Open any text that a user may name; see `documents_to_search`."""
+    opened = open_source(str(name), option, columns=columns)
+    return documents_to_search(opened, option, columns=columns, id_column=id_column)
 
-    See `find_source`. Errors name the `option` that named the text. A line of a txt file is a
-    document, and so is a row of a table, or another file. Of a table, the known columns `title` and
-    `text` are read, or else all columns of text.
+
+def documents_to_search(
+    opened: Opened, option: str = "--input", *, columns: Sequence[str] = (), id_column: str = ""
+) -> Documents:
+    """Return the documents of all commands but training: lines, rows and prose.
+
+    Of a table, the known columns `title` and `text` are read, or else all columns of text.
 
     Args:
-        name: A file, folder, pattern or known name, or `-` for the lines of standard input. The
-            last two have no columns: `columns` and `id_column` are refused.
+        opened: The source. The lines of standard input and docstrings have no columns: `columns`
+            and `id_column` are refused.
         option: The option that named it, for errors.
         columns: The columns of a table that are read. Each is a text of its own.
         id_column: The column that identifies rows. By default it is `_id` or `id`, if there is one.
     """
-    source = find_source(str(name), option)
+    source = opened.source
     if columns or id_column:
         _require_columns_apply(source, option)
     if source.is_docstrings:
-        return docstrings.docstring_documents()
-    return documents_of(source, Reading(columns, id_column, with_code=True, is_search=True))
+        return docstring_documents()
+
+    def layout_for(table: Table) -> Layout | None:
+        require_columns(table.name, table.columns, table.missing(columns), "columns")
+        by_name = filter(None, [id_column])
+        require_columns(table.name, table.columns, table.missing([*by_name]), "id_column")
+        usual = _usual_layout(table, id_column)
+        if not columns:
+            return usual
+        column = usual.id if usual else id_column or None
+        return Layout(tuple(columns), id=column, are_separate=True)
+
+    opened, rows = _with_layouts(opened, layout_for)
+    if columns or id_column:
+        opened = _of_tables_alone(opened)
+    _require_text(opened, rows)
+    note = _about_txt_files(opened)
+
+    def read(ledger: Ledger) -> Iterator[Document]:
+        _account(opened, ledger)
+        if note:
+            ledger.note(note)
+        if source.is_stdin:
+            yield from _lines(STDIN, texts_of(sys.stdin.buffer, STDIN, ledger), ledger)
+        for file in opened.lines:
+            yield from _lines(str(file), read_texts(file, str(file), ledger), ledger)
+        yield from _prose(opened.prose, ledger, with_code=True)
+        yield from (_rows_of_files if len(rows) > 1 else _rows)(rows, ledger)
+
+    return Documents(source.name, read, lambda: fingerprint(source, _marks(opened, columns)))
+
+
+def documents_to_train(opened: Opened, columns: Sequence[str]) -> Documents:
+    """Return documents to make training rows of: prose, rows, or the blocks of a txt file.
+
+    Args:
+        opened: The source.
+        columns: The columns of a table that hold the title and the text, or the text alone.
+    """
+    source = opened.source
+    if source.is_docstrings:
+        return docstring_documents()
+
+    def layout_for(table: Table) -> Layout | None:
+        require_columns(table.name, table.columns, table.missing(columns), "data.columns")
+        usual = _usual_layout(table)
+        if not columns:
+            return usual
+        *title, text = columns
+        return Layout((text,), title[0] if title else None, usual.id if usual else None)
+
+    opened, rows = _with_layouts(opened, layout_for)
+    if columns and not opened.lines:
+        opened = _of_tables_alone(opened)
+    _require_text(opened, rows)
+
+    def read(ledger: Ledger) -> Iterator[Document]:
+        _account(opened, ledger)
+        for file in opened.lines:
+            yield from _blocks(file, ledger)
+        yield from _prose(opened.prose, ledger, with_code=False)
+        yield from _rows(rows, ledger)
+
+    marks = () if opened.lines else _marks(opened, columns)
+    return Documents(source.name, read, lambda: fingerprint(source, marks))
 
 
 def _require_columns_apply(source: Source, option: str) -> None:
@@ -74,162 +290,88 @@ def _require_columns_apply(source: Source, option: str) -> None:
         )
 
 
-class Reading(NamedTuple):
-    """How the files of a source are read as documents."""
-
-    columns: Sequence[str] = ()  # of tables, if the user named some
-    id_column: str = ""
-    with_code: bool = False  # also read tables, code and preformatted text in documents
-    is_search: bool = False  # named columns are texts of their own, and lines of a txt file, too
-
-    @property
-    def needs_tables(self) -> bool:
-        """Return whether only tables have what the user named."""
-        return bool(self.columns or self.id_column)
+def _of_tables_alone(opened: Opened) -> Opened:
+    """Leave out all but tables, because only these have the columns that the user named."""
+    others = [Skipped(str(file), WITHOUT_COLUMNS) for file in (*opened.lines, *opened.prose)]
+    return dataclasses.replace(opened, lines=(), prose=(), unread=(*opened.unread, *others))
 
 
-class _Opened(NamedTuple):
-    """The files of a source by the way they are read."""
-
-    lines: Sequence[Path]
-    prose: Sequence[Path]
-    tables: Sequence[tuple[Table, Layout]]
-    skipped: Sequence[Skipped]
-
-    def note(self, name: str) -> str:
-        """Return which documents the txt files of a source hold; empty unless it has several."""
-        if len(self.lines) > 1:
-            return f"{name}: each line of its txt files is a document"
-        if sum(extension(file) in LINES for file in self.prose) > 1:
-            return f"{name}: each of its txt files is a document"
-        return ""
+def _require_text(opened: Opened, rows: "Sequence[_Rows]") -> None:
+    """Raise `DataError` if there is nothing to read."""
+    if not (opened.lines or opened.prose or rows or opened.source.is_stdin):
+        reasons = "; ".join(f"{each.name}: {each.reason}" for each in opened.unread[:5])
+        raise DataError(f"{opened.name}: no table with a column of text ({reasons})")
 
 
-def documents_of(source: Source, reading: Reading) -> Documents:
-    """Return the documents of files and tables."""
-    opened = _open(source, reading)
-
-    def read(ledger: Ledger) -> Iterator[Document]:
-        source.account(ledger)
-        Source(source.name, skipped=tuple(opened.skipped)).account(ledger)
-        if reading.is_search and (note := opened.note(source.name)):
-            ledger.note(note)
-        if source.is_stdin:
-            yield from _lines(STDIN, lines_of(sys.stdin.buffer, STDIN, ledger), ledger)
-        for file in opened.lines:
-            yield from _lines(str(file), read_lines(file, str(file), ledger), ledger)
-        yield from _prose(opened.prose, reading.with_code, ledger)
-        if reading.is_search and len(opened.tables) > 1:
-            yield from _rows_of_files(opened.tables, ledger)
-            return
-        for table, layout in opened.tables:
-            yield from _rows(table, layout, ledger)
-
-    return Documents(
-        source.name, read, lambda: fingerprint(source, _marks(source, reading, opened))
-    )
+def _account(opened: Opened, ledger: Ledger) -> None:
+    """Enter the files that are not read in a ledger."""
+    for name, reason, is_loss in opened.unread:
+        ledger.skip_file(name, reason, is_loss=is_loss)
 
 
-def _marks(source: Source, reading: Reading, opened: _Opened) -> tuple[str, ...]:
+def _about_txt_files(opened: Opened) -> str:
+    """Say what the documents of several txt files are; nothing of one that the user named."""
+    number = sum(extension(file) in LINES for file in opened.prose)
+    return f"{opened.name}: each of its txt files is a document" if number > 1 else ""
+
+
+def _marks(opened: Opened, columns: Sequence[str]) -> tuple[str, ...]:
     """Return how files are read, as far as their content does not say it; see `fingerprint`.
 
     Of a txt file that the user names, each line or block is a document. If it is the one file of a
-    folder, it may be read whole. Documents whose library is missing are left out, until it is
+    folder, it is read whole. Documents whose library is missing are left out, until it is
     installed.
     """
     kinds = sorted({extension(file) for file in opened.prose})
     unread = [f"without {kind}" for kind in kinds if formats.lacks_library(kind)]
-    is_alone = len(source.files) == 1 and extension(source.files[0]) in LINES
-    is_whole = is_alone and bool(opened.prose)
-    return (*reading.columns, *(["whole"] if is_whole else []), *unread)
+    is_whole = len(opened.source.files) == 1 and kinds and kinds[0] in LINES
+    return (*columns, *(["whole"] if is_whole else []), *unread)
 
 
-def _open(source: Source, reading: Reading) -> _Opened:
-    """Decide how each file is read, and open the tables."""
-    found, skipped = _open_tables(source, reading)
-    prose = source.of_kinds(formats.KINDS)
-    lines: list[Path] = []
-    if reading.needs_tables:
-        skipped += [Skipped(str(file), "without columns") for file in prose]
-        prose = []
-    elif reading.is_search and len(prose) == len(source.files) and _are_lines(source):
-        lines = prose
-        prose = []
-    if not (prose or lines or found or source.is_stdin):
-        reasons = "; ".join(f"{each.name}: {each.reason}" for each in skipped[:5])
-        raise DataError(f"{source.name}: no table with a column of text ({reasons})")
-    return _Opened(lines, prose, found, skipped)
+# Lines
 
 
-def _open_tables(
-    source: Source, reading: Reading
-) -> tuple[list[tuple[Table, Layout]], list[Skipped]]:
-    """Open the tables of a source; return those with text, and the others with the reason.
-
-    A table that cannot be read is an error only if it is the one file that the user named.
-    """
-    paths = [*source.data_sets, *source.of_kinds(tables.KINDS)]
-    found = []
-    skipped = []
-    for path in paths:
-        try:
-            table = open_table(path, str(path), reading.columns)
-            layout = _layout(table, reading)
-        except DataError as error:
-            if len(source.files) + len(source.data_sets) < 2:
-                raise
-            skipped.append(Skipped(str(path), str(error)))
-            continue
-        if layout:
-            found.append((table, layout))
-        else:
-            reason = f"without a column of text. It has: {listed(table.columns)}"
-            skipped.append(
-                Skipped(str(path), reason if table.columns else NO_TEXT, bool(table.columns))
-            )
-    return found, skipped
-
-
-def _layout(table: Table, reading: Reading) -> Layout | None:
-    if not table.columns:
-        return None
-    named = [*reading.columns, *filter(None, [reading.id_column])]
-    require_columns(table.name, table.columns, table.missing(named))
-    usual = layout_of(
-        table.name,
-        table.columns,
-        table.text_columns,
-        reading.id_column,
-        is_open=table.is_open,
-    )
-    if not reading.columns:
-        return usual
-    own_id = usual.id if usual else reading.id_column or None
-    if reading.is_search:
-        return Layout(tuple(reading.columns), id=own_id, are_separate=True)
-    *title, text = reading.columns
-    return Layout((text,), title[0] if title else None, own_id)
-
-
-def _are_lines(source: Source) -> bool:
-    """Return whether files are lines of text, and not documents."""
-    if any(extension(file) not in LINES for file in source.files):
-        return False
-    return source.is_file or not any(map(has_blank_lines, source.files[:LOOKED_AT_FILES]))
-
-
-def _lines(name: str, lines: Iterable[tuple[int, str]], ledger: Ledger) -> Iterator[Document]:
+def _lines(name: str, blocks: Iterable[Texts], ledger: Ledger) -> Iterator[Document]:
     """Yield each line as a document."""
     ledger.read_file()
-    for number, line in lines:
-        place = Place(name, number)
-        if texts := usable((line,), place, ledger):
+    for block in blocks:
+        for number, text in zip(block.numbers, block.texts, strict=True):
+            place = Place(name, number)
+            yield Document(id_of(place), (Section("", (text,)),), place, whole=True)
+
+
+def _blocks(file: Path, ledger: Ledger) -> Iterator[Document]:
+    """Yield the blocks between blank lines of a file or, without blank lines, the lines."""
+    name = str(file)
+    ledger.read_file()
+    numbered = read_lines(file, name, ledger)
+    separated = _has_blank_lines(file)
+
+    def block(line: Numbered) -> bool | int:
+        return bool(line[1].strip()) if separated else line[0]
+
+    for _, group in itertools.groupby(numbered, block):
+        numbers, lines = zip(*group, strict=True)
+        place = Place(name, numbers[0])
+        if lines[0].strip():
             ledger.keep()
-            yield Document(id_of(place), (Section("", texts),), place, whole=True)
+            yield Document(id_of(place), (Section("", lines),), place)
 
 
-def _prose(files: Sequence[Path], with_code: bool, ledger: Ledger) -> Iterator[Document]:
+def _has_blank_lines(file: Path) -> bool:
+    """Return whether blank lines separate text, by the first lines."""
+    first = itertools.islice(read_lines(file, str(file), Ledger(str(file))), LOOKED_AT)
+    blocks = itertools.groupby(first, lambda line: bool(line[1].strip()))
+    return sum(is_text for is_text, _ in blocks) > 1
+
+
+# Prose
+
+
+def _prose(files: Sequence[Path], ledger: Ledger, *, with_code: bool) -> Iterator[Document]:
     """Yield each file that has text as a document."""
+    if not files:
+        return
     for file, parsed in zip(files, parse_files(files, with_code=with_code), strict=True):
         name = str(file)
         if isinstance(parsed, formats.Unreadable):
@@ -245,40 +387,70 @@ def _prose(files: Sequence[Path], with_code: bool, ledger: Ledger) -> Iterator[D
         yield Document(name, sections, Place(name))
 
 
-def _rows_of_files(opened: Sequence[tuple[Table, Layout]], ledger: Ledger) -> Iterator[Document]:
-    """Yield the rows of several tables as documents.
+# Rows
 
-    The ids of rows of different tables differ.
+
+class _Rows(NamedTuple):
+    """A table whose rows are documents."""
+
+    table: Table
+    layout: Layout
+
+
+def _with_layouts(
+    opened: Opened, layout_for: Callable[[Table], Layout | None]
+) -> tuple[Opened, list[_Rows]]:
+    """Return the tables with text. Others are unread then.
+
+    A table without a column that the user named is an error only if nothing else was found.
     """
+    rows = []
+    unread = [*opened.unread]
+    is_alone = len(opened.source.files) + len(opened.source.data_sets) < 2
+    for table in opened.tables:
+        try:
+            layout = layout_for(table)
+        except DataError as error:
+            if is_alone:
+                raise
+            unread.append(Skipped(table.name, str(error)))
+            continue
+        if layout:
+            rows.append(_Rows(table, layout))
+        else:
+            has = f"without a column of text. It has: {listed(table.columns)}"
+            unread.append(Skipped(table.name, has))
+    return dataclasses.replace(opened, unread=tuple(unread)), rows
+
+
+def _usual_layout(table: Table, id_column: str = "") -> Layout | None:
+    """Return the layout by the names and values of columns."""
+    return layout_of(
+        table.name, table.columns, table.text_columns, id_column, is_open=table.is_open
+    )
+
+
+def _rows_of_files(opened: Sequence[_Rows], ledger: Ledger) -> Iterator[Document]:
+    """Yield the rows of several tables as documents, whose ids differ from table to table."""
     ids = IdsOfFiles()
-    for table, layout in opened:
-        for document in _rows(table, layout, ledger):
-            yield dataclasses.replace(document, id=ids.of(document.id, document.place.file))
+    for document in _rows(opened, ledger):
+        yield dataclasses.replace(document, id=ids.of(document.id, document.place.file))
     if note := ids.note():
         ledger.note(note)
 
 
-def _rows(table: Table, layout: Layout, ledger: Ledger) -> Iterator[Document]:
-    """Yield each row of a table that has text as a document."""
-    ledger.read_file()
-    if layout.note:
-        ledger.note(layout.note)
-    others = [column for column in (layout.title, layout.id) if column is not None]
-    columns = dict.fromkeys([*table.columns, *layout.texts, *others])
-    for row, values in table.rows([*columns], ledger, notes_late_text=layout.is_found):
-        if layout.id is None and table.is_open:  # later rows may have ids
-            layout = layout._replace(id=id_among(values))
-        place = Place(table.name, row)
-        if document := document_of(values, layout, place, ledger):
-            yield document
-        elif ledger.emptied is not None and is_emptied(values, layout):
-            ledger.emptied.add(own_id(values, layout) or id_of(place))
-
-
-def has_blank_lines(file: Path) -> bool:
-    """Return whether blank lines separate text, by the first lines."""
-    first = itertools.islice(read_lines(file, str(file), Ledger(str(file))), LOOKED_AT)
-    return (
-        sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line[1].strip())))
-        > 1
-    )
+def _rows(opened: Sequence[_Rows], ledger: Ledger) -> Iterator[Document]:
+    """Yield each row with text as a document."""
+    for table, layout in opened:
+        ledger.read_file()
+        if layout.note:
+            ledger.note(layout.note)
+        read = dict.fromkeys((*table.columns, *layout.columns))
+        for number, values in table.rows([*read], ledger, notes_late_text=layout.is_found):
+            if layout.id is None and table.is_open:  # later rows may have ids
+                layout = layout._replace(id=id_among(values))
+            place = Place(table.name, number)
+            if document := document_of(values, layout, place, ledger):
+                yield document
+            elif ledger.emptied is not None and is_emptied(values, layout):
+                ledger.emptied.add(own_id(values, layout) or id_of(place))

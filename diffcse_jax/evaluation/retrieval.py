@@ -17,9 +17,9 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.columns import training_columns
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.open import open_pairs
 from diffcse_jax.documents.sentences import canonical
-from diffcse_jax.documents.tables.table import KINDS, open_table
-from diffcse_jax.documents.text.lines import extension
+from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.errors import DataError, require_extra
 from diffcse_jax.evaluation import (
     Embeddings,
@@ -198,9 +198,9 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
 
         return docstring_pairs(MOST_DOCSTRINGS)
     path = expand_path(file)
-    is_table = extension(path) in KINDS and extension(path) != ".tsv"
-    ledger = Ledger(str(path), strict=strict, noun="row{s}" if is_table else "line{s}")
-    pairs = [*(_pairs_of_table if is_table else _pairs_of_lines)(path, ledger)]
+    table = open_pairs(path)
+    ledger = Ledger(str(path), strict=strict, noun="row{s}" if table else "line{s}")
+    pairs = [*(_pairs_of_table(table, ledger) if table else _pairs_of_lines(path, ledger))]
     if len({canonical(target) for _, target in pairs}) < 2:
         needs = "pairs_retrieval needs at least two pairs with different second texts"
         raise DataError(". ".join([f"{path}: {needs}", *ledger.oddities()]))
@@ -221,10 +221,10 @@ def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
     ledger.read_file()
 
 
-def _pairs_of_table(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
-    columns = open_table(path, str(path)).columns
+def _pairs_of_table(table: Table, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    columns = table.columns
     wanted = columns if len(columns) == 2 and not training_columns(columns) else ()
-    corpus = open_corpus(DataConfig(train_file=str(path), pairs="columns", columns=wanted))
+    corpus = open_corpus(DataConfig(train_file=table.name, pairs="columns", columns=wanted))
     for row in corpus.rows(ledger):
         if len(row.texts) > 1:
             yield row.texts[0], row.texts[1]

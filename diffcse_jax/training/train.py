@@ -17,7 +17,7 @@ from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.sampling import Crops, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus, open_split
-from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
+from diffcse_jax.data.token_store import Examples, TokenStore
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.masked_lm import TrainingTokens
@@ -45,6 +45,7 @@ from diffcse_jax.training.sharding import (
     shards_of,
 )
 from diffcse_jax.training.step import initial_state, make_train_step, root_key
+from diffcse_jax.training.tokens import open_tokens
 
 
 def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
@@ -80,9 +81,6 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     teachers, digests = networks.load_teachers(config, tokenizer)
 
     # 3. Text to tokens, examples and batches.
-    if split and split.share:
-        for line in split.ledger.lines():
-            log_line(line)
     prompts, base = _choose_prompts(config, base, len(corpus.columns))
     # These read files that may be missing, so they come before the text is tokenised.
     tokens = TrainingTokens(tokenizer, vocabulary, lambda: store)  # which is opened below
@@ -91,7 +89,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     )
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_tokens = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
-    store = build_or_open(
+    store = open_tokens(
         corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts
     )
     examples = _open_examples(config, store, base, prompt_tokens)

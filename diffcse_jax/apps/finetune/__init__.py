@@ -25,16 +25,15 @@ from diffcse_jax.api import export_with_curves, in_workdir
 from diffcse_jax.apps.finetune.mixture import Mixture, by_ratio, resting
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config, flat
-from diffcse_jax.data import corpus as corpora
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.token_store import build_or_open
+from diffcse_jax.data.token_store import Corpus, Row
 from diffcse_jax.documents.document import digest, is_in_share
-from diffcse_jax.documents.ledger import Ledger, Place, usable
-from diffcse_jax.documents.tables import table as tables
+from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.ledger import usable as usable
+from diffcse_jax.documents.open import open_table
 from diffcse_jax.documents.tables.layout import texts_of_row
 from diffcse_jax.documents.tables.values import listed
-from diffcse_jax.documents.text.lines import extension
+from diffcse_jax.documents.text.lines import extension as extension
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, NoSentencesError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder
@@ -63,6 +62,7 @@ from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
+from diffcse_jax.training.tokens import open_tokens
 from diffcse_jax.training.train import train_and_select
 
 # Rows
@@ -159,21 +159,19 @@ def _read(
     source = f"{file} ({key}.{option})"
     if problem := io.why_unreadable(file):
         raise DataError(f"{key}.{option}: {problem}. Relative paths start at finetune.data_dir")
-    if extension(file) not in tables.KINDS:
-        raise DataError(f"{source}: unknown extension. Known: {', '.join(tables.KINDS)}")
     label = "" if option == "test_file" else task.label
     columns = [*dict.fromkeys(filter(None, (*task.texts, label, task.id)))]
-    table = tables.open_table(file, str(file))
+    table = open_table(file, source)
     if missing := next((column for column in columns if column not in table.columns), None):
         raise DataError(f"{source}: no column {missing!r}. It has: {listed(table.columns)}")
     ledger = Ledger(source, strict=on_bad_line == "error", refuse_empty=True)
     rows = []
     for line, values in table.rows(columns, ledger):
         place = Place(source, line)
-        found = texts_of_row(values, columns, place, ledger)
-        if found is None or (found := usable(found, place, ledger)) is None:
+        values_as_text = texts_of_row(values, columns, place, ledger)
+        if values_as_text is None:
             continue
-        fields = dict(zip(columns, found, strict=True))
+        fields = dict(zip(columns, values_as_text, strict=True))
         texts = tuple(fields[column] for column in task.texts)
         rows.append(
             LabelledRow(
@@ -618,16 +616,16 @@ def _batches(
     prompt = start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]
 
-    def read(_: Ledger) -> Iterator[corpora.Row]:
-        for number, (line, texts) in enumerate(rows):
-            yield corpora.Row(texts, number, Place(str(data.file), line))
+    def read(_: Ledger) -> Iterator[list[Row]]:
+        file = str(data.file)
+        yield [Row(texts, number, Place(file, line)) for number, (line, texts) in enumerate(rows)]
 
     corpus = Corpus(str(data.file), columns, read, partial(io.json_digest, rows))
     length = config.data.max_length
     cache = config.data.cache_dir
     prompts = [prompt] * len(columns)
     return BatchSource(
-        build_or_open(corpus, start.tokenizer, length, cache, prompts=prompts),
+        open_tokens(corpus, start.tokenizer, length, cache, prompts=prompts),
         batch_size=config.train.batch_size,
         steps=steps,
         seed=config.train.seed_of("order"),

@@ -4,6 +4,7 @@ Neither `datasets` nor TensorFlow is needed. Memory holds a part of a file.
 """
 
 import collections
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.tables.table import Table, table_of
 from diffcse_jax.documents.tables.values import (
-    FileRows,
     NumberedRow,
     chosen_split,
     listed,
+    sample_of,
     unique_names,
+    without_missing,
 )
 from diffcse_jax.documents.text.encodings import decode
 from diffcse_jax.documents.text.lines import COMPRESSED
@@ -46,7 +49,7 @@ OUT_OF_RANGE = "<value out of range"  # what pyarrow writes for a time that it c
 # Files
 
 
-def open_parquet(path: Path, name: str) -> FileRows:
+def open_parquet(path: Path, name: str) -> Table:
     """Open a Parquet file, of which a row group is read at once."""
     _check(path, name)
 
@@ -58,16 +61,16 @@ def open_parquet(path: Path, name: str) -> FileRows:
         with pq.ParquetFile(path) as file:
             return file.schema_arrow.names
 
-    return _Stored(name, "Parquet", names, batches).rows()
+    return _Stored(name, "Parquet", names, batches).table()
 
 
-def open_arrow(path: Path, name: str) -> FileRows:
+def open_arrow(path: Path, name: str) -> Table:
     """Open a file or stream of Arrow, such as `datasets` and Feather write."""
     _check(path, name)
     return _arrow_files((path,), name)
 
 
-def _arrow_files(paths: tuple[Path, ...], name: str) -> FileRows:
+def _arrow_files(paths: tuple[Path, ...], name: str) -> Table:
     def batches(_: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:
             for batch in _arrow_batches(path):
@@ -79,7 +82,7 @@ def _arrow_files(paths: tuple[Path, ...], name: str) -> FileRows:
         with pa.memory_map(str(paths[0])) as source:
             return _arrow_reader(source).schema.names
 
-    return _Stored(name, "Arrow", names, batches).rows()
+    return _Stored(name, "Arrow", names, batches).table()
 
 
 def _arrow_reader(source: Any) -> Any:
@@ -113,7 +116,7 @@ class _Stored(NamedTuple):
     names: Callable[[], list[str]]
     batches: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]  # with the named columns
 
-    def rows(self) -> FileRows:
+    def table(self) -> Table:
         """Open the table. Columns of the same name are told apart."""
         try:
             stored = self.names()
@@ -128,7 +131,8 @@ class _Stored(NamedTuple):
                 raise DataError(f"{self.name}: no column {missing[0]!r}. It has: {has}")
             return self._read(stored, {column: places[column] for column in wanted}, ledger)
 
-        return FileRows(columns, read, notes)
+        sample = sample_of(read(columns, Ledger(self.name)))
+        return table_of(self.name, columns, read, sample, notes)
 
     def _read(
         self, stored: list[str], places: dict[str, int], ledger: Ledger
@@ -166,9 +170,10 @@ class _Values:
     def of(self, column: pa.Array) -> list[Any]:
         """Return the values of a column."""
         try:
-            return column.to_pylist()
+            values = column.to_pylist()
         except NOT_IN_PYTHON:
-            return [self._value(scalar) for scalar in column]
+            values = [self._value(scalar) for scalar in column]
+        return [*map(without_missing, values)]
 
     def _value(self, scalar: pa.Scalar) -> Any:
         try:
@@ -228,7 +233,7 @@ def data_set_folders(files: Iterable[Path]) -> tuple[Path, ...]:
     known = (SAVED, SAVED_SPLITS, DESCRIBED, FEATURES)
     found = collections.defaultdict(set)
     for file in files:
-        if file.name in known:
+        if file.name in known and file.is_file():  # in contrast to a pipe
             found[file.parent].add(file.name)
     folders = [folder for folder, names in found.items() if any(map(names.issuperset, DATA_SETS))]
     splits = [folder for folder in folders if SAVED_SPLITS in found.get(folder.parent, ())]
@@ -242,17 +247,17 @@ def is_of_data_set(file: Path) -> bool:
     return file.name.endswith((".arrow", ".labels.txt")) or ".array_record" in file.name
 
 
-def open_data_set(folder: Path, name: str) -> FileRows:
+def open_data_set(folder: Path, name: str) -> Table:
     """Open a folder that `datasets.save_to_disk` or tensorflow-datasets wrote."""
     splits = folder / SAVED_SPLITS
     if splits.is_file():
         split, note = chosen_split(_strings(_json(splits, name).get("splits"), splits), name)
-        rows = open_saved(folder / split, f"{name}/{split}")
-        return rows._replace(notes=(*filter(None, [note]), *rows.notes))
+        table = open_saved(folder / split, f"{name}/{split}")
+        return dataclasses.replace(table, name=name, notes=(*filter(None, [note]), *table.notes))
     return open_saved(folder, name) if (folder / SAVED).is_file() else open_prepared(folder, name)
 
 
-def open_saved(folder: Path, name: str) -> FileRows:
+def open_saved(folder: Path, name: str) -> Table:
     """Open one split that `datasets.save_to_disk` wrote: files of Arrow that `state.json` names."""
     path = folder / SAVED
     state = _json(path, name)
@@ -265,7 +270,7 @@ def open_saved(folder: Path, name: str) -> FileRows:
     files = tuple(folder / each for each in _strings(names, path))
     for file in files:
         _check(file, name)
-    return _arrow_files(files, name) if files else FileRows((), lambda *_: iter(()))
+    return _arrow_files(files, name) if files else table_of(name, (), lambda *_: iter(()), ())
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
@@ -288,7 +293,7 @@ def _strings(names: Any, path: Path) -> list[str]:
     return names
 
 
-def open_prepared(folder: Path, name: str) -> FileRows:
+def open_prepared(folder: Path, name: str) -> Table:
     """Open the train split of the one data set in or below a folder.
 
     tensorflow-datasets has prepared it as ArrayRecord; TensorFlow is not needed.
@@ -315,9 +320,10 @@ def open_prepared(folder: Path, name: str) -> FileRows:
                 problem = f"a record after number {start:,} is damaged"
                 raise DataError(f"{name}: {problem}: {error}") from error
             for number, example in enumerate(block, start + 1):
-                yield number, {column: _plain(example[column]) for column in wanted}
+                values = {column: _plain(example[column]) for column in wanted}
+                yield number, {name: without_missing(value) for name, value in values.items()}
 
-    return FileRows(columns, read)
+    return table_of(name, columns, read, sample_of(read(columns, Ledger(name))))
 
 
 def _plain(value: Any) -> Any:

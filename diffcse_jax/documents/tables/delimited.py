@@ -28,12 +28,13 @@ from diffcse_jax.documents.ledger import (
     Place,
 )
 from diffcse_jax.documents.tables.names import GRADES, ID_COLUMNS, NAMES, TEXT_COLUMNS, TITLE_COLUMN
+from diffcse_jax.documents.tables.table import Table, table_of
 from diffcse_jax.documents.tables.values import (
     LONGEST_ROW,
-    FileRows,
     NumberedRow,
     is_words,
     listed,
+    sample_of,
     unique_names,
 )
 from diffcse_jax.documents.text.lines import extension, read_lines
@@ -102,7 +103,7 @@ class Head(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> FileRows:
+def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
     """Open a file whose first line names the columns.
 
     Args:
@@ -112,27 +113,42 @@ def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> FileRow
     """
     lines = functools.partial(read_lines, path, name, longest=LONGEST_ROW, keep_ends=True)
     ledger = Ledger(name)
-    sample = _first(lines(ledger))
-    form, skipped, notes = _form(sample, path, name)
-    head = _head(sample[skipped:], form, name, wanted)
-    places = {column: place for place, column in enumerate(head.columns)}
-    form = form._replace(width=len(places), shortest=head.shortest)
+    stream = lines(ledger)
+    start = _first(stream)
+    form, skipped, about_form = _form(start, path, name)
+    head = _head(start[skipped:], form, name, wanted)
+    notes = (*ledger.notes, *about_form, *head.notes)
+    form = form._replace(width=len(head.columns), shortest=head.shortest)
 
     def read(columns: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
-        if missing := [column for column in columns if column not in places]:
-            raise DataError(f"{name}: no column {missing[0]!r}. It has: {listed(places)}")
+        if missing := [column for column in columns if column not in head.columns]:
+            raise DataError(f"{name}: no column {missing[0]!r}. It has: {listed(head.columns)}")
         rows = (line for line in lines(ledger) if line[0] > head.last)
-        for first, _, fields, fault in records(rows, form):
-            if not any(map(str.strip, fields)):
-                ledger.leave_out(EMPTY, Place(name, first))
-            elif fault:
-                ledger.leave_out(fault, Place(name, first))
-            elif len(fields) > 1 and _repeats(fields, head.columns):
-                ledger.leave_out(REPEATED_NAMES, Place(name, first))
-            else:
-                yield first, {column: fields[places[column]] for column in columns}
+        return _rows(records(rows, form), head.columns, columns, name, ledger)
 
-    return FileRows(head.columns, read, (*ledger.notes, *notes, *head.notes))
+    below = (line for line in itertools.chain(start, stream) if line[0] > head.last)
+    rows = _rows(records(below, form), head.columns, head.columns, name, Ledger(name))
+    return table_of(name, head.columns, read, sample_of(rows), notes)
+
+
+def _rows(
+    parsed: Iterable[ParsedRow],
+    columns: Sequence[str],
+    wanted: Sequence[str],
+    name: str,
+    ledger: Ledger,
+) -> Iterator[NumberedRow]:
+    """Yield some columns of the rows. What is not a row is entered in the ledger."""
+    places = {column: columns.index(column) for column in wanted}
+    for first, _, fields, fault in parsed:
+        if not any(map(str.strip, fields)):
+            ledger.leave_out(EMPTY, Place(name, first))
+        elif fault:
+            ledger.leave_out(fault, Place(name, first))
+        elif len(fields) > 1 and _repeats(fields, columns):
+            ledger.leave_out(REPEATED_NAMES, Place(name, first))
+        else:
+            yield first, {column: fields[place] or None for column, place in places.items()}
 
 
 def _repeats(fields: Sequence[str], columns: Sequence[str]) -> bool:

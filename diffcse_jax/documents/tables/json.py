@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.documents.ledger import EMPTY, NOT_OBJECT, Ledger, Place
+from diffcse_jax.documents.tables.table import Table, table_of
 from diffcse_jax.documents.tables.values import (
     LONGEST_ROW,
     WORDS_OF_A_PHRASE,
-    FileRows,
     NumberedRow,
     chosen_split,
     is_words,
     listed,
     sample_of,
     unique_names,
+    without_missing,
 )
 from diffcse_jax.documents.text.encodings import encodable
 from diffcse_jax.documents.text.lines import extension, read_lines, read_text
@@ -47,26 +48,27 @@ class Value(NamedTuple):
 Values = Iterator[Value]
 
 
-def open_json(path: Path, name: str) -> FileRows:
-    """Open a file. What a json file holds says how it is read."""
+def open_json(path: Path, name: str) -> Table:
+    """Open a file. What it holds says how it is read, and not only its extension."""
     values, notes = _reader(path, name)
 
     def read(_: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
         return _rows(values(ledger), name, ledger)
 
-    found: dict[str, None] = {}
-    for row in sample_of(_rows(values(Ledger(name)), name, Ledger(name))):
-        found.update(dict.fromkeys(row))
-    return FileRows(tuple(found), read, notes, is_open=True)
+    sample = sample_of(read((), Ledger(name)))
+    columns = dict.fromkeys(column for row in sample for column in row)
+    return table_of(name, tuple(columns), read, sample, notes, is_open=True)
 
 
 def _reader(path: Path, name: str) -> tuple[Callable[[Ledger], Values], tuple[str, ...]]:
     """Return how the values are read, and notes."""
     lines = functools.partial(_lines, path, name)
-    start = _start(read_text(path, name, Ledger(name))) if extension(path) == ".json" else ""
+    start = _start(read_text(path, name, Ledger(name)))
+    if not start.startswith(("[", "{")) or _has_values_on_lines(start):
+        return lines, ()
     if start.startswith("["):
         return functools.partial(_list, path, name), ()
-    if not start.startswith("{") or _has_objects_on_lines(start):
+    if extension(path) != ".json":  # one object is one row
         return lines, ()
     _, notes = _of_object(_object(path, name, Ledger(name)), name)
 
@@ -82,12 +84,16 @@ def _start(blocks: Iterator[str]) -> str:
     return next((block.lstrip() for block in blocks if block.strip()), "")
 
 
-def _has_objects_on_lines(start: str) -> bool:
+def _has_values_on_lines(start: str) -> bool:
+    """Return whether the first line is a value and others follow."""
     first, _, rest = start.partition("\n")
     try:
-        return isinstance(json.loads(first), dict) and bool(rest.strip())
-    except (ValueError, RecursionError):
+        json.loads(first)
+    except RecursionError:
+        return bool(rest.strip())
+    except ValueError:
         return False
+    return bool(rest.strip())
 
 
 def _rows(values: Values, name: str, ledger: Ledger) -> Iterator[NumberedRow]:
@@ -101,7 +107,7 @@ def _rows(values: Values, name: str, ledger: Ledger) -> Iterator[NumberedRow]:
             mended = None
         if isinstance(mended, dict):
             mended_rows += mended != row
-            yield number, mended
+            yield number, {key: without_missing(each) for key, each in mended.items()}
         else:
             ledger.leave_out(NOT_OBJECT, Place(name, number))
     if mended_rows:

@@ -3,12 +3,20 @@
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents import ledger as reasons
 from diffcse_jax.documents.document import Document, Section, id_of
-from diffcse_jax.documents.ledger import Ledger, Place, usable
+from diffcse_jax.documents.ledger import (
+    EMPTY,
+    MISSING_KEY,
+    NOT_STRING,
+    Ledger,
+    Place,
+    usable,
+)
 from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
-from diffcse_jax.documents.tables.values import CHOOSES, as_text, is_missing, listed
+from diffcse_jax.documents.tables.values import CHOOSES, listed, text_of
 from diffcse_jax.errors import DataError
+
+FIRST_INEXACT = 2.0**53  # from here on, floats leave out whole numbers
 
 
 class Layout(NamedTuple):
@@ -32,6 +40,12 @@ class Layout(NamedTuple):
     is_whole: bool = False
     note: str = ""
     is_found: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read: of the texts, the title and the id."""
+        others = (self.title, self.id)
+        return (*self.texts, *(column for column in others if column is not None))
 
 
 def id_among(columns: Container[str]) -> str | None:
@@ -70,12 +84,12 @@ def layout_of(
     return Layout(texts, None, column, is_whole=len(columns) == 1, note=note, is_found=True)
 
 
-def require_columns(name: str, columns: Sequence[str], missing: Sequence[str]) -> None:
-    """Raise `DataError` if a column that the user named is missing."""
+def require_columns(name: str, columns: Sequence[str], missing: Sequence[str], option: str) -> None:
+    """Raise `DataError` if a column that the user named with an option is missing."""
     if missing:
         raise DataError(
-            f"{name}: no column {missing[0]!r}. It has: {listed(columns)}. Name the columns of "
-            "title and text, or of the text alone (data.columns or --columns)"
+            f"{name}: no column {missing[0]!r}. It has: {listed(columns)}. Name one of these with "
+            f"{option}"
         )
 
 
@@ -86,11 +100,11 @@ def document_of(
     sections = _sections(values, layout, place, ledger)
     if not sections:
         return None
-    read = {*layout.texts, layout.title, layout.id}  # but objects, for example, are not text
+    read = set(layout.columns)  # but objects, for example, are not text
     others = {
         name: value
         for name, value in values.items()
-        if not is_missing(value) and (name not in read or as_text(value) is None)
+        if value is not None and (name not in read or _text(value) is None)
     }
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
@@ -100,40 +114,47 @@ def document_of(
 def own_id(values: Mapping[str, Any], layout: Layout) -> str:
     """Return the id that a row has; empty if it has none."""
     value = None if layout.id is None else values.get(layout.id)
-    return "" if is_missing(value) else as_id(value)
+    return "" if value is None else as_id(value)
 
 
 def as_id(value: Any) -> str:
     """Return an id as text, without white space around it.
 
-    If one id of a column is missing, pandas makes the others 1.0, 2.0 and so on.
+    If one id of a column is missing, pandas makes the others 1.0, 2.0 and so on. Raises `DataError`
+    for a float that may have lost digits of the id that it was made of.
     """
     if isinstance(value, float) and value.is_integer():
+        if abs(value) >= FIRST_INEXACT:
+            raise DataError(
+                f"the id {value:.0f} is a float, which does not hold all digits of so large a "
+                "number: two ids may have become one. Read the ids as text or as whole numbers (in "
+                "pandas: dtype=str or dtype='Int64')"
+            )
         return str(int(value))
-    return (as_text(value) or "").strip()
+    return (_text(value) or "").strip()
 
 
 def _sections(
     values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
 ) -> tuple[Section, ...]:
-    title = " ".join((text_in(values, layout.title) or "").split())
-    if any(map(str.isalnum, title)) and all(_is_blank(values.get(name)) for name in layout.texts):
+    title = " ".join((_text_in(values, layout.title) or "").split())
+    if title and all(_is_blank(values.get(name)) for name in layout.texts):
         return _title_alone(title, values, layout, place, ledger)
-    found: list[tuple[str, str]] = []  # columns and their texts
+    texts: list[tuple[str, str]] = []  # columns and their texts
     absent = []
     for column in layout.texts:
-        text = text_in(values, column)
+        text = _text_in(values, column)
         if text is None:
             absent.append(_why_absent(values, column))
-        elif own := usable((text,), place, ledger):
-            found.append((column, own[0]))
-    if not found:
+        elif stripped := usable((text,), place, ledger):
+            texts.append((column, stripped[0]))
+    if not texts:
         if len(absent) == len(layout.texts):  # otherwise `usable` has entered the reason
             ledger.leave_out(absent[0], place)
         return ()
     if layout.are_separate:
-        return tuple(Section("", text.split("\n"), column=column) for column, text in found)
-    lines = [line for _, text in found for line in text.split("\n")]
+        return tuple(Section("", text.split("\n"), column=column) for column, text in texts)
+    lines = [line for _, text in texts for line in text.split("\n")]
     return (Section(title, lines),)
 
 
@@ -145,7 +166,7 @@ def is_emptied(values: Mapping[str, Any], layout: Layout) -> bool:
 
 def _is_blank(value: Any) -> bool:
     """Return whether a value is missing, or only white space."""
-    text = "" if is_missing(value) else as_text(value)
+    text = "" if value is None else _text(value)
     return text is not None and (not text or text.isspace())
 
 
@@ -163,27 +184,28 @@ def _title_alone(
 def texts_of_row(
     values: Mapping[str, Any], columns: Sequence[str], place: Place, ledger: Ledger
 ) -> tuple[str, ...] | None:
-    """Return the text of each column; None, with an entry in the ledger, if one is missing."""
-    texts = [text_in(values, column) for column in columns]
-    for column, text in zip(columns, texts, strict=True):
+    """Return the text of each column; None, with an entry in the ledger, if one is not usable."""
+    texts = []
+    for column in columns:
+        text = _text_in(values, column)
         if text is None:
             ledger.leave_out(_why_absent(values, column), place)
             return None
-    return tuple(text for text in texts if text is not None)
+        texts.append(text)
+    return usable(texts, place, ledger)
+
+
+def _text_in(values: Mapping[str, Any], column: str | None) -> str | None:
+    """Return the text of a column; None if it is missing, or is not text."""
+    return None if column is None else _text(values.get(column))
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as text. Most values are: the readers of csv files give nothing else."""
+    return value if value is None or isinstance(value, str) else text_of(value)
 
 
 def _why_absent(values: Mapping[str, Any], column: str) -> str:
     if column not in values:
-        return reasons.MISSING_KEY
-    return reasons.EMPTY if is_missing(values[column]) else reasons.NOT_STRING
-
-
-def text_in(values: Mapping[str, Any], column: str | None) -> str | None:
-    """Return a value as text.
-
-    If there is no such column, or the value is missing or not text, it is None.
-    """
-    if column is None:
-        return None
-    value = values.get(column)
-    return None if is_missing(value) else as_text(value)
+        return MISSING_KEY
+    return EMPTY if values[column] is None else NOT_STRING

@@ -18,5 +18,19 @@ FORMS = (
 LISTS = ("query", "pos", "neg")  # FlagEmbedding
 NAMES = frozenset(name for form in (*FORMS, LISTS) for name in form if name)
 # Columns that grade a pair. Without a column that is called positive, such pairs are not positives.
-GRADES = frozenset(("label", "labels", "gold_label", "is_duplicate"))
-GRADES |= {"rating", "score", "similarity_score"}
+GRADES = frozenset(("label", "labels", "gold", "gold_label", "target", "grade", "rating", "score"))
+GRADES |= {"similarity", "similarity_score", "relatedness", "relatedness_score", "relevance"}
+GRADES |= {"relevance_score", "relevant", "is_relevant", "correct", "is_correct", "duplicate"}
+GRADES |= {"is_duplicate", "match", "is_match", "entailment"}
+
+
+def is_grade(name: str) -> bool:
+    """Return whether a column grades pairs by its name, in any spelling: `isDuplicate`, `Score`."""
+    return _letters(name) in _GRADE_LETTERS
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.casefold()))
+
+
+_GRADE_LETTERS = frozenset(map(_letters, GRADES))

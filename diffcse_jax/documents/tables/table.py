@@ -1,78 +1,64 @@
 """Tables: files and data sets whose rows have named columns.
 
-`open_table` finds the reader for a file, and says which columns hold text for people.
+The readers of each format make a `Table` with `table_of`, which judges by a sample of the rows
+which columns hold text for people.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from diffcse_jax.documents.ledger import Ledger
-from diffcse_jax.documents.tables import arrow as columnar
-from diffcse_jax.documents.tables.delimited import open_delimited
-from diffcse_jax.documents.tables.json import open_json
 from diffcse_jax.documents.tables.values import (
     CHOOSES,
-    FileRows,
     NumberedRow,
-    is_list,
-    is_missing,
+    is_scale,
     listed,
-    sample_of,
     text_columns,
 )
-from diffcse_jax.documents.text.lines import extension
-
-_OPENERS: dict[str, Callable[[Path, str], FileRows]] = {
-    ".csv": open_delimited,
-    ".tsv": open_delimited,
-    ".tab": open_delimited,
-    ".jsonl": open_json,
-    ".ndjson": open_json,
-    ".json": open_json,
-    ".parquet": columnar.open_parquet,
-    ".arrow": columnar.open_arrow,
-    ".feather": columnar.open_arrow,
-}
-KINDS = tuple(_OPENERS)  # extensions of tables
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table that can be read several times. Each pass reads its files again."""
+    """A table that can be read several times. Each pass reads its files again.
 
-    name: str  # as the user named it
-    columns: tuple[str, ...]  # in order; of JSON, those of the first rows
-    text_columns: tuple[str, ...]  # those with text for people; see `values.text_columns`
-    notes: tuple[str, ...]  # what was assumed; `rows` also puts them into the ledger
-    reader: FileRows
-    list_columns: tuple[str, ...] = ()  # those of which some of the first values are lists
+    Attributes:
+        name: The file or folder, as the user named it.
+        columns: In order. Of JSON, they are the keys of the first rows.
+        read: Starts a pass over some columns. If `is_open`, rows have all their keys.
+        notes: What was assumed. `rows` also enters this in the ledger.
+        is_open: Later rows may have other columns.
+        text_columns: The columns with text for people; see `values.text_columns`.
+        list_columns: The columns of which some of the first values are lists.
+        scale_columns: The columns of few numbers or truth values, which may grade the rows.
+    """
 
-    @property
-    def is_open(self) -> bool:
-        """Later rows may have other columns."""
-        return self.reader.is_open
+    name: str
+    columns: tuple[str, ...]
+    read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]
+    notes: tuple[str, ...]
+    is_open: bool
+    text_columns: tuple[str, ...]
+    list_columns: tuple[str, ...]
+    scale_columns: tuple[str, ...]
 
     def rows(
         self, columns: Sequence[str], ledger: Ledger, *, notes_late_text: bool = False
     ) -> Iterator[NumberedRow]:
         """Read some columns of all rows, with the number of the line or row, from 1.
 
-        Values are those of the file: text, numbers, dates, lists and so on; see `values.as_text`
-        and `values.is_missing`. JSON objects are given with all the keys that they have. With
-        `notes_late_text`, the ledger notes which of these are text and not in `columns` of the
-        table.
+        Values are those of the file: text, numbers, dates, lists and so on (`values.text_of` gives
+        their text), or None if they are missing. JSON objects are given with all the keys that
+        they have. With `notes_late_text`, the ledger notes which of these are text and not in
+        `columns` of the table.
 
         What cannot be read as a row is entered in the ledger. Raises `DataError` if the file is
         damaged, or has no such column.
         """
         for note in self.notes:
             ledger.note(note)
-        rows = self.reader.read(columns, ledger)
-        yield from (
-            self._noting_late_text(rows, ledger) if notes_late_text and self.is_open else rows
-        )
+        rows = self.read(columns, ledger)
+        return self._noting_late_text(rows, ledger) if notes_late_text and self.is_open else rows
 
     def _noting_late_text(
         self, rows: Iterator[NumberedRow], ledger: Ledger
@@ -85,9 +71,9 @@ class Table:
                 late |= dict.fromkeys(text_columns(new, [row]), number)
             yield number, row
         if late:
-            found = listed(f"{key} (line {number:,})" for key, number in late.items())
+            keys = listed(f"{key} (line {number:,})" for key, number in late.items())
             ledger.note(
-                f"{self.name}: keys that only later rows have are not read as text: {found}. "
+                f"{self.name}: keys that only later rows have are not read as text: {keys}. "
                 f"{CHOOSES}"
             )
 
@@ -98,7 +84,7 @@ class Table:
         """
         lacking = dict.fromkeys(column for column in columns if column not in self.columns)
         if lacking and self.is_open:
-            for _, row in self.reader.read([*lacking], Ledger(self.name)):
+            for _, row in self.read([*lacking], Ledger(self.name)):
                 for column in row:
                     lacking.pop(column, None)
                 if not lacking:
@@ -106,26 +92,32 @@ class Table:
         return tuple(lacking)
 
 
-def open_table(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
-    """Open a file with one of the extensions in `KINDS`, or the folder of a data set.
-
-    Args:
-        path: The file, or the folder; see `columnar.data_set_folders`.
-        name: How messages call it.
-        wanted: Columns that the user named. Then the first line of a csv file holds names if it has
-            these, whatever else it looks like.
-    """
-    if path.is_dir():
-        found = columnar.open_data_set(path, name)
-    elif _OPENERS[extension(path)] is open_delimited:
-        found = open_delimited(path, name, wanted)
-    else:
-        found = _OPENERS[extension(path)](path, name)
-    sample = sample_of(found.read(found.columns, Ledger(name)))
-    texts = text_columns(found.columns, sample)
-    notes = [*found.notes, *_nested(found.columns, sample, name)]
-    lists = [column for column in found.columns if any(is_list(row.get(column)) for row in sample)]
-    return Table(name, found.columns, texts, tuple(notes), found, tuple(lists))
+def table_of(
+    name: str,
+    columns: tuple[str, ...],
+    read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]],
+    sample: Sequence[dict[str, Any]],
+    notes: Sequence[str] = (),
+    *,
+    is_open: bool = False,
+) -> Table:
+    """Return a table whose columns are judged by a sample of its rows; see `values.sample_of`."""
+    return Table(
+        name=name,
+        columns=columns,
+        read=read,
+        notes=(*notes, *_nested(columns, sample, name)),
+        is_open=is_open,
+        text_columns=text_columns(columns, sample),
+        list_columns=tuple(
+            column
+            for column in columns
+            if any(isinstance(row.get(column), list | tuple) for row in sample)
+        ),
+        scale_columns=tuple(
+            column for column in columns if is_scale(column, [row.get(column) for row in sample])
+        ),
+    )
 
 
 def _nested(
@@ -134,7 +126,7 @@ def _nested(
     """Yield a note about columns that hold objects or lists of objects: their text is not read."""
     nested = []
     for column in columns:
-        values = [row[column] for row in sample if not is_missing(row.get(column))]
+        values = [row[column] for row in sample if row.get(column) is not None]
         if values and all(map(_is_nested, values)):
             nested.append(column)
     if nested:

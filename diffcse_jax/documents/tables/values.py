@@ -1,12 +1,11 @@
-"""Rows of tables, and what their values are: missing, text for people, or something else."""
+"""Values of tables: missing, text for people, or something else; and the names of columns."""
 
 import itertools
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.text.encodings import decode
 from diffcse_jax.errors import DataError
 
@@ -15,31 +14,21 @@ SAMPLE_ROWS = 1000  # from which columns are found and judged
 SAMPLE_CHARACTERS = 1 << 24
 CHOOSES = "--columns (for training: data.columns) chooses others"
 
-# The number of the line or row, from 1, and the values of some columns. A key that a JSON object
-# does not have is not there either.
+# The number of the line or row, from 1, and the values of some columns. A missing value is None. A
+# key that a JSON object does not have is not there either.
 NumberedRow = tuple[int, dict[str, Any]]
-
-
-class FileRows(NamedTuple):
-    """The rows of a file, as the reader of its format gives them."""
-
-    columns: tuple[str, ...]
-    # Starts a pass over some columns. If `is_open`, rows have all their keys.
-    read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]]
-    notes: tuple[str, ...] = ()  # what was assumed
-    is_open: bool = False  # later rows may have other columns
 
 
 def sample_of(rows: Iterable[NumberedRow]) -> list[dict[str, Any]]:
     """Return the first rows, fewer if they are long, with long texts cut off."""
-    found = []
+    sample = []
     size = 0
     for _, row in itertools.islice(rows, SAMPLE_ROWS):
         size += sum(len(value) for value in row.values() if isinstance(value, str | bytes | list))
-        found.append({column: _cut(value) for column, value in row.items()})
+        sample.append({column: _cut(value) for column, value in row.items()})
         if size > SAMPLE_CHARACTERS:
             break
-    return found
+    return sample
 
 
 def _cut(value: Any) -> Any:
@@ -54,9 +43,8 @@ def chosen_split(names: Sequence[str], name: str) -> tuple[str, str]:
     if len(names) == 1:
         return names[0], ""
     if "train" not in names:
-        found = listed(names)
         raise DataError(
-            f"{name} has several parts: {found}. Name a folder or file with one of them"
+            f"{name} has several parts: {listed(names)}. Name a folder or file with one of them"
         )
     others = [each for each in names if each != "train"]
     return "train", f"{name}: read the part 'train', not {listed(others)}"
@@ -70,20 +58,20 @@ def unique_names(names: Iterable[str], name: str) -> tuple[tuple[str, ...], tupl
 
     Without a name, a column is called `column 3`. A second column `text` is called `text.1`.
     """
-    given = [" ".join(each.split()) or f"column {number}" for number, each in enumerate(names, 1)]
-    taken = set(given)
-    found: dict[str, None] = {}
+    wanted = [" ".join(each.split()) or f"column {number}" for number, each in enumerate(names, 1)]
+    taken = set(wanted)
+    columns: dict[str, None] = {}
     notes = []
-    for each in given:
+    for each in wanted:
         unique = each
         number = 0
-        while unique in found or (number and unique in taken):
+        while unique in columns or (number and unique in taken):
             number += 1
             unique = f"{each}.{number}"
         if unique != each:
             notes.append(f"{name}: the column {each!r} is there again; it is called {unique!r}")
-        found[unique] = None
-    return tuple(found), tuple(notes)
+        columns[unique] = None
+    return tuple(columns), tuple(notes)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -95,45 +83,72 @@ def listed(names: Iterable[str]) -> str:
 # Values
 
 
-def is_missing(value: Any) -> bool:
-    """Return whether a value is empty.
+def without_missing(value: Any) -> Any:
+    """Return a value, or None if it is missing.
 
-    Empty values are None, NaN (also of a time), pandas' NA and an empty string.
+    Missing are also NaN (of a number or time), pandas' NA and the empty string. Readers apply this
+    to what they give, so that nothing else asks whether a value is missing.
     """
-    if value is None or isinstance(value, str | bytes):
-        return not value
-    if hasattr(value, "__len__"):  # a list, a dict, an array
-        return False
+    if isinstance(value, str | bytes):
+        return value or None
+    if value is None or hasattr(value, "__len__"):  # a list, a dict, an array
+        return value
     try:
-        return bool(value != value)
+        return None if value != value else value
     except TypeError:  # pandas' NA equals nothing
-        return True
+        return None
 
 
-def is_list(value: Any) -> bool:
-    """Return whether a value is a list."""
-    return isinstance(value, list | tuple)
-
-
-def as_text(value: Any) -> str | None:
-    """Return a value that is not missing as text, or None if it is not text.
+def text_of(value: Any) -> str | None:
+    """Return a value as text, or None if it is missing or is not text.
 
     Numbers, dates and truth values are text as Python writes them. The strings of a list are
     paragraphs. Other lists and objects are not text.
     """
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
         return decode(value).text
-    if is_list(value):
+    if isinstance(value, list | tuple):
         parts = [each for each in value if each is not None]
         is_text = all(isinstance(each, str) for each in parts)
         return "\n".join(parts) if is_text else None
     return None if isinstance(value, dict | set) else str(value)
 
 
+# Scales
+
+TRUTH = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+MOST_STEPS = 11  # of a scale: 0 to 10
+HIGHEST_STEP = 100  # years and counts are higher
+
+
+def is_scale(column: str, values: Iterable[Any]) -> bool:
+    """Return whether the values of a column are few numbers or truth values that repeat.
+
+    Such a column may grade the rows. Ids, years and counts are not scales.
+    """
+    numbers = [_number(value) for value in values if value is not None]
+    steps = set(numbers)
+    if ID_NAME.search(column) or None in steps:
+        return False
+    is_low = all(number is not None and abs(number) <= HIGHEST_STEP for number in steps)
+    return is_low and 2 <= len(steps) <= min(MOST_STEPS, len(numbers) / 2)
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, a truth value or the text of one as a number; None for other values."""
+    if isinstance(value, bool | int | float):
+        return float(value)
+    text = value.strip().casefold() if isinstance(value, str) else ""
+    if text in TRUTH:
+        return TRUTH[text]
+    return float(text) if NUMBER.fullmatch(text) else None
+
+
 # Text for people
 
+NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?", re.ASCII)
 ID_NAME = re.compile(r"(?i:^(.*[_\-. ])?(id|ids|uuid|guid)$)|[a-z](Id|ID|Uuid|UUID)$")
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://|www\.|mailto:)\S|\S+@\S+\.\S+$", re.IGNORECASE)
 SCRIPT_WITHOUT_SPACES = re.compile(
@@ -172,14 +187,14 @@ def text_columns(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> tupl
 
 def _judge(values: Iterable[Any]) -> list[_Judged]:
     """Return the texts of a column, or nothing if most of its values are not of letters."""
-    present = [value for value in values if not is_missing(value)]
+    present = [value for value in values if value is not None]
     judged = [_judged(value) for value in present if isinstance(value, str | bytes | list)]
     of_letters = sum(each.is_words or bool(WORD.fullmatch(each.text)) for each in judged)
     return judged if 2 * of_letters > len(present) else []
 
 
 def _judged(value: Any) -> _Judged:
-    text = (as_text(value) or "")[:LONGEST_JUDGED].strip()
+    text = (text_of(value) or "")[:LONGEST_JUDGED].strip()
     dense = len(SCRIPT_WITHOUT_SPACES.findall(text)) / LETTERS_OF_A_WORD
     return _Judged(text, is_words(text), max(dense, len(text.split())))
 

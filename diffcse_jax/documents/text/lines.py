@@ -16,13 +16,13 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger, Place
+from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger, Place, usable
 from diffcse_jax.documents.text.encodings import BLOCK, Bytes, Decoder, decoded
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import why_unreadable
@@ -130,11 +130,45 @@ COMPRESSED: dict[str, Callable[[Path], Any]] = {
 
 # Lines and text
 
+Numbered = tuple[int, str]  # the number of a line, from 1, and its text
+
+
+class Texts(NamedTuple):
+    """Lines of a block that have text, without white space around them."""
+
+    numbers: Sequence[int]  # of the lines in the file, from 1
+    texts: Sequence[str]
+
+
+def read_texts(path: Path, name: str, ledger: Ledger) -> Iterator[Texts]:
+    """Yield the lines of a file that have text, in blocks; see `texts_of`."""
+    with opened(path) as file:
+        yield from texts_of(file, name, ledger)
+
+
+def texts_of(stream: Bytes, name: str, ledger: Ledger) -> Iterator[Texts]:
+    """Yield the lines of a stream that have text, in blocks.
+
+    Other lines are entered in the ledger, and so is the number of those that are kept.
+    """
+    for first, lines in _blocks(stream, name, ledger, longest=LONGEST_TEXT, keep_ends=False):
+        texts = [line.strip() for line in lines]
+        numbers: Sequence[int] = range(first, first + len(texts))
+        if not all(texts) or "\0" in "".join(texts):
+            numbers = [
+                number
+                for number, text in zip(numbers, texts, strict=True)
+                if usable((text,), Place(name, number), ledger)
+            ]
+            texts = [texts[number - first] for number in numbers]
+        ledger.keep(len(texts))
+        yield Texts(numbers, texts)
+
 
 def read_lines(
     path: Path, name: str, ledger: Ledger, *, longest: int = LONGEST_TEXT, keep_ends: bool = False
-) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file with their numbers; see `lines_of`."""
+) -> Iterator[Numbered]:
+    """Yield all lines of a file with their numbers; see `lines_of`."""
     with opened(path) as file:
         yield from lines_of(file, name, ledger, longest=longest, keep_ends=keep_ends)
 
@@ -146,8 +180,8 @@ def lines_of(
     *,
     longest: int = LONGEST_TEXT,
     keep_ends: bool = False,
-) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a stream, such as the standard input, with their numbers from 1.
+) -> Iterator[Numbered]:
+    """Yield all lines of a stream with their numbers from 1.
 
     A longer line than `longest` characters is skipped while it is read, and entered in the ledger.
     Blank lines are yielded, because they may separate paragraphs.
@@ -159,7 +193,21 @@ def lines_of(
         longest: The limit in characters, without the end of the line.
         keep_ends: Yield lines with the characters that end them.
     """
-    reason = f"longer than {longest:,} characters"
+    for first, lines in _blocks(stream, name, ledger, longest=longest, keep_ends=keep_ends):
+        yield from enumerate(lines, first)
+
+
+def read_text(path: Path, name: str, ledger: Ledger) -> Iterator[str]:
+    """Yield the text of a file in blocks, with its ends of lines, but without a byte-order mark."""
+    with opened(path) as file:
+        yield from _texts(file, name, ledger)
+
+
+def _blocks(
+    stream: Bytes, name: str, ledger: Ledger, *, longest: int, keep_ends: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of a stream in blocks, each with the number of its first line."""
+    too_long = f"longer than {longest:,} characters"
     newline: str | None = None
     open_line = _OpenLine(longest)
     number = 1
@@ -169,28 +217,22 @@ def lines_of(
         if newline == "\n" and not open_line.size and text.endswith("\n"):
             lines = _simple_lines(text, keep_ends)
             if max(map(len, lines)) <= longest:
-                yield from enumerate(lines, number)
+                yield number, lines
                 number += len(lines)
                 continue
         for piece in io.StringIO(text, newline="\n" if newline is None else newline):
             if not open_line.add(piece, may_end_in_return=newline == ""):
                 continue
             if open_line.is_cut:
-                ledger.leave_out(reason, Place(name, number))
+                ledger.leave_out(too_long, Place(name, number))
             else:
-                yield number, open_line.text(keep_ends)
+                yield number, [open_line.text(keep_ends)]
             open_line = _OpenLine(longest)
             number += 1
     if open_line.is_cut:
-        ledger.leave_out(reason, Place(name, number))
+        ledger.leave_out(too_long, Place(name, number))
     elif open_line.size:
-        yield number, open_line.text(keep_ends)
-
-
-def read_text(path: Path, name: str, ledger: Ledger) -> Iterator[str]:
-    """Yield the text of a file in blocks, with its ends of lines, but without a byte-order mark."""
-    with opened(path) as file:
-        yield from _texts(file, name, ledger)
+        yield number, [open_line.text(keep_ends)]
 
 
 def _newline(text: str) -> str:
@@ -243,8 +285,10 @@ def _texts(stream: Bytes, name: str, ledger: Ledger) -> Iterator[str]:
     """Yield decoded blocks, and note in the ledger what was assumed."""
     decoder = Decoder()
     for text in decoded(stream, decoder):
-        for note in decoder.assumed():
-            ledger.note(f"{name}: {note}")
+        if decoder.is_guessed:
+            for note in decoder.assumed():
+                ledger.note(f"{name}: {note}")
         yield text
-    for note in decoder.found():  # the numbers are known only now
-        ledger.note(f"{name}: {note}")
+    if decoder.in_fallback or decoder.broken:  # their numbers are known only now
+        for note in decoder.found():
+            ledger.note(f"{name}: {note}")
