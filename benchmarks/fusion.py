@@ -19,9 +19,10 @@ from benchmarks import measure
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.evaluation.hybrid_weight import TRIED_WEIGHTS, ndcg
 from diffcse_jax.evaluation.search_collections import read_collection
-from diffcse_jax.search.embeddings import STORAGES, StoredEmbeddings
-from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
+from diffcse_jax.search.embeddings import StoredEmbeddings
+from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.lexical import LexicalIndex, best_rows
+from diffcse_jax.search.modes import DEFAULT_WEIGHT, STORAGES
 
 RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al. 2009)
 Fusion = Callable[[np.ndarray, np.ndarray, float], np.ndarray]

@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="a file as those in configs/, or its name")
     parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
     options, rest = parser.parse_known_args()
-    name, config = configuration(options.config, read_overrides(rest, others=("config", "output")))
+    name, config = configuration(options.config, read_overrides(rest))
     if len(config.losses) < 2:
         raise ConfigError(
             f"{name} has one loss, {', '.join(config.losses)}. There is nothing to compare."

@@ -91,7 +91,7 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.dev import queries_of_documents
     from diffcse_jax.evaluation.systems import compare_systems
-    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+    from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
     scores = answer(folder, model, START, {START + WITH_BM25: DEFAULT_WEIGHT})
     compared = compare_systems(
@@ -103,7 +103,7 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
 def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Train as the configuration says, and score the best checkpoint and the recommendation."""
     from diffcse_jax.run_folder.records import read_selection
-    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+    from diffcse_jax.search.modes import DEFAULT_WEIGHT
     from diffcse_jax.training.selection import THIS_MODEL
     from diffcse_jax.training.train import train_in_folder
 
@@ -136,7 +136,7 @@ def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, A
     """Continue the start as a masked LM on the documents, score it, and train it as `ours`."""
     from diffcse_jax.export import export
     from diffcse_jax.run_folder.records import read_selection
-    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+    from diffcse_jax.search.modes import DEFAULT_WEIGHT
     from diffcse_jax.training.train import train_in_folder
 
     values = shipped_config("masked_lm")
@@ -159,7 +159,7 @@ def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, A
 
 def measure_theirs(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Train by the library's recipe for pairs, and score the result."""
-    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+    from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
     adaptation_recipes.train_theirs(PAIRS, config, place)
     return {"scores": answer(folder, place, TRAINED, {TRAINED + WITH_BM25: DEFAULT_WEIGHT})}

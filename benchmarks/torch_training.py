@@ -488,7 +488,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     options, rest = parser.parse_known_args(argv)
     if options.seeds and not all(seed.isdecimal() for seed in options.seeds.split(",")):
         parser.error(f"--seeds {options.seeds}: write numbers with commas between, such as 1,2,3")
-    return options, read_overrides(rest, others=("config", "seeds", "record", "tasks"))
+    return options, read_overrides(rest)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ from diffcse_jax.io import expand_path
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
 from diffcse_jax.models.layers import Params
+from diffcse_jax.models.poolers import check_pooler
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.tokenizer import (
@@ -93,7 +94,7 @@ class SentenceEncoder:
         name: str = "an encoder without a name",
         mlm_head: Params | None = None,
     ):
-        pooler = pooling.check_pooler(record.pooler)
+        pooler = check_pooler(record.pooler)
         sentence_head = record.sentence_head.of(pooler)
         head = (record.head or {}) if pooler == "cls" else sentence_head.params
         if pooler == "cls" and (

@@ -6,6 +6,7 @@ special cases only.
 
 import contextlib
 import importlib
+import re
 import signal
 import sys
 import threading
@@ -60,6 +61,32 @@ class Interrupted(KeyboardInterrupt):
     exit_code = 130  # what shells report for a program that Ctrl-C ended
 
 
+# Control characters, separators of lines, marks that turn the direction of writing around, and
+# halves of surrogate pairs: what can change how a terminal shows the rest.
+_NOT_PRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return a name as a terminal can show it in one line, with Python's escapes.
+
+    Names of files and columns may contain what moves the cursor, or a line end that would begin a
+    message of its own.
+    """
+    return _NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def printable_message(message: object) -> str:
+    """Return a message as a terminal can show it.
+
+    Lines after the first are indented, so that no name in it passes for another message.
+    """
+    first, *others = str(message).rstrip("\n").split("\n")
+    indented = (line if line.startswith("  ") else f"  {line}" for line in others)
+    return "\n".join(map(printable, (first, *indented)))
+
+
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
     """Print a `UserError` or `Interrupted` of the block without a traceback, and exit.
@@ -75,17 +102,18 @@ def reported_to_user() -> Iterator[None]:
             return usual(message, category, *place, **line)
         is_new = str(message) not in printed
         printed.add(str(message))
-        return f"warning: {message}\n" if is_new else ""
+        return f"warning: {printable_message(message)}\n" if is_new else ""
 
     warnings.formatwarning = plain
     try:
         with no_interruption_lost():
             yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable_message(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt as stopped:
-        print(stopped if isinstance(stopped, Interrupted) else "interrupted", file=sys.stderr)
+        how = stopped if isinstance(stopped, Interrupted) else "interrupted"
+        print(printable_message(how), file=sys.stderr)
         sys.exit(Interrupted.exit_code)
     finally:
         warnings.formatwarning = usual

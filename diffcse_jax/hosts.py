@@ -19,7 +19,7 @@ import jax
 import tqdm
 
 from diffcse_jax import errors
-from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.errors import ConfigError, UserError, printable, printable_message
 from diffcse_jax.io import cache_folder
 
 INITIALIZATION_SECONDS = 100  # all processes must have started within this time
@@ -65,7 +65,7 @@ def log_line(message: str, *, on_all: bool = False) -> None:
     if (on_all or jax.process_index() == 0) and (
         _verbosity != "quiet" or message.startswith("warning:")
     ):
-        tqdm.tqdm.write(message, file=sys.stderr)
+        tqdm.tqdm.write(printable_message(message), file=sys.stderr)
 
 
 class _Bar(tqdm.tqdm):
@@ -96,6 +96,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         quiet: bool = False,
         delay: float = 0,
     ):
+        what = printable(what)
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
         self._done = done_before
         is_hidden = quiet or _verbosity == "quiet" or jax.process_index() > 0

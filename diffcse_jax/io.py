@@ -23,9 +23,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import filelock
-import huggingface_hub
-import numpy as np
-import safetensors.numpy
 
 from diffcse_jax.errors import (
     CheckpointError,
@@ -38,6 +35,8 @@ from diffcse_jax.errors import (
 
 IDLE_SECONDS = 24 * 3600  # partial folders idle for this long count as abandoned
 HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
+# The configurations of the package: a link in the repository, real files in the wheel.
+SHIPPED = Path(__file__).parent / "configs"
 INDEX_MANIFEST = "index.json"  # in the folder of an index; see `search.folder`
 INDEX_FORMAT = "diffcse_jax index 1"
 
@@ -104,6 +103,8 @@ def hub_file(name: str, advice: str) -> Path:
 
     Raises `NotDownloadedError`, which ends with `advice`.
     """
+    import huggingface_hub
+
     download = functools.partial(
         huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset"
     )
@@ -204,8 +205,11 @@ def write_text(path: Path, text: str) -> None:
     _write_bytes(path, text.encode())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write a safetensors file atomically."""
+def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write arrays of NumPy to a safetensors file, atomically."""
+    import numpy as np
+    import safetensors.numpy
+
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     _write_bytes(path, safetensors.numpy.save(contiguous, metadata={"format": "pt"}))
 

@@ -1,6 +1,7 @@
 import ast
 import importlib.metadata
 import inspect
+import io
 import json
 import os
 import signal
@@ -13,7 +14,8 @@ import pytest
 
 import diffcse_jax
 from diffcse_jax import cli
-from diffcse_jax.cli import COMMANDS, ENCODER, WITH_KEYS, build_parser
+from diffcse_jax.cli import COMMANDS, options_of
+from diffcse_jax.errors import printable, printable_message
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
@@ -116,42 +118,105 @@ def test_commands_describe_themselves_under_their_names(diffcse):
     assert (code, "addresses with gs:// are not supported" in printed.err) == (2, True)
 
 
-def test_each_option_is_read_and_no_other():
-    """Options are attributes of a namespace, which type checkers do not know. They know all that the values go to."""
-    functions = {
-        node.name: node
-        for node in ast.parse(inspect.getsource(cli)).body
-        if isinstance(node, ast.FunctionDef)
-    }
+# Runs a command. The last line has its processor time and what it has imported.
+START = """
+import sys, time
+before = set(sys.modules)
+from diffcse_jax.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print(time.process_time(), *sys.modules.keys() - before, file=sys.stderr)
+"""
 
-    def read(function: str) -> set[str]:
-        """Return the options that a function reads, also by functions that it hands all of them to."""
-        found = set()
-        for node in ast.walk(functions[function]):
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "options"
-            ):
-                found.add(node.attr)
-            if isinstance(node, ast.Call) and any(
-                getattr(each, "id", "") == "options" for each in node.args
-            ):
-                named = [node.func, *node.args]
-                called = {getattr(each, "id", "") for each in named} & functions.keys()
-                found |= set().union(*map(read, called))
-        return found
 
-    (commands,) = (action.choices for action in build_parser()._actions if action.choices)
-    of_main = {"help", "quiet", "verbose", "overrides", "command"}
-    for name, parser in commands.items():
-        options = {action.dest for action in parser._actions}
-        found = read(COMMANDS[name].prepare.__name__) | (
-            ENCODER if name in ("encode", "embed", "search") else set()
-        )
-        # it stands for a key of the configuration
-        found |= {"strict"} if name in WITH_KEYS else set()
-        assert options - of_main == found - of_main, name
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *([command, "--help"] for command in COMMANDS),
+        ["search", "--input", "text.txt", "--nonsense"],
+        ["train", "--config", "quickstart", "--workdri=x"],
+        ["encode", "--model", "minilm", "--batch_size", "0"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_mistakes_import_no_library(arguments):
+    start = [sys.executable, "-c", START, *arguments]
+    result = subprocess.run(start, cwd=ROOT, capture_output=True, text=True)
+    seconds, *modules = result.stderr.splitlines()[-1].split()
+    packages = {module.partition(".")[0] for module in modules}
+    libraries = packages & importlib.metadata.packages_distributions().keys()
+    assert libraries - {"diffcse_jax"} <= {"filelock"}
+    assert float(seconds) < 1.0  # about 0.1 s. With JAX and transformers it takes 2
+
+
+def test_each_command_prepares_its_own_options():
+    for command, (options, prepare) in COMMANDS.items():
+        assert inspect.get_annotations(prepare)["options"] is options, command
+
+
+def test_each_option_is_read():
+    """Types of options are checked. Whether any code reads an option is not."""
+    read = set()
+    for file in (ROOT / "diffcse_jax").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                is_read = getattr(node.value, "id", "") in ("options", "settings")
+                read |= {node.attr} if is_read else set()
+            if isinstance(node, ast.Tuple) or getattr(node, "func", None):
+                names = node.elts if isinstance(node, ast.Tuple) else node.args
+                read |= {each.value for each in names if isinstance(each, ast.Constant)}
+    for command, (kind, _) in COMMANDS.items():
+        assert {field.name for field in options_of(kind)} - read == set(), command
+
+
+# What is printed
+
+
+def test_an_encoding_that_lacks_characters_loses_no_answer(tmp_path, monkeypatch):
+    text = tmp_path / "\u0434\u0430\u043d\u043d\u044b\u0435.txt"
+    line = "\u043a\u043e\u0448\u043a\u0430 \U0001f408"
+    text.write_text(line, encoding="utf-8")
+
+    def search(*options: str) -> tuple[bytes, bytes]:
+        printed = io.BytesIO(), io.BytesIO()
+        for name, stream in zip(("stdout", "stderr"), printed, strict=True):
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(stream, encoding="cp1252"))
+        arguments = ["search", "--input", str(text), "--mode", "lexical", *options, line[:5]]
+        assert cli.main(arguments) == 0
+        sys.stderr.flush()
+        return printed[0].getvalue(), printed[1].getvalue()
+
+    hits, account = search()
+    assert rb"\u043a\u043e\u0448\u043a\u0430 \U0001f408" in hits
+    assert rb"\u0434\u0430\u043d\u043d\u044b\u0435.txt: 1 document" in account
+    (hit,) = json.loads(search("--json")[0].decode("utf-8"))["hits"]
+    assert (hit["file"], hit["snippet"]) == (str(text), line)
+
+
+FORGED = "a\x1b[2Jb\nerror: forged\u202ec"
+
+
+def test_names_cannot_pass_for_messages(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["search", "--input", FORGED, "--mode", "lexical", "words"],
+        ["search", "--input", "text.txt", f"--{FORGED.replace(' ', '')}"],
+        ["train", "--config", FORGED],
+        ["export", "--model", FORGED, "--output", "out"],
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+        printed = capsys.readouterr().err
+        assert r"a\x1b[2Jb" in printed
+        assert "\x1b" not in printed
+        assert "\u202e" not in printed
+        assert "\nerror: forged" not in printed
+    assert printable(FORGED) == r"a\x1b[2Jb\nerror: forged\u202ec"
+    assert printable("caf\u00e9 \u0434\u0430 \u05d0\u200c") == "caf\u00e9 \u0434\u0430 \u05d0\u200c"
+    assert printable_message("one:\n  two\nthree\n") == "one:\n  two\n  three"
 
 
 def test_ctrl_c_during_imports_ends_the_process_without_a_traceback():

@@ -7,7 +7,8 @@ from contextlib import closing, contextmanager
 import pytest
 from html_pages import checked
 
-from diffcse_jax.apps.demo import DemoOptions, Page, SearchServer, examples_of, serve
+from diffcse_jax.apps.demo import Page, SearchServer, examples_of, serve, settings_of
+from diffcse_jax.commands import DemoOptions
 from diffcse_jax.documents.document import text_document
 from diffcse_jax.documents.ledger import Place
 from diffcse_jax.errors import CheckpointError, ConfigError
@@ -141,10 +142,10 @@ def test_a_port_in_use_and_invalid_options(tmp_path):
     with pytest.raises(ConfigError, match="--host no such host --port 0"):
         SearchServer(page, ("no such host", 0))
     with pytest.raises(ConfigError, match="--against a is the same as --model"):
-        serve(DemoOptions("a", "text.txt", against="a"))
+        serve(DemoOptions(model="a", source="text.txt", against="a"))
     Index(texts=["Rain falls."], mode="lexical").save(tmp_path / "index")
     with pytest.raises(ConfigError, match="index is an index or embeddings"):
-        serve(DemoOptions("a", f"{tmp_path}/index"))
+        serve(DemoOptions(model="a", source=f"{tmp_path}/index"))
 
 
 def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
@@ -153,9 +154,10 @@ def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
         {"model": str(tmp_path), "against": "minilm"},
         {"model": str(tmp_path), "weight": 0.2},
     ):
-        settings = DemoOptions(source="t", **options).settings()
+        settings = settings_of(DemoOptions(source="t", **options))
         assert (settings.mode, settings.weight) == ("hybrid", 0.2)
-    assert DemoOptions("minilm", "t", against=str(tmp_path)).settings().mode == "dense"
+    options = DemoOptions(model="minilm", source="t", against=str(tmp_path))
+    assert settings_of(options).mode == "dense"
 
 
 def test_examples_are_texts_of_documents():

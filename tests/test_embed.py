@@ -22,6 +22,7 @@ from tiny_model import MAX_LENGTH, write_tiny_model
 from diffcse_jax import cli
 from diffcse_jax.apps import embed as app
 from diffcse_jax.apps.search import LINES_PER_HIT
+from diffcse_jax.commands import EmbedOptions
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, DataError, InUseError
 from diffcse_jax.models import pooling
@@ -73,13 +74,13 @@ class HashEncoder(SentenceEncoder):
 def load(monkeypatch):
     """Loads the encoder of `--model` or of the record."""
 
-    def load_encoder(options, record=None):
-        name = options.model or record.model
+    def from_pretrained(name, *, dtype, pooler="avg", truncate_dim=DIMENSION):
+        assert (dtype, truncate_dim) == ("float32", DIMENSION)
         if name == "missing":
             raise CheckpointError("missing: no such model")
-        return HashEncoder(name, options.pooler or (record.pooler if record else "avg"))
+        return HashEncoder(name, pooler)
 
-    monkeypatch.setattr(cli, "_load_encoder", load_encoder)
+    monkeypatch.setattr(SentenceEncoder, "from_pretrained", from_pretrained)
 
 
 @pytest.fixture
@@ -197,6 +198,15 @@ def test_an_array_has_a_row_for_each_row(tmp_path, capsys):
         assert "rows.csv, line 3: " in error_of(capsys, *encode, str(table))
 
 
+def test_json_lines_are_utf8_whatever_the_terminal_shows(tmp_path, monkeypatch):
+    path = tmp_path / "text.txt"
+    path.write_text("\u043a\u043e\u0448\u043a\u0430\n", encoding="utf-8")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="cp1252"))
+    cli.main(["encode", "--model", "hash", "--input", str(path)])
+    assert json.loads(printed.getvalue())["sentence"] == "\u043a\u043e\u0448\u043a\u0430"
+
+
 def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     table = tmp_path / "table.csv"
     table.write_text("doi,title,abstract,year\nx1,a,b,1999\nx2,c,d,2000\n")
@@ -281,7 +291,7 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(
         index, "--output", index, "--add", "x"
     )
     assert "Name the encoder with --model" in error(text, "x")
-    assert "--top_k: expected at least 1" in error(text, *model, "--top_k", "-1", "x")
+    assert "--top_k: -1 is below 1" in error(text, *model, "--top_k", "-1", "x")
     assert "QUERY: the text is empty" in error(text, *model, " ")
     monkeypatch.setattr(
         tempfile, "gettempdir", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left"))
@@ -724,7 +734,10 @@ def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):
 
 
 def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeypatch):
-    inputs, refused = [f"{tmp_path}/shards/*"], []
+    refused = []
+    options = EmbedOptions(
+        model="hash", inputs=(f"{tmp_path}/shards/*",), output=tmp_path / "out", rows_per_file=10
+    )
 
     def embed_again():
         monkeypatch.setattr(HashEncoder, "before", None)
@@ -732,11 +745,11 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeyp
             InUseError,
             match=r"is in use by process .* divide the inputs: give each process JAX_PROC",
         ):
-            app.embed(inputs, tmp_path / "out", HashEncoder, rows_per_file=10)
+            app.embed(options)
         refused.append(True)
 
     monkeypatch.setattr(HashEncoder, "before", embed_again)
-    app.embed(inputs, tmp_path / "out", HashEncoder, rows_per_file=10)
+    app.embed(options)
     assert refused
     check(tmp_path / "out", shards)
 

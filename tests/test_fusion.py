@@ -3,7 +3,8 @@
 import numpy as np
 
 from diffcse_jax.evaluation.hybrid_weight import choose_weight
-from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
+from diffcse_jax.search.fusion import combine
+from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
 
 def test_scores_are_combined_after_standardising():

@@ -31,7 +31,7 @@ from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.runner import TASKS
 from diffcse_jax.evaluation.senteval_data import Form
-from diffcse_jax.models import hf, pooling, sentence_folder
+from diffcse_jax.models import hf, sentence_folder
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.run_folder.finding import find_run
@@ -243,7 +243,7 @@ def pooler_of(folder: Path) -> None:
     with warnings.catch_warnings(action="ignore"):
         pooler = SentenceEncoder.from_pretrained(folder).pooler
     # A layer with another activation than BERT's own is applied after the pooling.
-    assert pooling.is_pooler(pooler.removesuffix(" + Dense"))
+    assert poolers.is_pooler(pooler.removesuffix(" + Dense"))
 
 
 def tokens_of(folder: Path) -> None:

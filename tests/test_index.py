@@ -22,9 +22,9 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, InUseErr
 from diffcse_jax.io import json_digest, sha256
 from diffcse_jax.models import pooling
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
-from diffcse_jax.search.embeddings import STORAGES
 from diffcse_jax.search.folder import MANIFEST, writing
 from diffcse_jax.search.index import Index
+from diffcse_jax.search.modes import STORAGES
 from diffcse_jax.search.reading import read_documents
 from diffcse_jax.search.stored import input_of
 from diffcse_jax.search.vector_store import EncoderRecord

@@ -14,6 +14,7 @@ ORDER = [
     *(
         "version",
         "errors",
+        "options",
         "io",
         "documents",
         "hosts",
@@ -24,6 +25,7 @@ ORDER = [
         "data",
         "run_folder",
         "search",
+        "commands",
     ),
     *("encoder", "evaluation", "training", "export", "api", "apps", "cli"),
 ]

@@ -14,8 +14,9 @@ import pytest
 from tiny_run import stop_first_run
 
 from diffcse_jax import SentenceEncoder, api
-from diffcse_jax.apps.init import InitOptions, init
+from diffcse_jax.apps.init import init
 from diffcse_jax.batch import TokenRows, Vocabulary
+from diffcse_jax.commands import InitOptions
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import CheckpointError, ConfigError, Interrupted
 from diffcse_jax.evaluation.masked_lm import (
@@ -125,12 +126,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return init(InitOptions(tmp_path_factory.mktemp("start"), (str(text),), **SIZES))
+    return init(InitOptions(output=tmp_path_factory.mktemp("start"), inputs=(str(text),), **SIZES))
 
 
 def test_the_same_text_sizes_and_seed_give_the_same_files(text, start, tmp_path):
-    again = init(InitOptions(tmp_path / "again", (str(text),), **SIZES))
-    other = init(InitOptions(tmp_path / "other", (str(text),), **SIZES, seed=1))
+    again = init(InitOptions(output=tmp_path / "again", inputs=(str(text),), **SIZES))
+    other = init(InitOptions(output=tmp_path / "other", inputs=(str(text),), **SIZES, seed=1))
     names = sorted(path.name for path in start.iterdir())
     assert names == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     for name in names:
@@ -156,7 +157,7 @@ def test_the_same_text_sizes_and_seed_give_the_same_files(text, start, tmp_path)
 
 
 def test_the_first_blocks_of_a_checkpoint_keep_their_weights_and_head(start, tmp_path):
-    cut = hf.read(str(init(InitOptions(tmp_path / "cut", model=str(start), blocks=1))))
+    cut = hf.read(str(init(InitOptions(output=tmp_path / "cut", model=str(start), blocks=1))))
     whole = hf.read(str(start))
     assert cut.config == dataclasses.replace(
         whole.config, num_blocks=1, hidden_dropout=(0.1,), attention_dropout=(0.1,)
@@ -191,13 +192,13 @@ def test_mistakes_are_named_and_nothing_is_written(
     if "inputs" in options:
         options = options | {"inputs": tuple(each.format(text=text) for each in options["inputs"])}
     with pytest.raises((ConfigError, CheckpointError), match=message):
-        init(InitOptions(tmp_path / "out", **options))
+        init(InitOptions(output=tmp_path / "out", **{"blocks": 4} | options))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_content_is_not_replaced(start):
     with pytest.raises(CheckpointError, match=r"is not an empty folder"):
-        init(InitOptions(start, model="minilm", blocks=1))
+        init(InitOptions(output=start, model="minilm", blocks=1))
 
 
 # The run

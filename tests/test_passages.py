@@ -215,7 +215,7 @@ def test_wrong_options_are_refused_before_texts_are_encoded(tiny, monkeypatch):
 def test_titles_and_passages_of_files_are_searched_and_embedded(
     tiny, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(cli, "_load_encoder", lambda options, record=None: tiny)
+    monkeypatch.setattr(SentenceEncoder, "from_pretrained", lambda *arguments, **options: tiny)
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "cats.md").write_text(f"# The cat\n\nThe cat sleeps all day.\n\n## More\n\n{LONG}\n")

@@ -18,7 +18,8 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import layers, sentence_folder
 from diffcse_jax.models.hf import read
-from diffcse_jax.models.pooling import POOLERS, normalize, pool
+from diffcse_jax.models.poolers import POOLERS
+from diffcse_jax.models.pooling import normalize, pool
 from diffcse_jax.models.transformer import Transformer
 
 LENGTHS = (5, 1, 3)

@@ -1,6 +1,7 @@
 """The report, from run folders as training leaves them, with encoders that need no computing."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from diffcse_jax.apps.report import (
     suggested_task,
     write_report,
 )
+from diffcse_jax.commands import ReportOptions
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
@@ -126,9 +128,9 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
         "diffcse_jax.apps.report.compare", lambda encoders, sample: compared("<i>start", '"mine')
     )
     with pytest.raises(CheckpointError, match="not a regular file"):
-        write_report(str(workdir), "/dev/null")
+        write_report(ReportOptions(model=str(workdir), output=Path("/dev/null")))
     # refuses img and on... attributes
-    shown = checked(write_report(str(workdir)).read_text(encoding="utf-8"))
+    shown = checked(write_report(ReportOptions(model=str(workdir))).read_text(encoding="utf-8"))
     run = read_summary(workdir / "export")
     assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
     assert (run.before, run.best, run.label) == (60.5, (6, 80.5), "<b>bold")

@@ -1,9 +1,45 @@
 """Applications: each one uses the core, and nothing in the core imports them."""
 
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
 import jinja2
+
+from diffcse_jax.commands import EmbedOptions, EncodeOptions, SearchOptions, TextOptions
+from diffcse_jax.documents.document import Documents
+from diffcse_jax.documents.open import open_documents_to_search
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.search.vector_store import EncoderRecord
+
+
+def load_encoder(
+    options: EncodeOptions | EmbedOptions | SearchOptions, record: EncoderRecord | None = None
+) -> SentenceEncoder:
+    """Load the encoder that options name. What they leave out is as recorded."""
+    chosen = options.given("model", "pooler", "truncate_dim", "precision")
+    if record:
+        recorded = {name: getattr(record, name) for name in ("model", "pooler", "precision")}
+        chosen = recorded | {"truncate_dim": record.dimension} | chosen
+    model, precision = chosen.pop("model"), chosen.pop("precision", "float32")
+    return SentenceEncoder.from_pretrained(model, dtype=precision, **chosen)
+
+
+def open_text(name: str, options: TextOptions) -> Documents:
+    """Open the text of a command as documents to search or encode."""
+    return open_documents_to_search(
+        name, columns=options.columns, id_column=options.id_column or ""
+    )
+
+
+def print_in_utf8() -> None:
+    """Make standard output UTF-8, whatever the terminal shows: JSON lines are for programs.
+
+    Half of a surrogate pair, such as a name of a file may contain, becomes JSON's escape of it.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def render(template: str, **values: Any) -> str:

@@ -16,9 +16,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from diffcse_jax.apps import render
+from diffcse_jax.apps import open_text, render
+from diffcse_jax.commands import DemoOptions
 from diffcse_jax.documents.document import Document
-from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.hosts import log_line
@@ -44,36 +44,12 @@ _HEADERS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class DemoOptions:
-    """The options of `diffcse demo`. None and empty values were not given."""
-
-    model: str
-    source: str
-    against: str = ""
-    columns: tuple[str, ...] = ()
-    id_column: str = ""
-    top_k: int = 10
-    host: str = "127.0.0.1"
-    port: int = 8000
-    mode: str = ""
-    language: str = ""
-    weight: float | None = None
-    passages: bool | None = None
-    strict: bool = False
-
-    def settings(self) -> IndexSettings:
-        """Return how the text is indexed for each model: both are compared in the same mode."""
-        mode, weight = recommended(self.model, self.mode)
-        weight = weight if self.weight is None else self.weight
-        given: dict[str, Any] = {
-            "language": self.language,
-            "weight": weight,
-            "passages": self.passages,
-        }
-        return IndexSettings(
-            mode, **{name: value for name, value in given.items() if value not in (None, "")}
-        )
+def settings_of(options: DemoOptions) -> IndexSettings:
+    """Return how the text is indexed for each model: both are compared in the same mode."""
+    mode, weight = recommended(options.model, options.mode)
+    recommendation: dict[str, Any] = {} if weight is None else {"weight": weight}
+    chosen = recommendation | options.given("language", "weight", "passages")
+    return IndexSettings(mode, **chosen)
 
 
 def serve(options: DemoOptions) -> None:
@@ -88,12 +64,9 @@ def serve(options: DemoOptions) -> None:
         raise ConfigError(
             f"--input {options.source} is an index or embeddings. Name the text that it was made of"
         )
-    settings = options.settings()
+    settings = settings_of(options)
     settings.check()
-    source = open_documents_to_search(
-        options.source, columns=options.columns, id_column=options.id_column
-    )
-    documents = read_documents(source, strict=options.strict)
+    documents = read_documents(open_text(options.source, options), strict=options.strict)
     names = filter(None, (options.model, options.against))
     models = {
         name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from diffcse_jax import hosts
+from diffcse_jax.apps import load_encoder, open_text, print_in_utf8
+from diffcse_jax.commands import EmbedOptions, EncodeOptions
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.find import Source, find_source, is_pattern
 from diffcse_jax.documents.ledger import Ledger
-from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import (
     CheckpointError,
@@ -58,7 +59,7 @@ from diffcse_jax.search.vector_store import (
 )
 
 FORMATS = (".jsonl", ".npy")
-ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is what a crash can cost
+STDOUT = "-"
 
 Placed = tuple[Document, Passage]
 
@@ -66,42 +67,32 @@ Placed = tuple[Document, Passage]
 # One file
 
 
-def encode(
-    inputs: Sequence[str],
-    output: str,
-    load: Callable[[], SentenceEncoder],
-    *,
-    batch_size: int = 64,
-    normalize: bool = False,
-    prompt_name: str | None = None,
-    columns: Sequence[str] = (),
-    id_column: str = "",
-    strict: bool = False,
-) -> None:
+def encode(options: EncodeOptions) -> None:
     """Encode the texts of all inputs into one file, which gets its name when it is complete.
 
-    Arguments are the options of `diffcse encode`. `load` loads the encoder; it is called once the
-    texts are read.
+    The encoder is loaded once the texts are read.
     """
+    output = options.output
     path = expand_path(output)
-    if output != "-":
+    if output != STDOUT:
         _require_format(path, output)
     is_npy = path.suffix == ".npy"
     rows: list[Placed] = []
-    for source in [
-        open_documents_to_search(each, columns=columns, id_column=id_column) for each in inputs
-    ]:
+    for source in [open_text(each, options) for each in options.inputs]:
         # A row of .npy is known by its number alone, so none may be missing.
-        ledger = Ledger(source.name, strict=strict or is_npy, refuse_empty=is_npy)
-        rows += _one_each(source, ledger, columns) if is_npy else _placed(source, ledger)
+        ledger = Ledger(source.name, strict=options.strict or is_npy, refuse_empty=is_npy)
+        rows += _one_each(source, ledger, options.columns) if is_npy else _placed(source, ledger)
         report(ledger)
-    encoder = load()
-    texts = [passage.searched for _, passage in rows]
-    vectors = encoder.encode(
-        texts, batch_size, normalize=normalize, show_progress=True, prompt_name=prompt_name
+    vectors = load_encoder(options).encode(
+        [passage.searched for _, passage in rows],
+        options.batch_size,
+        normalize=options.normalize,
+        show_progress=True,
+        prompt_name=options.prompt_name,
     )
     lines = _json_lines(rows, vectors)
-    if output == "-":
+    if output == STDOUT:
+        print_in_utf8()
         sys.stdout.writelines(lines)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -113,7 +104,7 @@ def encode(
         if path.suffix == ".npy":
             np.save(file, vectors)
         else:
-            file.writelines(line.encode() for line in lines)
+            file.writelines(line.encode(errors="backslashreplace") for line in lines)
 
 
 def _require_format(path: Path, output: str) -> None:
@@ -177,49 +168,26 @@ def _json_lines(
 # A folder
 
 
-def embed(
-    inputs: Sequence[str],
-    output: Path,
-    load: Callable[[], SentenceEncoder],
-    *,
-    rows_per_file: int = ROWS_PER_FILE,
-    batch_size: int = 64,
-    dtype: str = "float32",
-    normalize: bool = False,
-    prompt_name: str | None = None,
-    columns: Sequence[str] = (),
-    id_column: str = "",
-    distributed: bool = False,
-    passages: bool = False,
-    strict: bool = False,
-    command: str = "the same command",
-) -> None:
+def embed(options: EmbedOptions) -> None:
     """Embed the texts of the inputs that are not in the folder yet.
 
-    Arguments are the options of `diffcse embed`. `load` loads the encoder; it is called once the
-    inputs are open. `command` is what resumes the work, for messages.
+    The encoder is loaded once the inputs are open.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
     """
+    output = options.output
     process, count = hosts.process_from_environment() or (0, 1)
-    if distributed:
+    if options.distributed:
         hosts.join()
         process, count = jax.process_index(), jax.process_count()
-    paths = find_inputs(inputs, strict=strict)
+    paths = find_inputs(options.inputs, strict=options.strict)
     _require_folder(output)
-    mine = {path: _open(path, columns, id_column) for path in paths[process::count]}
-    encoder = load()
-    prompt = encoder.prompts.choose(None, prompt_name, encoder.prompts.document)
-    settings = dataclasses.asdict(encoder.record(prompt)) | {"dtype": dtype, "normalize": normalize}
-    settings |= {
-        "columns": [*columns],
-        "id_column": id_column,
-        "passages": passages,
-        "rows_per_file": rows_per_file,
-    }
+    mine = {path: _open(path, options) for path in paths[process::count]}
+    encoder = load_encoder(options)
+    settings = _settings(options, encoder)
     _check_settings(output, settings)
-    job = _Job(output, encoder, settings, batch_size, strict)
+    job = _Job(output, encoder, settings, options.batch_size, options.strict)
     try:
         safe, instead = "Complete Parquet files are kept.", "give another --output"
         with hosts.terminated_like_interrupted(), disk_errors(output, safe=safe, instead=instead):
@@ -233,12 +201,25 @@ def embed(
             job.run(mine)
     except KeyboardInterrupt as error:
         kept = f"{counted(job.embedded, 'text{s}')}; complete Parquet files are kept"
-        raise Interrupted(f"interrupted after {kept}. To resume, run {command}") from error
+        raise Interrupted(f"interrupted after {kept}. To resume, run {options.command}") from error
     who = f"process {process} of {count}: " if count > 1 else ""
     log_line(f"{who}embedded {counted(job.embedded, 'text{s}')} into {output}", on_all=True)
     _note_others(output, paths)
     # Every process waits for all, because the first one to exit would end the others.
     hosts.decided_by_first(lambda: None)
+
+
+def _settings(options: EmbedOptions, encoder: SentenceEncoder) -> dict[str, Any]:
+    """Return what all files of the folder have in common, as it is stored."""
+    prompt = encoder.prompts.choose(None, options.prompt_name, encoder.prompts.document)
+    return dataclasses.asdict(encoder.record(prompt)) | {
+        "dtype": options.dtype,
+        "normalize": options.normalize,
+        "columns": [*options.columns],
+        "id_column": options.id_column or "",
+        "passages": bool(options.passages),
+        "rows_per_file": options.rows_per_file,
+    }
 
 
 def find_inputs(patterns: Sequence[str], *, strict: bool = False) -> list[str]:
@@ -280,9 +261,9 @@ def _require_folder(output: Path) -> None:
         raise ConfigError(f"--output {output} is not a folder. Name a folder")
 
 
-def _open(path: str, columns: Sequence[str], id_column: str) -> Documents:
+def _open(path: str, options: EmbedOptions) -> Documents:
     try:
-        return open_documents_to_search(path, columns=columns, id_column=id_column)
+        return open_text(path, options)
     except NoSentencesError:  # not an error here; reading it will say so
         return Documents(path, lambda ledger: iter(()), lambda: "")
 

@@ -17,6 +17,7 @@ import tokenizers
 import transformers
 
 from diffcse_jax import io
+from diffcse_jax.commands import HEADS, HIDDEN_SIZE, VOCABULARY_SIZE, InitOptions
 from diffcse_jax.documents.find import STDIN
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.open import open_documents_to_search
@@ -34,20 +35,6 @@ MOST_CHARACTERS = 1000  # different ones in a vocabulary. A word with another on
 POSITIONS = 512
 
 
-@dataclasses.dataclass(frozen=True)
-class InitOptions:
-    """The options of `diffcse init`. Zero and empty values were not given."""
-
-    output: Path
-    inputs: tuple[str, ...] = ()  # texts of which the vocabulary is learnt
-    model: str = ""  # a checkpoint whose first blocks are kept
-    blocks: int = 4
-    hidden_size: int = 0
-    heads: int = 0
-    vocabulary_size: int = 0
-    seed: int = 42
-
-
 def init(options: InitOptions) -> Path:
     """Write the checkpoint as a Hugging Face folder, and return the folder.
 
@@ -55,7 +42,7 @@ def init(options: InitOptions) -> Path:
         UserError: Options contradict each other, a text or checkpoint cannot be read, or `output`
             is not empty.
     """
-    if bool(options.inputs) == bool(options.model):
+    if bool(options.inputs) == (options.model is not None):
         raise ConfigError(
             "give --input for a new model of random weights, or --model to keep blocks of a "
             "checkpoint"
@@ -68,8 +55,8 @@ def init(options: InitOptions) -> Path:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"{output} is not an empty folder. Remove it or name another one")
     with tempfile.TemporaryDirectory() as temporary:
-        if options.model:
-            checkpoint = first_blocks(options)
+        if options.model is not None:
+            checkpoint = first_blocks(options.model, options)
         else:
             checkpoint = random_weights(options, Path(temporary))
         with io.disk_errors(output, safe="Nothing was changed."), io.replace_dir(output) as folder:
@@ -88,22 +75,21 @@ def init(options: InitOptions) -> Path:
 # The first blocks of a checkpoint
 
 
-def first_blocks(options: InitOptions) -> hf.Pretrained:
-    """Return the checkpoint `options.model` with its first blocks only.
+def first_blocks(model: str, options: InitOptions) -> hf.Pretrained:
+    """Return a checkpoint with its first blocks only.
 
     It keeps its embeddings and, if it has one, its masked-LM head.
     """
-    for name in ("hidden_size", "heads", "vocabulary_size"):
-        if getattr(options, name):
-            raise ConfigError(
-                f"--{name} is that of --model. Leave it out, or give --input for a new model"
-            )
-    checkpoint = hf.read(options.model)
+    for name in options.given("hidden_size", "heads", "vocabulary_size"):
+        raise ConfigError(
+            f"--{name} is that of --model. Leave it out, or give --input for a new model"
+        )
+    checkpoint = hf.read(model)
     found = checkpoint.config.num_blocks
     kept = options.blocks
     if not 1 <= kept <= found:
         raise ConfigError(
-            f"--blocks={kept}: {options.model} has {found} blocks. Give a number from 1 to {found}"
+            f"--blocks={kept}: {model} has {found} blocks. Give a number from 1 to {found}"
         )
     dropped = tuple(f"blocks.{number}." for number in range(kept, found))
     transformer = {
@@ -112,7 +98,7 @@ def first_blocks(options: InitOptions) -> hf.Pretrained:
         if not name.startswith(dropped)
     }
     hf_config = {name: _cut(name, value, kept) for name, value in checkpoint.hf_config.items()}
-    sizes = hf.transformer_config(hf_config, source=options.model)
+    sizes = hf.transformer_config(hf_config, source=model)
     return dataclasses.replace(
         checkpoint,
         hf_config=hf_config,
@@ -137,15 +123,15 @@ def random_weights(options: InitOptions, folder: Path) -> hf.Pretrained:
 
     It is initialised as BERT's authors do. The tokenizer is written to the folder.
     """
-    hidden_size = options.hidden_size or 256
-    vocabulary = learn_vocabulary(options.inputs, options.vocabulary_size or 8192)
+    hidden_size = options.hidden_size or HIDDEN_SIZE
+    vocabulary = learn_vocabulary(options.inputs, options.vocabulary_size or VOCABULARY_SIZE)
     transformers.BertTokenizer(vocab=vocabulary, model_max_length=POSITIONS).save_pretrained(folder)
     hf_config = {
         "model_type": "bert",
         "vocab_size": len(vocabulary),
         "hidden_size": hidden_size,
         "num_hidden_layers": options.blocks,
-        "num_attention_heads": options.heads or 4,
+        "num_attention_heads": options.heads or HEADS,
         "intermediate_size": 4 * hidden_size,
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.1,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.apps import render
+from diffcse_jax.commands import ReportOptions
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
@@ -39,15 +40,10 @@ SEARCHES, HITS = 4, 3
 Loader = Callable[[], Encoder]
 
 
-def write_report(model: str, output: str = "") -> Path:
-    """Write the report of a run, finished or in progress, as one HTML page, and return its path.
-
-    Args:
-        model: The run's folder.
-        output: The page; empty for RUN/report/index.html.
-    """
-    run = read_summary(model)
-    path = expand_path(output) if output else run.workdir / "report" / "index.html"
+def write_report(options: ReportOptions) -> Path:
+    """Write the report of a run, finished or in progress, as one HTML page, and return its path."""
+    run = read_summary(options.model)
+    path = options.output or run.workdir / "report" / "index.html"
     with disk_errors(path, safe="The run is unchanged.", instead="name another --output"):
         path.parent.mkdir(parents=True, exist_ok=True)
         log_line("searching a sample of text with the starting checkpoint and the run")

@@ -8,16 +8,17 @@ index records its inputs. The same input replaces its own documents; another one
 import dataclasses
 import itertools
 import json
-import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import regex
 
+from diffcse_jax.apps import load_encoder, open_text, print_in_utf8
+from diffcse_jax.commands import SearchOptions
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.open import (
@@ -28,7 +29,6 @@ from diffcse_jax.documents.open import (
 from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed
-from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path
@@ -39,63 +39,20 @@ from diffcse_jax.search.index import Index
 from diffcse_jax.search.reading import documents_with_text, read_documents, report
 from diffcse_jax.search.recommended import recommended
 from diffcse_jax.search.stored import STDIN, IndexSettings, Input, input_of
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
+from diffcse_jax.search.vector_store import VectorStore, find_store
 
 QUERIES_AT_ONCE = 1024
 QUERY_COLUMNS = ("query", "question")  # the known names of a query, before those of a document
 LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
+BUILDS = ("mode", "language", "weight", "storage", "passages")  # fix how an index is built
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 
-# Loads the encoder, by default the recorded one.
-Load = Callable[[EncoderRecord | None], SentenceEncoder]
 
-
-@dataclasses.dataclass(frozen=True)
-class SearchOptions:
-    """The options of `diffcse search`. None and empty values were not given."""
-
-    source: str
-    queries: tuple[str, ...] = ()
-    queries_file: str = STDIN
-    model: str | None = None
-    top_k: int = 5
-    threshold: float | None = None
-    as_json: bool = False
-    batch_size: int = 64
-    columns: tuple[str, ...] = ()
-    id_column: str = ""
-    output: Path | None = None
-    add: bool = False
-    replace: bool = False
-    prompt_name: str | None = None
-    mode: str = ""
-    language: str = ""
-    weight: float | None = None
-    storage: str = ""
-    passages: bool | None = None
-    strict: bool = False
-
-    def given(self) -> dict[str, Any]:
-        """Return the options that fix how an index is built, by their names in `IndexSettings`."""
-        named = {
-            "mode": self.mode,
-            "language": self.language,
-            "weight": self.weight,
-            "storage": self.storage,
-            "passages": self.passages,
-        }
-        return {name: value for name, value in named.items() if value not in (None, "")}
-
-    def input(self) -> Input:
-        """Return how an index records the input."""
-        return input_of(self.source, self.id_column, self.columns)
-
-
-def search(options: SearchOptions, load: Load) -> None:
+def search(options: SearchOptions) -> None:
     """Print the best texts for each query, or bring an index up to date."""
     _check(options)
-    _print_hits(options, _open(options, load))
+    _print_hits(options, _open(options))
 
 
 def _check(options: SearchOptions) -> None:
@@ -112,41 +69,38 @@ def _check(options: SearchOptions) -> None:
         raise ConfigError("--add and --replace need --output, the index to change")
     if options.queries and options.queries_file != STDIN:
         raise ConfigError("give QUERY or --queries, not both")
-    if options.threshold is not None and math.isnan(options.threshold):
-        raise ConfigError("--threshold: nan is not a number")
 
 
 # The index
 
 
-def _open(options: SearchOptions, load: Load) -> Index:
+def _open(options: SearchOptions) -> Index:
     """Return the index to search, with its encoder, and save it if `--output` names a folder."""
     folder = expand_path(options.source)
     if options.source != STDIN and is_index(folder):
-        return _open_index(folder, options, load)
+        return _open_index(folder, options)
     store = None if options.source == STDIN else find_store(folder)
     if store:
         _refuse(options, ["columns", "id_column", "passages"], store.folder)
     if not options.output:
-        return _build(
-            _settings(options, has_store=store is not None), store or _read(options), options, load
-        )
+        settings = _settings(options, has_store=store is not None)
+        return _build(settings, store or _read(options), options)
     _require_outside(options.output, folder)
     try:
         with writing(options.output, wait=False) as writer:
-            return _keep(writer, store, options, load)
+            return _keep(writer, store, options)
     except InUseError as error:
         raise InUseError(f"{error}. Wait until it ends") from error
 
 
-def _open_index(folder: Path, options: SearchOptions, load: Load) -> Index:
+def _open_index(folder: Path, options: SearchOptions) -> Index:
     """Open an index, and perhaps save a copy."""
     _refuse(options, ["columns", "id_column", "passages", "language", "weight", "storage"], folder)
     if options.add:
         raise ConfigError(f"--add: --input {folder} is an index already. Name the text to add")
     index = Index.load(folder)
-    _check_threshold(options, index.checked_mode(options.mode))
-    _give_encoder(index, options, load)
+    _check_threshold(options, index.checked_mode(options.mode or ""))
+    _give_encoder(index, options)
     if options.output and options.output.resolve() != folder.resolve():
         if is_index(options.output) and not options.replace:
             raise ConfigError(
@@ -158,10 +112,9 @@ def _open_index(folder: Path, options: SearchOptions, load: Load) -> Index:
 
 def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
     """Raise `ConfigError` for options that come too late: embeddings or an index exist already."""
-    given = [name for name in names if getattr(options, name) not in (None, "", ())]
     flags = [
-        "--no-passages" if name == "passages" and not options.passages else f"--{name}"
-        for name in given
+        "--no-passages" if name == "passages" and not value else f"--{name}"
+        for name, value in options.given(*names).items()
     ]
     if flags:
         raise ConfigError(
@@ -184,17 +137,16 @@ def _require_outside(output: Path, source: Path) -> None:
 
 def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettings:
     """Return the settings of a new index: those given, or else those that a run recommends."""
-    given = options.given()
     # Runs recommend how to search text. A hybrid search has no threshold.
-    is_free = bool(options.mode) or (not has_store and options.threshold is None)
+    is_free = options.mode is not None or (not has_store and options.threshold is None)
     mode, weight = recommended(options.model if is_free else None, options.mode)
-    if mode != "dense" and not options.mode:
+    if mode != "dense" and options.mode is None:
         log_line(
             f"notice: {options.model} recommends --mode {mode}. --mode dense compares "
             "embeddings only"
         )
-    given = {"mode": mode, **({} if weight is None else {"weight": weight}), **given}
-    settings = IndexSettings(**given, id_column=options.id_column)
+    recommendation: dict[str, Any] = {"mode": mode} | ({} if weight is None else {"weight": weight})
+    settings = IndexSettings(**recommendation | options.given(*BUILDS, "id_column"))
     _check_options_of_mode(options, settings.mode)
     settings.check()
     if not has_store and settings.mode != "lexical" and not options.model:
@@ -226,37 +178,33 @@ def _check_threshold(options: SearchOptions, mode: str) -> None:
 
 def _read(options: SearchOptions) -> list[Document]:
     """Read the text. This comes before the encoder, which takes seconds to load."""
-    source = open_documents_to_search(
-        options.source, columns=options.columns, id_column=options.id_column
-    )
-    return read_documents(source, strict=options.strict)
+    return read_documents(open_text(options.source, options), strict=options.strict)
 
 
 def _build(
     settings: IndexSettings,
     source: VectorStore | Sequence[Document],
     options: SearchOptions,
-    load: Load,
 ) -> Index:
     """Build an index of texts or of embeddings."""
     if isinstance(source, VectorStore):
         index = Index.of_store(source, settings)
-        index.inputs = (options.input(),)
-        _give_encoder(index, options, load)
+        index.inputs = (_input(options),)
+        _give_encoder(index, options)
     else:
-        encoder = None if settings.mode == "lexical" else load(None)
+        encoder = None if settings.mode == "lexical" else load_encoder(options)
         index = Index.of_settings(settings, encoder)
-        index.put_input(options.input(), source, batch_size=options.batch_size, show_progress=True)
+        index.put_input(_input(options), source, batch_size=options.batch_size, show_progress=True)
     return index
 
 
-def _give_encoder(index: Index, options: SearchOptions, load: Load) -> None:
+def _give_encoder(index: Index, options: SearchOptions) -> None:
     """Load the encoder of an index, unless only words are searched."""
     there = index.record
     if there is None or options.mode == "lexical":
         return
     try:
-        encoder = load(there)
+        encoder = load_encoder(options, there)
     except UserError as error:
         what = options.model or "this model"
         advice = "" if options.model else " Name the model with --model"
@@ -271,23 +219,23 @@ def _give_encoder(index: Index, options: SearchOptions, load: Load) -> None:
 # An index that is kept up to date
 
 
-def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, load: Load) -> Index:
+def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions) -> Index:
     """Build the index in a folder or bring it up to date, and save it if it has changed."""
     old = Index.load(writer.folder) if is_index(writer.folder) and not options.replace else None
     if old is None:
         settings = _settings(options, has_store=store is not None)
-        new = _build(settings, store or _read(options), options, load)
+        new = _build(settings, store or _read(options), options)
         new.write(writer)
         return new
     options = _as_recorded(old, options)
     _require_same_settings(old, options)
     if store:
-        return _keep_store(writer, old, store, options, load)
+        return _keep_store(writer, old, store, options)
     documents = _read(options)
     before = old.documents
-    _give_encoder(old, options, load)
+    _give_encoder(old, options)
     changes = old.put_input(
-        options.input(), documents, batch_size=options.batch_size, show_progress=True
+        _input(options), documents, batch_size=options.batch_size, show_progress=True
     )
     log_line(f"index: {changes}")
     if old.documents is not before:
@@ -297,7 +245,7 @@ def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions, loa
 
 def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
     """Return the options with what an index has recorded of the input; refuse another input."""
-    own = options.input()
+    own = _input(options)
     recorded = next((each for each in index.inputs if each.name == own.name), None)
     if recorded is None and not options.add:
         names = ", ".join(each.name or "texts given in Python" for each in index.inputs)
@@ -317,12 +265,14 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
                 f"--{name}: {options.output} was built with {before or 'none'}, not {now}. Leave "
                 "this out, or give --replace to build the index again"
             )
-    return dataclasses.replace(options, columns=recorded.columns, id_column=recorded.id_column)
+    return dataclasses.replace(
+        options, columns=recorded.columns, id_column=recorded.id_column or None
+    )
 
 
 def _require_same_settings(index: Index, options: SearchOptions) -> None:
     """Raise `ConfigError` if an index was built with other settings than those given."""
-    for name, given in options.given().items():
+    for name, given in options.given(*BUILDS).items():
         there = getattr(index.settings, name)
         is_detected = name == "language" and index.lexical and index.lexical.language == given
         if given != there and not is_detected:
@@ -338,11 +288,9 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
             )
 
 
-def _keep_store(
-    writer: Writer, old: Index, store: VectorStore, options: SearchOptions, load: Load
-) -> Index:
+def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchOptions) -> Index:
     """Bring an index of embeddings up to date."""
-    own = options.input()
+    own = _input(options)
     if old.inputs != (own,):
         raise ConfigError(
             f"--add {options.source}: only texts can be added to an index, not embeddings"
@@ -351,17 +299,24 @@ def _keep_store(
         old.record.require(store.encoder, old.name)
     new = Index.of_store(store, old.settings)
     new.inputs = old.inputs
-    _give_encoder(new, options, load)
+    _give_encoder(new, options)
     log_line(f"index: {plan(old.documents, new.documents, 'replace').changes}")
     if not new.documents.equals(old.documents):
         new.write(writer)
     return new
 
 
+def _input(options: SearchOptions) -> Input:
+    """Return how an index records the input."""
+    return input_of(options.source, options.id_column or "", options.columns)
+
+
 # Hits
 
 
 def _print_hits(options: SearchOptions, index: Index) -> None:
+    if options.as_json:
+        print_in_utf8()
     queries = [text.strip() for text in options.queries]
     for chunk in (
         [queries] if queries else _read_queries(options.queries_file, strict=options.strict)
@@ -371,10 +326,11 @@ def _print_hits(options: SearchOptions, index: Index) -> None:
             options.top_k,
             options.threshold,
             prompt_name=options.prompt_name,
-            mode=options.mode,
+            mode=options.mode or "",
         )
         for text, hits in zip(chunk, found, strict=True):
-            print(_as_json(text, hits) if options.as_json else _as_text(text, hits), flush=True)
+            shown = _as_json(text, hits) if options.as_json else _as_text(text, hits)
+            print(shown, flush=True)
 
 
 def _read_queries(name: str, *, strict: bool) -> Iterator[list[str]]:

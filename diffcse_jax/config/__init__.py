@@ -1,8 +1,6 @@
 """The configuration of a run: one static tree of dataclasses, its checks, files and overrides."""
 
-import ast
 import collections
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -11,13 +9,12 @@ import importlib.metadata
 import os
 import re
 import runpy
-import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from diffcse_jax.config.groups import (
     DEV_METRICS,
@@ -33,6 +30,7 @@ from diffcse_jax.config.groups import (
     TrainConfig,
 )
 from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.io import SHIPPED
 from diffcse_jax.losses import (
     GeneratorOptions,
     Loss,
@@ -44,16 +42,15 @@ from diffcse_jax.losses import (
     diffcse,
     diffcse_variants,
     masked_lm,
-    option,
     ranking,
 )
 from diffcse_jax.losses.finetune import Finetune, LabelledTask
 from diffcse_jax.models.forward import STARTING_CHECKPOINT
+from diffcse_jax.options import check_value, option, read_value
 
 if TYPE_CHECKING:
     import ml_collections
 
-SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
 # The group of entry points under which other packages offer losses.
 ENTRY_POINTS = "diffcse_jax.losses"
 TASKS = "finetune.tasks."  # groups of keys, whose names users choose, begin with this
@@ -134,7 +131,7 @@ class Config:
             group, _, name = key.rpartition(".")
             if key in known:
                 value = os.fspath(value) if isinstance(value, os.PathLike) else value
-                groups[group][name] = _check_value(key, value, known[key])
+                groups[group][name] = check_value(key, value, known[key])
             elif (
                 isinstance(value, Mapping)
                 and not value
@@ -447,61 +444,6 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return leaves
 
 
-# Values.
-
-
-def _item_type(field: dataclasses.Field) -> tuple[type, bool]:
-    """Return the type of a field, or of the items of a tuple, and whether the field is a tuple."""
-    items = get_args(field.type)
-    return (items or (field.type,))[0], bool(items)
-
-
-def _check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
-    """Return a value in the type of its field, or raise a `ConfigError`."""
-    kind, is_tuple = _item_type(field)
-    if is_tuple and not isinstance(value, (tuple, list)):
-        raise ConfigError(
-            f"{key}: expected a tuple of {kind.__name__} such as (0.1,), got {value!r}"
-        )
-    choices, aliases, low, high = (
-        field.metadata[name] for name in ("choices", "aliases", "low", "high")
-    )
-    checked = []
-    for item in value if is_tuple else (value,):
-        if kind is float and type(item) is int and abs(item) <= sys.float_info.max:
-            item = float(item)
-        if type(item) is not kind:
-            raise ConfigError(f"{key}: expected {kind.__name__}, got {item!r}")
-        item = aliases.get(item, item)
-        if choices and item not in choices and not field.metadata["also"](item):
-            raise ConfigError(f"{key}: {item!r} is not one of {', '.join(choices)}")
-        if low is not None and not item >= low:
-            raise ConfigError(f"{key}: {item} is below {low}")
-        if high is not None and not item <= high:
-            raise ConfigError(f"{key}: {item} is above {high}")
-        checked.append(item)
-    return tuple(checked) if is_tuple else checked[0]
-
-
-def _read_value(key: str, text: str, field: dataclasses.Field) -> Any:
-    """Return the value that a text on the command line stands for.
-
-    Examples are `3e-5`, `true`, `(0.1,)` and `0.1`.
-    """
-    kind, is_tuple = _item_type(field)
-    value: Any = text
-    if kind is bool:
-        value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
-    elif kind is not str or (is_tuple and text.startswith(("(", "["))):
-        with contextlib.suppress(ValueError, SyntaxError):
-            value = ast.literal_eval(text)
-    if is_tuple and not isinstance(value, (tuple, list)):
-        value = (
-            [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
-        )
-    return _check_value(key, value, field)
-
-
 # Files and overrides.
 
 
@@ -569,13 +511,8 @@ def _read(path: Path, given: str) -> dict[str, Any]:
         raise ConfigError(f"--config: {where}: {type(error).__name__}: {error}") from error
 
 
-def read_overrides(
-    arguments: Iterable[str], flag: str = "config", others: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return the values of arguments `--FLAG.KEY=VALUE`, by key.
-
-    `others` are the command's own options, for advice.
-    """
+def read_overrides(arguments: Iterable[str], flag: str = "config") -> dict[str, Any]:
+    """Return the values of arguments `--FLAG.KEY=VALUE`, by key."""
     values: dict[str, Any] = {}
     following = iter(arguments)
     for argument in following:
@@ -583,9 +520,7 @@ def read_overrides(
         bare = name.lstrip("-")
         key = bare.removeprefix(f"{flag}.")
         if key == bare or not name.startswith("-"):
-            if near := difflib.get_close_matches(bare, others, n=1, cutoff=0.7):
-                advice = f"Did you mean --{near[0]}?"
-            elif meant := _nearest_key(bare):
+            if meant := _nearest_key(bare):
                 advice = f"Write --{flag}.{meant}={text or 'VALUE'}."
             else:
                 advice = f"Overrides are written --{flag}.KEY=VALUE."
@@ -595,7 +530,7 @@ def read_overrides(
         value = text if equals else next(following, None)
         if value is None:
             raise ConfigError(f"{argument}: the value is missing. Write {argument}=VALUE.")
-        values[key] = _read_value(key, value, known[key])
+        values[key] = read_value(key, value, known[key])
     return values
 
 

@@ -7,8 +7,8 @@ where it differs from the paper. The groups of losses are the losses themselves 
 
 import dataclasses
 
-from diffcse_jax.losses import option
-from diffcse_jax.models.pooling import OTHER_NAMES, POOLERS, is_pooler
+from diffcse_jax.models.poolers import OTHER_NAMES, POOLERS, is_pooler
+from diffcse_jax.options import option
 
 SWITCH = ("auto", "on", "off")
 DEFAULT_SEED = 42

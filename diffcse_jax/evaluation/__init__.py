@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32
 
+from diffcse_jax.commands import EvaluationSettings as EvaluationSettings
 from diffcse_jax.errors import DataError
 from diffcse_jax.models.sentence_folder import Prompts
 
@@ -87,27 +88,6 @@ def encode_pairs(
         encoder.encode(queries, batch_size=batch_size, prompt=prompts.query),
         encoder.encode(targets, batch_size=batch_size, prompt=prompts.document),
     ]
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationSettings:
-    """Settings that all models of a comparison share: the options of `eval.py`, by their names."""
-
-    tasks: str = "sts"
-    data_dir: str = ""
-    mode: str = "test"
-    aggregation: str = "all"
-    pooler: str | None = None
-    truncate_dim: int | None = None
-    backend: str = "jax"
-    post: str | None = None
-    queries: Path | None = None
-    top_k: int = 3
-    runs: Path | None = None
-    against: Path | None = None
-    strict: bool = False  # whatever is left out of the user's own files is an error
-    model: str = ""  # the model that is evaluated; set for each model
-    compared: Sequence[str] = ()  # all models of the comparison, whose rankings get different names
 
 
 DEFAULTS = EvaluationSettings()

@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from diffcse_jax.search.fusion import DEFAULT_WEIGHT, combine
+from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.lexical import best_rows
+from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
 TRIED_WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
 

@@ -6,12 +6,13 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tqdm
 
+from diffcse_jax.commands import EvaluateOptions
 from diffcse_jax.errors import (
     CheckpointError,
     ConfigError,
@@ -121,15 +122,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
-def run(
-    models: Sequence[str],
-    settings: EvaluationSettings,
-    *,
-    output: Path,
-    with_published: bool,
-    style: str,
-    allow_missing: bool,
-) -> int:
+def run(options: EvaluateOptions) -> int:
     """Evaluate models, write `results.json` and pictures, and print tables.
 
     This is the work of `diffcse evaluate`.
@@ -137,24 +130,24 @@ def run(
     Returns:
         The exit code: 0, or 3 if data of a task is missing, unless `allow_missing` is set.
     """
-    if with_published and settings.mode == "dev":
+    if options.with_published and options.mode == "dev":
         raise ConfigError("--published scores are scores of test splits. Leave out --mode dev")
 
     done: list[Results] = []
 
     def keep(found: Results) -> None:  # after each task, because the next may fail
         so_far = [*done, found]
-        write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, output)
+        write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, options.output)
 
-    settings = dataclasses.replace(settings, compared=tuple(dict.fromkeys(models)))
+    settings = dataclasses.replace(options, compared=tuple(dict.fromkeys(options.models)))
     for model in settings.compared:
         done.append(evaluate_model(model, settings, keep))
-    parts = [*map(details, done)] if style == "text" else []
-    parts.append(compare(done, with_published=with_published, style=style))
+    parts = [*map(details, done)] if options.style == "text" else []
+    parts.append(compare(done, with_published=options.with_published, style=options.style))
     print("\n\n".join(filter(None, parts)))
-    if pictures := sts.draw(done, output.parent / "report"):
+    if pictures := sts.draw(done, options.output.parent / "report"):
         print("pictures:", *pictures, file=sys.stderr)
-    return 3 if any(each["missing"] for each in done) and not allow_missing else 0
+    return 3 if any(each["missing"] for each in done) and not options.allow_missing else 0
 
 
 def evaluate_model(
@@ -207,7 +200,7 @@ def _find_data(
     folder = Path()
     if official:
         try:
-            folder = senteval_folder(settings.data_dir)
+            folder = senteval_folder(settings.data_dir or "")
         except NotDownloadedError as error:
             return folder, dict.fromkeys(official, str(error))
     missing = {}

@@ -14,7 +14,7 @@ from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_conf
 from diffcse_jax.evaluation.results import Results, TableRow, format_scores, scores_by_column, table
 from diffcse_jax.io import HUB_REPOSITORY, expand_path
 from diffcse_jax.models import hf
-from diffcse_jax.models.pooling import OTHER_POOLERS
+from diffcse_jax.models.poolers import OTHER_POOLERS
 from diffcse_jax.models.sentence_folder import max_length_of
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
 from diffcse_jax.run_folder.finding import SELECTION, find_run

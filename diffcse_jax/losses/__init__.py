@@ -8,9 +8,9 @@ a group of keys in the configuration: `config.contrast.temperature` is the key
 
 import abc
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,41 +21,12 @@ from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
+from diffcse_jax.options import option as option
 
 View = Float[Array, "batch dim"]  # embeddings of a batch, of one view of its sentences
 Metrics = dict[str, jax.Array]
 Inputs = dict[str, Any]  # the inputs that losses have prepared, by the name of the loss
 UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors
-
-
-def option(
-    default: Any,
-    doc: str,
-    *,
-    choices: Collection[str] = (),
-    also: Callable[[str], bool] = lambda value: False,
-    aliases: Mapping[str, str] = MappingProxyType({}),
-    low: float | None = None,
-    high: float | None = None,
-    changes: Literal["training", "selection", "nothing"] = "training",
-) -> Any:
-    """Return a dataclass field for an option.
-
-    Args:
-        default: The default value. Its type is that of the field.
-        doc: The description, for the reference of keys.
-        choices: The accepted values. Empty: any value of the type. A table may still grow.
-        also: Returns whether a value is accepted although it is not one of the choices.
-        aliases: Other names of choices.
-        low: The smallest accepted number.
-        high: The largest accepted number.
-        changes: What depends on the option: `training` (the trained parameters), `selection` (only
-            which of the trained checkpoints is exported) or `nothing` (only where and how fast a
-            run is computed, and what it logs).
-    """
-    metadata = {"doc": doc, "choices": choices, "also": also, "aliases": aliases}
-    metadata |= {"low": low, "high": high, "changes": changes}
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Table(dict[str, Any]):

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, View, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, View
 from diffcse_jax.models.forward import (
     STARTING_CHECKPOINT,
     Computation,
@@ -25,6 +25,7 @@ from diffcse_jax.models.forward import (
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.options import option
 
 COMPARISONS = {"cosine": cosine_similarity, "dot": dot_product}
 Pair = tuple[View, View]

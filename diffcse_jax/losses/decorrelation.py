@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.losses import Loss, Metrics, View, option
+from diffcse_jax.losses import Loss, Metrics, View
 from diffcse_jax.models.forward import SharedForward
 from diffcse_jax.models.pooling import dot_product, standardize
+from diffcse_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,6 @@ from diffcse_jax.losses import (
     Metrics,
     PretrainedCheckpoints,
     RunInfo,
-    option,
 )
 from diffcse_jax.models.forward import (
     FEW,
@@ -57,6 +56,7 @@ from diffcse_jax.models.forward import (
 from diffcse_jax.models.heads import ReplacedTokenHead, linear
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.options import option
 
 TOKENS_AT_ONCE = 1024  # tokens for which the generator computes logits at the same time
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo
 from diffcse_jax.losses.contrastive import info_nce
 from diffcse_jax.losses.diffcse import (
     EDITS,
@@ -42,6 +42,7 @@ from diffcse_jax.models.forward import (
 )
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense, Network
+from diffcse_jax.options import option
 
 # Edits (Table 4). The label is 1 on inserted and replaced tokens, and on those after a dropped one.
 

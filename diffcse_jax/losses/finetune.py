@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
-from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, Table, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, Table
 from diffcse_jax.models.forward import SharedForward, row_keys
 from diffcse_jax.models.heads import TaskHead
 from diffcse_jax.models.layers import Network
+from diffcse_jax.options import option
 
 AVERAGE = "average"  # the dev score that chooses the checkpoint: the mean of the tasks' scores
 

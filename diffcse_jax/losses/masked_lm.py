@@ -10,12 +10,13 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo
 from diffcse_jax.losses.diffcse import Masked, mask_tokens
 from diffcse_jax.models import layers
 from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead, ReconstructionHead, reconstruction_start
 from diffcse_jax.models.layers import Network
+from diffcse_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)

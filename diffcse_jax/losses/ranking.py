@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError, counted
-from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo, option
+from diffcse_jax.losses import Loss, Metrics, PretrainedCheckpoints, RunInfo
 from diffcse_jax.models.forward import (
     STARTING_CHECKPOINT,
     Computation,
@@ -20,13 +20,9 @@ from diffcse_jax.models.forward import (
     start_as_teacher,
 )
 from diffcse_jax.models.layers import Network
-from diffcse_jax.models.pooling import (
-    OTHER_NAMES,
-    POOLERS,
-    cosine_similarity,
-    is_pooler,
-    similarity_lists,
-)
+from diffcse_jax.models.poolers import OTHER_NAMES, POOLERS, is_pooler
+from diffcse_jax.models.pooling import cosine_similarity, similarity_lists
+from diffcse_jax.options import option
 
 # Similarities of each sentence to the candidates, or logits.
 Lists = Float[Array, "rows candidates"]

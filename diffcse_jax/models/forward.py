@@ -167,7 +167,7 @@ class SharedForward:
     batch: Batch
     key: PRNGKeyArray  # for dropout
     _: dataclasses.KW_ONLY
-    pooler: str  # as `pooling.check_pooler` accepts
+    pooler: str  # as `poolers.check_pooler` accepts
     # `independent` for each view, or `shared` by the views of an example.
     dropout_masks: str = "independent"
     keeps_projector: bool = False  # whether encoding will apply the projector as well

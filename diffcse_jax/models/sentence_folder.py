@@ -31,7 +31,8 @@ from diffcse_jax.models.heads import (
 )
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params, prefixed, shapes, subset
-from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, check_pooler
+from diffcse_jax.models.poolers import AVERAGED_LAYERS, POOLERS, check_pooler
+from diffcse_jax.models.pooling import SIMILARITIES
 
 SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"

@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, Float32, Int, Int8, Int32, Shaped, UInt32
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.search.modes import STORAGES
 
 BLOCK_ROWS = 8192  # embeddings compared at once
 BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
-STORAGES = ("float32", "float16", "int8", "bits")
 RESCORED = 8  # for each hit, the signs choose this many rows, which int8 then scores
 MARGIN = 1.25  # of a scale that grows
 LEVELS = 127  # the largest number that int8 stores

@@ -4,7 +4,6 @@ import numpy as np
 from jaxtyping import Float
 
 CANDIDATES = 100  # best rows of each half, whose scores are combined
-DEFAULT_WEIGHT = 0.1  # of BM25; docs/records/search.md has the measurement
 
 
 def combine(

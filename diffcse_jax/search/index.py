@@ -29,9 +29,9 @@ from diffcse_jax.search.changes import Changes, How, UpdatePlan, plan, without
 from diffcse_jax.search.contents import PASSAGES, Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import Queries, StoredEmbeddings, Vectors, aligned
 from diffcse_jax.search.folder import Writer, is_index, read_index, writing
-from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.modes import DEFAULT_WEIGHT
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
 from diffcse_jax.search.reading import count_documents, documents_with_text, report

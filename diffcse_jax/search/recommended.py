@@ -6,15 +6,15 @@ from typing import Any
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import expand_path, read_json_object
 from diffcse_jax.run_folder.finding import SEARCH, finished_export
-from diffcse_jax.search.stored import MODES
+from diffcse_jax.search.modes import MODES
 
 
-def recommended(model: str | None, mode: str = "") -> tuple[str, float | None]:
+def recommended(model: str | None, mode: str | None = None) -> tuple[str, float | None]:
     """Return the mode of search, and the weight of BM25, that a run recommends for its model.
 
     Args:
         model: The run's folder or its export. For other models the mode is `dense`.
-        mode: The mode that was asked for. Only the weight is recommended then.
+        mode: The mode that was asked for, if any. Only the weight is recommended then.
     """
     folder = expand_path(model or "")
     found: Mapping[str, Any] = {}

@@ -12,14 +12,13 @@ import numpy as np
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, Contents, Typical
-from diffcse_jax.search.embeddings import STORAGES, StoredEmbeddings, check_storage, expected_arrays
+from diffcse_jax.search.embeddings import StoredEmbeddings, check_storage, expected_arrays
 from diffcse_jax.search.folder import Arrays, Reader, Writer
-from diffcse_jax.search.fusion import DEFAULT_WEIGHT
 from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.modes import DEFAULT_WEIGHT, MODES, STORAGES
 from diffcse_jax.search.vector_store import EncoderRecord
 
 STDIN = "-"
-MODES = ("dense", "lexical", "hybrid")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from diffcse_jax import api, evaluation
 from diffcse_jax.apps.finetune import run_finetune
 from diffcse_jax.apps.study import estimate, table
 from diffcse_jax.apps.study.record import LAST_CHECKPOINT, Key, StudyRecord, key_of
+from diffcse_jax.commands import StudyOptions
 from diffcse_jax.config import (
     OWN_POOLER,
     SHIPPED,
@@ -427,37 +428,25 @@ def _changed(where: str, base: "str | ConfigDict", settings: Settings) -> Config
 # The command
 
 
-def run_study(
-    config: str,
-    workdir: str | None = None,
-    *,
-    variants: Sequence[str] = (),
-    seeds: int | None = None,
-    tasks: str | None = None,
-    record: Path | None = None,
-    report: bool = False,
-    overrides: Sequence[str] = (),
-) -> int:
+def run_study(options: StudyOptions) -> int:
     """Do the runs of a study that are not done, write its tables and print one.
-
-    This is the command, with its options.
 
     Returns:
         The exit code: 0; 1 if a run failed; 3 if runs are not done for another reason; 130 if the
             study was stopped.
     """
-    name, study = read_study(config)
-    if tasks is not None:
-        study = dataclasses.replace(study, tasks=tuple(filter(None, tasks.split(","))))
-    if seeds is not None:
-        study = study.with_seeds(seeds)
-    folder = expand_path(workdir or Path("runs") / "studies" / name)
-    plan = make_plan(name, study, overrides, folder)
-    if record:
-        plan = plan.with_record(StudyRecord(record))
-    chosen = plan.selected(variants)
+    name, study = read_study(options.config)
+    if options.tasks is not None:
+        study = dataclasses.replace(study, tasks=tuple(filter(None, options.tasks.split(","))))
+    if options.seeds is not None:
+        study = study.with_seeds(options.seeds)
+    folder = expand_path(options.workdir or Path("runs") / "studies" / name)
+    plan = make_plan(name, study, options.overrides, folder)
+    if options.record:
+        plan = plan.with_record(StudyRecord(options.record))
+    chosen = plan.selected(options.variants)
     was_stopped = False
-    if not report:
+    if not options.report:
         require_folders(name, chosen)
         for run in plan.runs:
             with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone

@@ -1,0 +1,5 @@
+"""The ways to search and to store embeddings, by the names that users give them."""
+
+MODES = ("dense", "lexical", "hybrid")
+STORAGES = ("float32", "float16", "int8", "bits")
+DEFAULT_WEIGHT = 0.1  # of BM25 in a hybrid search; docs/records/search.md has the measurement
