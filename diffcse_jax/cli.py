@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             result = work()
             if isinstance(result, Path):
-                print(result)
+                print(printable(str(result)))
             sys.stdout.flush()
         except BrokenPipeError:  # the reader of the output, such as `head`, has ended
             # Python flushes once more at exit.
@@ -154,8 +154,8 @@ def read_options(arguments: Sequence[str]) -> tuple[str, Options]:
     """Return the name of a command and its options, or print what is wrong with them and exit."""
     parser = build_parser()
     namespace, rest = parser.parse_known_args(arguments)
-    given = vars(namespace)
-    name = given.pop("name")
+    texts = vars(namespace)
+    name = texts.pop("name")
     kind = COMMANDS[name].options
     fields = {field.name: field for field in options_of(kind)}
     if rest and issubclass(kind, RunOptions):
@@ -166,7 +166,7 @@ def read_options(arguments: Sequence[str]) -> tuple[str, Options]:
         parser.error(
             f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {name} --help"
         )
-    values = {each: _read(fields[each], value) for each, value in given.items()}
+    values = {each: _read(fields[each], text) for each, text in texts.items()}
     options = kind(**values, command=shlex.join(["diffcse", *arguments]))
     if isinstance(options, RunOptions):
         strict = ["--config.data.on_bad_line=error"] if options.strict else []
@@ -174,14 +174,14 @@ def read_options(arguments: Sequence[str]) -> tuple[str, Options]:
     return name, options
 
 
-def _read(field: dataclasses.Field, given: str | bool | list[str]) -> Any:
-    """Return the value of an option."""
+def _read(field: dataclasses.Field, text: str | bool | list[str]) -> Any:
+    """Return the value of an option: of a switch, of several texts, or of one."""
     flag = flag_of(field)
-    if isinstance(given, bool):
-        return given
-    if isinstance(given, list):
-        return check_value(flag, given, field)
-    return expand_path(given) if item_type(field)[0] is Path else read_value(flag, given, field)
+    if isinstance(text, bool):
+        return text
+    if isinstance(text, list):
+        return check_value(flag, text, field)
+    return expand_path(text) if item_type(field)[0] is Path else read_value(flag, text, field)
 
 
 def _refuse_misspelt(arguments: Iterable[str], flags: Iterable[str]) -> None:

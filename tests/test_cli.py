@@ -16,6 +16,7 @@ import diffcse_jax
 from diffcse_jax import cli
 from diffcse_jax.cli import COMMANDS, options_of
 from diffcse_jax.errors import printable, printable_message
+from diffcse_jax.hosts import log_line
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
@@ -214,6 +215,8 @@ def test_names_cannot_pass_for_messages(capsys, tmp_path, monkeypatch):
         assert "\x1b" not in printed
         assert "\u202e" not in printed
         assert "\nerror: forged" not in printed
+    log_line(FORGED)
+    assert capsys.readouterr().err == "a\\x1b[2Jb\n  error: forged\\u202ec\n"
     assert printable(FORGED) == r"a\x1b[2Jb\nerror: forged\u202ec"
     assert printable("caf\u00e9 \u0434\u0430 \u05d0\u200c") == "caf\u00e9 \u0434\u0430 \u05d0\u200c"
     assert printable_message("one:\n  two\nthree\n") == "one:\n  two\n  three"

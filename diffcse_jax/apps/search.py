@@ -29,7 +29,7 @@ from diffcse_jax.documents.open import (
 from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed
-from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError
+from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError, printable
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.changes import plan
@@ -407,7 +407,7 @@ def _as_text(query: str, hits: Hits) -> str:
     for hit in hits:
         found = [f"{labels[mode]}: {hit.ranks[mode]}" for mode in labels if mode in hit.ranks]
         ranks = f"[{', '.join(found)}]" if found else ""
-        parts = (f"  {hit.score:6.3f}", hit.place(), ranks, hit.title)
+        parts = (f"  {hit.score:6.3f}", printable(hit.place()), ranks, hit.title)
         head = "  ".join(filter(None, parts))
         lines += _wrapped(head, indent=" " * 10, break_long_words=False)  # paths can be copied
         lines += _wrapped(" " * 10 + hit.snippet, indent=" " * 10)
@@ -419,9 +419,9 @@ def _as_text(query: str, hits: Hits) -> str:
 def _wrapped(text: str, indent: str = "", *, break_long_words: bool = True) -> list[str]:
     """Return some lines of a text, without what would move a terminal's cursor or colour it."""
     text = _INVISIBLE.sub("", text)  # such as soft hyphens, which do not divide words
-    printable = "".join(character if character.isprintable() else " " for character in text)
+    visible = "".join(character if character.isprintable() else " " for character in text)
     return textwrap.wrap(
-        printable,
+        visible,
         min(max(shutil.get_terminal_size().columns, 40), WIDEST),
         subsequent_indent=indent,
         max_lines=LINES_PER_HIT,

@@ -26,7 +26,12 @@ from jaxtyping import Bool, Int, Integer, UInt8
 
 from diffcse_jax import io
 from diffcse_jax.documents.ledger import NOWHERE, Ledger, Place
-from diffcse_jax.errors import CheckpointError, DataError, NoSentencesError
+from diffcse_jax.errors import (
+    CheckpointError,
+    DataError,
+    NoSentencesError,
+    printable_message,
+)
 from diffcse_jax.models.tokenizer import largest_token, tokenise, unlimited_tokenizer
 
 FORMAT_VERSION = 7
@@ -219,7 +224,7 @@ def build_or_open(
                 if damage := _damage(folder):  # another process may have built it meanwhile
                     if folder.exists():
                         # Not by `log_line`, because each host has a disk of its own.
-                        print(f"warning: {damage}", file=sys.stderr)
+                        print(f"warning: {printable_message(damage)}", file=sys.stderr)
                     with io.replace_dir(folder) as new:
                         ledger = corpus.new_ledger()
                         dtype = _write_arrays(

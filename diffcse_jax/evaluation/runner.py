@@ -18,6 +18,7 @@ from diffcse_jax.errors import (
     ConfigError,
     DataError,
     NotDownloadedError,
+    printable,
     warn_user,
 )
 from diffcse_jax.evaluation import (
@@ -181,7 +182,10 @@ def evaluate_model(
     }
     keep(found)
     for name in tqdm.tqdm(
-        [name for name in tasks if name not in missing], desc=model, unit="task", disable=None
+        [name for name in tasks if name not in missing],
+        desc=printable(model),
+        unit="task",
+        disable=None,
     ):
         scores = tasks[name].run(encoder, folder, settings)
         found["tasks"][name] = scores | scores.get("aggregations", {}).get(settings.aggregation, {})

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 
 from diffcse_jax import io
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, UserError, require_extra, warn_user
+from diffcse_jax.errors import CheckpointError, UserError, printable, require_extra, warn_user
 from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.models import files, hf, sentence_folder
@@ -121,7 +121,9 @@ def export(
                 graph=GRAPH if with_onnx else "",
             )
             io.write_text(folder / "README.md", card)
-    print(f"exported to {output}: {origin(saved.selection.interpolation, saved.step)}")
+    print(
+        f"exported to {printable(str(output))}: {origin(saved.selection.interpolation, saved.step)}"
+    )
     print(_describe(check))
     # A masked LM has no pooler in transformers.
     has_pooler = saved.checkpoint.pooler or saved.checkpoint.mlm_head

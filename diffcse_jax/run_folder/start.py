@@ -25,7 +25,13 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts, io
 from diffcse_jax.config import Config, flat, resume_keys
-from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
+from diffcse_jax.errors import (
+    CheckpointError,
+    ConfigError,
+    InUseError,
+    UserError,
+    printable_message,
+)
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import Pretrained
@@ -137,7 +143,8 @@ def _mend_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
             f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. "
             "Restore it, or give another --workdir to begin a new run"
         )
-    print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)
+    message = f"warning: {workdir / damaged} was damaged. It has been rewritten"
+    print(printable_message(message), file=sys.stderr)
 
 
 def _remove_other_run(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
