@@ -19,7 +19,7 @@ MODEL = (
 )
 INPUT = "text: a file, a folder, a pattern in quotes such as 'pages/*.md', or `docstrings`"
 POOLER = "apply this pooler alone, such as cls or avg, without the modules after the recorded one"
-STDIN = "`-`: standard input"
+OR_STDIN = "`-`: standard input"
 PASSAGES = (
     "split texts that are longer than the model reads into overlapping passages, instead of "
     "truncating them"
@@ -49,7 +49,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """What commands accept that train."""
+    """What the commands that train accept."""
 
     workdir: str | None = option(
         None,
@@ -314,7 +314,7 @@ class EncodeOptions(EncoderOptions, TextOptions):
     """
 
     model: str = option(REQUIRED, MODEL)
-    inputs: tuple[str, ...] = option(("-",), f"{INPUT}; {STDIN}", flag="--input", metavar="TEXT")
+    inputs: tuple[str, ...] = option(("-",), f"{INPUT}; {OR_STDIN}", flag="--input", metavar="TEXT")
     normalize: bool = option(False, "scale embeddings to length 1")
     prompt_name: str | None = option(
         None,
@@ -391,7 +391,7 @@ class SearchOptions(EncoderOptions, TextOptions, ModeOptions):
     )
     queries_file: str = option(
         "-",
-        f"one per line, or the column `query` or `question` of a table; {STDIN}",
+        f"one per line, or the column `query` or `question` of a table; {OR_STDIN}",
         flag="--queries",
         metavar="FILE",
     )
