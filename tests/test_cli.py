@@ -19,6 +19,7 @@ from diffcse_jax.errors import printable, printable_message
 from diffcse_jax.hosts import log_line
 
 ROOT = Path(__file__).parents[1]
+COMMAND = "diffcse_jax/cli.py"
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
 # Runs the commands of its input. JAX finds no device: a mistake must be named before one is looked
 # for.
@@ -119,13 +120,13 @@ def test_commands_describe_themselves_under_their_names(diffcse):
     assert (code, "addresses with gs:// are not supported" in printed.err) == (2, True)
 
 
-# Runs a command. The last line has its processor time and what it has imported.
+# Runs a script. The last line has its processor time and what it has imported.
 START = """
-import sys, time
+import runpy, sys, time
 before = set(sys.modules)
-from diffcse_jax.cli import main
+sys.argv = sys.argv[1:]
 try:
-    main(sys.argv[1:])
+    runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit:
     pass
 print(time.process_time(), *sys.modules.keys() - before, file=sys.stderr)
@@ -135,11 +136,13 @@ print(time.process_time(), *sys.modules.keys() - before, file=sys.stderr)
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--help"],
-        *([command, "--help"] for command in COMMANDS),
-        ["search", "--input", "text.txt", "--nonsense"],
-        ["train", "--config", "quickstart", "--workdri=x"],
-        ["encode", "--model", "minilm", "--batch_size", "0"],
+        ["train.py", "--help"],
+        ["eval.py", "--help"],
+        ["train.py", "--config", "quickstart", "--workdri=x"],
+        [COMMAND, "--help"],
+        *([COMMAND, name, "--help"] for name in COMMANDS),
+        [COMMAND, "search", "--input", "text.txt", "--nonsense"],
+        [COMMAND, "encode", "--model", "minilm", "--batch_size", "0"],
     ],
     ids=" ".join,
 )
@@ -147,6 +150,7 @@ def test_help_and_mistakes_import_no_library(arguments):
     start = [sys.executable, "-c", START, *arguments]
     result = subprocess.run(start, cwd=ROOT, capture_output=True, text=True)
     seconds, *modules = result.stderr.splitlines()[-1].split()
+    assert "diffcse_jax.commands" in modules
     packages = {module.partition(".")[0] for module in modules}
     libraries = packages & importlib.metadata.packages_distributions().keys()
     assert libraries - {"diffcse_jax"} <= {"filelock"}
