@@ -4,6 +4,7 @@ import inspect
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 import diffcse_jax
 from diffcse_jax import cli
-from diffcse_jax.cli import COMMANDS, options_of
+from diffcse_jax.cli import COMMANDS, options_of, read_options
 from diffcse_jax.errors import printable, printable_message
 from diffcse_jax.hosts import log_line
 
@@ -155,6 +156,20 @@ def test_help_and_mistakes_import_no_library(arguments):
     libraries = packages & importlib.metadata.packages_distributions().keys()
     assert libraries - {"diffcse_jax"} <= {"filelock"}
     assert float(seconds) < 1.0  # about 0.1 s. With JAX and transformers it takes 2
+
+
+def test_values_are_read_by_type_and_what_is_not_given_is_none():
+    words = "search --input t --columns a --columns b c --threshold 1 --no-passages --output ~/i q"
+    name, options = read_options(words.split())
+    assert (name, options.columns, options.queries) == ("search", ("a", "b", "c"), ("q",))
+    assert (options.threshold, type(options.threshold)) == (1.0, float)
+    assert options.output == Path.home() / "i"
+    fixed = ("model", "mode", "weight", "storage", "passages", "id_column")
+    assert options.given(*fixed) == {"passages": False}
+    assert shlex.split(options.command) == ["diffcse", *words.split()]
+    run = read_options(["train", "--config", "adapt", "--config.train.steps", "9", "--strict"])[1]
+    assert run.overrides == ("--config.train.steps", "9", "--config.data.on_bad_line=error")
+    assert run.workdir is None
 
 
 def test_each_command_prepares_its_own_options():
