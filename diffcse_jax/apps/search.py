@@ -23,7 +23,6 @@ from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.open import (
     documents_to_search,
-    open_documents_to_search,
     open_source,
 )
 from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
