@@ -4,8 +4,9 @@
         --output FOLDER
 
 STUDY.jsonl is the record of `diffcse study`, and the others are records of
-`benchmarks.torch_twin`, from the same start and text. A record of PyTorch belongs to the row that
-its `--rows` names, in the same order. FOLDER gets `against_authors.json` and `against_authors.svg`.
+`benchmarks.torch_training`, from the same start and text. A record of PyTorch belongs to the row
+that its `--rows` names, in the same order. FOLDER gets `against_authors.json` and
+`against_authors.svg`.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def ours_of(record: Sequence[Mapping[str, Any]], row: str) -> dict[str, list[Any
 
 
 def torch_of(record: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the same of a record of `benchmarks.torch_twin`."""
+    """Return the same of a record of `benchmarks.torch_training`."""
     return {
         "curves": [each["dev"] for each in record],
         "dev": [each["best"]["dev"] for each in record],

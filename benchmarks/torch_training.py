@@ -1,6 +1,6 @@
 """Train SimCSE and DiffCSE in PyTorch as the authors' code does, to compare training with.
 
-    python -m benchmarks.torch_twin --config diffcse_base --config.model.name_or_path=START \
+    python -m benchmarks.torch_training --config diffcse_base --config.model.name_or_path=START \
         --config.generator.name_or_path=GENERATOR --config.data.train_file=TEXT.txt \
         --seeds 1,2,3 --record FILE.jsonl
 
@@ -51,6 +51,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from benchmarks import measure, torch_twin
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config, configuration, flat, machine_keys, read_overrides
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, reported_to_user
 from diffcse_jax.evaluation import CachedEncoder
 from diffcse_jax.evaluation.metrics import CorrelationMetric
 from diffcse_jax.evaluation.runner import NAMES, expand_groups, find_task
@@ -476,7 +477,7 @@ def recorded_seeds(path: Path, digest: str) -> set[int]:
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Read the command line: options, and overrides of the configuration by key."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.torch_twin",
+        "python -m benchmarks.torch_training",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -511,3 +512,8 @@ def main(argv: Sequence[str]) -> None:
         append_line(options.record, json.dumps(record))
         best = record["best"]
         log_line(f"seed {seed}: {METRIC} {best['dev']:.2f} at step {best['step']}; {best['test']}")
+
+
+if __name__ == "__main__":
+    with reported_to_user():
+        main(sys.argv[1:])

@@ -4,16 +4,11 @@ It computes the same as the authors' code, but faster: attention and AdamW are P
 versions, and similarities are one matrix product. It reads the same `Config` as the JAX step, for
 single sentences and the defaults of the published code.
 
-`benchmarks/torch_training.py` trains with this step, and its docstring describes the record:
-
-    python -m benchmarks.torch_twin --config diffcse_base --config.model.name_or_path=START \
-        --config.generator.name_or_path=GENERATOR --config.data.train_file=TEXT.txt \
-        --seeds 1,2,3 --record FILE.jsonl
+`benchmarks.torch_training` trains with this step.
 """
 
 import copy
 import math
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -25,7 +20,6 @@ from torch import Tensor, nn
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.errors import reported_to_user
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -279,10 +273,3 @@ def _initialize(module: nn.Module, deviation: float) -> None:
         nn.init.normal_(module.weight, std=deviation)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-if __name__ == "__main__":
-    from benchmarks import torch_training
-
-    with reported_to_user():
-        torch_training.main(sys.argv[1:])
