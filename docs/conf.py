@@ -5,6 +5,7 @@ need no network, neither to be built nor to be read.
 """
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sphinx.application import Sphinx
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import figures  # noqa: E402, of this folder
 import reference  # noqa: E402, of this folder
 
 project = "diffcse_jax"
@@ -64,10 +66,13 @@ nitpick_ignore = [
 
 # Names on the page of Python, made from docstrings when pages are built.
 PAGE, MARKER = "docs/python", "<!-- names -->"
+# A figure that is drawn when pages are built; code hosts show nothing in its place.
+FIGURE = re.compile(r"<!-- figure (\w+): (.*?) -->", re.DOTALL)
 
 
 def setup(app: Sphinx) -> None:
     """Connect the functions below."""
+    app.connect("builder-inited", lambda _: figures.draw_for_pages())
     app.connect("source-read", fill)
     # The page depends on the package, not only on its file.
     app.connect("env-get-outdated", lambda *_: [PAGE])
@@ -76,9 +81,10 @@ def setup(app: Sphinx) -> None:
 
 
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replace the marker on the page of Python."""
+    """Replace the marker on the page of Python, and the comments that name figures."""
     if docname == PAGE:
         source[0] = source[0].replace(MARKER, reference.python_directives())
+    source[0] = FIGURE.sub(r"![\2](figures/\1.svg)", source[0])
 
 
 def short_signature(

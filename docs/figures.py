@@ -1,4 +1,8 @@
-"""Draw the figures of these pages as SVG files: `python docs/figures.py`.
+"""The figures of these pages.
+
+Building the pages draws most figures as SVG files (`draw_for_pages`, which `conf.py` calls). A page
+names such a figure in a comment, `<!-- figure NAME: what it shows -->`. Code hosts also show the
+few figures of `SHOWN_BY_CODE_HOSTS`, which `python docs/figures.py` draws again as small PNG files.
 
 Figures have a white background, so that they look the same on light and dark pages.
 """
@@ -7,18 +11,22 @@ import runpy
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
+import matplotlib as mpl
 
-matplotlib.use("svg")
+mpl.use("agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
+from PIL import Image
 
-FOLDER = Path(__file__).parent / "figures"
-MASKS = runpy.run_path(str(FOLDER.parents[1] / "configs/studies/dropout_masks.py"))["MASKS"]
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/figures"
+COMPARISON = runpy.run_path(str(ROOT / "benchmarks/against_authors.py"))
+MASKS = runpy.run_path(str(ROOT / "configs/studies/dropout_masks.py"))["MASKS"]
+COLORS = 32  # of a PNG file, which text with smooth edges needs
 INK, FAINT, PAPER = "#1f2328", "#8c959f", "#ffffff"
 BLUE, ORANGE, GREEN, RED, GREY = "#bcd6f5", "#f8d3a5", "#b4dfc0", "#f4c1bd", "#e4e8ec"
 SETTINGS = {
@@ -33,16 +41,29 @@ SETTINGS = {
 }
 
 
-def main() -> None:
-    """Draw all figures."""
+def draw_for_pages() -> None:
+    """Draw the figures that only built pages show, as SVG files."""
     FOLDER.mkdir(exist_ok=True)
-    with plt.rc_context(SETTINGS):
-        for draw in FIGURES:
+    with mpl.rc_context(SETTINGS):
+        for draw in BUILT:
             figure = draw()
-            figure.savefig(
-                FOLDER / f"{draw.__name__}.svg", metadata={"Date": None}, bbox_inches="tight"
-            )
+            path = FOLDER / f"{draw.__name__}.svg"
+            figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
             plt.close(figure)
+
+
+def main() -> None:
+    """Draw the figures that code hosts also show, as PNG files with few colours."""
+    FOLDER.mkdir(exist_ok=True)
+    with mpl.rc_context(SETTINGS):
+        for draw in SHOWN_BY_CODE_HOSTS:
+            figure = draw()
+            path = FOLDER / f"{draw.__name__}.png"
+            figure.savefig(path, dpi=144, bbox_inches="tight")
+            plt.close(figure)
+            with Image.open(path) as picture:
+                small = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+            small.save(path, optimize=True)
 
 
 def contrast() -> Figure:
@@ -295,34 +316,18 @@ def dropout_schedules() -> Figure:
     return figure
 
 
-def temperature() -> Figure:
-    """Draw how much more a near negative counts than a far one."""
-    figure, axes = plt.subplots(figsize=(6.6, 3.0))
-    cosines = np.linspace(0.0, 0.8, 100)
-    ends = (
-        (0.02, 0.21, "#cf222e"),
-        (0.05, 0.53, "#0969da"),
-        (0.1, 0.8, "#1a7f37"),
-        (1.0, 0.8, "#57606a"),
-    )
-    for value, end, color in ends:
-        axes.semilogy(cosines[cosines <= end], np.exp(cosines[cosines <= end] / value), color=color)
-        axes.text(
-            end + 0.01,
-            np.exp(end / value),
-            rf"$\tau$ = {value}",
-            color=color,
-            va="center",
-            fontsize=9,
-        )
-    axes.set(
-        xlabel="cosine of a negative and the anchor",
-        ylabel="weight (1 at cosine 0)",
-        xlim=(-0.02, 0.92),
-        ylim=(0.5, 3e5),
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
+def against_authors() -> Figure:
+    """Draw the dev curves of both sides from the second start of the study."""
+    read, records = COMPARISON["read"], ROOT / "benchmarks/results"
+    study = read(records / "does_difference_help_again.jsonl")
+    rows = {}
+    for row in ("SimCSE", "DiffCSE"):
+        torch = read(records / f"does_difference_help_again_torch_{row.lower()}.jsonl")
+        rows[row] = {
+            "ours": COMPARISON["ours_of"](study, row),
+            "torch": COMPARISON["torch_of"](torch),
+        }
+    return COMPARISON["draw"](rows)
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -391,15 +396,13 @@ def chain(axes: Axes, y: float, boxes: list[tuple[str, str]]) -> None:
             arrow(axes, (1.85 * number - 0.4, y + 0.28), (1.85 * number, y + 0.28))
 
 
-FIGURES: tuple[Callable[[], Figure], ...] = (
-    contrast,
-    difference,
-    edits,
+SHOWN_BY_CODE_HOSTS: tuple[Callable[[], Figure], ...] = (contrast, difference, edits)
+BUILT: tuple[Callable[[], Figure], ...] = (
     dimensions,
     ranking,
     reconstruction,
     dropout_schedules,
-    temperature,
+    against_authors,
 )
 
 if __name__ == "__main__":

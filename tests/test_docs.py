@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 REFERENCE = runpy.run_path(str(ROOT / "docs/reference.py"))
+LARGEST_PICTURE = 40_000  # bytes
 KEYS = known_keys()
 GROUPS = {key.partition(".")[0] for key in KEYS if "." in key}
 MOST_WORDS = 1200  # of a page, and
@@ -181,6 +182,15 @@ def test_links_lead_to_files_and_headings(page):
         assert target.exists(), link
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), link
+
+
+def test_pictures_are_small_and_drawn():
+    """Code hosts show the files; the other figures are drawn when the pages are built."""
+    files = [path for path in (ROOT / "docs").rglob("*.png") if "_build" not in path.parts]
+    assert [path for path in files if path.stat().st_size > LARGEST_PICTURE] == []
+    drawn = runpy.run_path(str(ROOT / "docs/figures.py"))["BUILT"]
+    named = re.findall(r"<!-- figure (\w+): .+ -->", "\n".join(TEXTS.values()))
+    assert sorted(named) == sorted(draw.__name__ for draw in drawn)
 
 
 def words_of(text: str) -> list[str]:
