@@ -296,9 +296,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         # For the processes that import JAX, which reads this only once.
         os.environ["JAX_PLATFORMS"] = "cpu"
         config = _config(options, Path(folder))
-        values = config.to_dict()
         record = {
-            "config": values | {"data": values["data"] | {"cache_dir": ""}},  # a temporary folder
+            "config": measure.changed_keys(config.to_dict()),
             "sides": compare(options.recipes, config, options.tasks.split(","), Path(folder)),
         }
         return measure.write_record(options.output, "benchmarks.adaptation_recipes", argv, record)

@@ -105,9 +105,28 @@ def _compiled(arguments: Sequence[str]) -> dict[str, Any]:
             return {
                 "error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             }
-        record = json.loads(output.read_text())
+        return compact(json.loads(output.read_text()))
+
+
+def compact(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what pages cite of a record of `compile_for`.
+
+    The `arguments` beside it give the target, the configuration and what is compiled. `moved` has
+    the bytes of collectives by content, if they are at least a tenth of a megabyte.
+    """
+    moved: dict[str, int] = {}
+    for entry in record.get("collectives", ()):
+        name = f"{entry['kind']} of {entry['carries']}"
+        moved[name] = moved.get(name, 0) + entry["bytes"]
+    memory, cycles = record["memory_per_chip"], record.get("estimated_cycles", {})
     return {
-        key: value for key, value in record.items() if key not in ("command", "machine", "versions")
+        "batch_size": record["batch_size"],
+        "compile_seconds": round(record["compile_seconds"], 1),
+        "memory_per_chip": {name: memory[name] for name in ("total", "available")},
+        "fits": record["fits"],
+        "moved": {name: size for name, size in moved.items() if size >= 1e5},
+        "cycles": cycles.get("total", 0),
+        "cycles_of_products": cycles.get("by_category", {}).get("matrix products", 0),
     }
 
 
@@ -129,20 +148,18 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         memory = record["memory_per_chip"]
         size = f"{memory['total'] / 2**30:.2f} of {memory['available'] / 2**30:.2f} GiB"
         fits = "yes" if record["fits"] else "no"
-        lines.append(
-            f"| {words} | {record['target']} | {size} | {fits} | "
-            f"{_moved(record.get('collectives', []))} |"
-        )
+        target = record["arguments"].split()[1]
+        lines.append(f"| {words} | {target} | {size} | {fits} | {_moved(record['moved'])} |")
     return "\n".join(lines)
 
 
-def _moved(collectives: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the collectives of at least a tenth of a megabyte."""
-    moved: dict[str, int] = {}
-    for entry in collectives:
-        moved[entry["carries"]] = moved.get(entry["carries"], 0) + entry["bytes"]
-    parts = [f"{carries} {size / 1e6:,.1f} MB" for carries, size in moved.items() if size >= 1e5]
-    return ", ".join(parts) or "nothing"
+def _moved(moved: Mapping[str, int]) -> str:
+    """Describe what a step moves between chips, by content."""
+    sizes: dict[str, int] = {}
+    for name, size in moved.items():
+        content = name.partition(" of ")[2]
+        sizes[content] = sizes.get(content, 0) + size
+    return ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in sizes.items()) or "nothing"
 
 
 def main(argv: list[str]) -> None:

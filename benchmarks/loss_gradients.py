@@ -14,7 +14,6 @@ batch, edits and dropout. The record has a row for each step:
 
 import argparse
 import dataclasses
-import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -122,10 +121,10 @@ def main() -> None:
             f"{name} has one loss, {', '.join(config.losses)}. There is nothing to compare."
         )
     rows = measure_run(config)
-    medians = {
-        loss: statistics.median(row["weighted"][loss] for row in rows) for loss in config.losses
+    weighted = {
+        loss: measure.spread([row["weighted"][loss] for row in rows]) for loss in config.losses
     }
-    record = {"config": config.to_dict(), "median_weighted": medians, "rows": rows}
+    record = {"config": measure.changed_keys(config.to_dict()), "weighted": weighted}
     measure.write_record(options.output, "benchmarks.loss_gradients", sys.argv[1:], record)
 
 

@@ -16,7 +16,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,9 +150,19 @@ def summary(seconds: list[float], first_call: float, items: int) -> dict[str, An
     """
     median = statistics.median(seconds)
     return {
-        "step_seconds": {"median": median, "min": min(seconds), "blocks": seconds},
+        "step_seconds": spread(seconds),
         "sentences_per_second": items / median,
         "compile_seconds": max(first_call - median, 0.0),
+    }
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the median and the range of repeated times, and their number."""
+    return {
+        "median": statistics.median(seconds),
+        "min": min(seconds),
+        "max": max(seconds),
+        "turns": len(seconds),
     }
 
 
@@ -160,6 +170,17 @@ def ratios(sides: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return how many times as long as ours each other side takes, by medians."""
     medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
     return {name: median / medians["ours"] for name, median in medians.items() if name != "ours"}
+
+
+def changed_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a configuration that differ from the defaults.
+
+    The folder of tokens is left out, because it changes no result.
+    """
+    from diffcse_jax.config import Config, flat  # imports JAX, which some benchmarks set up first
+
+    defaults = flat(Config().to_dict()) | {"data.cache_dir": values["data"]["cache_dir"]}
+    return {key: value for key, value in flat(values).items() if value != defaults.get(key)}
 
 
 def share_of_peak(flops_per_second: float, device: str, precision: str) -> float | None:

@@ -38,11 +38,16 @@ from benchmarks import adaptation_recipes, measure
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import reported_to_user
 
-MEASURES = ("ndcg@10", "mrr@10", "recall@100", "map")
 OURS, PAIRS, PRETRAINED = "ours", "pairs", "pretrained"
 START, TRAINED, WITH_BM25 = "start", "trained", " + BM25"
-COMPARED = (("BM25", START + WITH_BM25), (START, START + WITH_BM25), (START, TRAINED))
-COMPARED += ((START + WITH_BM25, TRAINED + WITH_BM25), (TRAINED, TRAINED + WITH_BM25))
+COMPARED = (
+    (START, START + WITH_BM25),
+    (START, TRAINED),
+    (START + WITH_BM25, TRAINED + WITH_BM25),
+    (START, f"{PAIRS}: {TRAINED}"),
+    (f"{PAIRS}: {TRAINED}", TRAINED),
+    (START, "recommended"),
+)
 
 Scores = dict[str, dict[str, dict[str, float]]]  # by system, measure and query
 
@@ -209,12 +214,12 @@ def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:
 
 
 def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return mean scores by system, paired tests on nDCG@10, and how label-free scores agree."""
+    """Return nDCG@10 by system and seed, paired tests on it, and how label-free scores agree."""
     from diffcse_jax.evaluation.retrieval import CHOOSES, compare
 
     queries = [*start["scores"]["BM25"][CHOOSES]]
     by_query: dict[str, np.ndarray] = {}
-    table: dict[str, Any] = {}
+    table: dict[str, list[float]] = {}
     systems = [("", name, [start]) for name in start["scores"]]
     for recipe, each in runs.items():
         prefix = "" if recipe == OURS else f"{recipe}: "
@@ -223,35 +228,25 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
         )
     for prefix, name, each in systems:
         found = [run["scores"][name] for run in each]
-        values = [
-            {measure: float(np.mean([*scores[measure].values()])) for measure in MEASURES}
-            for scores in found
-        ]
-        table[prefix + name] = {
-            measure: float(np.mean([value[measure] for value in values])) for measure in MEASURES
-        }
-        table[prefix + name]["seeds"] = [value[CHOOSES] for value in values]
+        table[prefix + name] = [float(np.mean([*scores[CHOOSES].values()])) for scores in found]
         by_query[prefix + name] = np.mean(
             [[scores[CHOOSES][query] for query in queries] for scores in found], axis=0
         )
-    pairs = [*COMPARED, *((START, f"{PAIRS}: {TRAINED}"), (f"{PAIRS}: {TRAINED}", TRAINED))]
     of_pretrained = {name: f"{PRETRAINED}: {name}" for name in (START, TRAINED)}
     of_pretrained[TRAINED + WITH_BM25] = f"{PRETRAINED}: {TRAINED}{WITH_BM25}"
-    pairs += of_pretrained.items()
-    pairs += [(name, "recommended") for name in by_query if name != "recommended"]
     tests = {
         f"{one} -> {other}": compare(by_query[one], by_query[other])
-        for one, other in pairs
+        for one, other in (*COMPARED, *of_pretrained.items())
         if one in by_query and other in by_query
     }
     return {
         "queries": len(queries),
-        "systems": table,
+        CHOOSES: table,
         "tests": tests,
         "made queries": {each["name"]: each["score"] for each in start["made"]},
         "runs": {
             recipe: [
-                {key: run[key] for key in ("seconds", "verdict", "made", "masked_lm") if key in run}
+                {key: run[key] for key in ("seconds", "verdict", "masked_lm") if key in run}
                 for run in each
             ]
             for recipe, each in runs.items()

@@ -24,13 +24,14 @@ import multiprocessing
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ |= {
     "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -450,7 +451,7 @@ def main() -> int:
     parser.add_argument(
         "--workdir", type=Path, required=True, help="a folder for the runs; it is emptied"
     )
-    parser.add_argument("--output", type=Path, help="a JSON file for all trials")
+    parser.add_argument("--output", type=Path, help="a JSON file for the counts")
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
     load_library(options.workdir)
@@ -474,14 +475,28 @@ def main() -> int:
         where = f"{trial.kind} ({trial.state} {trial.command}: {trial.where})"
         print(f"{number}/{options.count} {where}: {ending}{problems}", flush=True)
         if options.output:
-            options.output.write_text(
-                json.dumps([dataclasses.asdict(each) for each in trials], indent=1) + "\n"
-            )
+            record = {"command": shlex.join(["python", *sys.orig_argv[1:]]), **summary(trials)}
+            options.output.write_text(json.dumps(record, indent=1) + "\n")
+    counts = summary(trials)
+    print(f"{counts['faults']} faults: {counts['ended']}, problems: {counts['problems']}")
+    return 1 if counts["problems"] else 0
+
+
+def summary(trials: Sequence[Trial]) -> dict[str, Any]:
+    """Count the faults that happened, by state, command and kind, and list trials with a problem."""
     happened = [trial for trial in trials if trial.happened]
-    endings = collections.Counter(trial.ending for trial in happened)
-    problems = collections.Counter(name for trial in happened for name in trial.problems)
-    print(f"{len(happened)} faults: {dict(endings)}, problems: {dict(problems)}")
-    return 1 if problems else 0
+    kinds: dict[str, collections.Counter[str]] = {}
+    for trial in happened:
+        kinds.setdefault(f"{trial.state} {trial.command}", collections.Counter())[trial.kind] += 1
+    return {
+        "faults": len(happened),
+        "ended": dict(collections.Counter(trial.ending for trial in happened)),
+        "problems": dict(
+            collections.Counter(name for trial in happened for name in trial.problems)
+        ),
+        "kinds": kinds,
+        "trials_with_problems": [dataclasses.asdict(trial) for trial in happened if trial.problems],
+    }
 
 
 if __name__ == "__main__":

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import loss_gradients, profile_step, torch_twin, train_step, workload
+from benchmarks import (
+    compile_all,
+    loss_gradients,
+    profile_step,
+    search_collections,
+    torch_twin,
+    train_step,
+    workload,
+)
 from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.models import hf, layers
@@ -138,6 +146,7 @@ def test_train_step_command(tmp_path):
     sides = record["implementations"]
     assert sides.keys() == {"ours", "torch_eager"}
     assert all(np.isfinite(side["loss"]) and side["share_of_peak"] != 0 for side in sides.values())
+    assert sides["ours"]["step_seconds"].keys() == {"median", "min", "max", "turns"}
     medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
 
@@ -157,3 +166,54 @@ def test_kernels_of_a_profile_are_counted_by_step_and_kind():
     assert {each["kernel"]: each["result"] for each in found["longest"]}[
         "fusion_3"
     ] == "f32[8,4]{1,0}"
+
+
+def test_a_compiled_program_is_recorded_in_a_few_lines_and_shown():
+    collectives = [
+        {"kind": "all-reduce", "carries": "gradients", "count": 2, "bytes": 3_000_000},
+        {"kind": "reduce-scatter", "carries": "gradients", "count": 1, "bytes": 2_000_000},
+        {"kind": "all-gather", "carries": "counts", "count": 9, "bytes": 400},
+    ]
+    memory = {"arguments": 2**29, "temporaries": 2**29, "total": 2**30, "available": 2**34}
+    cycles = {"total": 70, "by_category": {"matrix products": 30, "optimizer": 40}}
+    record = {
+        "batch_size": 64,
+        "compile_seconds": 12.345,
+        "memory_per_chip": memory,
+        "fits": True,
+        "collectives": collectives,
+        "estimated_cycles": cycles,
+        "dearest": [{"cycles": 30}],
+    }
+    program = {"arguments": "--target v5e:2x2 --config adapt"} | compile_all.compact(record)
+    assert program["moved"] == {
+        "all-reduce of gradients": 3_000_000,
+        "reduce-scatter of gradients": 2_000_000,
+    }
+    assert (program["cycles"], program["cycles_of_products"]) == (70, 30)
+    row = "| adapt | v5e:2x2 | 1.00 of 16.00 GiB | yes | gradients 5.0 MB |"
+    assert compile_all.table([program]).splitlines()[-1] == row
+
+
+def test_a_collection_is_recorded_with_the_score_of_each_seed():
+    def scores(**by_system: float) -> dict:
+        return {
+            name.replace("_", " + "): {"ndcg@10": {"a": value, "b": value + 2}}
+            for name, value in by_system.items()
+        }
+
+    start = {"scores": scores(BM25=40, start=50, start_BM25=60), "made": []}
+    runs = [
+        {"scores": scores(trained=52 + seed, trained_BM25=61), "made": [], "seconds": 9.0}
+        for seed in (0, 1)
+    ]
+    record = search_collections.summarise(start, {"ours": runs})
+    assert record["ndcg@10"] == {
+        "BM25": [41],
+        "start": [51],
+        "start + BM25": [61],
+        "trained": [53, 54],
+        "trained + BM25": [62, 62],
+    }
+    assert record["tests"]["start -> trained"]["difference"] == 2.5
+    assert record["runs"] == {"ours": [{"seconds": 9.0}] * 2}
