@@ -116,17 +116,16 @@ def compact(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     moved: dict[str, int] = {}
     for entry in record.get("collectives", ()):
-        name = f"{entry['kind']} of {entry['carries']}"
-        moved[name] = moved.get(name, 0) + entry["bytes"]
+        moved[entry["carries"]] = moved.get(entry["carries"], 0) + entry["bytes"]
     memory, cycles = record["memory_per_chip"], record.get("estimated_cycles", {})
     return {
         "batch_size": record["batch_size"],
+        "trained_parameters": record.get("trained_parameters"),
         "compile_seconds": round(record["compile_seconds"], 1),
         "memory_per_chip": {name: memory[name] for name in ("total", "available")},
         "fits": record["fits"],
         "moved": {name: size for name, size in moved.items() if size >= 1e5},
-        "cycles": cycles.get("total", 0),
-        "cycles_of_products": cycles.get("by_category", {}).get("matrix products", 0),
+        "cycles": {"total": cycles.get("total", 0), **cycles.get("by_category", {})},
     }
 
 
@@ -154,12 +153,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _moved(moved: Mapping[str, int]) -> str:
-    """Describe what a step moves between chips, by content."""
-    sizes: dict[str, int] = {}
-    for name, size in moved.items():
-        content = name.partition(" of ")[2]
-        sizes[content] = sizes.get(content, 0) + size
-    return ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in sizes.items()) or "nothing"
+    return ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in moved.items()) or "nothing"
 
 
 def main(argv: list[str]) -> None:
