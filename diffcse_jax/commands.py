@@ -294,6 +294,9 @@ class TextOptions(Options):
     id_column: str | None = option(
         None, "the column that identifies rows (default: `_id` or `id`)", metavar="NAME"
     )
+    follow_links: bool = option(
+        False, "also read links in a folder that lead to other folders, or to files outside it"
+    )
     strict: bool = option(
         False, "stop at the first file that is not read and at the first text that is left out"
     )

@@ -22,6 +22,8 @@ from diffcse_jax.config import (
     known_keys,
     read_overrides,
 )
+from diffcse_jax.documents.find import KNOWN_EXTENSIONS
+from diffcse_jax.documents.text.lines import COMPRESSED
 from diffcse_jax.losses import Loss
 
 ROOT = Path(__file__).parents[1]
@@ -243,6 +245,12 @@ def test_the_pages_on_papers_name_every_configuration_and_study(word, folder, el
     named = {name for names in lists for name in re.findall(r"\w+", names)}
     named |= set(re.findall(r"diffcse train --config (\w+)", pages)) if word == "config" else set()
     assert named - {"NAME"} == {file.stem for file in folder.glob("*.py")} - elsewhere
+
+
+def test_the_page_on_text_names_every_kind_of_file():
+    page = (ROOT / "docs/text.md").read_text(encoding="utf-8")
+    for kind in (*KNOWN_EXTENSIONS, *COMPRESSED):
+        assert f"`{kind}`" in page, kind
 
 
 def test_every_promise_has_its_tests():

@@ -29,7 +29,10 @@ def load_encoder(
 def open_text(name: str, options: TextOptions) -> Documents:
     """Open the text of a command as documents to search or encode."""
     return open_documents_to_search(
-        name, columns=options.columns, id_column=options.id_column or ""
+        name,
+        columns=options.columns,
+        id_column=options.id_column or "",
+        follow_links=options.follow_links,
     )
 
 

@@ -181,13 +181,13 @@ def embed(options: EmbedOptions) -> None:
     if options.distributed:
         hosts.join()
         process, count = jax.process_index(), jax.process_count()
-    paths = find_inputs(options.inputs, strict=options.strict)
+    paths = find_inputs(options.inputs, strict=options.strict, follow_links=options.follow_links)
     _require_folder(output)
     mine = {path: _open(path, options) for path in paths[process::count]}
     encoder = load_encoder(options)
     settings = _settings(options, encoder)
     _check_settings(output, settings)
-    job = _Job(output, encoder, settings, options.batch_size, options.strict)
+    job = _Job(output, encoder, settings, options)
     try:
         safe, instead = "Complete Parquet files are kept.", "give another --output"
         with hosts.terminated_like_interrupted(), disk_errors(output, safe=safe, instead=instead):
@@ -222,11 +222,13 @@ def _settings(options: EmbedOptions, encoder: SentenceEncoder) -> dict[str, Any]
     }
 
 
-def find_inputs(patterns: Sequence[str], *, strict: bool = False) -> list[str]:
+def find_inputs(
+    patterns: Sequence[str], *, strict: bool = False, follow_links: bool = False
+) -> list[str]:
     """Return the inputs that the patterns match, in the order of their names."""
     found: dict[str, str] = {}
     for pattern in patterns:
-        for path in _matching(pattern, strict):
+        for path in _matching(pattern, strict=strict, follow_links=follow_links):
             if (other := found.setdefault(Path(path).name, path)) != path:
                 raise DataError(
                     f"--input: {other} and {path} have the same name, also for output. Name the "
@@ -235,11 +237,11 @@ def find_inputs(patterns: Sequence[str], *, strict: bool = False) -> list[str]:
     return [found[name] for name in sorted(found)]
 
 
-def _matching(pattern: str, strict: bool) -> list[str]:
+def _matching(pattern: str, *, strict: bool, follow_links: bool) -> list[str]:
     """Return the files and folders that a pattern matches. Say which others are not read."""
     if not is_pattern(pattern):  # a missing file is reported when it is opened
         return [os.path.expanduser(pattern)]
-    source = find_source(pattern, "--input")
+    source = find_source(pattern, "--input", follow_links=follow_links)
     used = [*source.files, *source.data_sets]
     folders = [each for each in source.folders if any(path.is_relative_to(each) for path in used)]
 
@@ -279,7 +281,7 @@ def _note_others(output: Path, paths: Sequence[str]) -> None:
         )
 
 
-def _digest(path: str, documents: Documents) -> str:
+def _digest(path: str, documents: Documents, follow_links: bool) -> str:
     """Return the SHA-256 of an input: of its content and, in a folder, of the names of its files.
 
     Rows hold these names, and hits show them. The folder itself may move.
@@ -287,7 +289,7 @@ def _digest(path: str, documents: Documents) -> str:
     content = documents.fingerprint()
     if not os.path.isdir(path):
         return content
-    source = find_source(path, "--input")
+    source = find_source(path, "--input", follow_links=follow_links)
     folder = expand_path(path)
     names = [str(each.relative_to(folder)) for each in (*source.files, *source.data_sets)]
     return json_digest([content, *names])
@@ -315,13 +317,13 @@ class _Job:
     output: Path
     encoder: SentenceEncoder
     settings: Mapping[str, Any]
-    batch_size: int
-    strict: bool = False
+    options: EmbedOptions
     embedded: int = 0
 
     def run(self, inputs: Mapping[str, Documents]) -> None:
         """Embed what is missing of the inputs."""
-        digests = {path: _digest(path, documents) for path, documents in inputs.items()}
+        links = self.options.follow_links
+        digests = {path: _digest(path, documents, links) for path, documents in inputs.items()}
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
         if found := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
@@ -372,7 +374,7 @@ class _Job:
     def write_parts(self, path: str, source: Documents, progress: Progress) -> list[str]:
         """Write the missing Parquet files of an input, and return the names of all."""
         parts: list[str] = []
-        ledger = Ledger(path, strict=self.strict)
+        ledger = Ledger(path, strict=self.options.strict)
         rows = _placed(source, ledger)
         while chunk := list(itertools.islice(rows, self.settings["rows_per_file"])):
             parts.append(f"{Path(path).name}.{len(parts):06d}.parquet")
@@ -392,7 +394,7 @@ class _Job:
         texts = [passage.searched for _, passage in rows]
         vectors = self.encoder.encode(
             texts,
-            self.batch_size,
+            self.options.batch_size,
             normalize=normalize,
             prompt=self.encoder.prompts.or_warned(prompt),
         )

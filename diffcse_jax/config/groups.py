@@ -112,7 +112,8 @@ class DataConfig:
         0.0,
         "share of the documents, chosen by a hash of their text, that is kept out of training for "
         "dev metrics; their text is also removed from other documents. If that is fewer than 25 "
-        "documents, 25 are kept out, unless 25 are more than half of all",
+        "documents, 25 that share no text with others are kept out as well, unless all of these "
+        "are more than half of the documents",
         low=0.0,
         high=0.5,
     )
@@ -153,6 +154,9 @@ class DataConfig:
     )
     max_length: int = option(
         32, "tokens per sentence, with [CLS], [SEP] and the prompt; longer ones are cut", low=3
+    )
+    follow_links: bool = option(
+        False, "also read links in a folder that lead to other folders, or to files outside it"
     )
     on_bad_line: str = option(
         "skip",

@@ -42,7 +42,13 @@ def open_corpus(data: DataConfig, split: Split | None = None) -> Corpus:
     """
     if data.pairs != "columns":
         return corpus_of(split or open_split(data), data)
-    opened = open_source(data.train_file, OPTION, columns=data.columns, of_rows=True)
+    opened = open_source(
+        data.train_file,
+        OPTION,
+        columns=data.columns,
+        of_rows=True,
+        follow_links=data.follow_links,
+    )
     _require_one_kind(opened, data.columns)
     if opened.lines or opened.source.is_docstrings:
         return _corpus_of_lines(opened, data)
@@ -56,7 +62,9 @@ def open_split(data: DataConfig) -> Split:
             f"{data.train_file}, data.columns={data.columns}: name a title and a text, or set "
             "data.pairs='columns'"
         )
-    opened = open_source(data.train_file, OPTION, columns=data.columns)
+    opened = open_source(
+        data.train_file, OPTION, columns=data.columns, follow_links=data.follow_links
+    )
     documents = documents_to_train(opened, data.columns)
     return Split(documents, data.held_out, strict=data.on_bad_line == "error")
 

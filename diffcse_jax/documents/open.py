@@ -100,7 +100,12 @@ class Opened:
 
 
 def open_source(
-    name: str, option: str, *, columns: Sequence[str] = (), of_rows: bool = False
+    name: str,
+    option: str,
+    *,
+    columns: Sequence[str] = (),
+    of_rows: bool = False,
+    follow_links: bool = False,
 ) -> Opened:
     """Find the files that a name stands for, and sort them by how they are read.
 
@@ -113,8 +118,9 @@ def open_source(
         columns: Columns that the user named. If the first line of a csv file has them, it holds
             the names of its columns, whatever else it looks like.
         of_rows: Each line of txt files is a text, also in a folder.
+        follow_links: See `find_source`.
     """
-    source = find_source(name, option)
+    source = find_source(name, option, follow_links=follow_links)
     lines: list[Path] = []
     tables: list[Table] = []
     prose: list[Path] = []
@@ -184,10 +190,15 @@ def open_pairs(path: Path) -> Table | None:
 
 
 def open_documents_to_search(
-    name: str | Path, option: str = "--input", *, columns: Sequence[str] = (), id_column: str = ""
+    name: str | Path,
+    option: str = "--input",
+    *,
+    columns: Sequence[str] = (),
+    id_column: str = "",
+    follow_links: bool = False,
 ) -> Documents:
-    """Open any text that a user may name; see `documents_to_search`."""
-    opened = open_source(str(name), option, columns=columns)
+    """Open any text that a user may name; see `open_source` and `documents_to_search`."""
+    opened = open_source(str(name), option, columns=columns, follow_links=follow_links)
     return documents_to_search(opened, option, columns=columns, id_column=id_column)
 
 
