@@ -257,8 +257,8 @@ def _evaluate(options: commands.EvaluateOptions) -> Work:
 def _export(options: commands.ExportOptions) -> Work:
     from diffcse_jax.export import export
 
-    given = options.given("truncate_dim", "with_onnx", "hub_id", "license", "language")
-    return partial(export, options.model, options.output, **given)
+    settings = options.given("truncate_dim", "with_onnx", "hub_id", "license", "language")
+    return partial(export, options.model, options.output, **settings)
 
 
 def _encode(options: commands.EncodeOptions) -> Work:

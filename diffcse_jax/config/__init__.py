@@ -110,24 +110,24 @@ class Config:
         A run is only read, and not trained, with `for_reading`. Then it does not matter if the
         class of a loss that was given to `train` is not found here.
         """
-        given = flat(values)
-        own: dict[str, Any] = {
+        by_key = flat(values)
+        group_types: dict[str, Any] = {
             field.name: field.type
             for field in dataclasses.fields(cls)
             if dataclasses.is_dataclass(field.type)
         }
-        classes = named_classes(given, for_reading=for_reading)
+        classes = named_classes(by_key, for_reading=for_reading)
         absent = tuple(f"{name}." for name, kind in classes.items() if kind is AbsentLoss)
 
         def is_read(key: str) -> bool:  # of a loss whose class is not found, only the weight is
             of_absent = key.startswith(absent) and not key.endswith(".weight")
             return not of_absent and key.removesuffix(CLASS) not in classes
 
-        given = {key: value for key, value in given.items() if is_read(key)}
-        known = known_keys(given, classes)
+        by_key = {key: value for key, value in by_key.items() if is_read(key)}
+        known = known_keys(by_key, classes)
         # The given options of each group.
         groups = collections.defaultdict[str, dict[str, Any]](dict)
-        for key, value in given.items():
+        for key, value in by_key.items():
             group, _, name = key.rpartition(".")
             if key in known:
                 value = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -135,10 +135,10 @@ class Config:
             elif (
                 isinstance(value, Mapping)
                 and not value
-                and (key in own or f"{key}.".startswith(TASKS))
+                and (key in group_types or f"{key}.".startswith(TASKS))
             ):
                 groups[key] = {}
-            elif key in own:
+            elif key in group_types:
                 raise ConfigError(f"{key}={value!r}: expected a group of keys")
             else:
                 raise ConfigError(unknown_key_message(key))
@@ -148,9 +148,9 @@ class Config:
                     f"{group}: {name!r} is not a valid name. Use lower-case letters, digits and _"
                 )
             groups["finetune"].setdefault("tasks", Table())[name] = LabelledTask(**groups[group])
-        built = {name: kind(**groups[name]) for name, kind in own.items()}
+        built = {name: kind(**groups[name]) for name, kind in group_types.items()}
         others = sorted(
-            name for name in {*groups, *classes} - own.keys() if name and "." not in name
+            name for name in {*groups, *classes} - group_types.keys() if name and "." not in name
         )
         installed = {
             name: (classes.get(name) or installed_losses()[name])(**groups[name]) for name in others
@@ -184,8 +184,8 @@ class Config:
     def losses(self) -> dict[str, Loss]:
         """The losses to train with, by name, in alphabetical order."""
         groups = vars(self) | self.installed
-        found = {name: group for name, group in sorted(groups.items()) if isinstance(group, Loss)}
-        active = {name: loss.active() for name, loss in found.items()}
+        losses = {name: group for name, group in sorted(groups.items()) if isinstance(group, Loss)}
+        active = {name: loss.active() for name, loss in losses.items()}
         losses = {name: loss for name, loss in active.items() if loss is not None}
         for loss in losses.values():
             loss.check(self.run_info)
@@ -203,9 +203,9 @@ class Config:
 
     def settings_that_need(self, what: str) -> list[str]:
         """Return the settings that need this (see `Loss.needs`), as messages name them."""
-        found = [f"{name}.weight > 0" for name, loss in self.losses.items() if what in loss.needs]
+        needing = [f"{name}.weight > 0" for name, loss in self.losses.items() if what in loss.needs]
         by_data = what in ("generator", "mask_token") and self.data.augmentation == "mlm"
-        return [*found, "data.augmentation='mlm'"] if by_data else found
+        return [*needing, "data.augmentation='mlm'"] if by_data else needing
 
     @property
     def trains_generator_head(self) -> bool:
@@ -255,16 +255,16 @@ class Config:
 @functools.cache
 def installed_losses() -> dict[str, type[Loss]]:
     """Return the losses of other packages, by the names of their entry points."""
-    found = {}
+    losses = {}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
-            loss = found[entry.name] = entry.load()
+            loss = losses[entry.name] = entry.load()
         except Exception as error:  # whatever the other package raises
             raise ConfigError(
                 f"the loss {entry.name} ({entry.value}) cannot be imported: {error}"
             ) from error
         _check_class(entry.name, entry.value, loss)
-    return found
+    return losses
 
 
 def _check_class(name: str, path: str, loss: Any) -> None:
@@ -346,7 +346,7 @@ class AbsentLoss(Loss):
         )
 
 
-def named_classes(given: Mapping[str, Any], *, for_reading: bool = False) -> dict[str, type[Loss]]:
+def named_classes(values: Mapping[str, Any], *, for_reading: bool = False) -> dict[str, type[Loss]]:
     """Return the classes that values name as `NAME.class`, by the name of the loss.
 
     With `for_reading`, `AbsentLoss` stands for those that are not found.
@@ -354,8 +354,8 @@ def named_classes(given: Mapping[str, Any], *, for_reading: bool = False) -> dic
     Raises:
         ConfigError: This process does not have such a class.
     """
-    found = {}
-    for key, path in given.items():
+    classes = {}
+    for key, path in values.items():
         name = key.removesuffix(CLASS)
         if name == key or "." in name:
             continue
@@ -366,8 +366,8 @@ def named_classes(given: Mapping[str, Any], *, for_reading: bool = False) -> dic
                 "Start it from the script, notebook or folder that defines this class"
             )
         _check_class(name, str(path), kind)
-        found[name] = kind
-    return found
+        classes[name] = kind
+    return classes
 
 
 def known_keys(
@@ -468,31 +468,31 @@ def shipped_config(name: str) -> "ml_collections.ConfigDict":
 
 
 def configuration(
-    given: str | os.PathLike[str] | Mapping[str, Any] | ConvertsToDict, changes: Mapping[str, Any]
+    config: str | os.PathLike[str] | Mapping[str, Any] | ConvertsToDict, changes: Mapping[str, Any]
 ) -> tuple[str, Config]:
     """Return the name of a configuration and the checked configuration.
 
     It is given by the name of a file in configs/, the path of a file, the values that differ from
     the defaults, a `Config`, or a ConfigDict. `changes` override its values, by key or in groups.
     """
-    if isinstance(given, Mapping | ConvertsToDict):
+    if isinstance(config, Mapping | ConvertsToDict):
         name = "custom"
-        values = given if isinstance(given, Mapping) else given.to_dict()
+        values = config if isinstance(config, Mapping) else config.to_dict()
     else:
-        path = Path(given)
+        path = Path(config)
         path = path if path.suffix == ".py" else SHIPPED / f"{path}.py"
         name = path.stem
-        values = _read(path, str(given))
+        values = _read(path, str(config))
     return name, Config.from_dict(flat(values) | flat(changes))
 
 
-def _read(path: Path, given: str) -> dict[str, Any]:
+def _read(path: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         known = sorted(file.stem for file in SHIPPED.glob("*.py"))
-        near = difflib.get_close_matches(Path(given).stem, known, n=1)
+        near = difflib.get_close_matches(Path(name).stem, known, n=1)
         meant = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
-            f"--config: {given!r} is neither a file nor the name of a configuration.{meant} Known "
+            f"--config: {name!r} is neither a file nor the name of a configuration.{meant} Known "
             f"names: {', '.join(known)}."
         )
     try:

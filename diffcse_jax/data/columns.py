@@ -80,7 +80,7 @@ def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
 
 def _fitting(available: Sequence[str]) -> list[TrainingColumns]:
     """Return the columns by each form that has its sentence and its positive there."""
-    found = []
+    fitting = []
     for form in (*FORMS, LISTS):
         sentence, positive, negative = form
         if not {sentence, positive} <= {*available}:
@@ -92,8 +92,8 @@ def _fitting(available: Sequence[str]) -> list[TrainingColumns]:
         negatives.sort(key=lambda name: (numbered[name], name))
         used = (sentence, positive, *negatives)
         unused = tuple(name for name in available if name not in used)
-        found.append(TrainingColumns(sentence, positive, tuple(negatives), form == LISTS, unused))
-    return found
+        fitting.append(TrainingColumns(sentence, positive, tuple(negatives), form == LISTS, unused))
+    return fitting
 
 
 def _has_a_part(name: str) -> bool:
@@ -147,10 +147,10 @@ def expand(row: Mapping[str, Any], columns: TrainingColumns, negatives: int) -> 
     known: set[str] = set()
     texts: list[list[str]] = []
     for names in parts:
-        found, unusable = _texts(row, names)
+        texts_of_part, unusable = _texts(row, names)
         left_out[NOT_TEXT] += unusable
-        new = [text for text in dict.fromkeys(found) if text not in known]
-        left_out[REPEATED] += len(found) - len(new)
+        new = [text for text in dict.fromkeys(texts_of_part) if text not in known]
+        left_out[REPEATED] += len(texts_of_part) - len(new)
         known |= {*new}
         texts.append(new)
     query, positives, hard = texts

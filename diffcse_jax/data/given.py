@@ -42,9 +42,9 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
         [digest(text) for text in row] if ok else []
         for row, ok in zip(rows, is_usable, strict=True)
     ]
-    found = held_out_together([digest(row[0]) for row in rows], keys, share)
-    is_held_out = found.chosen
-    if note := found.describe(share, "row{s}"):
+    division = held_out_together([digest(row[0]) for row in rows], keys, share)
+    is_held_out = division.chosen
+    if note := division.describe(share, "row{s}"):
         log_line(f"notice: {note}")
     held_out = [
         row for row, out, ok in zip(rows, is_held_out, is_usable, strict=True) if out and ok
@@ -94,8 +94,8 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
             raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
         width = width or len(row)
         if len(row) != width and not isinstance(text, Mapping):
-            found = f"{counted(len(row), 'column{s}')} ({', '.join(row)})"
-            raise DataError(f"text {number} has {found}, but the first text has {width}")
+            columns = f"{counted(len(row), 'column{s}')} ({', '.join(row)})"
+            raise DataError(f"text {number} has {columns}, but the first text has {width}")
         yield row
     if not number:
         raise DataError("the list of texts to train on is empty")

@@ -100,15 +100,15 @@ def _leads(source: _Source) -> Iterator[_Made]:
     """
     data, ledger = source.data, source.ledger
     for section in source.document.sections:
-        own = source.kept(texts_of(section))
-        pair = lead_and_rest(own)
-        if own[:1] == [section.title] and _is_odd(own):
-            pair = lead_and_rest(own[1:]) or pair
+        texts = source.kept(texts_of(section))
+        pair = lead_and_rest(texts)
+        if texts[:1] == [section.title] and _is_odd(texts):
+            pair = lead_and_rest(texts[1:]) or pair
         if pair:
             lead, rest = pair
             yield _Made((lead, rest[: MOST_CHARACTERS_PER_TOKEN * data.max_length]))
             continue
-        passages = short_passages(own, data.max_length) if data.cloze else []
+        passages = short_passages(texts, data.max_length) if data.cloze else []
         yield from (_Made((text, text), Kind.PASSAGE) for text in passages)
         ledger.make("passage{s} without a title or first sentence", len(passages))
         if not passages:
@@ -124,11 +124,11 @@ def _is_odd(texts: Sequence[str]) -> bool:
 def _long_passages(source: _Source) -> Iterator[_Made]:
     """Yield a document as passages of about equal length."""
     sections = source.document.sections
-    own = source.kept([text for section in sections for text in _sentences_of(source, section)])
-    found = joined_passages(own, PASSAGE_CHARACTERS)
-    passages = [text for text in found if width(text) >= FEWEST_PASSAGE_CHARACTERS]
+    texts = source.kept([text for section in sections for text in _sentences_of(source, section)])
+    joined = joined_passages(texts, PASSAGE_CHARACTERS)
+    passages = [text for text in joined if width(text) >= FEWEST_PASSAGE_CHARACTERS]
     yield from (_Made((text,)) for text in passages)
-    if too_short := len(found) - len(passages):
+    if too_short := len(joined) - len(passages):
         place = source.document.place
         source.ledger.leave_out("too short for a passage", place, too_short, is_loss=False)
 

@@ -105,10 +105,10 @@ class Neighbours(_Drawn):
         (unit,) = store.columns
         self.columns = (unit, f"next {unit}")
         if not len(self):
-            found = len(np.unique(store.documents))
+            documents = len(np.unique(store.documents))
             raise DataError(
-                f"data.train_file: no document of {found:,} has two {unit}s. Separate documents by "
-                "blank lines, or write a document of several sentences on each line"
+                f"data.train_file: no document of {documents:,} has two {unit}s. Separate "
+                "documents by blank lines, or write a document of several sentences on each line"
             )
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:

@@ -96,11 +96,11 @@ class Split:
     @functools.cached_property
     def _read(self) -> "_Read":
         ledger = Ledger(self.name, strict=self._strict)
-        found = _Read(self._documents, ledger, self.share)
-        ledger.make("document{s}", len(found.is_training))
+        documents = _Read(self._documents, ledger, self.share)
+        ledger.make("document{s}", len(documents.is_training))
         if self.share < 1:
-            ledger.make("of them held out", int((~found.is_training).sum()))
-        return found
+            ledger.make("of them held out", int((~documents.is_training).sum()))
+        return documents
 
     def _kept(self, chosen: Bool[np.ndarray, " documents"]) -> Iterator[Numbered]:
         with self._read.file.open(encoding="utf-8") as lines:
@@ -149,9 +149,9 @@ class _Read:
             )
         self.boilerplate = _boilerplate([body for body, *_ in identities], texts_of_each)
         keys = [[key for key in each if key not in self.boilerplate] for each in identities]
-        found = held_out_together(whole, keys, share)
-        is_held_out = found.chosen
-        if note := found.describe(share, "document{s}"):
+        division = held_out_together(whole, keys, share)
+        is_held_out = division.chosen
+        if note := division.describe(share, "document{s}"):
             ledger.note(note)
         self.is_training = ~is_held_out
         held = [texts for texts, out in zip(texts_of_each, is_held_out, strict=True) if out]

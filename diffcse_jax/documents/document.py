@@ -25,10 +25,10 @@ class Section(NamedTuple):
 
     def sentences(self) -> list[str]:
         """Return the sentences, without a title that the text repeats at its start."""
-        found = sentences_of(self.lines)
+        sentences = sentences_of(self.lines)
         if self.sentence_a_line:
-            found = [line.strip() for line in self.lines]
-        return found[1:] if self.title and found[:1] == [self.title] else found
+            sentences = [line.strip() for line in self.lines]
+        return sentences[1:] if self.title and sentences[:1] == [self.title] else sentences
 
 
 @dataclasses.dataclass(frozen=True)

@@ -185,13 +185,13 @@ class Ledger:
     def lines(self) -> list[str]:
         """Return the account for a person, one sentence a line."""
         made = [counted(number, what) for what, number in self.made.items() if number]
-        found = []
+        account = []
         if self.files or made:
             source = f"{counted(self.files, 'file{s}')} of " if self.files > 1 else ""
-            found.append(
+            account.append(
                 f"read {source}{self.name}: {', '.join(made) or counted(self.texts, self.noun)}"
             )
-        return [*found, *self.oddities(), *self.notes]
+        return [*account, *self.oddities(), *self.notes]
 
     def oddities(self) -> list[str]:
         """Return the account of what was not read, left out or changed, one sentence a line."""

@@ -31,23 +31,23 @@ EXPECTED = (
 Text = str | Sequence[str] | Mapping[str, object]
 
 
-def as_texts(given: Any) -> Iterable[Any]:
+def as_texts(texts: Any) -> Iterable[Any]:
     """Return the texts of an iterable, or the rows of a table.
 
     Tables of pandas, polars, pyarrow and datasets are known.
     """
     # polars has the first method, and pyarrow the second.
-    if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):
+    if rows := getattr(texts, "to_dicts", None) or getattr(texts, "to_pylist", None):
         return rows()
-    if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
-        return given.to_dict("records")
-    is_text = isinstance(given, str | bytes | Mapping)  # a mapping has columns, or splits
-    if is_text or not isinstance(given, Iterable):
-        kind = type(given).__name__
-        if isinstance(given, Mapping):
-            kind += f" with the keys {', '.join(map(str, [*given][:5]))}"
+    if hasattr(texts, "columns") and hasattr(texts, "to_dict"):  # pandas
+        return texts.to_dict("records")
+    is_text = isinstance(texts, str | bytes | Mapping)  # a mapping has columns, or splits
+    if is_text or not isinstance(texts, Iterable):
+        kind = type(texts).__name__
+        if isinstance(texts, Mapping):
+            kind += f" with the keys {', '.join(map(str, [*texts][:5]))}"
         raise DataError(f"cannot read texts from a {kind}. {EXPECTED}")
-    return given
+    return texts
 
 
 def documents_in_memory(
@@ -107,10 +107,10 @@ def _keys(
     texts: Sequence[Any], layout: Layout, first: int, others: Collection[str]
 ) -> Iterator[str]:
     """Yield the id of each text: its own, or a number that is no text's own."""
-    own = [own_id(values_of(text), layout) if isinstance(text, Mapping) else "" for text in texts]
-    taken = {*own, *others} if any(own) else {""}
+    ids = [own_id(values_of(text), layout) if isinstance(text, Mapping) else "" for text in texts]
+    taken = {*ids, *others} if any(ids) else {""}
     free = (number for number in itertools.count(first + len(texts)) if str(number) not in taken)
-    for number, key in enumerate(own, first):
+    for number, key in enumerate(ids, first):
         yield key or (str(number) if str(number) not in taken else str(next(free)))
 
 
@@ -134,11 +134,11 @@ def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Documen
         return document_of(values_of(text), layout, place, ledger)
     if not isinstance(text, str):
         raise DataError(f"text {number} is {text!r:.60}, not a string or a dict. {EXPECTED}")
-    own = usable((text,), place, ledger)
-    if own is None:
+    stripped = usable((text,), place, ledger)
+    if stripped is None:
         return None
     ledger.keep()
-    return Document("", (Section("", own),), place, whole=True)
+    return Document("", (Section("", stripped),), place, whole=True)
 
 
 def as_json(value: Any) -> str:
