@@ -48,7 +48,7 @@ def test_known_names_have_their_parts(available, names, unused):
         (("sentence1", "sentence2", "relatedness_score"), "relatedness_score grades the pairs"),
         (("question", "answer", "isCorrect"), "isCorrect grades the pairs"),
         (("sentence1", "sentence2", "Is Duplicate"), "Is Duplicate grades the pairs"),
-        (("query", "positive", "answer"), "query, positive and answer are names of several forms"),
+        (("query", "positive", "answer"), "query, positive and answer are names of several kinds"),
         (("sentence", "positive", "negative_1"), "sentence, positive and negative_1 are names of"),
     ],
 )

@@ -111,6 +111,23 @@ def test_documents_know_only_errors_and_files():
     assert {"jax", "flax", "diffcse_jax.config"}.isdisjoint(result.stdout.split())
 
 
+def test_documents_have_one_door():
+    """Which reader opens a file is decided in `documents/open.py` alone."""
+    readers = (
+        "documents.files",
+        "documents.tables.arrow",
+        "documents.tables.delimited",
+        "documents.tables.json",
+    )
+    from_outside = {
+        (module, imported)
+        for module, imported in imports()
+        if not module.startswith("diffcse_jax.documents")
+        and imported.removeprefix("diffcse_jax.").startswith(readers)
+    }
+    assert from_outside == set()
+
+
 # Only training needs these. Flax imports optax, but no file that encodes does.
 OF_TRAINING = (
     "orbax",

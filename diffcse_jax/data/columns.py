@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.tables.names import FORMS, LISTS, NAMES, is_grade
+from diffcse_jax.documents.tables.names import LIST_NAMES, NAMES, PAIR_NAMES, is_grade
 from diffcse_jax.documents.tables.values import text_of, without_missing
 
 ADVICE = "Name the columns in data.columns"
@@ -44,10 +44,11 @@ class TrainingColumns:
 def training_columns(
     available: Sequence[str], scales: Collection[str] = ()
 ) -> TrainingColumns | None:
-    """Return the parts of columns whose names are those of a known form.
+    """Return the parts of columns with known names, such as those of SimCSE's files.
 
-    The order of the columns and further columns do not matter. None is returned if no form fits, if
-    several do, or if the pairs have grades: `why_not` says which. The caller accounts for `unused`.
+    The order of the columns and further columns do not matter. None is returned if no names fit, if
+    those of several projects do, or if the pairs have grades: `why_not` says which. The caller
+    accounts for `unused`.
 
     Args:
         available: All columns.
@@ -67,7 +68,7 @@ def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
     first = fitting[0]
     if rivals := sorted(filter(_has_a_part, first.unused)):
         names = f"{', '.join(first.names)} and {', '.join(rivals)}"
-        return f"{names} are names of several forms. {ADVICE}"
+        return f"{names} are names of several kinds of pairs. {ADVICE}"
     grades = sorted(name for name in first.unused if is_grade(name) or name in scales)
     if grades and first.positive not in ("positive", "pos"):
         return (
@@ -79,26 +80,28 @@ def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
 
 
 def _fitting(available: Sequence[str]) -> list[TrainingColumns]:
-    """Return the columns by each form that has its sentence and its positive there."""
+    """Return the parts by each set of known names whose sentence and positive are there."""
     fitting = []
-    for form in (*FORMS, LISTS):
-        sentence, positive, negative = form
+    for names in (*PAIR_NAMES, LIST_NAMES):
+        sentence, positive, negative = names
+        has_lists = names == LIST_NAMES
         if not {sentence, positive} <= {*available}:
             continue
         numbered = {name: _number(name, negative) for name in available if negative}
         negatives = [name for name in numbered if numbered[name] is not None]
-        if form == LISTS:
+        if has_lists:
             negatives = [name for name in negatives if name == negative]
         negatives.sort(key=lambda name: (numbered[name], name))
         used = (sentence, positive, *negatives)
         unused = tuple(name for name in available if name not in used)
-        fitting.append(TrainingColumns(sentence, positive, tuple(negatives), form == LISTS, unused))
+        fitting.append(TrainingColumns(sentence, positive, tuple(negatives), has_lists, unused))
     return fitting
 
 
 def _has_a_part(name: str) -> bool:
-    """Return whether a column has a part in some form."""
-    return name in NAMES or any(_number(name, form[-1]) is not None for form in FORMS if form[-1])
+    """Return whether a column has one of the known names."""
+    negatives = filter(None, (negative for *_, negative in PAIR_NAMES))
+    return name in NAMES or any(_number(name, negative) is not None for negative in negatives)
 
 
 def _number(name: str, negative: str) -> int | None:
@@ -109,7 +112,7 @@ def _number(name: str, negative: str) -> int | None:
 
 def column_names(count: int) -> tuple[str, ...]:
     """Return the names of a sentence, its positive and hard negatives, for rows without names."""
-    sentence, positive, negative = FORMS[0]
+    sentence, positive, negative = PAIR_NAMES[0]
     return (sentence, positive, negative, *(f"{negative}_{n}" for n in range(2, count - 1)))[:count]
 
 

@@ -34,7 +34,7 @@ def stored_length(data: DataConfig) -> int:
 
 def corpus_of(split: Split, data: DataConfig) -> Corpus:
     """Return the rows of the documents that are not held out, without texts of held-out ones."""
-    columns, texts_of_document = _FORMS[data.pairs]
+    columns, texts_of_document = _MAKERS[data.pairs]
 
     def read(ledger: Ledger) -> Iterator[list[Row]]:
         for number, document in split.training(ledger):
@@ -185,7 +185,7 @@ def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:
 
 
 # By `data.pairs`: the columns, and the function that makes rows of a document.
-_FORMS: dict[str, tuple[tuple[str, ...], Callable[[_Source], Iterator[_Made]]]] = {
+_MAKERS: dict[str, tuple[tuple[str, ...], Callable[[_Source], Iterator[_Made]]]] = {
     "dropout": (("sentence",), _sentences),
     "neighbours": (("sentence",), _sentences),
     "lead": (("lead", "rest"), _leads),

@@ -5,7 +5,7 @@ TITLE_COLUMN = "title"
 TEXT_COLUMNS = ("text", "sentence")  # the known names of a text
 
 # The names of the sentence, the positive and the hard negatives. A number may follow the last one.
-FORMS = (
+PAIR_NAMES = (
     ("sentence", "positive", "hard_negative"),
     ("sent0", "sent1", "hard_neg"),  # SimCSE
     ("anchor", "positive", "negative"),  # sentence-transformers
@@ -15,8 +15,8 @@ FORMS = (
     ("question", "answer", "negative"),
     ("sentence1", "sentence2", ""),
 )
-LISTS = ("query", "pos", "neg")  # FlagEmbedding
-NAMES = frozenset(name for form in (*FORMS, LISTS) for name in form if name)
+LIST_NAMES = ("query", "pos", "neg")  # FlagEmbedding
+NAMES = frozenset(name for names in (*PAIR_NAMES, LIST_NAMES) for name in names if name)
 # Columns that grade a pair. Without a column that is called positive, such pairs are not positives.
 GRADES = frozenset(("label", "labels", "gold", "gold_label", "target", "grade", "rating", "score"))
 GRADES |= {"similarity", "similarity_score", "relatedness", "relatedness_score", "relevance"}
