@@ -21,11 +21,12 @@ from diffcse_jax.documents.ledger import Place
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import StoredEmbeddings
+from diffcse_jax.search.folder import Stored
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import MODES, STORAGES
 from diffcse_jax.search.passages import Passage
-from diffcse_jax.search.stored import IndexSettings, Stored
+from diffcse_jax.search.settings import IndexSettings
 
 QUERIES, WARM_UP = 200, 40
 

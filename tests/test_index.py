@@ -26,7 +26,7 @@ from diffcse_jax.search.folder import MANIFEST, writing
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.modes import STORAGES
 from diffcse_jax.search.reading import read_documents
-from diffcse_jax.search.stored import input_of
+from diffcse_jax.search.settings import input_of
 from diffcse_jax.search.vector_store import EncoderRecord
 
 DIMENSION = 24

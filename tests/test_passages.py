@@ -20,10 +20,11 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import StoredEmbeddings
+from diffcse_jax.search.folder import Stored
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import LONGEST_TITLE, Passage, passages_of, split_text
-from diffcse_jax.search.stored import IndexSettings, Stored
+from diffcse_jax.search.settings import IndexSettings
 from diffcse_jax.search.vector_store import EncoderRecord
 
 # Documents

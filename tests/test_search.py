@@ -18,13 +18,14 @@ from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search import embeddings
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import StoredEmbeddings, nearest
+from diffcse_jax.search.folder import Stored
 from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.index import Index, check_count, find_index
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT, MODES, STORAGES
 from diffcse_jax.search.passages import Passage
 from diffcse_jax.search.recommended import recommended
-from diffcse_jax.search.stored import IndexSettings, Stored
+from diffcse_jax.search.settings import IndexSettings
 from diffcse_jax.search.vector_store import EncoderRecord, find_store, rows_table, vector_table
 
 DIMENSION = 33

@@ -28,7 +28,7 @@ from diffcse_jax.documents.memory import documents_in_memory
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.search.index import Index
-from diffcse_jax.search.stored import IndexSettings
+from diffcse_jax.search.settings import IndexSettings
 
 
 def opened(path: Path | str, **options) -> Corpus:

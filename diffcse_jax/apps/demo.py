@@ -19,6 +19,7 @@ from typing import Any
 from diffcse_jax.apps import open_text, render
 from diffcse_jax.commands import DemoOptions
 from diffcse_jax.documents.document import Document
+from diffcse_jax.documents.find import STDIN
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.hosts import log_line
@@ -29,7 +30,7 @@ from diffcse_jax.search.index import Index
 from diffcse_jax.search.passages import passages_of
 from diffcse_jax.search.reading import read_documents
 from diffcse_jax.search.recommended import recommended
-from diffcse_jax.search.stored import STDIN, IndexSettings, input_of
+from diffcse_jax.search.settings import IndexSettings, input_of
 from diffcse_jax.search.vector_store import find_store
 
 LONGEST_QUERY = 1000  # characters

@@ -20,6 +20,7 @@ import regex
 from diffcse_jax.apps import load_encoder, open_text, print_in_utf8
 from diffcse_jax.commands import SearchOptions
 from diffcse_jax.documents.document import Document, Documents
+from diffcse_jax.documents.find import STDIN
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.open import (
     documents_to_search,
@@ -37,7 +38,7 @@ from diffcse_jax.search.hits import Hit, Hits
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.reading import documents_with_text, read_documents, report
 from diffcse_jax.search.recommended import recommended
-from diffcse_jax.search.stored import STDIN, IndexSettings, Input, input_of
+from diffcse_jax.search.settings import IndexSettings, Input, input_of
 from diffcse_jax.search.vector_store import VectorStore, find_store
 
 QUERIES_AT_ONCE = 1024

@@ -1,4 +1,4 @@
-"""What a change of an index keeps, and what has to be encoded.
+"""From one contents of an index to the next: what a change keeps, and what has to be encoded.
 
 A document is the same if its text and titles are. So a table whose rows have moved is not encoded
 again.
@@ -14,6 +14,8 @@ import pyarrow as pa
 from jaxtyping import Int
 
 from diffcse_jax.errors import DataError, counted
+from diffcse_jax.search.contents import PASSAGES, Contents, passages_table
+from diffcse_jax.search.passages import Passage
 
 NAMED = 5  # ids that an error names
 
@@ -40,7 +42,7 @@ class UpdatePlan(NamedTuple):
     """The documents after a change.
 
     Attributes:
-        order: Their rows in the old table, continued by the table of given documents.
+        order: Their rows in the old table, continued by the table of new ones.
         reuses: For each of them, the row whose passages it has, numbered in the same way: an old
             row if the text is the same.
         changes: What to tell the user.
@@ -52,15 +54,15 @@ class UpdatePlan(NamedTuple):
 
 
 def plan(
-    old: pa.Table, given: pa.Table, how: How, source: int = 0, removed: Collection[str] = ()
+    old: pa.Table, new: pa.Table, how: How, source: int = 0, removed: Collection[str] = ()
 ) -> UpdatePlan:
     """Plan a change. Both tables are of `contents.documents_table`; `source` numbers the input.
 
-    An update also removes the documents with the ids in `removed`, unless these are given.
+    An update also removes the documents with the ids in `removed`, unless they are also new.
     """
-    affected = _affected(old, given, how, source, removed)
-    same, changes = _matched(old, given, affected)
-    order = _order(old, given, how, affected)
+    affected = _affected(old, new, how, source, removed)
+    same, changes = _matched(old, new, affected)
+    order = _order(old, new, how, affected)
     first = len(old)
     reuses = np.array(
         [row if row < first else same.get(row - first, row) for row in order], np.int64
@@ -71,27 +73,27 @@ def plan(
 def without(old: pa.Table, ids: Iterable[str]) -> UpdatePlan:
     """Plan to remove documents. Raises `DataError` if an id is not there."""
     gone = set(ids)
-    own = old["id"].to_pylist()
-    if missing := sorted(gone.difference(own)):
+    keys = old["id"].to_pylist()
+    if missing := sorted(gone.difference(keys)):
         raise DataError(f"the index has no document with the {_named(missing)}")
-    order = np.array([row for row, key in enumerate(own) if key not in gone], np.int64)
-    return UpdatePlan(order, order, Changes(removed=len(own) - len(order), unchanged=len(order)))
+    order = np.array([row for row, key in enumerate(keys) if key not in gone], np.int64)
+    return UpdatePlan(order, order, Changes(removed=len(keys) - len(order), unchanged=len(order)))
 
 
 def _affected(
-    old: pa.Table, given: pa.Table, how: How, source: int, removed: Collection[str]
+    old: pa.Table, new: pa.Table, how: How, source: int, removed: Collection[str]
 ) -> list[int]:
     """Return the old rows that the change may replace.
 
-    Raises `DataError` if other rows have a given id.
+    Raises `DataError` if other rows have the id of a new document.
     """
-    ids = set(given["id"].to_pylist())
-    own = old["id"].to_pylist()
+    ids = set(new["id"].to_pylist())
+    keys = old["id"].to_pylist()
     if how == "update":
         gone = ids.union(removed)
-        return [row for row, key in enumerate(own) if key in gone]
+        return [row for row, key in enumerate(keys) if key in gone]
     is_source = (np.asarray(old["source"]) == source) & (how == "replace")
-    if clashing := [key for row, key in enumerate(own) if key in ids and not is_source[row]]:
+    if clashing := [key for row, key in enumerate(keys) if key in ids and not is_source[row]]:
         raise DataError(
             f"the index already has documents with the {_named(clashing)}. Use `update` to replace "
             "them. On the command line, leave them out of this input or, if they are rows, name "
@@ -106,11 +108,11 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def _matched(
-    old: pa.Table, given: pa.Table, affected: Sequence[int]
+    old: pa.Table, new: pa.Table, affected: Sequence[int]
 ) -> tuple[dict[int, int], Changes]:
-    """Return the old row for each given row with the same text, first with the same id."""
+    """Return the old row for each new row with the same text, first with the same id."""
     ids, digests = (old[name].to_pylist() for name in ("id", "digest"))
-    wanted = [*zip(given["id"].to_pylist(), given["digest"].to_pylist(), strict=True)]
+    wanted = [*zip(new["id"].to_pylist(), new["digest"].to_pylist(), strict=True)]
     same: dict[int, int] = {}
     left = dict.fromkeys(affected)
     for with_id in (True, False):
@@ -131,9 +133,9 @@ def _matched(
     return same, changes
 
 
-def _order(old: pa.Table, given: pa.Table, how: How, affected: Sequence[int]) -> list[int]:
+def _order(old: pa.Table, new: pa.Table, how: How, affected: Sequence[int]) -> list[int]:
     """Return the rows after the change, in the order of a dict: replaced ids keep their place."""
-    new = range(len(old), len(old) + len(given))
+    added = range(len(old), len(old) + len(new))
     if how != "update":
         first = affected[0] if affected else len(old)
         gone = set(affected)
@@ -141,12 +143,34 @@ def _order(old: pa.Table, given: pa.Table, how: How, affected: Sequence[int]) ->
             [row for row in rows if row not in gone]
             for rows in (range(first), range(first, len(old)))
         )
-        return [*before, *new, *after]
+        return [*before, *added, *after]
     groups: dict[str, list[int]] = {}
-    for row, key in zip(new, given["id"].to_pylist(), strict=True):
+    for row, key in zip(added, new["id"].to_pylist(), strict=True):
         groups.setdefault(key, []).append(row)
     placed: list[int] = []
     gone = set(affected)
     for row, key in enumerate(old["id"].to_pylist()):
         placed += groups.pop(key, []) if row in gone else [row]
     return [*placed, *itertools.chain.from_iterable(groups.values())]
+
+
+def passages_after(
+    planned: UpdatePlan, old: Contents, passages: Sequence[Passage]
+) -> tuple[Int[np.ndarray, " rows"], pa.Table]:
+    """Return the passages after a change, with their rows in the old and then the new passages."""
+    numbers = old.passages["document"].to_numpy()
+    bounds = np.searchsorted(numbers, np.arange(len(old.documents) + 1))
+    is_new = planned.reuses >= len(old.documents)
+    new_bounds = np.searchsorted([each.document for each in passages], np.arange(is_new.sum() + 1))
+    starts = np.zeros(len(is_new), np.int64)
+    counts = np.zeros(len(is_new), np.int64)
+    kept = planned.reuses[~is_new]
+    starts[~is_new] = bounds[kept]
+    counts[~is_new] = bounds[kept + 1] - bounds[kept]
+    starts[is_new] = len(numbers) + new_bounds[:-1]
+    counts[is_new] = np.diff(new_bounds)
+    before = np.cumsum(counts) - counts
+    order = np.repeat(starts - before, counts) + np.arange(counts.sum())
+    table = pa.concat_tables([old.passages, passages_table(passages)]).take(order).combine_chunks()
+    documents = pa.array(np.repeat(np.arange(len(counts)), counts), PASSAGES.field("document").type)
+    return order, table.set_column(0, PASSAGES.field("document"), documents)

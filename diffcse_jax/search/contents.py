@@ -101,8 +101,8 @@ class Contents:
         products = float(total @ total - np.einsum("rd,rd->", sample, sample))
         pairs = products / max(1, count * (count - 1))
         rows = self._spaced(TYPICAL_ROWS)
-        scores, found = self.embeddings.nearest(self.embeddings.rows(rows), NEAREST)
-        is_other = self.document_of[found] != self.document_of[rows][:, None]
+        scores, neighbours = self.embeddings.nearest(self.embeddings.rows(rows), NEAREST)
+        is_other = self.document_of[neighbours] != self.document_of[rows][:, None]
         nearest = scores[is_other.any(axis=1), is_other.argmax(axis=1)[is_other.any(axis=1)]]
         return Typical(pairs, float(np.median(nearest)) if len(nearest) else 1.0)
 
@@ -209,4 +209,4 @@ def _as_json(value: Any) -> Any:
 
 def readable(text: str) -> str:
     """Return a text in which a byte that is not UTF-8, as in names of files, is spelled out."""
-    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):x}", text)
+    return re.sub("[\ud800-\udfff]", lambda byte: f"\\u{ord(byte[0]):x}", text)

@@ -132,10 +132,10 @@ class StoredEmbeddings:
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> Vectors:
         """Return the embeddings of some rows. Their length is 1 up to rounding."""
         numeric = self.vectors if self.precise is None else self.precise
-        found = np.asarray(numeric[numbers])
+        chosen = np.asarray(numeric[numbers])
         if self.scale is None:
-            return found.astype(np.float32, copy=False)
-        return found * self.scale + self.center
+            return chosen.astype(np.float32, copy=False)
+        return chosen * self.scale + self.center
 
     def nearest(self, queries: Queries, k: int) -> Nearest:
         """Find the rows with the highest cosine similarities; see `nearest`."""
@@ -144,8 +144,8 @@ class StoredEmbeddings:
         if self.precise is None:
             scores, rows = nearest(queries * self.scale, self.vectors, k)
             return scores + (queries @ self.center)[:, None], rows
-        found = nearest(_bits(queries - self.center), self.vectors, RESCORED * k)[1]
-        rows = np.sort(found, axis=1)  # equal scores keep this order
+        by_bits = nearest(_bits(queries - self.center), self.vectors, RESCORED * k)[1]
+        rows = np.sort(by_bits, axis=1)  # equal scores keep this order
         scores = np.zeros(rows.shape, np.float32)
         for number, query in enumerate(queries):
             scores[number] = np.einsum("rd,d->r", self.rows(rows[number]), query)
@@ -245,11 +245,9 @@ def nearest(
     Returns:
         Inner products (for bits: minus the number of bits that differ) and row numbers, from 0.
     """
-    found = min(k, len(vectors))
-    if not found or not len(queries):
-        return np.zeros((len(queries), found), np.float32), np.zeros(
-            (len(queries), found), np.int64
-        )
+    k = min(k, len(vectors))
+    if not k or not len(queries):
+        return np.zeros((len(queries), k), np.float32), np.zeros((len(queries), k), np.int64)
     # Sizes are powers of two, so that few programs are compiled, and blocks have one size, so that
     # equal rows score alike.
     size = _power_of_two(len(vectors), BLOCK_ROWS)
@@ -258,7 +256,7 @@ def nearest(
         jnp.asarray(_padded(queries[start : start + count], count))
         for start in range(0, len(queries), count)
     ]
-    shape = (count, _power_of_two(found))
+    shape = (count, _power_of_two(k))
     best: list[Best] = [
         (jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))
     ] * len(batches)
@@ -277,7 +275,7 @@ def nearest(
             jax.block_until_ready(running.popleft())
     scores = np.concatenate([np.asarray(scores) for scores, _ in best])
     rows = np.concatenate([np.asarray(rows) for _, rows in best])
-    return scores[: len(queries), :found], rows[: len(queries), :found].astype(np.int64)
+    return scores[: len(queries), :k], rows[: len(queries), :k].astype(np.int64)
 
 
 @jax.jit

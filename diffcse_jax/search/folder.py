@@ -1,4 +1,4 @@
-"""The folder of an index: a manifest, and the files that it names.
+"""The folder of an index: a manifest, and the files that it names. Reading checks all of it.
 
 The manifest, `index.json`, is replaced at once. The other files never change: each save writes new
 ones, whose names contain a number of their own, and those of the save before stay until the next
@@ -9,6 +9,7 @@ nor removed.
 import contextlib
 import dataclasses
 import hashlib
+import math
 import mmap
 import os
 import re
@@ -36,13 +37,19 @@ from diffcse_jax.io import (
     why_unreadable,
     write_json,
 )
+from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, Contents, Typical
+from diffcse_jax.search.embeddings import StoredEmbeddings, expected_arrays
+from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.modes import MODES, STORAGES
+from diffcse_jax.search.settings import IndexSettings, Input
+from diffcse_jax.search.vector_store import EncoderRecord
 
 MANIFEST = INDEX_MANIFEST
 REMEDY = "Build the index again"
 
 _LOCK = ".lock"
 _KINDS = "documents|passages|vectors|scale|center|precise|words"
-_OWN = re.compile(rf"(?:{_KINDS})-([0-9a-f]{{32}})(?:\.arrow|\.npy)?")
+_FILE = re.compile(rf"(?:{_KINDS})-([0-9a-f]{{32}})(?:\.arrow|\.npy)?")
 _ATTEMPTS = 1000  # to read an index that other processes replace
 _BLOCK = 1 << 22  # numbers that are checked at once
 _SAFE = "An earlier index there is unchanged."
@@ -55,7 +62,19 @@ def is_index(folder: Path) -> bool:
     """Return whether a folder holds an index of ours, complete or damaged."""
     if not (folder / MANIFEST).is_file():
         return False
-    return has_index_manifest(folder) or any(_OWN.fullmatch(path.name) for path in folder.iterdir())
+    return has_index_manifest(folder) or any(
+        _FILE.fullmatch(path.name) for path in folder.iterdir()
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """An index without its encoder."""
+
+    settings: IndexSettings
+    contents: Contents
+    encoder: EncoderRecord | None = None  # None if there are no embeddings
+    inputs: tuple[Input, ...] = ()
 
 
 # Writing
@@ -85,7 +104,7 @@ def _require_own(folder: Path) -> None:
         return
     unfinished = (_LOCK, f"{MANIFEST}.tmp")  # by a first save that was interrupted
     for path in sorted(folder.iterdir()):
-        if path.name not in unfinished and not _OWN.fullmatch(path.name):
+        if path.name not in unfinished and not _FILE.fullmatch(path.name):
             raise CheckpointError(
                 f"{folder} is not empty and not an index of this program: it holds {path.name}. "
                 "Choose another folder"
@@ -98,17 +117,11 @@ class Writer:
 
     folder: Path
 
-    def write(
-        self,
-        settings: Mapping[str, Any],
-        tables: Mapping[str, pa.Table],
-        arrays: Arrays,
-        save_words: Callable[[Path], None] | None = None,
-    ) -> None:
-        """Replace the index by settings, tables, arrays and perhaps the words of BM25.
-
-        What is written may be mapped from the same folder.
-        """
+    def write(self, stored: Stored) -> None:
+        """Replace the index. What is written may be mapped from the same folder."""
+        contents = stored.contents
+        tables = {"documents": contents.documents, "passages": contents.passages}
+        arrays = contents.embeddings.arrays() if contents.embeddings else {}
         number = uuid.uuid4().hex
         previous = self._number()
         try:
@@ -120,11 +133,11 @@ class Writer:
                         sink.write_table(table)
                 for name, array in arrays.items():
                     np.save(self.folder / f"{name}-{number}.npy", array)
-                if save_words:
+                if contents.lexical:
                     words = self.folder / f"words-{number}"
                     words.mkdir()
-                    save_words(words)
-                self._publish(settings, number)
+                    contents.lexical.save(words)
+                self._publish(_manifest(stored), number)
         finally:
             is_published = self._number() == number
             self._remove(
@@ -133,9 +146,9 @@ class Writer:
 
     def _publish(self, settings: Mapping[str, Any], number: str) -> None:
         """Write the manifest, once all files are on disk."""
-        own = [path for path in self.folder.iterdir() if _number_of(path) == number]
-        files = [path for each in own for path in (each.iterdir() if each.is_dir() else [each])]
-        for path in (*files, *filter(Path.is_dir, own), self.folder):
+        paths = [path for path in self.folder.iterdir() if _number_of(path) == number]
+        files = [path for each in paths for path in (each.iterdir() if each.is_dir() else [each])]
+        for path in (*files, *filter(Path.is_dir, paths), self.folder):
             sync(path)
         digests = {
             path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)
@@ -165,19 +178,35 @@ class Writer:
 
 def _number_of(path: Path) -> str:
     """Return the number of the save that wrote a file; empty if it is not ours."""
-    own = _OWN.fullmatch(path.name)
-    return own[1] if own else ""
+    name = _FILE.fullmatch(path.name)
+    return name[1] if name else ""
 
 
-# Reading
+def _manifest(stored: Stored) -> Mapping[str, Any]:
+    """Return what the manifest says of an index, beside its files."""
+    contents = stored.contents
+    embeddings, lexical = contents.embeddings, contents.lexical
+    return {
+        "settings": dataclasses.asdict(stored.settings),
+        "encoder": dataclasses.asdict(stored.encoder) if stored.encoder else None,
+        "inputs": [dataclasses.asdict(each) for each in stored.inputs],
+        "documents": len(contents.documents),
+        "passages": len(contents.passages),
+        "measured": embeddings.measured if embeddings else 0,
+        "typical": list(contents.typical),
+        "language": lexical.language if lexical else "",
+    }
+
+
+# Reading: the files
 
 
 class _Damaged(CheckpointError):
     """A file that is missing, invalid or not the one that the manifest names."""
 
 
-def read_index(folder: Path, build: Callable[["Reader"], Built]) -> Built:
-    """Build an index from a folder. If another process replaces it meanwhile, build the new one.
+def read_index(folder: Path) -> Stored:
+    """Read an index. If another process replaces it meanwhile, read the new one.
 
     Raises:
         CheckpointError: The index is missing or damaged.
@@ -186,7 +215,7 @@ def read_index(folder: Path, build: Callable[["Reader"], Built]) -> Built:
         for _ in range(_ATTEMPTS):
             reader = _read_manifest(folder)
             try:
-                return build(reader)
+                return _stored(reader)
             except _Damaged:
                 if _read_manifest(folder).number == reader.number:
                     raise
@@ -324,3 +353,102 @@ def _require_finite(array: Shaped[np.ndarray, "..."], path: Path) -> None:
     for start in range(0, len(flat), _BLOCK):
         if not np.isfinite(flat[start : start + _BLOCK]).all():
             raise _Damaged(f"{path} contains NaN or infinite numbers")
+
+
+# Reading: the index
+
+
+def _stored(reader: Reader) -> Stored:
+    """Read the index that a manifest describes."""
+    settings = _settings(reader)
+    encoder = _encoder(reader) if settings.mode != "lexical" else None
+    try:
+        inputs = tuple(
+            Input(each["name"], tuple(each["columns"]), each["id_column"])
+            for each in _value(reader, "inputs", list)
+        )
+    except (TypeError, KeyError) as error:
+        raise reader.damaged(f"`inputs` is invalid: {error}") from error
+    return Stored(settings, _contents(reader, settings, encoder), encoder, inputs)
+
+
+def _value(
+    reader: Reader, key: str, kind: type[Any], is_valid: Callable[[Any], bool] = lambda value: True
+) -> Any:
+    """Return a value of the manifest; raise an error if it is missing or invalid."""
+    value = reader.settings.get(key)
+    if type(value) is not kind or not is_valid(value):
+        raise reader.damaged(f"`{key}` is {value!r:.60}")
+    return value
+
+
+def _settings(reader: Reader) -> IndexSettings:
+    values: Mapping[str, Any] = _value(reader, "settings", dict)
+    fields = {field.name: type(field.default) for field in dataclasses.fields(IndexSettings)}
+    for name, kind in fields.items():
+        if type(values.get(name)) not in ((kind, int) if kind is float else (kind,)):
+            raise reader.damaged(f"`settings`: {name} is {values.get(name)!r:.60}")
+    settings = IndexSettings(**{name: values[name] for name in fields})
+    is_usual = settings.mode in MODES and settings.storage in STORAGES and 0 <= settings.weight <= 1
+    if not is_usual:
+        raise reader.damaged(f"`settings` are invalid: {settings}")
+    return settings
+
+
+def _encoder(reader: Reader) -> EncoderRecord:
+    try:
+        encoder = EncoderRecord.read(_value(reader, "encoder", dict), reader.folder)
+    except CheckpointError as error:
+        raise reader.damaged(str(error)) from error
+    if type(encoder.dimension) is not int or encoder.dimension < 1:
+        raise reader.damaged(f"`encoder`: dimension is {encoder.dimension!r:.60}")
+    return encoder
+
+
+def _contents(reader: Reader, settings: IndexSettings, encoder: EncoderRecord | None) -> Contents:
+    documents = reader.table("documents", DOCUMENTS)
+    passages = reader.table("passages", PASSAGES)
+    for name, table in (("documents", documents), ("passages", passages)):
+        if len(table) != _value(reader, name, int):
+            raise reader.damaged(
+                f"`{name}` is {reader.settings[name]}, but the table has {len(table)} rows"
+            )
+    numbers = passages["document"].to_numpy()
+    if len(numbers) and (
+        numbers[0] < 0 or numbers[-1] >= len(documents) or (np.diff(numbers) < 0).any()
+    ):
+        raise reader.damaged("the passages name documents that are not there")
+    embeddings = None
+    if encoder:
+        expected = expected_arrays(settings.storage, len(passages), encoder.dimension)
+        arrays = {name: reader.array(name, *each) for name, each in expected.items()}
+        embeddings = StoredEmbeddings(**arrays, measured=_value(reader, "measured", int))
+    lexical = None
+    if settings.mode != "dense" and len(passages):
+        language = _value(reader, "language", str)
+        lexical = reader.words(
+            lambda folder, arrays: _words(folder, arrays, language, len(passages))
+        )
+    typical = _value(
+        reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair))
+    )
+    return Contents(documents, passages, embeddings, lexical, Typical(*typical))
+
+
+def _words(folder: Path, arrays: Arrays, language: str, rows: int) -> LexicalIndex:
+    """Load BM25's files, whose arrays are a sparse matrix of words and passages."""
+    data, indices, indptr = (arrays[name] for name in ("data", "indices", "indptr"))
+    fits = (
+        len(data) == len(indices) == indptr[-1]
+        and (np.diff(indptr, prepend=0) >= 0).all()
+        and indices.min(initial=0) >= 0
+        and indices.max(initial=0) < rows
+    )
+    lexical = LexicalIndex.load(folder, language)
+    if not fits or len(lexical.scores("")) != rows:
+        raise ValueError("the arrays do not fit together")
+    return lexical
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)

@@ -71,21 +71,21 @@ def matches(text: str, wanted: Collection[str], stems: Stems) -> list[Match]:
     """Return the words of a text that have one of the wanted stems, in order."""
     if not wanted:
         return []
-    found = []
+    shared_words = []
     for word in _WORD.finditer(text):
         start, end = word.span()
         if end - start == 1:  # scripts without spaces are compared by pairs of characters
             end = min(start + 2, len(text))
         if shared := frozenset(stems(text[start:end])).intersection(wanted):
-            found.append(Match(start, end, shared))
-    return found
+            shared_words.append(Match(start, end, shared))
+    return shared_words
 
 
-def snippet(text: str, found: Sequence[Match]) -> str:
+def snippet(text: str, shared: Sequence[Match]) -> str:
     """Return a part of a text, of whole words, that contains the most words of the query."""
     if len(text) <= SNIPPET * 1.2:
         return " ".join(text.split())
-    first, last = _densest(found)
+    first, last = _densest(shared)
     room = max(0, SNIPPET - (last - first))
     start = max(0, min(first - room // 4, len(text) - SNIPPET))
     end = min(len(text), max(start + SNIPPET, last))
@@ -95,20 +95,20 @@ def snippet(text: str, found: Sequence[Match]) -> str:
     return f"{before}{' '.join(text[start:end].split())}{after}"
 
 
-def _densest(found: Sequence[Match]) -> tuple[int, int]:
+def _densest(shared: Sequence[Match]) -> tuple[int, int]:
     """Return the span of about `SNIPPET` characters with the most different words of the query."""
     inside: collections.Counter[str] = collections.Counter()
     best = (0, 0)
     most = 0
     left = 0
-    for match in found:
+    for match in shared:
         inside.update(match.stems)
-        while match.end - found[left].start > SNIPPET and found[left] is not match:
-            inside.subtract(found[left].stems)
+        while match.end - shared[left].start > SNIPPET and shared[left] is not match:
+            inside.subtract(shared[left].stems)
             inside += collections.Counter()  # without those that have gone
             left += 1
         if len(inside) > most:
-            start = found[left].start
+            start = shared[left].start
             best = (start, min(match.end, start + SNIPPET))
             most = len(inside)
     return best

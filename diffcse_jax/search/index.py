@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int
 
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.ledger import Ledger
@@ -24,25 +23,24 @@ from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.sentence_folder import Prompts
-from diffcse_jax.search import stored
-from diffcse_jax.search.changes import Changes, How, UpdatePlan, plan, without
-from diffcse_jax.search.contents import PASSAGES, Contents, documents_table, passages_table
+from diffcse_jax.search.changes import Changes, How, UpdatePlan, passages_after, plan, without
+from diffcse_jax.search.contents import Contents, documents_table
 from diffcse_jax.search.embeddings import Queries, StoredEmbeddings, Vectors, aligned
-from diffcse_jax.search.folder import Writer, is_index, read_index, writing
+from diffcse_jax.search.folder import Stored, Writer, is_index, read_index, writing
 from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
 from diffcse_jax.search.reading import count_documents, documents_with_text, report
-from diffcse_jax.search.stored import IndexSettings, Input, Stored, check_mode, input_of
+from diffcse_jax.search.settings import IndexSettings, Input, check_mode, input_of
 from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 ENCODED_AT_ONCE = 1024  # passages; then the progress is reported
 
 
-class Given(NamedTuple):
+class Reading(NamedTuple):
     """Documents that were read, and the ids of rows whose text is empty now."""
 
     documents: Sequence[Document]
@@ -125,10 +123,10 @@ class Index:
         return cls.of(_empty(settings, encoder), encoder)
 
     @classmethod
-    def of(cls, own: Stored, encoder: Encoder | None = None, name: str = "the index") -> "Index":
+    def of(cls, stored: Stored, encoder: Encoder | None = None, name: str = "the index") -> "Index":
         """Return an index with contents that exist already. Errors call it `name`."""
         index = cls.__new__(cls)
-        index._start(own, encoder, name)
+        index._start(stored, encoder, name)
         return index
 
     @classmethod
@@ -146,12 +144,12 @@ class Index:
         contents = Contents(documents, passages, embeddings, lexical)
         return cls.of(Stored(settings, contents, record), name=str(store.folder))
 
-    def _start(self, own: Stored, encoder: Encoder | None, name: str = "the index") -> None:
-        self.settings = own.settings
-        self.record = own.encoder  # None if there are no embeddings
-        self.inputs = own.inputs
+    def _start(self, stored: Stored, encoder: Encoder | None, name: str = "the index") -> None:
+        self.settings = stored.settings
+        self.record = stored.encoder  # None if there are no embeddings
+        self.inputs = stored.inputs
         self.name = name
-        self._contents = own.contents
+        self._contents = stored.contents
         self._encoder = encoder
         self._changing = threading.RLock()
 
@@ -201,10 +199,12 @@ class Index:
         """Add documents. Raises `DataError` if the index already has one of their ids."""
         with self._changing:
             numbers = [int(key) for key in self._contents.ids if key.isdecimal() and len(key) < 16]
-            own = self._input_of(texts)
-            source = self._open(texts, own, first=max(numbers, default=-1) + 1)
-            given = _read(source, show_progress=show_progress, strict=strict)
-            return self._put_recorded(own, given, "add", batch_size, show_progress=show_progress)
+            record = self._input_of(texts)
+            source = self._open(texts, record, first=max(numbers, default=-1) + 1)
+            reading = _read(source, show_progress=show_progress, strict=strict)
+            return self._put_recorded(
+                record, reading, "add", batch_size, show_progress=show_progress
+            )
 
     def update(
         self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
@@ -215,10 +215,12 @@ class Index:
         from 0. Beside texts with ids, they are new documents.
         """
         with self._changing:
-            own = self._input_of(texts)
-            source = self._open(texts, own, taken=self._contents.ids)
-            given = _read(source, show_progress=show_progress, strict=strict)
-            return self._put_recorded(own, given, "update", batch_size, show_progress=show_progress)
+            record = self._input_of(texts)
+            source = self._open(texts, record, taken=self._contents.ids)
+            reading = _read(source, show_progress=show_progress, strict=strict)
+            return self._put_recorded(
+                record, reading, "update", batch_size, show_progress=show_progress
+            )
 
     def remove(self, ids: Any) -> Changes:
         """Remove documents by an id or several. Raises `DataError` if one is not there.
@@ -226,16 +228,16 @@ class Index:
         Ids become text as in `add` and `update`, so that 7 is the document of `{"id": 7}`.
         """
         is_one = isinstance(ids, str | bytes) or not isinstance(ids, Iterable)
-        given = [as_id(each) or str(each) for each in ([ids] if is_one else ids)]
+        keys = [as_id(each) or str(each) for each in ([ids] if is_one else ids)]
         with self._changing:
             documents = self._contents.documents
-            gone = without(documents, given)
+            gone = without(documents, keys)
             self._contents = self._after(gone, documents.slice(0, 0), [])
             return gone.changes
 
     def put_input(
         self,
-        own: Input,
+        record: Input,
         documents: Sequence[Document],
         *,
         batch_size: int = 64,
@@ -244,18 +246,18 @@ class Index:
         """Bring the documents of an input up to date. Those of other inputs stay."""
         with self._changing:
             return self._put_recorded(
-                own, Given(documents), "replace", batch_size, show_progress=show_progress
+                record, Reading(documents), "replace", batch_size, show_progress=show_progress
             )
 
     def _input_of(self, texts: Any) -> Input:
         """Return how an input was recorded when it was read before, or how it will be recorded."""
-        own = input_of(texts, self.settings.id_column)
-        return next((each for each in self.inputs if each.name == own.name), own)
+        new = input_of(texts, self.settings.id_column)
+        return next((each for each in self.inputs if each.name == new.name), new)
 
     def _put_recorded(
         self,
-        own: Input,
-        given: Given,
+        record: Input,
+        reading: Reading,
         how: How,
         batch_size: int,
         *,
@@ -263,15 +265,15 @@ class Index:
     ) -> Changes:
         """Put documents, and record their input once that has succeeded."""
         names = [each.name for each in self.inputs]
-        number = names.index(own.name) if own.name in names else len(names)
-        changes = self.put(given, how, number, batch_size=batch_size, show_progress=show_progress)
-        if given.documents and number == len(names):
-            self.inputs = (*self.inputs, own)
+        number = names.index(record.name) if record.name in names else len(names)
+        changes = self.put(reading, how, number, batch_size=batch_size, show_progress=show_progress)
+        if reading.documents and number == len(names):
+            self.inputs = (*self.inputs, record)
         return changes
 
     def put(
         self,
-        given: Given,
+        reading: Reading,
         how: How,
         source: int,
         *,
@@ -282,22 +284,22 @@ class Index:
         check_count("batch_size", batch_size)
         with self._changing:
             old = self._contents
-            table = documents_table(given.documents, source)
-            planned = plan(old.documents, table, how, source, given.removed)
+            table = documents_table(reading.documents, source)
+            planned = plan(old.documents, table, how, source, reading.removed)
             rows = planned.reuses[planned.reuses >= len(old.documents)] - len(old.documents)
-            new = [given.documents[row] for row in rows.tolist()]
+            new = [reading.documents[row] for row in rows.tolist()]
             encoded = self._encoded(new, batch_size, show_progress=show_progress)
             self._contents = self._after(planned, table, *encoded)
             return planned.changes
 
     def _open(
-        self, texts: Any, own: Input, first: int = 0, taken: Collection[str] = ()
+        self, texts: Any, record: Input, first: int = 0, taken: Collection[str] = ()
     ) -> Documents:
         if isinstance(texts, str | Path):
             return open_documents_to_search(
-                str(texts), "texts", columns=own.columns, id_column=own.id_column
+                str(texts), "texts", columns=record.columns, id_column=record.id_column
             )
-        return documents_in_memory(texts, id_column=own.id_column, first=first, taken=taken)
+        return documents_in_memory(texts, id_column=record.id_column, first=first, taken=taken)
 
     def _encoded(
         self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
@@ -322,26 +324,25 @@ class Index:
         ):
             for start in range(0, len(passages), ENCODED_AT_ONCE):
                 texts = [passage.searched for passage in passages[start : start + ENCODED_AT_ONCE]]
-                found = encoder.encode(
+                vectors[start : start + len(texts)] = encoder.encode(
                     texts, batch_size, normalize=True, prompt=encoder.prompts.or_warned(prompt)
                 )
-                vectors[start : start + len(texts)] = found
                 progress.update(len(texts))
         return passages, vectors
 
     def _after(
         self,
         planned: UpdatePlan,
-        given: pa.Table,
+        new: pa.Table,
         passages: Sequence[Passage],
         vectors: Vectors | None = None,
     ) -> Contents:
         """Return the contents after a change; the same ones if nothing changes."""
         old = self._contents
-        documents = pa.concat_tables([old.documents, given]).take(planned.order).combine_chunks()
+        documents = pa.concat_tables([old.documents, new]).take(planned.order).combine_chunks()
         if documents.equals(old.documents):
             return old
-        order, table = _passages_after(planned, old, passages)
+        order, table = passages_after(planned, old, passages)
         embeddings = old.embeddings
         lexical = None
         if embeddings:
@@ -453,7 +454,7 @@ class Index:
 
     def write(self, writer: Writer) -> None:
         """Write the index to a folder that this process has locked."""
-        stored.write(writer, Stored(self.settings, self._contents, self.record, self.inputs))
+        writer.write(Stored(self.settings, self._contents, self.record, self.inputs))
 
     @classmethod
     def load(cls, folder: str | Path, encoder: Encoder | None = None) -> "Index":
@@ -469,7 +470,7 @@ class Index:
             raise DataError(
                 f"{path} is not an index. Write one with `save` or `diffcse search --output`"
             )
-        index = cls.of(read_index(path, stored.read), name=str(path))
+        index = cls.of(read_index(path), name=str(path))
         if encoder:
             index.use(encoder)
         return index
@@ -508,7 +509,7 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
     return index
 
 
-def _read(source: Documents, *, show_progress: bool, strict: bool) -> Given:
+def _read(source: Documents, *, show_progress: bool, strict: bool) -> Reading:
     """Return the documents of a source, and say what was read, or warn of what was not."""
     emptied: set[str] = set()
     ledger = Ledger(source.name, strict=strict, emptied=emptied)
@@ -518,29 +519,7 @@ def _read(source: Documents, *, show_progress: bool, strict: bool) -> Given:
         report(ledger)
     elif ledger.has_losses:
         warn_user(ledger.summary())
-    return Given(documents, frozenset(emptied))
-
-
-def _passages_after(
-    planned: UpdatePlan, old: Contents, passages: Sequence[Passage]
-) -> tuple[Int[np.ndarray, " rows"], pa.Table]:
-    """Return the passages after a change, with their rows in the old and then the new passages."""
-    numbers = old.passages["document"].to_numpy()
-    bounds = np.searchsorted(numbers, np.arange(len(old.documents) + 1))
-    is_new = planned.reuses >= len(old.documents)
-    new_bounds = np.searchsorted([each.document for each in passages], np.arange(is_new.sum() + 1))
-    starts = np.zeros(len(is_new), np.int64)
-    counts = np.zeros(len(is_new), np.int64)
-    kept = planned.reuses[~is_new]
-    starts[~is_new] = bounds[kept]
-    counts[~is_new] = bounds[kept + 1] - bounds[kept]
-    starts[is_new] = len(numbers) + new_bounds[:-1]
-    counts[is_new] = np.diff(new_bounds)
-    before = np.cumsum(counts) - counts
-    order = np.repeat(starts - before, counts) + np.arange(counts.sum())
-    table = pa.concat_tables([old.passages, passages_table(passages)]).take(order).combine_chunks()
-    documents = pa.array(np.repeat(np.arange(len(counts)), counts), PASSAGES.field("document").type)
-    return order, table.set_column(0, PASSAGES.field("document"), documents)
+    return Reading(documents, frozenset(emptied))
 
 
 def check_count(name: str, value: Any) -> int:

@@ -44,18 +44,18 @@ def passages_of(document: Document, number: int) -> list[Passage]:
 
     A document that is `whole` stays one passage, and so does a column that the user named.
     """
-    found = []
+    passages = []
     start = 0
     for place, section in enumerate(document.sections):
         following = document.sections[place + 1].title if place + 1 < len(document.sections) else ""
         is_whole = document.whole or section.column != ""
         parts = _whole(section) if is_whole else _in_sentences(section, following)
-        found += [
+        passages += [
             Passage(number, encodable(title), encodable(text), start + offset, section.column)
             for title, text, offset in parts
         ]
         start += sum(map(len, section.lines)) + len(section.lines)
-    return found
+    return passages
 
 
 def has_text(document: Document) -> bool:
@@ -114,12 +114,12 @@ def _sentences(lines: Sequence[str], *, sentence_a_line: bool) -> list[tuple[str
     White space does not count: splitting and joining keep all other characters.
     """
     if sentence_a_line:
-        found: Iterable[str] = map(str.strip, lines)
+        sentences: Iterable[str] = map(str.strip, lines)
     else:
-        found = itertools.chain.from_iterable(map(split_sentences, paragraphs(lines)))
+        sentences = itertools.chain.from_iterable(map(split_sentences, paragraphs(lines)))
     numbered = []
     number = 0
-    for sentence in found:
+    for sentence in sentences:
         if _has_words(sentence):
             numbered.append((sentence, number))
         number += _visible(sentence)
@@ -169,16 +169,16 @@ def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
 
     words = {number for number in range(1, len(tokens)) if tokens[number - 1][1] < begins[number]}
     sentences = {bisect.bisect_left(begins, gap.end()) for gap in END.finditer(text)}
-    found: list[Span] = []
+    spans: list[Span] = []
     start = 0
     while start + limit < len(tokens):
         stop = (
             _first(range(start + limit, start + limit // 2, -1), sentences, words) or start + limit
         )
-        found.append(span(start, stop))
+        spans.append(span(start, stop))
         earliest = max(start + 1, stop - max(1, int(OVERLAP * limit)))
         start = _first(range(earliest, stop), sentences, words) or earliest
-    return [*found, span(start, len(tokens))]
+    return [*spans, span(start, len(tokens))]
 
 
 def _first(places: Iterable[int], *kinds: Container[int]) -> int | None:

@@ -33,7 +33,7 @@ class Request(NamedTuple):
     threshold: float | None = None
 
 
-class Found(NamedTuple):
+class Ranking(NamedTuple):
     """The passages that a query finds, best first."""
 
     scores: Float32[np.ndarray, " k"]
@@ -50,9 +50,9 @@ def rank(contents: Contents, request: Request, weight: float) -> list[Hits]:
         return [Hits(note="The index is empty.") for _ in request.texts]
     count = min(request.top_k, total)
     while True:
-        found = [*_found(contents, request, count, weight)]
-        places = [contents.firsts(each.rows)[: request.top_k] for each in found]
-        pairs = zip(places, found, strict=True)
+        rankings = [*_rankings(contents, request, count, weight)]
+        places = [contents.firsts(each.rows)[: request.top_k] for each in rankings]
+        pairs = zip(places, rankings, strict=True)
         # If passages share documents, there may be too few: find more.
         is_short = any(
             len(best) < request.top_k and len(each.rows) == count for best, each in pairs
@@ -60,7 +60,7 @@ def rank(contents: Contents, request: Request, weight: float) -> list[Hits]:
         if not is_short or count == total:
             break
         count = min(4 * count, total)
-    hits = zip(request.texts, found, places, strict=True)
+    hits = zip(request.texts, rankings, places, strict=True)
     return [_hits(contents, request, text, each, best) for text, each, best in hits]
 
 
@@ -78,7 +78,7 @@ def _check_threshold(request: Request) -> None:
 # Passages
 
 
-def _found(contents: Contents, request: Request, count: int, weight: float) -> Iterator[Found]:
+def _rankings(contents: Contents, request: Request, count: int, weight: float) -> Iterator[Ranking]:
     """Yield the best `count` passages for each query."""
     if request.mode == "lexical":
         yield from (_by_words(contents, text, count) for text in request.texts)
@@ -87,19 +87,19 @@ def _found(contents: Contents, request: Request, count: int, weight: float) -> I
     assert request.vectors is not None
     if request.mode == "dense":
         for scores, rows in zip(*contents.embeddings.nearest(request.vectors, count), strict=True):
-            yield Found(scores, rows, float(scores[0]))
+            yield Ranking(scores, rows, float(scores[0]))
         return
     depth = min(max(CANDIDATES, count), len(contents.passages))
     nearest = contents.embeddings.nearest(request.vectors, depth)
     for text, vector, cosines, near in zip(request.texts, request.vectors, *nearest, strict=True):
         both = _by_both(contents, text, vector, near, weight)
-        yield Found(both.scores[:count], both.rows[:count], float(cosines[0]), both.by_mode)
+        yield Ranking(both.scores[:count], both.rows[:count], float(cosines[0]), both.by_mode)
 
 
-def _by_words(contents: Contents, text: str, count: int) -> Found:
+def _by_words(contents: Contents, text: str, count: int) -> Ranking:
     scores = contents.word_scores(text)
     rows = found_by_words(scores, count)
-    return Found(scores[rows], rows)
+    return Ranking(scores[rows], rows)
 
 
 def _by_both(
@@ -108,7 +108,7 @@ def _by_both(
     vector: Float32[np.ndarray, " dimension"],
     near: Int[np.ndarray, " depth"],
     weight: float,
-) -> Found:
+) -> Ranking:
     """Rank the passages that are nearest to a query, and as many that share words with it."""
     assert contents.embeddings
     all_lexical = contents.word_scores(text)
@@ -119,22 +119,26 @@ def _by_both(
     sampled = np.einsum("rd,d->r", contents.sample, vector)
     scores = combine(dense, all_lexical[rows], weight, sampled, all_lexical)
     best = best_rows(scores, len(rows))
-    return Found(scores[best], rows[best], by_mode={"dense": near, "lexical": by_words})
+    return Ranking(scores[best], rows[best], by_mode={"dense": near, "lexical": by_words})
 
 
 # Hits
 
 
 def _hits(
-    contents: Contents, request: Request, text: str, found: Found, places: Int[np.ndarray, " hits"]
+    contents: Contents,
+    request: Request,
+    text: str,
+    ranking: Ranking,
+    places: Int[np.ndarray, " hits"],
 ) -> Hits:
     """Return the hits of a query: the passages at these places."""
-    ranks = _ranks(contents, found.by_mode)
+    ranks = _ranks(contents, ranking.by_mode)
     wanted = _stems(contents, text)
     hits: list[Hit] = []
     has: list[frozenset[str]] = []  # the words of the query that each hit has
     for place in places.tolist():
-        score, row = float(found.scores[place]), int(found.rows[place])
+        score, row = float(ranking.scores[place]), int(ranking.rows[place])
         if request.threshold is not None and score < request.threshold:
             break
         passage, document = contents.row(row)
@@ -158,11 +162,11 @@ def _hits(
             )
         )
     closeness = None
-    if found.best_cosine is not None and len(contents.documents) >= FEWEST_DOCUMENTS:
-        closeness = contents.closeness(found.best_cosine)
+    if ranking.best_cosine is not None and len(contents.documents) >= FEWEST_DOCUMENTS:
+        closeness = contents.closeness(ranking.best_cosine)
     if not hits:
         return Hits(hits, _nothing(request), closeness)
-    return Hits(hits, _note(request, found, closeness, (len(has[0]), len(wanted))), closeness)
+    return Hits(hits, _note(request, ranking, closeness, (len(has[0]), len(wanted))), closeness)
 
 
 def _ranks(
@@ -197,7 +201,9 @@ def _nothing(request: Request) -> str:
     return "No passage has a word of this query."
 
 
-def _note(request: Request, found: Found, closeness: float | None, words: tuple[int, int]) -> str:
+def _note(
+    request: Request, ranking: Ranking, closeness: float | None, words: tuple[int, int]
+) -> str:
     """Return what the scores do not say: that nothing is close, or that one search found nothing.
 
     `words` are the numbers of the query's words that the best hit has, and of all its words.
@@ -208,7 +214,7 @@ def _note(request: Request, found: Found, closeness: float | None, words: tuple[
         return (
             f"The best hit has only {shared} of the {asked} words of this query." if is_poor else ""
         )
-    has_words = request.mode == "hybrid" and len(found.by_mode["lexical"]) > 0
+    has_words = request.mode == "hybrid" and len(ranking.by_mode["lexical"]) > 0
     if closeness is not None and closeness < CLOSE:
         by_words = ""
         if has_words:

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from diffcse_jax.documents.document import Document, Documents
+from diffcse_jax.documents.find import STDIN
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import Progress, is_quiet, log_line
 from diffcse_jax.search.passages import has_text
-from diffcse_jax.search.stored import STDIN
 
 NO_LETTERS = "without letters and digits"
 

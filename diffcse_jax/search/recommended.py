@@ -17,14 +17,14 @@ def recommended(model: str | None, mode: str | None = None) -> tuple[str, float 
         mode: The mode that was asked for, if any. Only the weight is recommended then.
     """
     folder = expand_path(model or "")
-    found: Mapping[str, Any] = {}
+    advice: Mapping[str, Any] = {}
     if model:
         folder = finished_export(folder) or folder
     if model and (folder / SEARCH).is_file():
-        found = read_json_object(folder / SEARCH)
-    if not found:
+        advice = read_json_object(folder / SEARCH)
+    if not advice:
         return mode or "dense", None
-    best, weight = found.get("mode"), found.get("weight")
+    best, weight = advice.get("mode"), advice.get("weight")
     if best not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise CheckpointError(
             f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1"

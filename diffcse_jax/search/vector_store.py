@@ -112,13 +112,13 @@ class VectorStore:
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """Return the texts as the documents and the passages of an index; see `search.contents`."""
-        found = [ROWS.empty_table()]
+        tables = [ROWS.empty_table()]
         inputs = [np.zeros(0, np.int64)]
         names = [_PART.sub(r"\1", part.name) for part in self.parts]
         for part, name in zip(self.parts, names, strict=True):
-            found.append(_rows(part))
-            inputs.append(np.full(len(found[-1]), names.index(name)))
-        rows = pa.concat_tables(found)
+            tables.append(_rows(part))
+            inputs.append(np.full(len(tables[-1]), names.index(name)))
+        rows = pa.concat_tables(tables)
         numbers = np.stack([np.concatenate(inputs), rows["document"].to_numpy()])
         is_first = np.ones(len(rows), bool)
         is_first[1:] = (np.diff(numbers) != 0).any(axis=0)

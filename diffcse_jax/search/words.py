@@ -177,9 +177,9 @@ def parts_of(token: str) -> list[str]:
         pieces = level.boundary.split(token)
         if len(pieces) > 1:
             kept = filter(level.is_part, pieces)
-            found = list(itertools.chain.from_iterable(map(parts_of, kept)))
+            parts = list(itertools.chain.from_iterable(map(parts_of, kept)))
             whole = _REMOVED_JOINTS.sub("", token)
-            return [*found, whole] if level.has_whole and found != [whole] else found
+            return [*parts, whole] if level.has_whole and parts != [whole] else parts
     return [token]
 
 

@@ -1,0 +1,70 @@
+"""How an index is built, and what it was read from. Both stay the same when documents change."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.documents.find import STDIN
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.io import expand_path
+from diffcse_jax.search.embeddings import check_storage
+from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.modes import DEFAULT_WEIGHT, MODES
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexSettings:
+    """How an index is built. This stays the same when documents change.
+
+    Attributes:
+        mode: `dense`, `lexical` or `hybrid`.
+        language: Of BM25's words, as it was given; empty: detected.
+        weight: The weight of BM25 in a hybrid search, from 0 to 1.
+        storage: How embeddings are stored.
+        passages: Whether texts that are longer than the model reads are split.
+        id_column: The column of the documents' ids, as it was given.
+    """
+
+    mode: str = "dense"
+    language: str = ""
+    weight: float = DEFAULT_WEIGHT
+    storage: str = "float32"
+    passages: bool = True
+    id_column: str = ""
+
+    def check(self) -> None:
+        """Raise `UserError` before texts are encoded, which may take hours."""
+        check_mode(self.mode)
+        if not 0 <= self.weight <= 1:
+            raise ConfigError(
+                f"weight={self.weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)"
+            )
+        check_storage(self.storage)
+        if self.mode != "dense":
+            # This needs packages, and a language that they know.
+            LexicalIndex(self.language or "english")
+
+
+def check_mode(mode: str) -> str:
+    """Return the mode, or raise `ConfigError` if there is no such mode."""
+    if mode not in MODES:
+        raise ConfigError(f"mode={mode!r}: use one of: {', '.join(MODES)}")
+    return mode
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """What documents were read from."""
+
+    name: str  # an absolute path or pattern, `docstrings`, or `-`; empty for texts in Python
+    columns: tuple[str, ...] = ()
+    id_column: str = ""
+
+
+def input_of(texts: Any, id_column: str = "", columns: tuple[str, ...] = ()) -> Input:
+    """Return how an index records what it was given: a name, or texts."""
+    if not isinstance(texts, str | Path):
+        return Input("", columns, id_column)
+    is_name = str(texts) in (STDIN, "docstrings")
+    return Input(str(texts) if is_name else os.path.abspath(expand_path(texts)), columns, id_column)
