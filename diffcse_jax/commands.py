@@ -363,7 +363,7 @@ class ModeOptions(Options):
         choices=MODES,
     )
     language: str | None = option(
-        None, "language of BM25's stop words and stemmer, such as german (default: detected)"
+        None, "language of BM25's stop words and stemmer: german, none, ... (default: detected)"
     )
     weight: float | None = option(
         None,

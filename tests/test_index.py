@@ -1,6 +1,7 @@
 """An index as an object: it is changed, saved and loaded, also while others read and write it."""
 
 import contextlib
+import dataclasses
 import datetime
 import importlib
 import json
@@ -24,6 +25,7 @@ from diffcse_jax.models import pooling
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.search.folder import MANIFEST, writing
 from diffcse_jax.search.index import Index
+from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import STORAGES
 from diffcse_jax.search.reading import read_documents
 from diffcse_jax.search.settings import input_of
@@ -393,6 +395,32 @@ def test_manifests_that_do_not_fit_are_refused_although_their_checksum_does(chan
     reseal(tmp_path, **changed)
     with pytest.raises(CheckpointError, match=rf"{MANIFEST}.*\. Build the index again"):
         Index.load(tmp_path)
+
+
+POLISH = ["Drukarki nie działają.", "Nowa drukarka stoi w biurze.", "Urlop trzeba zgłosić szefowi."]
+
+
+def test_the_language_of_words_is_said_and_recorded(tmp_path, capsys):
+    index = Index(texts=POLISH, mode="lexical", show_progress=True)
+    assert "BM25: polish stems (languages of the texts: pl " in capsys.readouterr().err
+    index.save(tmp_path)
+    assert json.loads((tmp_path / MANIFEST).read_text())["language"] == "polish"
+    assert [hit.id for hit in Index.load(tmp_path).search("drukarkę")[0]] == ["0", "1"]
+    named = Index(texts=POLISH, mode="lexical", language="none", show_progress=True)
+    assert "BM25" not in capsys.readouterr().err
+    assert not named.search("drukarkę")[0]
+
+
+def test_words_that_an_older_version_counted_are_counted_again(tmp_path):
+    index = Index(texts=["the café", "a bar"], mode="lexical", language="english")
+    older = LexicalIndex.build(["caf\u00e9x", "bar"], "english")
+    index._contents = dataclasses.replace(index._contents, lexical=older)
+    index.save(tmp_path)
+    assert not Index.load(tmp_path).search("cafe")[0]
+    reseal(tmp_path, words=1)
+    (hits,) = Index.load(tmp_path).search("the cafe")
+    assert [hit.id for hit in hits] == ["0"]
+    assert hits.note == "Ignored as common words: the."
 
 
 def test_a_reader_keeps_its_index_and_an_interrupted_save_leaves_the_old_one(tmp_path, monkeypatch):

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffcse_jax.documents.language import detector, languages_of
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.search.lexical import LexicalIndex, best_rows, found_by_words
-from diffcse_jax.search.words import Words, detect_language, parts_of, tokens_of
+from diffcse_jax.search.words import STEMMERS, Words, choose_language, parts_of, tokens_of
 
 SHORT_WORDS = [
     "Vitamin C is found in oranges and in peppers.",
@@ -90,6 +91,16 @@ def test_letters_digits_and_identifiers_find_their_text(short_words, query):
         ),
         (["STRASSE", "MASSE"], ["Straße", "Maße"], ["german", ""]),
         (
+            ["كِتَابٌ جَدِيدٌ", "محـــمد في البيت", "שָׁלוֹם עוֹלָם", "کیک", "مستشفى"],
+            ["كتاب", "محمد", "שלום", "كيك", "مستشفي"],
+            ["arabic", "persian", "none", ""],
+        ),
+        (
+            ["the café is open", "Łódź", "smørrebrød", "ёлка", "1,000 men", "1\u202f500", "2'000"],
+            ["cafe", "lodz", "Smorrebrod", "елка", "1000", "1500", "2000"],
+            ["english", "none", ""],
+        ),
+        (
             ["\u039f\u0394\u039f\u03a3", "\u0391\u0398\u0397\u039d\u0391"],
             ["\u03bf\u03b4\u03cc\u03c2", "\u0391\u03b8\u03ae\u03bd\u03b1"],
             ["greek", ""],
@@ -111,12 +122,14 @@ def test_ignored_characters_and_capitals_do_not_matter(texts, queries, languages
         ("How do I? A man; hepatitis A and (a) B.", "how do man hepat a b"),
         ("e.g. U.S.A., z.B. J. Smith", "eg usa zb j smith"),
         ("T-cell and iPhone, PDFs, GmbH", "t cell tcell phone iphon pdfs gmb gmbh"),
-        ("2019-11-12, 10,000 and 1,5", "2019 11 12 2019-11-12 10 000 10,000 1 5 1,5"),
+        ("2019-11-12, 10,000 and 1,5", "2019 11 12 2019-11-12 10 000 10000 1 5 1,5"),
         ("__init__ _x --verbose -v x..y #12", "init x verbos v x y 12"),
         ("CD4+ H2O mp3 sha256sum", "cd4 h2 h2o mp3 sha 256 sum sha256sum"),
         ("東京タワー, ABC漢字! 人 第5章", "東京 京タ タワ ワー abc 漢字 人 第 5 章"),
         ("ประเ 서울시", "ปร ระ ะเ 서울 울시"),
-        ("हिन्दी cafe\u0301 ﬁne x² № ㎐", "हिन्दी café fine x2 hz"),
+        ("हिन्दी cafe\u0301 ﬁne x² № ㎐", "हिन्दी cafe fine x2 hz"),
+        ("IT support, if it is; THE END", "it support the end"),
+        ("IT IS THE END", "end"),
         ("_ . -- ++ # '", ""),
     ],
 )
@@ -211,15 +224,52 @@ def test_scores_are_those_of_the_formula():
     assert not index.scores("the of unknownword").any()
 
 
-def test_the_language_is_detected_by_its_stop_words_and_its_stemmer_is_used():
-    texts = {
-        "Die Katze liegt auf dem Dach und schläft.": "german",
-        "Le chat dort sur le toit parce que la maison est là.": "french",
-        "Bu kitap çok güzel ama biraz uzun, VE PAHALI DEĞİL.": "turkish",
-        "sqlite3 libxml2 gtk4": "english",
-        "東京は日本の首都です": "english",
-    }
-    assert {text: detect_language([text]) for text in texts} == texts
+DETECTED = {
+    ("Die Katze liegt auf dem Dach und schläft.",): "german",
+    ("Le chat dort sur le toit.", "La maison est là."): "french",
+    ("Bu kitap çok güzel ama biraz uzun, VE PAHALI DEĞİL.",): "turkish",
+    ("Drukarka nie działa.", "Papier utknął w podajniku."): "polish",
+    ("Tiskárna nefunguje.", "Papír se zasekl v podavači."): "czech",
+    ("Imprimanta nu funcționează.", "Hârtia s-a blocat."): "romanian",
+    ("A nyomtató nem működik.", "A papír elakadt."): "hungarian",
+    ("प्रिंटर काम नहीं कर रहा है।", "कागज़ फँस गया है।"): "hindi",
+    ("Printer tidak berfungsi.", "Kertas macet di dalam mesin."): "indonesian",
+    ("Αυτό το βιβλίο δεν είναι εδώ.", "ΑΘΗΝΑ"): "greek",
+    # Without a stemmer, unclear, several languages, and no language.
+    ("Máy in màu bị kẹt giấy khi in hai mặt.", "Khóa van nước."): "none",
+    ("東京は日本の首都です",): "none",
+    ("Taxi", "Hotel"): "none",
+    ("Die Katze liegt auf dem Dach.", "The dog is in the garden."): "none",
+    ("sqlite3 libxml2 gtk4",): "none",
+    ("!!!", "12"): "none",
+}
+
+
+@pytest.mark.parametrize("texts", DETECTED)
+def test_the_language_of_a_few_texts(texts):
+    choice = choose_language(texts)
+    assert (choice.language, DETECTED[texts]) == (DETECTED[texts], choice.language)
+    assert choice.language in str(choice).replace("neither", "none")
+
+
+def test_shares_of_languages_are_those_of_the_letters():
+    german = ["Die Katze liegt auf dem Dach.", "Rechnung", "Drucker einschalten"] * 20
+    english = ["The dog is in the garden.", "Invoice", "Turn on the printer"] * 60
+    shares = languages_of([*german, *english])
+    letters = [sum(map(str.isalpha, "".join(texts))) for texts in (german, english)]
+    assert list(shares) == ["en", "de"]
+    assert shares["de"] == pytest.approx(letters[0] / sum(letters), abs=0.03)
+    assert set(STEMMERS) <= set(detector().labels)
+
+
+def test_ignored_words_are_named_as_they_stand():
+    assert Words("english").ignored("How do I stop it, and is it IT? It's B.") == [
+        *("I", "it", "and", "is", "It's"),
+    ]
+    assert Words("none").ignored("of the") == []
+
+
+def test_the_stemmer_of_the_language_is_used():
     index = LexicalIndex.build(["viele Häuser", "eine Katze"], "german")
     assert index.scores("Haus").tolist()[1] == 0
     assert index.scores("Häusern")[0] > 0

@@ -43,6 +43,7 @@ from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import MODES, STORAGES
 from diffcse_jax.search.settings import IndexSettings, Input
 from diffcse_jax.search.vector_store import EncoderRecord
+from diffcse_jax.search.words import RULES
 
 MANIFEST = INDEX_MANIFEST
 REMEDY = "Build the index again"
@@ -195,6 +196,7 @@ def _manifest(stored: Stored) -> Mapping[str, Any]:
         "measured": embeddings.measured if embeddings else 0,
         "typical": list(contents.typical),
         "language": lexical.language if lexical else "",
+        "words": RULES,
     }
 
 
@@ -423,16 +425,23 @@ def _contents(reader: Reader, settings: IndexSettings, encoder: EncoderRecord | 
         expected = expected_arrays(settings.storage, len(passages), encoder.dimension)
         arrays = {name: reader.array(name, *each) for name, each in expected.items()}
         embeddings = StoredEmbeddings(**arrays, measured=_value(reader, "measured", int))
-    lexical = None
-    if settings.mode != "dense" and len(passages):
-        language = _value(reader, "language", str)
-        lexical = reader.words(
-            lambda folder, arrays: _words(folder, arrays, language, len(passages))
-        )
     typical = _value(
         reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair))
     )
-    return Contents(documents, passages, embeddings, lexical, Typical(*typical))
+    contents = Contents(documents, passages, embeddings, known_typical=Typical(*typical))
+    if settings.mode == "dense" or not len(passages):
+        return contents
+    return dataclasses.replace(contents, lexical=_lexical(reader, settings, contents))
+
+
+def _lexical(reader: Reader, settings: IndexSettings, contents: Contents) -> LexicalIndex:
+    """Load the words of BM25; count those of an older index again, by today's rules."""
+    language = _value(reader, "language", str)
+    rows = len(contents.passages)
+    lexical = reader.words(lambda folder, arrays: _words(folder, arrays, language, rows))
+    if reader.settings.get("words") == RULES:
+        return lexical
+    return LexicalIndex.build(contents.texts(), settings.language)
 
 
 def _words(folder: Path, arrays: Arrays, language: str, rows: int) -> LexicalIndex:

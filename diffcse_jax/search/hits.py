@@ -47,8 +47,8 @@ class Hits(list[Hit]):
     """The hits of a query, best first.
 
     Attributes:
-        note: A sentence for the user if nothing fits the query well, or if words or meaning alone
-            found something. Otherwise empty.
+        note: Sentences for the user if nothing fits the query well, if words or meaning alone
+            found something, or if BM25 ignored words of the query. Otherwise empty.
         closeness: How close the best passage is by meaning: 0 is usual for two passages of the
             index, and 1 for a passage and its nearest one. None if meaning was not compared.
     """

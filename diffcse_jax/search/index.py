@@ -36,6 +36,7 @@ from diffcse_jax.search.reading import count_documents, documents_with_text, rep
 from diffcse_jax.search.settings import IndexSettings, Input, check_mode, input_of
 from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
+from diffcse_jax.search.words import choose_language
 
 ENCODED_AT_ONCE = 1024  # passages; then the progress is reported
 
@@ -80,8 +81,8 @@ class Index:
         texts: The documents.
         mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines
             both.
-        language: The language of BM25's stop words and stemmer, such as `german`; by default
-            detected.
+        language: The language of BM25's stop words and stemmer, such as `german`, or `none` for
+            neither; by default the language of most texts, or `none` if it is unclear.
         weight: The weight of BM25 in hybrid scores, from 0 to 1. The default is measured
             (docs/records/search.md).
         storage: How embeddings are stored: `float32`, `float16`, `int8` (a quarter of the memory)
@@ -140,7 +141,7 @@ class Index:
             record = store.encoder
         contents = Contents(documents, passages, embeddings)
         if settings.mode != "dense" and len(passages):
-            lexical = LexicalIndex.build(contents.texts(), settings.language)
+            lexical = _lexical(contents.texts(), settings.language, show_progress=True)
         contents = Contents(documents, passages, embeddings, lexical)
         return cls.of(Stored(settings, contents, record), name=str(store.folder))
 
@@ -232,7 +233,7 @@ class Index:
         with self._changing:
             documents = self._contents.documents
             gone = without(documents, keys)
-            self._contents = self._after(gone, documents.slice(0, 0), [])
+            self._contents = self._after(gone, documents.slice(0, 0), [], show_progress=False)
             return gone.changes
 
     def put_input(
@@ -289,7 +290,7 @@ class Index:
             rows = planned.reuses[planned.reuses >= len(old.documents)] - len(old.documents)
             new = [reading.documents[row] for row in rows.tolist()]
             encoded = self._encoded(new, batch_size, show_progress=show_progress)
-            self._contents = self._after(planned, table, *encoded)
+            self._contents = self._after(planned, table, *encoded, show_progress=show_progress)
             return planned.changes
 
     def _open(
@@ -336,6 +337,8 @@ class Index:
         new: pa.Table,
         passages: Sequence[Passage],
         vectors: Vectors | None = None,
+        *,
+        show_progress: bool,
     ) -> Contents:
         """Return the contents after a change; the same ones if nothing changes."""
         old = self._contents
@@ -350,7 +353,7 @@ class Index:
             embeddings = embeddings.updated(order, none if vectors is None else vectors)
         if self.mode != "dense" and len(table):
             texts = Contents(passages=table).texts()
-            lexical = LexicalIndex.build(texts, self.settings.language)
+            lexical = _lexical(texts, self.settings.language, show_progress=show_progress)
         return Contents(documents, table, embeddings, lexical)
 
     # Search
@@ -520,6 +523,16 @@ def _read(source: Documents, *, show_progress: bool, strict: bool) -> Reading:
     elif ledger.has_losses:
         warn_user(ledger.summary())
     return Reading(documents, frozenset(emptied))
+
+
+def _lexical(texts: Sequence[str], language: str, *, show_progress: bool) -> LexicalIndex:
+    """Count the words of texts, and say in which language they are read, unless it was named."""
+    if not language:
+        choice = choose_language(texts)
+        language = choice.language
+        if show_progress:
+            log_line(f"BM25: {choice}")
+    return LexicalIndex.build(texts, language)
 
 
 def check_count(name: str, value: Any) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.search.words import Words, bm25s, detect_language
+from diffcse_jax.search.words import Words, bm25s, choose_language
 
 K1, B = 1.2, 0.75
 
@@ -33,8 +33,8 @@ class LexicalIndex:
 
     @classmethod
     def build(cls, texts: Sequence[str], language: str = "") -> "LexicalIndex":
-        """Count the words of texts. If no language is given, it is detected."""
-        index = cls(language or detect_language(texts))
+        """Count the words of texts. An empty language is detected."""
+        index = cls(language or choose_language(texts).language)
         vocabulary: dict[str, int] = {}
         rows = [
             [vocabulary.setdefault(word, len(vocabulary)) for word in index.words(text)]

@@ -164,9 +164,10 @@ def _hits(
     closeness = None
     if ranking.best_cosine is not None and len(contents.documents) >= FEWEST_DOCUMENTS:
         closeness = contents.closeness(ranking.best_cosine)
-    if not hits:
-        return Hits(hits, _nothing(request), closeness)
-    return Hits(hits, _note(request, ranking, closeness, (len(has[0]), len(wanted))), closeness)
+    note = _nothing(request)
+    if hits:
+        note = _note(request, ranking, closeness, (len(has[0]), len(wanted)))
+    return Hits(hits, " ".join(filter(None, [note, _ignored(contents, request, text)])), closeness)
 
 
 def _ranks(
@@ -199,6 +200,14 @@ def _nothing(request: Request) -> str:
     if request.threshold is not None:
         return f"Nothing has a score of {request.threshold:g} or more."
     return "No passage has a word of this query."
+
+
+def _ignored(contents: Contents, request: Request, text: str) -> str:
+    """Return which words of a query BM25 does not compare."""
+    if request.mode == "dense" or not contents.lexical:
+        return ""
+    words = contents.lexical.words.ignored(text)
+    return f"Ignored as common words: {', '.join(words)}." if words else ""
 
 
 def _note(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.documents.find import STDIN
+from diffcse_jax.documents.language import detector
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.embeddings import check_storage
@@ -19,11 +20,11 @@ class IndexSettings:
 
     Attributes:
         mode: `dense`, `lexical` or `hybrid`.
-        language: Of BM25's words, as it was given; empty: detected.
+        language: Of BM25's words, as the user named it; empty: detected.
         weight: The weight of BM25 in a hybrid search, from 0 to 1.
         storage: How embeddings are stored.
         passages: Whether texts that are longer than the model reads are split.
-        id_column: The column of the documents' ids, as it was given.
+        id_column: The column of the documents' ids, as the user named it.
     """
 
     mode: str = "dense"
@@ -44,6 +45,8 @@ class IndexSettings:
         if self.mode != "dense":
             # This needs packages, and a language that they know.
             LexicalIndex(self.language or "english")
+            if not self.language:
+                detector()
 
 
 def check_mode(mode: str) -> str:

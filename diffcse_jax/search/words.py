@@ -12,30 +12,58 @@ import itertools
 import logging
 import threading
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import regex
 
+from diffcse_jax.documents.language import NOT_A_LANGUAGE, languages_of
+from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.errors import ConfigError, require_extra
 
-# The languages that are detected. For each, bm25s has stop words and there is a stemmer.
-DETECTED = (
-    "danish",
-    "dutch",
-    "english",
-    "french",
-    "german",
-    "italian",
-    "norwegian",
-    "portuguese",
-    "russian",
-    "spanish",
-    "swedish",
-    "turkish",
-)
-FEWEST_STOP_WORDS = 0.1  # the share of stop words in a text whose language is detected
-DETECTION_TEXTS = 1000  # about as many texts are read to detect the language
+# Change this number when texts become other words. BM25 of older indexes is then counted again.
+RULES = 2
+NO_LANGUAGE = "none"  # neither stems nor stop words
+MAIN_SHARE = 0.8  # of the letters in one language; with a smaller share, the language is unclear
+
+# The stemmers of languages that are detected, by the ISO 639 code of the language.
+STEMMERS = {
+    "ar": "arabic",
+    "ca": "catalan",
+    "cs": "czech",
+    "da": "danish",
+    "de": "german",
+    "el": "greek",
+    "en": "english",
+    "eo": "esperanto",
+    "es": "spanish",
+    "et": "estonian",
+    "eu": "basque",
+    "fa": "persian",
+    "fi": "finnish",
+    "fr": "french",
+    "ga": "irish",
+    "grc": "greek",
+    "hi": "hindi",
+    "hu": "hungarian",
+    "hy": "armenian",
+    "id": "indonesian",
+    "it": "italian",
+    "lt": "lithuanian",
+    "ne": "nepali",
+    "nl": "dutch",
+    "nn": "norwegian",
+    "no": "norwegian",
+    "pl": "polish",
+    "pt": "portuguese",
+    "ro": "romanian",
+    "ru": "russian",
+    "sr": "serbian",
+    "st": "sesotho",
+    "sv": "swedish",
+    "ta": "tamil",
+    "tr": "turkish",
+}
 
 DOTLESS_I = "\u0131"
 # Unicode's Stream-Safe Text Format. Normalisation sorts runs of marks, in quadratic time.
@@ -65,10 +93,13 @@ def _tokens(other_than: str = "") -> str:
 
 
 _IGNORED = _compiled(r"\p{Default_Ignorable_Code_Point}+")
+# Arabic vowel signs and the stroke that lengthens a word; Hebrew points and accents.
+_POINTS = _compiled(r"[\u0640[\p{M}&&[\p{scx=Arab}\p{scx=Hebr}]]]+")
 _MARKS = _compiled(rf"(\p{{M}}{{{LONGEST_RUN_OF_MARKS}}})\p{{M}}++")
 _HAS_UNSPACED = _compiled(rf"[{_CHARACTER}&&{_UNSPACED}]")
 _TOKENS = _compiled(f"{_tokens()})")
 _MIXED_TOKENS = _compiled(rf"{_tokens('--' + _UNSPACED)} | [{_CHARACTER}&&{_UNSPACED}]++)")
+_ACCENTS = _compiled(r"(?<=[\p{Latin}\u0435]\p{M}*)\p{Mn}+")  # also of the Russian \u0451
 _GREEK = _compiled(r"\p{Greek}")
 _GREEK_ACCENTS = _compiled(r"(?<=\p{Greek}\p{M}*)[\u0300\u0301\u0313\u0314\u0342]")
 # What falls away when parts are joined. Between digits it stays: 2019-11 is not 201911.
@@ -108,6 +139,24 @@ _LEVELS = (
     ),
     _Level(_compiled("[.,]")),  # `2.14`
 )
+# Digits in groups of three: `1,000`, `1.000.000`, `1'000`.
+_GROUPED = _compiled(rf"\p{{Nd}}{{1,3}} ([,.]|{_APOSTROPHE}) \p{{Nd}}{{3}} (?:\1\p{{Nd}}{{3}})*")
+_SPACE_IN_NUMBER = _compiled(r"(?<=\p{Nd})[\u00a0\u2009\u202f](?=\p{Nd}{3}(?!\p{Nd}))")
+# Letters that Persian and Arabic write differently, in Arabic and in Persian.
+_AS_IN_ARABIC = str.maketrans({"\u06a9": "\u0643", "\u06cc": "\u064a", "\u0649": "\u064a"})
+_AS_IN_PERSIAN = str.maketrans({"\u0643": "\u06a9", "\u064a": "\u06cc", "\u0649": "\u06cc"})
+# Letters that are not a letter and an accent: strokes and ligatures.
+_PLAIN_LETTERS = str.maketrans(
+    {
+        DOTLESS_I: "i",
+        "\u0142": "l",
+        "\u00f8": "o",
+        "\u0111": "d",
+        "\u00f0": "d",
+        "\u00e6": "ae",
+        "\u0153": "oe",
+    }
+)
 _PRONOUNS = {"english": "i"}  # single letters that are hardly ever a name
 
 
@@ -115,35 +164,70 @@ class Words:
     """Reads the words of texts in a language."""
 
     def __init__(self, language: str):
-        stemmer = require_extra("Stemmer", "search")
-        if language not in stemmer.algorithms():
-            known = ", ".join(stemmer.algorithms())
-            raise ConfigError(
-                f"language={language!r}: there is no stemmer for it. Use one of: {known}"
-            )
         self.language = language
-        fold = functools.partial(fold_case, is_turkish=language == "turkish")
-        ignored = set(map(fold, stop_words(language)))
-        stem = stemmer.Stemmer(language).stemWord
+        self._stop_words = frozenset(map(self._folded, stop_words(language)))
+        stem = _stemmer(language)
         lock = threading.Lock()
 
         @functools.lru_cache(1 << 20)
-        def stems_of(letter: str, token: str) -> tuple[str, ...]:
+        def stems_of(letter: str, token: str, is_shouted: bool) -> tuple[str, ...]:
             """Return the stems of one of a text's tokens."""
-            if letter:
-                words = [fold(letter)] if fold(letter) != _PRONOUNS.get(language) else []
-            else:
-                words = [word for word in map(fold, parts_of(token)) if word not in ignored]
+            words = self._words(letter, token, is_shouted=is_shouted)
             with lock:  # threads must not use a stemmer at the same time
-                stems = [stem(word).replace(DOTLESS_I, "i") for word in words]
-            return tuple(filter(None, stems))
+                stems = [*map(stem, words)]
+            return tuple(filter(None, map(without_accents, stems)))
 
         self._stems_of = stems_of
 
     def __call__(self, text: str) -> list[str]:
         """Return the stems of the words, in order, without stop words."""
-        stems = itertools.starmap(self._stems_of, tokens_of(text))
+        tokens = tokens_of(text)
+        is_shouted = _is_shouted(text, tokens)
+        stems = (self._stems_of(letter, token, is_shouted) for letter, token in tokens)
         return list(itertools.chain.from_iterable(stems))
+
+    def ignored(self, text: str) -> list[str]:
+        """Return the tokens of a text that are stop words, each once."""
+        tokens = tokens_of(text)
+        is_shouted = _is_shouted(text, tokens)
+        without_words = (
+            letter or token
+            for letter, token in tokens
+            if parts_of(letter or token) and not self._words(letter, token, is_shouted=is_shouted)
+        )
+        return [*dict.fromkeys(without_words)]
+
+    def _words(self, letter: str, token: str, *, is_shouted: bool) -> list[str]:
+        """Return the words of a token. `IT` is not a stop word, unless the text is shouted."""
+        if letter:
+            word = self._folded(letter)
+            return [word] if word != _PRONOUNS.get(self.language) else []
+        words = list(map(self._folded, parts_of(token)))
+        if len(token) > 1 and token.isupper() and not is_shouted:
+            return words
+        return [word for word in words if word not in self._stop_words]
+
+    def _folded(self, word: str) -> str:
+        """Return a word in one case and with the letters that the stemmer expects."""
+        word = fold_case(word, is_turkish=self.language == "turkish")
+        is_persian = self.language == "persian"
+        return word.translate(_AS_IN_PERSIAN if is_persian else _AS_IN_ARABIC)
+
+
+def _stemmer(language: str) -> Callable[[str], str]:
+    """Return the function that reduces words to stems; without a language, they stay."""
+    stemmer = require_extra("Stemmer", "search")
+    if language == NO_LANGUAGE:
+        return str
+    if language not in stemmer.algorithms():
+        known = ", ".join([*stemmer.algorithms(), NO_LANGUAGE])
+        raise ConfigError(f"language={language!r}: there is no stemmer for it. Use one of: {known}")
+    return stemmer.Stemmer(language).stemWord
+
+
+def _is_shouted(text: str, tokens: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a text of several words is in capitals, so that these say nothing."""
+    return len(tokens) > 1 and text.isupper()
 
 
 def tokens_of(text: str) -> list[tuple[str, str]]:
@@ -155,7 +239,8 @@ def tokens_of(text: str) -> list[tuple[str, str]]:
         return _TOKENS.findall(text)
     text = _MARKS.sub(r"\1", _IGNORED.sub("", text))
     text = text.replace("\u00b4", "'").replace("\u02bc", "'")  # which NFKC does not turn into one
-    text = unicodedata.normalize("NFKC", text)
+    text = unicodedata.normalize("NFKC", _SPACE_IN_NUMBER.sub(",", text))
+    text = _POINTS.sub("", text)
     if not _HAS_UNSPACED.search(text):
         return _TOKENS.findall(text)
     tokens: list[tuple[str, str]] = []
@@ -173,6 +258,9 @@ def parts_of(token: str) -> list[str]:
     """
     if token.isalpha() and (token.islower() or token[1:].islower()):
         return [token]
+    if grouped := _GROUPED.fullmatch(token):
+        pieces = token.split(grouped[1])
+        return [*pieces, "".join(pieces)]
     for level in _LEVELS:
         pieces = level.boundary.split(token)
         if len(pieces) > 1:
@@ -181,6 +269,14 @@ def parts_of(token: str) -> list[str]:
             whole = _REMOVED_JOINTS.sub("", token)
             return [*parts, whole] if level.has_whole and parts != [whole] else parts
     return [token]
+
+
+def without_accents(word: str) -> str:
+    """Return a word without the accents of Latin letters: `cafe` finds what `café` does."""
+    if word.isascii():
+        return word
+    decomposed = unicodedata.normalize("NFD", word)
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed)).translate(_PLAIN_LETTERS)
 
 
 def fold_case(word: str, is_turkish: bool = False) -> str:
@@ -200,30 +296,50 @@ def fold_case(word: str, is_turkish: bool = False) -> str:
     return word
 
 
-def detect_language(texts: Sequence[str]) -> str:
-    """Return the language with the most stop words in the texts; English if none has many."""
-    sample = texts[:: max(1, len(texts) // DETECTION_TEXTS)]
-    pairs = itertools.chain.from_iterable(map(tokens_of, sample))
-    parts = itertools.chain.from_iterable(parts_of(letter or token) for letter, token in pairs)
-    counts = collections.Counter(map(fold_case, parts))
-    found = {}
-    for language in DETECTED:
-        ignored = set(map(fold_case, stop_words(language, all_of_them=True)))
-        found[language] = sum(counts[word] for word in ignored)
-    best = max(DETECTED, key=found.__getitem__)
-    return best if found[best] > FEWEST_STOP_WORDS * counts.total() else "english"
+class LanguageChoice(NamedTuple):
+    """How BM25 reads the words of texts, and why.
 
-
-def stop_words(language: str, all_of_them: bool = False) -> frozenset[str]:
-    """Return the words that BM25 ignores.
-
-    English has Lucene's 33 and `i`, or all 179. Other languages have those of bm25s.
+    Attributes:
+        language: A stemmer, or `NO_LANGUAGE`.
+        shares: Of the languages in the texts, by their ISO 639 codes.
     """
-    name = language.upper()
-    if language == "english":
-        name = "EN_PLUS" if all_of_them else "EN"
-    found = getattr(bm25s().stopwords, f"STOPWORDS_{name}", ())
-    return frozenset(found) | set(_PRONOUNS.get(language, ""))
+
+    language: str
+    shares: Mapping[str, float]
+
+    def __str__(self) -> str:
+        shares = listed(f"{code} {share:.0%}" for code, share in [*self.shares.items()][:3])
+        if self.language != NO_LANGUAGE:
+            words = "stems and stop words" if stop_words(self.language) else "stems"
+            return f"{self.language} {words} (languages of the texts: {shares})"
+        main = [code for code, share in self.shares.items() if share >= MAIN_SHARE]
+        if main and main[0] != NOT_A_LANGUAGE:
+            reason = f"there is no stemmer for the language of the texts, {shares}"
+        elif main or not self.shares:
+            reason = "the texts are not in a language"
+        else:
+            reason = f"the language of the texts is unclear: {shares}"
+        return f"neither stems nor stop words, because {reason}"
+
+
+def choose_language(texts: Sequence[str]) -> LanguageChoice:
+    """Return the language of most texts, or `NO_LANGUAGE` if it is unclear or has no stemmer."""
+    shares = languages_of(texts)
+    by_stemmer = collections.defaultdict[str, float](float)
+    for code, share in shares.items():
+        by_stemmer[STEMMERS.get(code, NO_LANGUAGE)] += share
+    main = [language for language, share in by_stemmer.items() if share >= MAIN_SHARE]
+    return LanguageChoice(main[0] if main else NO_LANGUAGE, shares)
+
+
+def stop_words(language: str) -> frozenset[str]:
+    """Return the words that BM25 ignores: Lucene's 33 and `i` in English, elsewhere bm25s's.
+
+    They are empty for a language for which bm25s has none.
+    """
+    name = "EN" if language == "english" else language.upper()
+    words = getattr(bm25s().stopwords, f"STOPWORDS_{name}", ())
+    return frozenset(words) | set(_PRONOUNS.get(language, ""))
 
 
 def bm25s() -> Any:

@@ -1,0 +1,71 @@
+"""Which languages texts are in, judged together.
+
+A short text alone is often unclear: "Station 3" could be English, German or Danish. Among other
+texts of a collection it is not. So the shares of the languages are estimated for all texts at once:
+each text counts for the languages that it may be in, by how common these are in the collection
+(expectation maximisation for the weights of a mixture).
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from diffcse_jax.errors import require_extra
+
+SAMPLE_TEXTS = 1000  # about as many texts are read, evenly spaced
+SAMPLE_CHARACTERS = 500  # of each
+STEPS = 20
+# Letters that say nothing are added, so that the language of a few words is not certain.
+NEUTRAL_LETTERS = 100
+SMALLEST_SHARE = 0.01  # of a language that is returned
+NOT_A_LANGUAGE = "zxx"  # serial numbers and the like
+
+
+def languages_of(texts: Sequence[str]) -> Mapping[str, float]:
+    """Return the share of the letters in each language, by its ISO 639 code, the largest first.
+
+    `NOT_A_LANGUAGE` may be among them. Texts without letters do not count. If no text has letters,
+    nothing is returned.
+
+    Raises:
+        UserError: The extra `search` is not installed.
+    """
+    step = max(1, math.ceil(len(texts) / SAMPLE_TEXTS))
+    sample = [text[:SAMPLE_CHARACTERS] for text in texts[::step]]
+    letters = np.array([sum(map(str.isalpha, text)) for text in sample], np.float64)
+    chosen = np.flatnonzero(letters)
+    if not len(chosen):
+        return {}
+    known = detector()
+    ranked = [dict(known.rank(sample[row])) for row in chosen.tolist()]
+    names = known.labels
+    alone = np.array([[each[name] for name in names] for each in ranked], np.float64)
+    shares = _mixture(alone, letters[chosen])
+    order = np.argsort(-shares, kind="stable")
+    return {names[row]: float(shares[row]) for row in order if shares[row] >= SMALLEST_SHARE}
+
+
+def _mixture(
+    alone: Float[np.ndarray, "texts languages"], weights: Float[np.ndarray, " texts"]
+) -> Float[np.ndarray, " languages"]:
+    """Return the shares of languages in texts. `alone` has each text's probabilities by itself."""
+    count = alone.shape[1]
+    prior = np.full(count, 1 / count)
+    shares = prior
+    for _ in range(STEPS):
+        likely = alone * prior
+        shares = weights @ (likely / likely.sum(axis=1, keepdims=True)) / weights.sum()
+        letters = shares * weights.sum() + NEUTRAL_LETTERS / count
+        prior = letters / letters.sum()
+    return shares
+
+
+@functools.cache
+def detector() -> Any:
+    """Return what knows 139 languages, with probabilities that fit the length of a text."""
+    library = require_extra("py3langid.langid", "search")
+    return library.LanguageIdentifier.from_model_file(library.MODEL_FILE, norm_probs=True)
