@@ -1,5 +1,6 @@
 """The search page of `diffcse demo`: served, searched, refused."""
 
+import dataclasses
 import http.client
 import threading
 from contextlib import closing, contextmanager
@@ -158,6 +159,10 @@ def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
         assert (settings.mode, settings.weight) == ("hybrid", 0.2)
     options = DemoOptions(model="minilm", source="t", against=str(tmp_path))
     assert settings_of(options).mode == "dense"
+    write_json(tmp_path / "search.json", {"mode": "lexical", "weight": 1.0})
+    options = DemoOptions(model=str(tmp_path), source="t")
+    assert settings_of(options).mode == "lexical"
+    assert settings_of(dataclasses.replace(options, against="minilm")).mode == "dense"
 
 
 def test_examples_are_texts_of_documents():

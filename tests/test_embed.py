@@ -23,6 +23,7 @@ from diffcse_jax import cli
 from diffcse_jax.apps import embed as app
 from diffcse_jax.apps.search import LINES_PER_HIT
 from diffcse_jax.commands import EmbedOptions
+from diffcse_jax.documents.language import detector
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, DataError, InUseError
 from diffcse_jax.models import pooling
@@ -298,10 +299,11 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(
     )
     message = "cannot write a temporary file in TMPDIR or /tmp: No space left. Nothing was changed"
     assert message in error(vectors, "x")
+    detector.cache_clear()
+    assert message in error(text, "--mode", "lexical", "x")
+    named = ("--mode", "lexical", "--language", "english", "--json", "dogs run")
     for source in (text, vectors):  # words are searched without a model and without embeddings
-        (found,) = objects(
-            capsys, "search", "--input", source, "--mode", "lexical", "--json", "dogs run"
-        )
+        (found,) = objects(capsys, "search", "--input", source, *named)
         assert [hit["line"] for hit in found["hits"]] == [2, 4]
 
 

@@ -16,26 +16,31 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, QueryMetric
 from diffcse_jax.evaluation.systems import BM25, System
+from diffcse_jax.io import write_json
 from diffcse_jax.models import layers
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.hf import read
 from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.models.tokenizer import load_tokenizer
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, read_encoder
+from diffcse_jax.run_folder.finding import SEARCH
 from diffcse_jax.run_folder.records import Measured, Record, read_selection, write_baseline
 from diffcse_jax.run_folder.start import open_run
+from diffcse_jax.search.recommended import recommended
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.selection import (
     THIS_MODEL,
     Candidate,
+    Decision,
     Evidence,
     Wording,
     check_interpolation,
     choose,
     decide,
     describe,
+    how_to_search,
     in_order,
     select,
 )
@@ -98,21 +103,39 @@ def test_the_start_is_kept_unless_the_candidate_is_clearly_better(
     assert (exported.doubt, exported.weight) == (doubt, 1.0)
 
 
-def test_the_search_of_the_exported_model_is_recommended():
+def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tmp_path, capsys):
     def system(name: str, mode: str, encoder: str, score: float) -> System:
         return System(name, mode, encoder, 0.5, np.full(30, score))
+
+    def searched(decision: Decision) -> tuple[tuple[str, float | None], str]:
+        write_json(tmp_path / SEARCH, how_to_search(decision))
+        return recommended(str(tmp_path)), capsys.readouterr().err
 
     words, start = system(BM25, "lexical", "", 70.0), system("tiny", "dense", "tiny", 60.0)
     dense, hybrid = (
         system(THIS_MODEL, "dense", THIS_MODEL, 65.0),
         system("both", "hybrid", THIS_MODEL, 68.0),
     )
-    compared = [words, start, dense, hybrid]
-    decision = decide(BETTER, CLEAR, keep_start=True, compared=compared)
-    assert (decision.recommended, decision.search) == (words, hybrid)
+    decision = decide(BETTER, CLEAR, keep_start=True, compared=[words, start, dense, hybrid])
+    assert (decision.recommended, decision.search) == (words, words)
     assert describe(decision, WORDING).endswith("Recommended for search: BM25.")
-    kept = decide(BETTER, UNCLEAR, keep_start=True, compared=compared)
-    assert (kept.recommended, kept.search) == (words, start)
+    way, printed = searched(decision)
+    assert way == ("lexical", None)
+    assert "recommends --mode lexical, which is used. --mode dense compares" in printed
+    other = system("tiny + BM25", "hybrid", "tiny", 70.0)
+    decision = decide(BETTER, CLEAR, keep_start=True, compared=[start, other, dense, hybrid])
+    assert (decision.recommended, decision.search) == (other, hybrid)
+    way, printed = searched(decision)
+    assert way == ("hybrid", 0.5)
+    assert (
+        "recommends --model tiny --mode hybrid --weight 0.5. Its own model is searched with --mode "
+        "hybrid" in printed
+    )
+    kept = decide(LOST, CLEAR, keep_start=True, compared=[start, dense])
+    assert (kept.recommended, kept.search) == (dense, start)
+    way, printed = searched(kept)
+    assert way == ("dense", None)
+    assert printed.endswith("recommends --mode dense, which is used\n")
     assert decide(BETTER, CLEAR, keep_start=True).search is None
 
 

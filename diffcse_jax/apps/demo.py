@@ -48,6 +48,9 @@ _HEADERS = {
 def settings_of(options: DemoOptions) -> IndexSettings:
     """Return how the text is indexed for each model: both are compared in the same mode."""
     mode, weight = recommended(options.model, options.mode)
+    if options.against and mode == "lexical" and options.mode is None:
+        log_line("notice: --against compares models, so this searches with --mode dense")
+        mode = "dense"
     recommendation: dict[str, Any] = {} if weight is None else {"weight": weight}
     chosen = recommendation | options.given("language", "weight", "passages")
     return IndexSettings(mode, **chosen)

@@ -140,11 +140,6 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
     # Runs recommend how to search text. A hybrid search has no threshold.
     is_free = options.mode is not None or (not has_store and options.threshold is None)
     mode, weight = recommended(options.model if is_free else None, options.mode)
-    if mode != "dense" and options.mode is None:
-        log_line(
-            f"notice: {options.model} recommends --mode {mode}. --mode dense compares "
-            "embeddings only"
-        )
     recommendation: dict[str, Any] = {"mode": mode} | ({} if weight is None else {"weight": weight})
     settings = IndexSettings(**recommendation | options.given(*BUILDS, "id_column"))
     _check_options_of_mode(options, settings.mode)

@@ -9,12 +9,14 @@ each text counts for the languages that it may be in, by how common these are in
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from diffcse_jax.errors import require_extra
+from diffcse_jax.io import disk_errors
 
 SAMPLE_TEXTS = 1000  # about as many texts are read, evenly spaced
 SAMPLE_CHARACTERS = 500  # of each
@@ -68,4 +70,6 @@ def _mixture(
 def detector() -> Any:
     """Return what knows 139 languages, with probabilities that fit the length of a text."""
     library = require_extra("py3langid.langid", "search")
-    return library.LanguageIdentifier.from_model_file(library.MODEL_FILE, norm_probs=True)
+    place = Path("a temporary file in TMPDIR or /tmp")  # into which the model is unpacked
+    with disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"):
+        return library.LanguageIdentifier.from_model_file(library.MODEL_FILE, norm_probs=True)

@@ -107,7 +107,7 @@ class Selection:
     judged: Sequence[float] | None = None
     # ways to search, if they were compared
     systems: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # how to search with it: `mode` and `weight`
+    # how to search with it: `mode` and `weight`, and the search that is recommended `instead`
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, read_json_object
 from diffcse_jax.run_folder.finding import SEARCH, finished_export
 from diffcse_jax.search.modes import MODES
@@ -11,6 +12,8 @@ from diffcse_jax.search.modes import MODES
 
 def recommended(model: str | None, mode: str | None = None) -> tuple[str, float | None]:
     """Return the mode of search, and the weight of BM25, that a run recommends for its model.
+
+    Unless a mode was asked for, also print what the run recommends.
 
     Args:
         model: The run's folder or its export. For other models the mode is `dense`.
@@ -29,5 +32,18 @@ def recommended(model: str | None, mode: str | None = None) -> tuple[str, float 
         raise CheckpointError(
             f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1"
         )
+    if not mode:
+        log_line(f"notice: {_described(model, advice)}")
     mode = mode or best
     return mode, weight if mode == best == "hybrid" else None
+
+
+def _described(model: str | None, advice: Mapping[str, Any]) -> str:
+    """Return what a run recommends, and how its own model is searched."""
+    instead = advice.get("instead")
+    mode = f"--mode {advice['mode']}"
+    if instead:
+        options = " ".join(f"--{name} {value}" for name, value in instead.items() if value)
+        return f"the run of {model} recommends {options}. Its own model is searched with {mode}"
+    others = "" if advice["mode"] == "dense" else ". --mode dense compares embeddings only"
+    return f"{model} recommends {mode}, which is used{others}"

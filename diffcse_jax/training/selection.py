@@ -8,7 +8,7 @@ better, may be better by chance, or breaks a limit.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
@@ -67,7 +67,7 @@ class Decision:
     doubt: Literal["", "interval", "sample"]  # why a gain may be chance
     compared: Sequence[System] = ()
     recommended: System | None = None  # of all systems
-    search: System | None = None  # of those with the exported model
+    search: System | None = None  # of those that need no other model than the exported one
 
     @property
     def is_higher(self) -> bool:
@@ -128,17 +128,23 @@ def decide(
         doubt = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
     keeps_start = keep_start and (not is_higher or bool(doubt) or breaks_limit)
-    of_exported = [
-        each for each in compared if each.encoder and (each.encoder == THIS_MODEL) != keeps_start
-    ]
+
+    def is_usable(system: System) -> bool:
+        return not system.encoder or (system.encoder == THIS_MODEL) != keeps_start
+
+    recommended = systems.recommend(compared) if compared else None
+    search = recommended
+    if recommended and not is_usable(recommended):
+        usable = [*filter(is_usable, compared)]
+        search = systems.recommend(usable) if usable else None
     return Decision(
         candidate,
         evidence,
         keeps_start,
         doubt,
         compared,
-        recommended=systems.recommend(compared) if compared else None,
-        search=systems.recommend(of_exported) if of_exported else None,
+        recommended=recommended,
+        search=search,
     )
 
 
@@ -256,7 +262,6 @@ def store(
         exported: The dev evaluation of the exported model.
         model: The exported model, with its masked-LM head if the run trained it.
     """
-    how = decision.search
     start = decision.evidence.start
     selection = Selection(
         exported,
@@ -264,7 +269,7 @@ def store(
         verdict,
         judged=(start, start if decision.keeps_start else decision.candidate.score),
         systems=[system.summary() for system in decision.compared],
-        search={"mode": how.mode, "weight": how.weight} if how else {},
+        search=how_to_search(decision),
     )
     weights = layers.prefixed(model.transformer, "encoder")
     if exported.pooler == "cls":
@@ -272,6 +277,18 @@ def store(
     weights |= layers.prefixed(model.sentence_head.of(exported.pooler).params, SENTENCE_HEAD)
     weights |= layers.prefixed(model.mlm_head or {}, "mlm_head")
     records.write_selection(workdir, selection, weights)
+
+
+def how_to_search(decision: Decision) -> Mapping[str, Any]:
+    """Return how to search with the exported model; with another, if that is recommended, too."""
+    best, recommended = decision.search, decision.recommended
+    if not best or not recommended:
+        return {}
+    search = {"mode": best.mode, "weight": best.weight}
+    if recommended is best or recommended.encoder == THIS_MODEL:
+        return search
+    other = {"mode": recommended.mode, "weight": recommended.weight}
+    return search | {"instead": {"model": recommended.encoder, **other}}
 
 
 # A run
