@@ -190,7 +190,7 @@ def test_an_update_neither_keeps_emptied_texts_nor_replaces_others(mode):
     assert found == {"1": "red fox", "2": "blue bird", "3": "tall tree"}
     with pytest.warns(UserWarning, match="longer than"):
         assert not index.update([{"id": 1, "text": "fox " * 40_000}]).removed
-    emptied = [{"id": 1, "text": " "}, {"id": 2, "text": None}, {"id": 3, "text": "-"}]
+    emptied = [{"id": 1, "text": " "}, {"id": 2, "text": None}, {"id": 3, "text": "\n"}]
     assert index.update(emptied).removed == 3
     assert index.documents["id"].to_pylist() == ["4"]
 
@@ -395,6 +395,23 @@ def test_manifests_that_do_not_fit_are_refused_although_their_checksum_does(chan
     reseal(tmp_path, **changed)
     with pytest.raises(CheckpointError, match=rf"{MANIFEST}.*\. Build the index again"):
         Index.load(tmp_path)
+
+
+def test_texts_of_symbols_are_kept_and_do_not_empty_a_document():
+    symbols = ["\U0001f44d" * 3, "???", "C'est ???", "-"]
+    rows = [{"id": key, "text": text} for key, text in zip("abcd", symbols, strict=True)]
+    rows.append({"id": "e", "title": "Five stars", "text": "\U0001f44d"})
+    index = Index(WordEncoder(), rows, strict=True)
+    assert index.passages["text"].to_pylist() == [*symbols, "\U0001f44d"]
+    assert len(Index(WordEncoder(), symbols, strict=True)) == len(symbols)
+    changes = index.update([{"id": "c", "text": "\u2764"}, {"id": "d", "text": " "}], strict=True)
+    assert (changes.changed, changes.removed) == (1, 1)
+    assert (
+        dict(
+            zip(index.documents["id"].to_pylist(), index.passages["text"].to_pylist(), strict=True)
+        )["c"]
+        == "\u2764"
+    )
 
 
 POLISH = ["Drukarki nie działają.", "Nowa drukarka stoi w biurze.", "Urlop trzeba zgłosić szefowi."]

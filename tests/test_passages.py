@@ -85,7 +85,7 @@ def test_sections_become_passages_of_whole_sentences():
     (whole,) = passages_of(Document("a", (Section("", lines),), whole=True), 0)
     assert (whole.text, whole.start) == ("\n".join(lines), 0)
     found = passages_of(Document("a", (Section("Port", ["-"]), Section("Portability", ["It."]))), 0)
-    assert [passage.searched for passage in found] == ["Port", "Portability It."]
+    assert [passage.searched for passage in found] == ["Port -", "Portability It."]
     separate = (Section("", ["  one"], column="a"), Section("", ["two. " * 300], column="b"))
     assert [(each.column, each.start) for each in passages_of(Document("a", separate), 0)] == [
         ("a", 2),

@@ -2,7 +2,8 @@
 
 A document becomes passages in two steps. `passages_of` joins the sentences of each section, up to
 about 100 words. `SentenceEncoder.split` then cuts what is longer than the model reads, with
-`split_text`. Each letter and digit of a document is in one of its passages.
+`split_text`. Each letter and digit of a document is in one of its passages, and a document is
+without passages only if it is blank.
 """
 
 import bisect
@@ -19,7 +20,7 @@ PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text
 OVERLAP = 0.125  # the largest share of a passage's tokens that the next passage repeats
 # Change this number when documents become other passages. Indexes are then brought up to date.
-RULES = "2"
+RULES = "3"
 
 Span = tuple[int, int]  # characters of a text, from and to
 
@@ -40,7 +41,7 @@ class Passage(NamedTuple):
 
 
 def passages_of(document: Document, number: int) -> list[Passage]:
-    """Return the passages of a document; none if it has neither letters nor digits.
+    """Return the passages of a document; none if it is blank.
 
     A document that is `whole` stays one passage, and so does a column that the user named.
     """
@@ -63,7 +64,7 @@ def has_text(document: Document) -> bool:
     texts = itertools.chain.from_iterable(
         (section.title, *section.lines) for section in document.sections
     )
-    return any(map(str.strip if document.whole else _has_words, texts))
+    return any(map(str.strip, texts))
 
 
 Part = tuple[str, str, int]  # the title and the text of a passage, and its place in the section
@@ -90,7 +91,7 @@ def _in_sentences(section: Section, following: str) -> Iterator[Part]:
     sentences = _sentences(lines, sentence_a_line=section.sentence_a_line)
     if title and sentences and sentences[0][0] == title:  # the text repeats it
         sentences = sentences[1:]
-    if not sentences and _has_words(title) and not _is_in_path(title, following):
+    if not sentences and title and not _is_in_path(title, following):
         yield "", title, 0
     texts = joined_passages([sentence for sentence, _ in sentences], PASSAGE_CHARACTERS)
     firsts = _first_sentences(texts, [sentence for sentence, _ in sentences])
@@ -109,9 +110,10 @@ def _has_words(text: str) -> bool:
 
 
 def _sentences(lines: Sequence[str], *, sentence_a_line: bool) -> list[tuple[str, int]]:
-    """Return the sentences with letters or digits, each with the number of its first character.
+    """Return the sentences, each with the number of its first character.
 
-    White space does not count: splitting and joining keep all other characters.
+    White space does not count: splitting and joining keep all other characters. Sentences without
+    letters and digits, such as a line of hyphens, are left out, unless there are no others.
     """
     if sentence_a_line:
         sentences: Iterable[str] = map(str.strip, lines)
@@ -120,10 +122,11 @@ def _sentences(lines: Sequence[str], *, sentence_a_line: bool) -> list[tuple[str
     numbered = []
     number = 0
     for sentence in sentences:
-        if _has_words(sentence):
+        if sentence:
             numbered.append((sentence, number))
         number += _visible(sentence)
-    return numbered
+    with_words = [pair for pair in numbered if _has_words(pair[0])]
+    return with_words or numbered
 
 
 def _visible(text: str) -> int:

@@ -5,23 +5,21 @@ from collections.abc import Iterator, Sequence
 
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.find import STDIN
-from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.ledger import EMPTY, Ledger
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import Progress, is_quiet, log_line
 from diffcse_jax.search.passages import has_text
 
-NO_LETTERS = "without letters and digits"
-
 
 def documents_with_text(source: Documents, ledger: Ledger) -> Iterator[Document]:
-    """Yield the documents of a source. Those without letters and digits are counted instead."""
+    """Yield the documents of a source. Blank ones are counted instead."""
     if source.name == STDIN and sys.stdin.isatty():
         print("reading texts from the terminal, one per line; Ctrl-D ends them", file=sys.stderr)
     for document in source.read(ledger):
         if has_text(document):
             yield document
         else:
-            ledger.leave_out(NO_LETTERS, document.place, is_loss=False)
+            ledger.leave_out(EMPTY, document.place)
             if ledger.emptied is not None:
                 ledger.emptied.add(document.id)
 
