@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from diffcse_jax.documents.language import detector, languages_of
+from diffcse_jax.documents.language import NAMES, detector, languages_of
 from diffcse_jax.search.words import (
     NO_LANGUAGE,
-    STEMMERS,
     bm25s,
     choose_language,
     fold_case,
     parts_of,
+    stemmer_of,
     tokens_of,
 )
 
@@ -69,7 +69,7 @@ def by_stop_words(texts: Sequence[str]) -> Mapping[str, float]:
     """Return the language with the most stop words: the earlier code of this package."""
     tokens = (letter or token for text in texts for letter, token in tokens_of(text))
     counts = collections.Counter(fold_case(part) for token in tokens for part in parts_of(token))
-    codes = {name: code for code, name in STEMMERS.items()} | {"en_plus": "en"}
+    codes = {name.lower(): code for code, name in NAMES.items()} | {"en_plus": "en"}
     hits = {}
     for name in STOP_WORDS:
         words = {
@@ -198,8 +198,8 @@ def outcomes(texts: Mapping[str, Sequence[str]], size: int) -> list[str]:
     }
     for language in LANGUAGES * REPEATS:
         sample = draw.sample(texts[language], size)
-        right = STEMMERS.get(language, NO_LANGUAGE)
-        before = STEMMERS[best(by_stop_words(sample))]
+        right = stemmer_of(language)
+        before = stemmer_of(best(by_stop_words(sample)))
         for when, stemmer in (("before", before), ("now", choose_language(sample).language)):
             outcome = "right" if stemmer == right else "none" if stemmer == NO_LANGUAGE else "wrong"
             counts[when][outcome] += 1

@@ -419,7 +419,7 @@ POLISH = ["Drukarki nie działają.", "Nowa drukarka stoi w biurze.", "Urlop trz
 
 def test_the_language_of_words_is_said_and_recorded(tmp_path, capsys):
     index = Index(texts=POLISH, mode="lexical", show_progress=True)
-    assert "BM25: polish stems (languages of the texts: pl " in capsys.readouterr().err
+    assert "BM25: polish stems (languages of the texts: Polish " in capsys.readouterr().err
     index.save(tmp_path)
     assert json.loads((tmp_path / MANIFEST).read_text())["language"] == "polish"
     assert [hit.id for hit in Index.load(tmp_path).search("drukarkę")[0]] == ["0", "1"]

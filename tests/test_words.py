@@ -6,13 +6,14 @@ import time
 
 import numpy as np
 import pytest
+import Stemmer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.documents.language import detector, languages_of
+from diffcse_jax.documents.language import NAMES, detector, languages_of
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.search.lexical import LexicalIndex, best_rows, found_by_words
-from diffcse_jax.search.words import STEMMERS, Words, choose_language, parts_of, tokens_of
+from diffcse_jax.search.words import Words, choose_language, parts_of, stemmer_of, tokens_of
 
 SHORT_WORDS = [
     "Vitamin C is found in oranges and in peppers.",
@@ -259,7 +260,9 @@ def test_shares_of_languages_are_those_of_the_letters():
     letters = [sum(map(str.isalpha, "".join(texts))) for texts in (german, english)]
     assert list(shares) == ["en", "de"]
     assert shares["de"] == pytest.approx(letters[0] / sum(letters), abs=0.03)
-    assert set(STEMMERS) <= set(detector().labels)
+    assert set(NAMES) <= set(detector().labels)
+    without = {"dutch_porter", "porter", "yiddish"}
+    assert {*map(stemmer_of, NAMES), *without} == {*Stemmer.algorithms(), "none"}
 
 
 def test_ignored_words_are_named_as_they_stand():

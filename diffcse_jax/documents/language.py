@@ -25,6 +25,83 @@ STEPS = 20
 NEUTRAL_LETTERS = 100
 SMALLEST_SHARE = 0.01  # of a language that is returned
 NOT_A_LANGUAGE = "zxx"  # serial numbers and the like
+# The usual languages among those that are detected.
+NAMES = {
+    "af": "Afrikaans",
+    "ar": "Arabic",
+    "az": "Azerbaijani",
+    "be": "Belarusian",
+    "bg": "Bulgarian",
+    "bn": "Bengali",
+    "bs": "Bosnian",
+    "ca": "Catalan",
+    "cs": "Czech",
+    "cy": "Welsh",
+    "da": "Danish",
+    "de": "German",
+    "el": "Greek",
+    "en": "English",
+    "eo": "Esperanto",
+    "es": "Spanish",
+    "et": "Estonian",
+    "eu": "Basque",
+    "fa": "Persian",
+    "fi": "Finnish",
+    "fr": "French",
+    "ga": "Irish",
+    "gl": "Galician",
+    "grc": "Greek",
+    "gu": "Gujarati",
+    "he": "Hebrew",
+    "hi": "Hindi",
+    "hr": "Croatian",
+    "hu": "Hungarian",
+    "hy": "Armenian",
+    "id": "Indonesian",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ka": "Georgian",
+    "kk": "Kazakh",
+    "km": "Khmer",
+    "kn": "Kannada",
+    "ko": "Korean",
+    "la": "Latin",
+    "lo": "Lao",
+    "lt": "Lithuanian",
+    "lv": "Latvian",
+    "mk": "Macedonian",
+    "ml": "Malayalam",
+    "mr": "Marathi",
+    "ms": "Malay",
+    "my": "Burmese",
+    "ne": "Nepali",
+    "nl": "Dutch",
+    "nn": "Norwegian",
+    "no": "Norwegian",
+    "pa": "Punjabi",
+    "pl": "Polish",
+    "pt": "Portuguese",
+    "ro": "Romanian",
+    "ru": "Russian",
+    "sk": "Slovak",
+    "sl": "Slovenian",
+    "sq": "Albanian",
+    "sr": "Serbian",
+    "st": "Sesotho",
+    "sv": "Swedish",
+    "sw": "Swahili",
+    "ta": "Tamil",
+    "te": "Telugu",
+    "th": "Thai",
+    "tl": "Tagalog",
+    "tr": "Turkish",
+    "uk": "Ukrainian",
+    "ur": "Urdu",
+    "uz": "Uzbek",
+    "vi": "Vietnamese",
+    "zh": "Chinese",
+    NOT_A_LANGUAGE: "no language",
+}
 
 
 def languages_of(texts: Sequence[str]) -> Mapping[str, float]:
@@ -49,6 +126,12 @@ def languages_of(texts: Sequence[str]) -> Mapping[str, float]:
     shares = _mixture(alone, letters[chosen])
     order = np.argsort(-shares, kind="stable")
     return {names[row]: float(shares[row]) for row in order if shares[row] >= SMALLEST_SHARE}
+
+
+def described(shares: Mapping[str, float]) -> str:
+    """Return the largest shares for a message, such as `German 97%`."""
+    largest = [*shares.items()][:3]
+    return ", ".join(f"{NAMES.get(code, code)} {share:.0%}" for code, share in largest)
 
 
 def _mixture(

@@ -17,53 +17,13 @@ from typing import Any, NamedTuple
 
 import regex
 
-from diffcse_jax.documents.language import NOT_A_LANGUAGE, languages_of
-from diffcse_jax.documents.tables.values import listed
+from diffcse_jax.documents.language import NAMES, NOT_A_LANGUAGE, described, languages_of
 from diffcse_jax.errors import ConfigError, require_extra
 
 # Change this number when texts become other words. BM25 of older indexes is then counted again.
 RULES = 2
 NO_LANGUAGE = "none"  # neither stems nor stop words
 MAIN_SHARE = 0.8  # of the letters in one language; with a smaller share, the language is unclear
-
-# The stemmers of languages that are detected, by the ISO 639 code of the language.
-STEMMERS = {
-    "ar": "arabic",
-    "ca": "catalan",
-    "cs": "czech",
-    "da": "danish",
-    "de": "german",
-    "el": "greek",
-    "en": "english",
-    "eo": "esperanto",
-    "es": "spanish",
-    "et": "estonian",
-    "eu": "basque",
-    "fa": "persian",
-    "fi": "finnish",
-    "fr": "french",
-    "ga": "irish",
-    "grc": "greek",
-    "hi": "hindi",
-    "hu": "hungarian",
-    "hy": "armenian",
-    "id": "indonesian",
-    "it": "italian",
-    "lt": "lithuanian",
-    "ne": "nepali",
-    "nl": "dutch",
-    "nn": "norwegian",
-    "no": "norwegian",
-    "pl": "polish",
-    "pt": "portuguese",
-    "ro": "romanian",
-    "ru": "russian",
-    "sr": "serbian",
-    "st": "sesotho",
-    "sv": "swedish",
-    "ta": "tamil",
-    "tr": "turkish",
-}
 
 DOTLESS_I = "\u0131"
 # Unicode's Stream-Safe Text Format. Normalisation sorts runs of marks, in quadratic time.
@@ -296,6 +256,12 @@ def fold_case(word: str, is_turkish: bool = False) -> str:
     return word
 
 
+def stemmer_of(code: str) -> str:
+    """Return the stemmer of a language, by its ISO 639 code; `NO_LANGUAGE` if there is none."""
+    name = NAMES.get(code, "").lower()
+    return name if name in require_extra("Stemmer", "search").algorithms() else NO_LANGUAGE
+
+
 class LanguageChoice(NamedTuple):
     """How BM25 reads the words of texts, and why.
 
@@ -308,17 +274,17 @@ class LanguageChoice(NamedTuple):
     shares: Mapping[str, float]
 
     def __str__(self) -> str:
-        shares = listed(f"{code} {share:.0%}" for code, share in [*self.shares.items()][:3])
+        shares = described(self.shares)
         if self.language != NO_LANGUAGE:
             words = "stems and stop words" if stop_words(self.language) else "stems"
             return f"{self.language} {words} (languages of the texts: {shares})"
         main = [code for code, share in self.shares.items() if share >= MAIN_SHARE]
         if main and main[0] != NOT_A_LANGUAGE:
-            reason = f"there is no stemmer for the language of the texts, {shares}"
+            reason = f"there is no stemmer for {NAMES.get(main[0], main[0])}"
         elif main or not self.shares:
             reason = "the texts are not in a language"
         else:
-            reason = f"the language of the texts is unclear: {shares}"
+            reason = f"the language of the texts is unclear ({shares})"
         return f"neither stems nor stop words, because {reason}"
 
 
@@ -327,7 +293,7 @@ def choose_language(texts: Sequence[str]) -> LanguageChoice:
     shares = languages_of(texts)
     by_stemmer = collections.defaultdict[str, float](float)
     for code, share in shares.items():
-        by_stemmer[STEMMERS.get(code, NO_LANGUAGE)] += share
+        by_stemmer[stemmer_of(code)] += share
     main = [language for language, share in by_stemmer.items() if share >= MAIN_SHARE]
     return LanguageChoice(main[0] if main else NO_LANGUAGE, shares)
 
