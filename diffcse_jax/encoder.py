@@ -30,6 +30,7 @@ from diffcse_jax.hosts import Progress, keep_compiled
 from diffcse_jax.io import expand_path
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
+from diffcse_jax.models.languages import read_card, stated_languages
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.poolers import check_pooler
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
@@ -81,6 +82,8 @@ class SentenceEncoder:
         name: The name of the model, for records and errors.
         mlm_head: The parameters of a masked-LM head on the transformer, for `fill_masks`.
     """
+
+    languages: tuple[str, ...] = ()  # that the card of its folder states
 
     def __init__(
         self,
@@ -223,7 +226,9 @@ class SentenceEncoder:
             "name": name,
             "mlm_head": model.mlm_head,
         }
-        return cls(model.config, model.transformer, tokenizer, record, **options)
+        encoder = cls(model.config, model.transformer, tokenizer, record, **options)
+        encoder.languages = stated_languages(read_card(model.folder))
+        return encoder
 
     def __repr__(self) -> str:
         options = f"pooler={self.pooler!r}, dimension={self.dimension}, dtype={self.dtype.name!r}"

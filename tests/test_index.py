@@ -37,7 +37,7 @@ DIMENSION = 24
 class WordEncoder:
     """The embedding of a text is the sum of its words'. It counts what it encodes."""
 
-    name, prompts = "words", NO_PROMPTS
+    name, prompts, languages = "words", NO_PROMPTS, ()
 
     def __init__(self, weights="0123"):
         self.weights, self.encoded = weights, []
@@ -426,6 +426,30 @@ def test_the_language_of_words_is_said_and_recorded(tmp_path, capsys):
     named = Index(texts=POLISH, mode="lexical", language="none", show_progress=True)
     assert "BM25" not in capsys.readouterr().err
     assert not named.search("drukarkę")[0]
+
+
+GERMAN = ["Die Katze liegt auf dem Dach und schläft.", "Der Drucker druckt heute nicht mehr."] * 4
+ENGLISH = ["The cat is asleep on the roof of the house.", "The printer is out of paper."] * 12
+
+
+@pytest.mark.parametrize(
+    ("languages", "texts", "warns"),
+    [
+        (("en",), [*GERMAN, *ENGLISH], True),
+        (("en-US",), GERMAN * 3, True),
+        (("en",), ENGLISH, False),
+        (("de", "en"), [*GERMAN, *ENGLISH], False),
+        (("multilingual",), [*GERMAN, *ENGLISH], False),
+        ((), [*GERMAN, *ENGLISH], False),
+        (("en",), ["Drucker", "Haus", "The cat"], False),
+    ],
+)
+def test_texts_in_languages_that_the_encoder_is_not_for_are_said(languages, texts, warns):
+    encoder = WordEncoder()
+    encoder.languages = languages
+    message = r"the text is \d+% German, but by its card words is a model for English.*multilingual"
+    with pytest.warns(UserWarning, match=message) if warns else contextlib.nullcontext():
+        Index(encoder, texts)
 
 
 def test_words_that_an_older_version_counted_are_counted_again(tmp_path):

@@ -242,6 +242,7 @@ DETECTED = {
     ("Taxi", "Hotel"): "none",
     ("Die Katze liegt auf dem Dach.", "The dog is in the garden."): "none",
     ("sqlite3 libxml2 gtk4",): "none",
+    ("Anna Müller", "Hans Schmidt", "Olga Petrova", "John Smith", "Maria Rossi"): "none",
     ("!!!", "12"): "none",
 }
 

@@ -23,8 +23,10 @@ SAMPLE_CHARACTERS = 500  # of each
 STEPS = 20
 # Letters that say nothing are added, so that the language of a few words is not certain.
 NEUTRAL_LETTERS = 100
+# At least, of a text to be in no language. Lists of names and of products then count as that.
+DOUBT = 0.05
 SMALLEST_SHARE = 0.01  # of a language that is returned
-NOT_A_LANGUAGE = "zxx"  # serial numbers and the like
+NOT_A_LANGUAGE = "zxx"  # serial numbers, lists of names and the like
 # The usual languages among those that are detected.
 NAMES = {
     "af": "Afrikaans",
@@ -123,6 +125,8 @@ def languages_of(texts: Sequence[str]) -> Mapping[str, float]:
     ranked = [dict(known.rank(sample[row])) for row in chosen.tolist()]
     names = known.labels
     alone = np.array([[each[name] for name in names] for each in ranked], np.float64)
+    in_none = alone[:, names.index(NOT_A_LANGUAGE)]
+    np.maximum(in_none, DOUBT, out=in_none)
     shares = _mixture(alone, letters[chosen])
     order = np.argsort(-shares, kind="stable")
     return {names[row]: float(shares[row]) for row in order if shares[row] >= SMALLEST_SHARE}

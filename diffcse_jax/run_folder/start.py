@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from huggingface_hub.repocard import metadata_load
 from jax.experimental import multihost_utils
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
@@ -35,6 +34,7 @@ from diffcse_jax.errors import (
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.languages import read_card, stated_languages
 from diffcse_jax.models.sentence_folder import (
     NO_PROMPTS,
     SETTINGS,
@@ -243,15 +243,10 @@ def is_hub_id(name: Any) -> bool:
 
 def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str, Any]) -> BaseModel:
     """Return what a checkpoint's name in the configuration, folder and config.json say about it."""
-    card: Mapping[str, Any] = {}
-    with contextlib.suppress(Exception):  # there is no card, or its YAML is invalid
-        card = metadata_load(folder / "README.md") or {}
+    card = read_card(folder)
     keys = ("license", "license_name", "license_link")
     known = {key: card.get(key, hf_config.get(key)) for key in keys}
     license = {key: value for key, value in known.items() if isinstance(value, str)}
-    language = card.get("language")  # YAML reads `no`, the code of Norwegian, as False
-    codes = language if isinstance(language, list) else [language]
-    languages = tuple("no" if code is False else str(code) for code in codes if code is not None)
     # The name without a revision.
     name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])
     if is_local(name_or_path):
@@ -259,7 +254,7 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
         base = card.get("base_model")
         origins = [*(base if isinstance(base, list) else [base]), hf_config.get("_name_or_path")]
         hub_id = next(filter(is_hub_id, origins), "")
-    return BaseModel(name, hub_id, license if "license" in license else {}, languages)
+    return BaseModel(name, hub_id, license if "license" in license else {}, stated_languages(card))
 
 
 def read_base_model(folder: Path) -> BaseModel:

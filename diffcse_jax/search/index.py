@@ -22,6 +22,7 @@ from diffcse_jax.documents.tables.layout import as_id
 from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import expand_path
+from diffcse_jax.models.languages import foreign_texts
 from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.search.changes import Changes, How, UpdatePlan, passages_after, plan, without
 from diffcse_jax.search.contents import Contents, documents_table
@@ -54,6 +55,7 @@ class Encoder(Protocol):
 
     name: str
     prompts: Prompts
+    languages: tuple[str, ...]  # that its card states
 
     @property
     def encode(self) -> Callable[..., Any]: ...
@@ -317,6 +319,9 @@ class Index:
             passages = encoder.split(passages, prompt)
         vectors = aligned((len(passages), self.record.dimension), np.float32)
         quiet = not show_progress
+        texts = [passage.searched for passage in passages]
+        if warning := foreign_texts(encoder.name, encoder.languages, texts):
+            warn_user(warning)
         if passages and show_progress:
             log_line(f"encoding {counted(len(passages), 'passage{s}')} with {encoder.name}")
         with (
@@ -324,11 +329,11 @@ class Index:
             Progress("encoding", "passages", len(passages), quiet=quiet) as progress,
         ):
             for start in range(0, len(passages), ENCODED_AT_ONCE):
-                texts = [passage.searched for passage in passages[start : start + ENCODED_AT_ONCE]]
-                vectors[start : start + len(texts)] = encoder.encode(
-                    texts, batch_size, normalize=True, prompt=encoder.prompts.or_warned(prompt)
+                some = texts[start : start + ENCODED_AT_ONCE]
+                vectors[start : start + len(some)] = encoder.encode(
+                    some, batch_size, normalize=True, prompt=encoder.prompts.or_warned(prompt)
                 )
-                progress.update(len(texts))
+                progress.update(len(some))
         return passages, vectors
 
     def _after(
