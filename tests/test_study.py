@@ -15,19 +15,15 @@ from test_sts import write_stsb
 from tiny_run import overrides, run_settings, stop_first_run
 
 from diffcse_jax import cli
-from diffcse_jax.apps import study as studies
-from diffcse_jax.apps.study import (
-    FAILURE,
-    LOCK,
-    RESULTS,
-    Study,
-    estimate,
-    make_plan,
-    summarize,
-    table,
-)
+from diffcse_jax.apps.study import Study, estimate, settings_of, table
+from diffcse_jax.apps.study.definition import SHIPPED_STUDIES, read_study
+from diffcse_jax.apps.study.plan import Plan, make_plan
 from diffcse_jax.apps.study.record import StudyRecord
+from diffcse_jax.apps.study.run import FAILURE, LOCK, RESULTS
+from diffcse_jax.apps.study.score import means_at_end
+from diffcse_jax.apps.study.summary import summarize
 from diffcse_jax.apps.study.table import seeds_needed
+from diffcse_jax.apps.study.work import do_runs
 from diffcse_jax.config import configuration, read_overrides
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import ConfigError, DataError
@@ -39,7 +35,7 @@ TUNED = {"variants": {"plain": {}}, "start": ("own", "cls"), "finetunings": {
     "together": {"finetune.stages": "together", "train.steps": 5}}}  # fmt: skip
 
 
-def plan_of(workdir: Path, *overrides: str, **fields) -> studies.Plan:
+def plan_of(workdir: Path, *overrides: str, **fields) -> Plan:
     study = Study(**{"base": "simcse_base", "variants": TWO, "seeds": (1, 2)} | fields)
     return make_plan("mine", study, overrides, workdir)
 
@@ -154,7 +150,7 @@ def test_overrides_win_over_variants_and_variants_over_the_base(tmp_path):
         ConfigDict({"contrast": {"weight": 0.5}}),
         ["--config.dcl.temperature=2", "--config.train.steps=3"],
     )
-    variants = {"A": {"dcl.temperature": 3.0}, "B": studies.settings_of("diffcse_minilm")}
+    variants = {"A": {"dcl.temperature": 3.0}, "B": settings_of("diffcse_minilm")}
     made = plan_of(tmp_path, *changed, base=base, variants=variants)
     assert {(run.config.dcl.temperature, run.config.train.steps) for run in made.runs} == {(2.0, 3)}
     assert [run.config.contrast.weight for run in made.runs] == [0.5, 0.5, 1.0, 1.0]
@@ -175,11 +171,9 @@ def test_overrides_win_over_variants_and_variants_over_the_base(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    "file", sorted(studies.SHIPPED_STUDIES.glob("*.py")), ids=lambda file: file.stem
-)
+@pytest.mark.parametrize("file", sorted(SHIPPED_STUDIES.glob("*.py")), ids=lambda file: file.stem)
 def test_shipped_studies_are_valid(file, tmp_path):
-    made = make_plan(*studies.read_study(file.stem), [], tmp_path)
+    made = make_plan(*read_study(file.stem), [], tmp_path)
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
     shown = re.search(rf"diffcse study --config {file.stem}\b(.*)", docstring)
     read_overrides(shown[1].split())
@@ -191,9 +185,7 @@ def test_rows_with_and_without_next_sentences_read_the_same_sentences(name, tmp_
     (tmp_path / "a.txt").write_text(
         "This is one. It has two.\nThis is\n\nAnother document is here.\nIt has two.\n"
     )
-    made = make_plan(
-        *studies.read_study(name), [f"--config.data.train_file={tmp_path}/a.txt"], tmp_path
-    )
+    made = make_plan(*read_study(name), [f"--config.data.train_file={tmp_path}/a.txt"], tmp_path)
     assert len({tuple(open_corpus(run.config.data).rows()) for run in made.runs}) == 1
 
 
@@ -236,8 +228,8 @@ def do(monkeypatch):
             instead.get(run.row, finish)(run)
             return read_sealed(run.folder / RESULTS, "")
 
-        monkeypatch.setattr("diffcse_jax.apps.study.train_and_score", work)
-        studies.do_runs(made.selected([]))
+        monkeypatch.setattr("diffcse_jax.apps.study.work.train_and_score", work)
+        do_runs(made.selected([]))
         return labels
 
     return call
@@ -498,7 +490,7 @@ def test_last_checkpoints_dev_splits_and_accuracies_have_their_own_columns(tmp_p
         scores = {"STSBenchmark": 70.0, "SICKRelatedness dev": 60.0, "STSBenchmark (last)": 69.0}
         is_difference = run.row == "DiffCSE"
         scores["alignment"] = 0.125 if is_difference else 0.185
-        training = studies.means_at_end([*rows, {"step": 200, "dev/stsb_spearman": 80.0}])
+        training = means_at_end([*rows, {"step": 200, "dev/stsb_spearman": 80.0}])
         finish(run, **scores, training=training if is_difference else {"loss": 1.0})
     shown = table.show(summarize(made), "text")
     tables = [part.splitlines() for part in shown.split("\n\n")]

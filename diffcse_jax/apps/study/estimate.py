@@ -10,14 +10,18 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shutil import disk_usage
 
 from diffcse_jax import api
+from diffcse_jax.apps.study.run import NOT_STARTED, StudyRun
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import counted
+from diffcse_jax.hosts import log_line
 from diffcse_jax.training.callbacks import Callback, Training
 
 STEPS = 12  # that are timed, with a dev evaluation after each half
 FIRST = 3  # steps, during which programs compile
+WORTH_TIMING = 4  # runs that are not started: fewer end soon
 KEPT_CHECKPOINTS = 3  # that a run keeps: the last two and the best one
 
 
@@ -50,6 +54,45 @@ class Cost:
         It has the checkpoints, each with two moments of Adam, and the export.
         """
         return KEPT_CHECKPOINTS * self.checkpoint_bytes + self.checkpoint_bytes // 3
+
+
+def log_needs(runs: Sequence[StudyRun], folder: Path) -> None:
+    """Log how long the runs that are not done will take, and how much disk they need.
+
+    This is done only if it is worth timing.
+    """
+    rest = [
+        run
+        for run in runs
+        if run.seed is not None and not run.start and run.look()[1] == NOT_STARTED
+    ]
+    if len(rest) < WORTH_TIMING:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    costs: dict[str, Cost | None] = {}
+    for run in rest:
+        if run.row not in costs:
+            log_line(f"timing a few steps of {run.row}")
+            costs[run.row] = _probe(run, folder)
+    known = {row: cost for row, cost in costs.items() if cost}
+    timed = [(run.row, run.config.eval.every) for run in rest if run.row in known]
+    for line in describe(known, timed, disk_usage(folder).free) if known else ():
+        log_line(line)
+
+
+def _probe(run: StudyRun, folder: Path) -> Cost | None:
+    """Time a few steps of a run.
+
+    Return None for a run that is too short or fails. It will fail again when it is done.
+    """
+    try:
+        cost = probe(run.config, folder)
+    except Exception as error:  # whatever a run may raise
+        log_line(f"notice: {run.row} was not timed: {error}")
+        return None
+    if cost is None:
+        log_line(f"notice: {run.row} was not timed: its runs have fewer than {STEPS} steps")
+    return cost
 
 
 class _Measured(Exception):

@@ -85,7 +85,7 @@ class StudyRecord:
 
     def __init__(self, path: Path):
         self.path = path
-        self._found: dict[Key, dict[str, Any]] = {}
+        self._entries: dict[Key, dict[str, Any]] = {}
         self._repeated: set[Key] = set()
         self._size = -1  # of the file when it was read
         self._read()
@@ -93,7 +93,7 @@ class StudyRecord:
     def find(self, key: Key) -> dict[str, Any] | None:
         """Return the results of a run, or None. What other processes have added is read first."""
         self._read()
-        entry = self._found.get(key)
+        entry = self._entries.get(key)
         return entry["results"] if entry else None
 
     def difference(self, key: Key) -> str:
@@ -102,8 +102,8 @@ class StudyRecord:
         It is empty if the record has no run of this row and seed, or one with these settings and
         tasks.
         """
-        same_name = [each for each in self._found if each[:2] == key[:2]]
-        if not same_name or key in self._found:
+        same_name = [each for each in self._entries if each[:2] == key[:2]]
+        if not same_name or key in self._entries:
             return ""
         if same := [each for each in same_name if each.settings == key.settings]:
             recorded, wanted = (", ".join(each.tasks) or "none" for each in (same[-1], key))
@@ -153,14 +153,14 @@ class StudyRecord:
             try:
                 entry = json.loads(line.decode("utf-8-sig"))
                 key = _key_of_entry(entry)
-                known = self._found.get(key, entry)
+                known = self._entries.get(key, entry)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{self.path}, line {number}: not an entry of a study's record. Remove the line"
                 ) from error
             if any(known["results"][name] != entry["results"][name] for name in ("dev", "scores")):
                 self._repeated.add(key)
-            self._found[key] = entry
+            self._entries[key] = entry
 
 
 def _key_of_entry(entry: Mapping[str, Any]) -> Key:
@@ -180,17 +180,17 @@ def _key_of_entry(entry: Mapping[str, Any]) -> Key:
 
 def _full_names(asked: Iterable[str]) -> tuple[str, ...]:
     """Return what is scored with the full names of tasks, in alphabetical order."""
-    found: set[str] = set()
+    names: set[str] = set()
     for name in asked:
         suffix = _DEV if name.endswith(_DEV) else ""
         mode = "dev" if suffix else "test"
         try:
             tasks = runner.expand_groups([name.removesuffix(suffix)], mode)
         except ConfigError:  # the last checkpoint, or a task of another version
-            found.add(name)
+            names.add(name)
         else:
-            found.update(f"{task}{suffix}" for task in tasks)
-    return tuple(sorted(found))
+            names.update(f"{task}{suffix}" for task in tasks)
+    return tuple(sorted(names))
 
 
 def _value(settings: Mapping[str, Any], key: str) -> str:

@@ -89,8 +89,8 @@ def show(summary: Summary, style: str) -> str:
 
 def differences(first: Seeds, other: Seeds) -> dict[str, dict[str, Any]]:
     """Return the `difference` between two rows in each column that they share seeds of."""
-    found = {column: difference(first, other, column) for column in by_column([*other.values()])}
-    return {column: each for column, each in found.items() if each}
+    by_name = {column: difference(first, other, column) for column in by_column([*other.values()])}
+    return {column: each for column, each in by_name.items() if each}
 
 
 def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None:
@@ -107,13 +107,13 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
         return None
     before, after = ([row[seed][column] for seed in shared] for row in (first, other))
     each = [b - a for a, b in zip(before, after, strict=True)]
-    found: dict[str, Any] = {"mean": statistics.mean(each), "n": len(each)}
+    result: dict[str, Any] = {"mean": statistics.mean(each), "n": len(each)}
     if math.isclose(min(each), max(each), abs_tol=1e-9):
-        return found
+        return result
     test = scipy.stats.ttest_rel(after, before)
     interval = test.confidence_interval(0.95)
-    found |= {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
-    return found | {"needed": seeds_needed(found["mean"], statistics.stdev(each))}
+    result |= {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
+    return result | {"needed": seeds_needed(result["mean"], statistics.stdev(each))}
 
 
 def seeds_needed(mean: float, deviation: float) -> int | None:
@@ -207,14 +207,14 @@ def _difference_tables(
 
 def _difference_row(row: Mapping[str, Any], decisive: str) -> TableRow:
     differences = row["difference"]
-    cells = {"pairs": str(max(found["n"] for found in differences.values()))}
-    if "low" in (found := differences.get(decisive, {})):
-        cells["needed"] = str(found["needed"] or f"> {MOST_SEEDS}")
-    for column, found in differences.items():
+    cells = {"pairs": str(max(each["n"] for each in differences.values()))}
+    if "low" in (last := differences.get(decisive, {})):
+        cells["needed"] = str(last["needed"] or f"> {MOST_SEEDS}")
+    for column, values in differences.items():
         mean, *bounds = (
-            _signed(found[name], decimals(column))
+            _signed(values[name], decimals(column))
             for name in ("mean", "low", "high")
-            if name in found
+            if name in values
         )
         cells[column] = f"{mean} ({' to '.join(bounds)})" if bounds else mean
     return TableRow(row["row"], cells)
