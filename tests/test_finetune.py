@@ -18,17 +18,13 @@ import scipy.stats
 from tiny_model import write_tiny_model
 from tiny_run import stop_first_run
 
-from diffcse_jax.apps import finetune
-from diffcse_jax.apps.finetune import (
-    TaskData,
-    TaskModel,
-    TasksMetric,
-    labels_of,
-    read_task,
-    tune,
-    write_outputs,
-)
+from diffcse_jax.apps.finetune import TaskModel, heads
+from diffcse_jax.apps.finetune import train as finetune_train
+from diffcse_jax.apps.finetune.metric import TasksMetric
 from diffcse_jax.apps.finetune.mixture import by_ratio, resting
+from diffcse_jax.apps.finetune.outputs import write_outputs
+from diffcse_jax.apps.finetune.tasks import TaskData, labels_of, read_task
+from diffcse_jax.apps.finetune.train import tune
 from diffcse_jax.config import Config, OptimConfig, flat
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.losses.finetune import LabelledTask, features
@@ -310,10 +306,10 @@ def test_heads_are_trained_again_if_the_rows_have_changed(config, tmp_path, monk
         flat(config.to_dict()) | {"finetune.data_dir": str(folder), "eval.every": 0}
     )
     monkeypatch.setattr(
-        finetune, "train_and_select", lambda run: "stopped before the first checkpoint"
+        finetune_train, "train_and_select", lambda run: "stopped before the first checkpoint"
     )
     monkeypatch.setattr(
-        finetune, "train_task_head", lambda config, data, head, frozen: jax.device_get(head)
+        heads, "train_task_head", lambda config, data, head, frozen: jax.device_get(head)
     )
     for added, is_trained in ("", True), ("", False), ("r60,A new film .,1\n", True):
         (folder / "classes.csv").write_text((folder / "classes.csv").read_text() + added)
