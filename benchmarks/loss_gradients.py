@@ -33,7 +33,7 @@ from diffcse_jax.errors import ConfigError, reported_to_user
 from diffcse_jax.losses import Metrics
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.layers import Params
-from diffcse_jax.run_folder.checkpoints import TrainState
+from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training import train
 from diffcse_jax.training.step import loss_of_step, make_train_step
 

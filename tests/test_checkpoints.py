@@ -25,13 +25,13 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import layers
 from diffcse_jax.run_folder.checkpoints import (
     Checkpoints,
-    TrainState,
     array_digests,
     read_arrays,
     read_encoder,
 )
 from diffcse_jax.run_folder.records import Measured, Record
 from diffcse_jax.run_folder.start import open_run
+from diffcse_jax.run_folder.state import TrainState
 
 CONFIG = config_of(SIMCSE, {"model": {"projector": "none", "pooler": "avg"}})
 HF_CONFIG = hf_config_of("bert", 1) | {"vocab_size": 60, "max_position_embeddings": 16}

@@ -104,11 +104,8 @@ def test_documents_know_only_errors_and_files():
         and not imported.startswith("diffcse_jax.documents")
     }
     assert below == {"diffcse_jax.errors", "diffcse_jax.io"}
-    reads = "import sys; from diffcse_jax.documents import open; print(*sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", reads], capture_output=True, text=True, check=True
-    )
-    assert {"jax", "flax", "diffcse_jax.config"}.isdisjoint(result.stdout.split())
+    loaded = loaded_by("from diffcse_jax.documents import open")
+    assert {"jax", "flax", "diffcse_jax.config"}.isdisjoint(loaded)
 
 
 def test_documents_have_one_door():
@@ -137,19 +134,25 @@ OF_TRAINING = (
     "diffcse_jax.losses",
     "diffcse_jax.config",
 )
-LOADED = """
-import sys
+SEARCHES = """
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.search.index import Index
-print(*sys.modules)
 """
 
 
-def test_encoding_and_searching_import_nothing_of_training():
+def loaded_by(statements: str) -> list[str]:
+    """Return the names of the modules that a new process has after some statements."""
     result = subprocess.run(
-        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{statements}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    loaded = result.stdout.split()
+    return result.stdout.split()
+
+
+def test_encoding_and_searching_import_nothing_of_training():
+    loaded = loaded_by(SEARCHES)
     assert [name for name in loaded if name.startswith(OF_TRAINING)] == []
     ours = {name for name in loaded if name.startswith("diffcse_jax.")}
     assert "diffcse_jax.encoder" in ours
@@ -159,3 +162,8 @@ def test_encoding_and_searching_import_nothing_of_training():
         for file in files
         if file.is_file() and "import optax" in file.read_text(encoding="utf-8")
     ] == []
+
+
+def test_the_train_step_imports_nothing_that_saves_it():
+    loaded = loaded_by("import diffcse_jax.training.step")
+    assert [name for name in loaded if name.startswith(("orbax", "tensorstore"))] == []

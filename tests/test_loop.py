@@ -29,8 +29,9 @@ from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.hosts import stop_requested, terminated_like_interrupted
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.sentence_folder import RecordedPooler
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.checkpoints import Checkpoints
 from diffcse_jax.run_folder.records import Measured, Record, read_metrics
+from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training import callbacks
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.callbacks import MetricsFile, TensorBoard, Training, started

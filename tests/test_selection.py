@@ -22,10 +22,11 @@ from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.hf import read
 from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.models.tokenizer import load_tokenizer
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, read_encoder
+from diffcse_jax.run_folder.checkpoints import Checkpoints, read_encoder
 from diffcse_jax.run_folder.finding import SEARCH
 from diffcse_jax.run_folder.records import Measured, Record, read_selection, write_baseline
 from diffcse_jax.run_folder.start import open_run
+from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.search.recommended import recommended
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import Built, StartingCheckpoint

@@ -17,6 +17,6 @@
 
 `finding.py` finds a run and its export, and imports nothing that only training needs. `start.py`
 has the first four entries, `checkpoints.py` the fifth and the encoder of a run or checkpoint, and
-`records.py` the others. `summary.py` describes and draws them. A missing or damaged file raises a
-`CheckpointError` that names it.
+`records.py` the others. `state.py` is what a checkpoint keeps of a step, and `summary.py` describes
+and draws the folder. A missing or damaged file raises a `CheckpointError` that names it.
 """

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
@@ -46,22 +45,11 @@ from diffcse_jax.run_folder.records import (
     read_selection,
 )
 from diffcse_jax.run_folder.start import damaged_path, read_config, read_start
+from diffcse_jax.run_folder.state import TrainState
 
 _ARRAYS = ("params", "opt_state")
 _UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged
 _DISCARDED = "discarded"  # a folder inside checkpoints/
-
-
-class TrainState(NamedTuple):
-    """The state of a run after a step.
-
-    Randomness is a function of (seed, step) and has no state of its own.
-    """
-
-    step: jax.Array
-    params: Params
-    opt_state: optax.OptState
-    bad_steps: jax.Array  # number of skipped steps, whose loss or gradient was NaN or infinite
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):

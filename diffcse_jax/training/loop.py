@@ -27,9 +27,10 @@ from diffcse_jax.hosts import StopRequest, log_line, stop_requested
 from diffcse_jax.io import append_line, disk_errors
 from diffcse_jax.losses import Metrics
 from diffcse_jax.models.layers import Params
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.checkpoints import Checkpoints
 from diffcse_jax.run_folder.finding import CHECKPOINTS
 from diffcse_jax.run_folder.records import Measured, Record, read_metrics
+from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Callback, format_scores
 from diffcse_jax.training.networks import Built, StartingCheckpoint

@@ -15,7 +15,7 @@ from diffcse_jax.losses import Inputs, Metrics, prepare, total_loss
 from diffcse_jax.losses.diffcse_variants import generated_second_views
 from diffcse_jax.models.forward import Computation, Networks, SharedForward, fold_in_name
 from diffcse_jax.models.layers import Params
-from diffcse_jax.run_folder.checkpoints import TrainState
+from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training.sharding import by_rules, gathered, replicated, split_over_data
 
 # (state, frozen parameters, batch, root key) -> (state, metrics)

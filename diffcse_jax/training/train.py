@@ -26,9 +26,10 @@ from diffcse_jax.io import expand_path, sha256
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
 from diffcse_jax.run_folder import records
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.checkpoints import Checkpoints
 from diffcse_jax.run_folder.records import Record
 from diffcse_jax.run_folder.start import open_run
+from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator
