@@ -94,7 +94,7 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
 def measure_start(folder: Path, model: str) -> dict[str, Any]:
     """Score a starting checkpoint on people's questions, and on queries made of the documents."""
     from diffcse_jax import SentenceEncoder
-    from diffcse_jax.evaluation.dev import queries_of_documents
+    from diffcse_jax.evaluation.queries import queries_of_documents
     from diffcse_jax.evaluation.systems import compare_systems
     from diffcse_jax.search.modes import DEFAULT_WEIGHT
 

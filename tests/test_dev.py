@@ -13,6 +13,7 @@ from diffcse_jax.data.sources import open_split
 from diffcse_jax.documents import docstrings
 from diffcse_jax.evaluation import CachedEncoder, dev, metrics, senteval_data, systems
 from diffcse_jax.evaluation.metrics import RetrievalMetric, general_sentences, paired_interval
+from diffcse_jax.evaluation.queries import halve, held_out_queries, queries_of_documents
 from diffcse_jax.evaluation.runner import find_task
 from diffcse_jax.evaluation.systems import HYBRID, System
 
@@ -135,7 +136,7 @@ TWO = [
     [
         ("lead_retrieval", [(text[0], " ".join(text[1:])) for text in (ONE, TWO)]),
         ("neighbours_retrieval", [tuple(text[:2]) for text in (ONE, TWO)]),
-        ("halves_retrieval", [dev.halve(sentence) for sentence in ONE + TWO]),
+        ("halves_retrieval", [halve(sentence) for sentence in ONE + TWO]),
     ],
 )
 def test_pairs_of_held_out_documents(tmp_path, metric, pairs):
@@ -184,7 +185,7 @@ def test_held_out_queries_have_several_forms_and_give_nothing_away(tmp_path):
     data = DataConfig(
         str(tmp_path / "a.jsonl"), pairs="lead", cloze=1.0, held_out=1.0, max_length=64
     )
-    found = dev.held_out_queries(open_split(data), 64, "mixed_retrieval", 1000)
+    found = held_out_queries(open_split(data), 64, "mixed_retrieval", 1000)
     lengths = [(len(query.split()), len(target.split())) for query, target, *_ in found]
     assert sum(query.startswith("Title ") for query, *_ in found) == 15
     assert lengths.count((5, 30)) >= 30  # keywords
@@ -287,7 +288,7 @@ def test_only_the_metric_that_chooses_is_divided(tmp_path, monkeypatch):
     options = {"beside": ("neighbours_retrieval",), "hold": ("halves_retrieval",)}
     evaluation = build(data=data, metric="lead_retrieval", **options)
     assert evaluation.chosen.units == "30 queries that chose nothing"
-    others = [*evaluation.also, *evaluation.hold, dev.queries_of_documents(path)]
+    others = [*evaluation.also, *evaluation.hold, queries_of_documents(path)]
     assert [metric.judges for metric in others] == [None, None, None]
     monkeypatch.setattr(metrics, "DIVIDED_FROM", 61)
     whole = build(data=data, metric="lead_retrieval")
@@ -385,7 +386,7 @@ def test_search_collections_choose_and_are_reported(tmp_path):
     name = f"retrieval:{tmp_path}"
     evaluation = build(metric=name, beside=("halves_retrieval",))
     encoder = angles(
-        a=0, c=80, b=10, d=70, **{word: 0 for sentence in TRAINING for word in dev.halve(sentence)}
+        a=0, c=80, b=10, d=70, **{word: 0 for sentence in TRAINING for word in halve(sentence)}
     )
     measured = evaluation.measure(encoder)
     assert (

@@ -30,7 +30,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.runner import TASKS
-from diffcse_jax.evaluation.senteval_data import Form
+from diffcse_jax.evaluation.senteval_data import LabelledColumns
 from diffcse_jax.models import hf, sentence_folder
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
@@ -206,7 +206,9 @@ def test_pairs_with_scores(tmp_path, data):
     pairs = result_or_user_error(sts.read_parallel_pairs, sentences, golds)
     assert pairs is None or all(0 <= gold <= 5 for gold in pairs.gold)
     table = write(tmp_path / "pairs.tsv", data.draw(spoiled(b"a dog\ta cat\t3.5\nb c\td\t0\n")))
-    pairs = result_or_user_error(sts.read_pairs, table, Form(2, (0, 1), labels=(-1e9, 1e9)))
+    pairs = result_or_user_error(
+        sts.read_pairs, table, LabelledColumns(2, (0, 1), labels=(-1e9, 1e9))
+    )
     assert pairs is None or np.isfinite(pairs.gold).all()
 
 

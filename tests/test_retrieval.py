@@ -11,8 +11,9 @@ from test_sts import TableEncoder
 
 from diffcse_jax.documents.sentences import canonical
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import EvaluationSettings, dev, retrieval
+from diffcse_jax.evaluation import EvaluationSettings, retrieval
 from diffcse_jax.evaluation.answers import answers_of, groups_of
+from diffcse_jax.evaluation.queries import choose_queries
 from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import compare, measure
 from diffcse_jax.evaluation.runner import expand_groups, find_task
@@ -50,7 +51,7 @@ def test_chosen_queries_depend_on_no_order_and_share_no_text(pairs, limit, rando
     }
     # each in a passage and document of its own
     queries = [(*pair, *2 * [order[" ".join(pair)]]) for pair in pairs]
-    chosen = dev.choose_queries(queries, limit, order.__getitem__)
+    chosen = choose_queries(queries, limit, order.__getitem__)
     candidates = sorted(set(queries), key=lambda query: query[2])[: 2 * limit]
     texts = [text for query in candidates for text in query[:2]]
     assert (
@@ -60,7 +61,7 @@ def test_chosen_queries_depend_on_no_order_and_share_no_text(pairs, limit, rando
         ]
     )
     random.shuffle(queries)
-    assert dev.choose_queries(iter(queries), limit, order.__getitem__) == chosen
+    assert choose_queries(iter(queries), limit, order.__getitem__) == chosen
 
 
 def test_texts_of_one_passage_do_not_compete():
@@ -73,7 +74,7 @@ def test_texts_of_one_passage_do_not_compete():
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets, answers), [2, 1.5, 2])
     assert (
         len(
-            dev.choose_queries(
+            choose_queries(
                 [("a", "p", 0, 0), ("b", "p", 0, 0), ("c", "q", 1, 0), ("d", "q", 2, 0)], 4
             )
         )

@@ -13,10 +13,12 @@ from diffcse_jax.apps import render
 from diffcse_jax.commands import ReportOptions
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.documents.find import DOCSTRINGS
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError, counted
 from diffcse_jax.evaluation import Encoder, encode_pairs
-from diffcse_jax.evaluation.dev import STS_METRICS, build_dev_evaluation
+from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.evaluation.dev_texts import STS_METRICS
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric, general_sentences
 from diffcse_jax.evaluation.results import compared, task_title
 from diffcse_jax.evaluation.retrieval import best_hits
@@ -132,7 +134,7 @@ def sample_of(config: Config) -> Sample:
 
     def training_sentences() -> Iterator[str]:
         name = config.data.train_file
-        if name != "docstrings" and not expand_path(name).exists():  # a report downloads nothing
+        if name != DOCSTRINGS and not expand_path(name).exists():  # a report downloads nothing
             raise DataError(f"{name} does not exist here")
         return open_corpus(config.data).first_texts()
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import transformers
@@ -11,13 +11,24 @@ from jaxtyping import Int, Integer
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.data.token_store import Examples
-from diffcse_jax.evaluation import CachedEncoder
+from diffcse_jax.evaluation import CachedEncoder, Encoder
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
 from diffcse_jax.models.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.run_folder.records import Measured, Outcomes
 
 MASK_RATIO = 0.15
 MOST_COUNTED = 20_000_000  # tokens of the training text whose frequencies make the guesses
+
+
+@runtime_checkable
+class MaskedLM(Protocol):
+    """A model that fills masks."""
+
+    def fill_masks(
+        self, token_ids: Sequence[list[int]], batch_size: int = 64
+    ) -> Sequence[Integer[np.ndarray, " tokens"]]:
+        """Return the likeliest token at each [MASK] of tokenised texts."""
+        ...
 
 
 class TrainingTokens(NamedTuple):
@@ -98,7 +109,7 @@ def guess_after(
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedAccuracy(Metric):
+class MaskedAccuracy(Metric[Encoder]):
     """The share of masked tokens that a masked LM recovers.
 
     The masks are the same in each measurement. Two guesses are measured as well: the most frequent
@@ -131,10 +142,11 @@ class MaskedAccuracy(Metric):
             for name, answer in answers.items()
         }
 
-    def measure(self, encoder: Any) -> Measured:
-        if isinstance(encoder, CachedEncoder):
-            encoder = encoder.encoder
-        filled = encoder.fill_masks(self.blanks.token_ids, self.batch_size)
+    def measure(self, model: Encoder | MaskedLM) -> Measured:
+        if isinstance(model, CachedEncoder):
+            model = model.encoder
+        assert isinstance(model, MaskedLM)
+        filled = model.fill_masks(self.blanks.token_ids, self.batch_size)
         places = zip(self.blanks.text, self.blanks.position, strict=True)
         answers = np.array([filled[text][position] for text, position in places])
         right = 100.0 * (answers == self.blanks.target)

@@ -2,9 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,21 +24,35 @@ SYMMETRIC_METRICS = {"neighbours_retrieval", "halves_retrieval"}  # both texts a
 RESAMPLES = 1000
 DIVIDED_FROM = 50  # groups: each half then has more than the fewest of a verdict
 
+Model = TypeVar("Model")
+Values = Sequence[float] | Float[np.ndarray, " items"]  # one for each query or pair
+
 
 @dataclasses.dataclass(frozen=True)
-class Metric:
-    """A dev metric."""
+class Metric(Generic[Model]):
+    """A dev metric of a kind of model: of encoders, or in fine-tuning of encoders with heads."""
 
     name: str
     batch_size: int
-    units: ClassVar[Any] = ""  # what intervals are over, such as `1,000 queries of 300 documents`
     # The aspect in which a model with a higher score is better, such as ` as a masked LM`.
     aspect: ClassVar[str] = ""
-    remark: ClassVar[Any] = ""  # what a reader must know about the scores, for the verdict
-    # The number of independent items, which intervals resample, and what: `(300, "documents")`.
-    sample: ClassVar[Any] = (0, "")
 
-    def measure(self, encoder: Encoder) -> Measured:
+    @property
+    def units(self) -> str:
+        """What intervals are over, such as `1,000 queries of 300 documents`."""
+        return ""
+
+    @property
+    def sample(self) -> tuple[int, str]:
+        """The number of independent items, which intervals resample: `(300, "documents")`."""
+        return 0, ""
+
+    @property
+    def remark(self) -> str:
+        """What a reader must know about the scores, for the verdict."""
+        return ""
+
+    def measure(self, model: Model) -> Measured:
         """Return scores x 100 by name, and what the metric summarises.
 
         That is a value per query or pair, by data set.
@@ -55,7 +69,7 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryMetric(Metric):
+class QueryMetric(Metric[Encoder]):
     """A mean over queries. Some of them may choose the best checkpoint, and the others judge it."""
 
     # Whether each query judges and does not choose (`division`). None: all queries do both.
@@ -113,6 +127,18 @@ class RetrievalMetric(QueryMetric):
     passages: Sequence[int] | None = None  # the passage of each target; see `answers_of`
     document_of: Sequence[int] | None = None  # the document of each query
 
+    @classmethod
+    def of_rows(
+        cls,
+        name: str,
+        batch_size: int,
+        rows: Sequence[Sequence[str | int]],
+        judges: Sequence[bool] | None = None,
+    ) -> "RetrievalMetric":
+        """Return the metric of rows of a query, its target and perhaps the other fields."""
+        columns: Iterator[Any] = map(list, zip(*rows, strict=True))
+        return cls(name, batch_size, *columns, judges=judges)
+
     @functools.cached_property
     def answers(self) -> Answers:
         """Which distinct targets answer which queries."""
@@ -129,10 +155,10 @@ class RetrievalMetric(QueryMetric):
         texts = [list(map(canonical, each)) for each in (self.queries, self.targets)]
         return groups_of(*texts, *([] if self.document_of is None else [self.document_of]))
 
-    def measure(self, encoder: Encoder) -> Measured:
+    def measure(self, model: Encoder) -> Measured:
         symmetric = self.name in SYMMETRIC_METRICS
         texts = self.queries, self.targets
-        first, second = encode_pairs(encoder, *texts, self.batch_size, symmetric=symmetric)
+        first, second = encode_pairs(model, *texts, self.batch_size, symmetric=symmetric)
         ranks = retrieval.target_ranks(first, second, self.answers)
         by_name = retrieval.rank_scores(ranks[self.choosing])
         scores = {self.name: by_name.pop("mrr")}
@@ -160,7 +186,7 @@ class RetrievalMetric(QueryMetric):
 
 
 @dataclasses.dataclass(frozen=True)
-class CorrelationMetric(Metric):
+class CorrelationMetric(Metric[Encoder]):
     """Spearman's correlation of cosine similarities with human ratings.
 
     It is that on one set of pairs, or the mean over all.
@@ -168,8 +194,8 @@ class CorrelationMetric(Metric):
 
     sets: Mapping[str, ScoredPairs]  # by the name of their score
 
-    def measure(self, encoder: Encoder) -> Measured:
-        systems = similarities(encoder, self.sets, self.batch_size)
+    def measure(self, model: Encoder) -> Measured:
+        systems = similarities(model, self.sets, self.batch_size)
         scores = {
             name: correlations(systems[name], pairs.gold)["spearman"]  # x 100
             for name, pairs in self.sets.items()
@@ -209,8 +235,8 @@ class CollectionMetric(QueryMetric):
     def groups(self) -> Int[np.ndarray, " queries"]:
         return np.arange(len(self.collection.judgements))
 
-    def measure(self, encoder: Encoder) -> Measured:
-        ranking = retrieval.search(encoder, self.collection, self.batch_size)
+    def measure(self, model: Encoder) -> Measured:
+        ranking = retrieval.search(model, self.collection, self.batch_size)
         by_query = retrieval.measure(self.collection.judgements, ranking)
         means = {
             name: float(np.mean(np.array([*each.values()])[self.choosing]))
@@ -230,13 +256,13 @@ class CollectionMetric(QueryMetric):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgreementMetric(Metric):
+class AgreementMetric(Metric[Encoder]):
     """Spearman's correlation of cosine similarities of general sentences with another encoder's."""
 
     others: Float[np.ndarray, " pairs"]
 
-    def measure(self, encoder: Encoder) -> Measured:
-        agreement = correlations(self.others, general_cosines(encoder, self.batch_size))
+    def measure(self, model: Encoder) -> Measured:
+        agreement = correlations(self.others, general_cosines(model, self.batch_size))
         return Measured({self.name: agreement["spearman"]}, [])
 
 
@@ -272,8 +298,8 @@ def general_cosines(encoder: Encoder, batch_size: int) -> Float[np.ndarray, " pa
 
 
 def paired_interval(
-    before: Sequence[Any],
-    after: Sequence[Any],
+    before: Sequence[Values],
+    after: Sequence[Values],
     golds: Sequence[Float[np.ndarray, " _"] | None] = (None,),
     *,
     ranked: bool = True,

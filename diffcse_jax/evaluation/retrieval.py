@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Float32, Int
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.columns import training_columns
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.documents.find import DOCSTRINGS
 from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.open import open_pairs
 from diffcse_jax.documents.sentences import canonical
@@ -41,7 +42,6 @@ from diffcse_jax.search.embeddings import nearest
 
 BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
-DOCSTRINGS = "docstrings"  # instead of a file: the pairs that training on `docstrings` holds out
 MOST_DOCSTRINGS = 1000
 DEPTH = 1000  # hits kept for each query, as in TREC's runs
 CHOOSES = "ndcg@10"  # chooses the best checkpoint and compares two systems
@@ -193,7 +193,7 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
             others; or `docstrings`, for the docstrings that training holds out.
         strict: Raise `DataError` at the first line that is not a pair.
     """
-    if file == DOCSTRINGS:
+    if file == DOCSTRINGS:  # the pairs that training on them holds out
         from diffcse_jax.documents.docstrings import docstring_pairs
 
         return docstring_pairs(MOST_DOCSTRINGS)

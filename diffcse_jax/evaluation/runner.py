@@ -31,7 +31,7 @@ from diffcse_jax.evaluation import (
     sts,
 )
 from diffcse_jax.evaluation.backends import load_encoder
-from diffcse_jax.evaluation.dev import queries_of_documents
+from diffcse_jax.evaluation.queries import queries_of_documents
 from diffcse_jax.evaluation.results import GROUPS, RECORDED, Results, compare, details
 from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem

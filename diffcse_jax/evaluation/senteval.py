@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Float32, Int, Int32
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import Encoder, EvaluationSettings, Task, encode_groups
 from diffcse_jax.evaluation.senteval_data import (
-    Form,
+    LabelledColumns,
     numbered_lines,
     parse_rows,
     read_lines,
@@ -373,9 +373,9 @@ def _logits(weights: Array | np.ndarray, features: Array) -> Array:
 # Tasks
 
 
-def read_examples(path: Path, form: Form) -> list[Example]:
+def read_examples(path: Path, columns: LabelledColumns) -> list[Example]:
     """Read a file whose rows name their class."""
-    return _sorted(parse_rows(numbered_lines(path, form.encoding), form, path))
+    return _sorted(parse_rows(numbered_lines(path, columns.encoding), columns, path))
 
 
 def read_two_classes(positive: Path, negative: Path) -> list[Example]:
@@ -438,9 +438,11 @@ TWO_FILES = {
     "SUBJ": ("subj.objective", "subj.subjective"),
     "MPQA": ("mpqa.pos", "mpqa.neg"),
 }
-_SST2 = functools.partial(read_examples, form=Form(1, (0,), BINARY))
-_TREC = functools.partial(read_examples, form=Form(0, (2,), QUESTIONS, "latin-1", separators=": "))
-_MRPC = functools.partial(read_examples, form=Form(0, (3, 4), BINARY, header=True))
+_SST2 = functools.partial(read_examples, columns=LabelledColumns(1, (0,), BINARY))
+_TREC = functools.partial(
+    read_examples, columns=LabelledColumns(0, (2,), QUESTIONS, "latin-1", separators=": ")
+)
+_MRPC = functools.partial(read_examples, columns=LabelledColumns(0, (3, 4), BINARY, header=True))
 
 TRANSFER_TASKS = (
     *(

@@ -63,12 +63,12 @@ def _hub_folder() -> Path:
     )
     folder = cache_folder(f"senteval-{archive.parent.name[:12]}")
     extract(archive, folder)
-    found = sorted(path.parent for path in folder.rglob("STS") if path.is_dir())
-    if not found:
+    parents = sorted(path.parent for path in folder.rglob("STS") if path.is_dir())
+    if not parents:
         raise DataError(
             f"{folder} does not contain a folder STS. Delete it to download SentEval's data again"
         )
-    return found[0]
+    return parents[0]
 
 
 def extract(archive: Path, folder: Path) -> None:
@@ -83,8 +83,8 @@ def extract(archive: Path, folder: Path) -> None:
         raise DataError(f"cannot extract {archive} to {folder}: {error}") from error
 
 
-class Form(NamedTuple):
-    """The form of a file: the columns of a label (or rating) and of a sentence or two."""
+class LabelledColumns(NamedTuple):
+    """The columns of a file: of a label or rating, and of a sentence or two."""
 
     label: int  # the column of the label, from 0
     sentences: tuple[int, ...]  # the columns of the sentences
@@ -129,36 +129,40 @@ def numbered_lines(path: Path, encoding: str = "utf-8-sig") -> list[tuple[int, s
 
 
 def parse_rows(
-    lines: Iterable[tuple[int, str]], form: Form, source: Path | str
+    lines: Iterable[tuple[int, str]], columns: LabelledColumns, source: Path | str
 ) -> list[tuple[Any, tuple[str, ...]]]:
     """Return the class or rating and the sentences of numbered lines. Quotes are text.
 
     A header is skipped, and refused if it is a valid row. Errors name the source.
     """
-    least = 1 + max(form.label, *form.sentences)
+    least = 1 + max(columns.label, *columns.sentences)
     rows = []
     for position, (number, line) in enumerate(lines):
-        columns = line.strip()
-        for separator in form.separators:
-            columns = columns.replace(separator, "\t", 1)
-        fields = columns.split("\t")
-        value = form.value(fields[form.label]) if len(fields) >= least else None
-        if form.header and position == 0:
+        row = line.strip()
+        for separator in columns.separators:
+            row = row.replace(separator, "\t", 1)
+        fields = row.split("\t")
+        value = columns.value(fields[columns.label]) if len(fields) >= least else None
+        if columns.header and position == 0:
             if value is not None:
                 raise DataError(f"{source}, line {number}: expected a header, found data")
         elif value is not None:
-            rows.append((value, tuple(single_spaced(fields[column]) for column in form.sentences)))
+            rows.append(
+                (value, tuple(single_spaced(fields[column]) for column in columns.sentences))
+            )
         elif len(fields) < least:
             kind = "columns"
-            if form.separators:
-                kind += f" separated by {' and '.join(map(repr, form.separators))}"
+            if columns.separators:
+                kind += f" separated by {' and '.join(map(repr, columns.separators))}"
             raise DataError(
                 f"{source}, line {number}: expected {least} {kind}, found {len(fields)} in "
                 f"{line[:60]!r}"
             )
         else:
-            found = fields[form.label][:60]
-            raise DataError(f"{source}, line {number}: expected {form.expected}, found {found!r}")
+            label = fields[columns.label][:60]
+            raise DataError(
+                f"{source}, line {number}: expected {columns.expected}, found {label!r}"
+            )
     if not rows:
         raise DataError(f"{source}: no sentences")
     return rows
@@ -172,7 +176,7 @@ def single_spaced(text: str) -> str:
 def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
     """Say which splits differ in size from the official data, or return an empty string."""
     official = OFFICIAL_SIZES.get(task, {})
-    counts = {subset: found["n"] for subset, found in scores.get("subsets", {}).items()}
+    counts = {subset: values["n"] for subset, values in scores.get("subsets", {}).items()}
     counts |= {
         split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores
     }

@@ -19,7 +19,7 @@ from diffcse_jax.errors import DataError, UserError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, EvaluationSettings, Task, encode_groups
 from diffcse_jax.evaluation.senteval_data import (
     OFFICIAL_SIZES,
-    Form,
+    LabelledColumns,
     numbered_lines,
     parse_rows,
     read_lines,
@@ -81,9 +81,9 @@ def correlations(
     }
 
 
-def read_pairs(path: Path, form: Form) -> ScoredPairs:
+def read_pairs(path: Path, columns: LabelledColumns) -> ScoredPairs:
     """Read sentence pairs with ratings."""
-    return _scored(parse_rows(numbered_lines(path), form, path))
+    return _scored(parse_rows(numbered_lines(path), columns, path))
 
 
 def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
@@ -105,7 +105,9 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
                     f"{found}"
                 )
             rated.append((number, f"{rating}\t{pair}"))
-    return _scored(parse_rows(rated, Form(0, (1, 2), RATINGS), f"{ratings} with {sentences.name}"))
+    return _scored(
+        parse_rows(rated, LabelledColumns(0, (1, 2), RATINGS), f"{ratings} with {sentences.name}")
+    )
 
 
 def _scored(rows: Sequence[tuple[float, tuple[str, ...]]]) -> ScoredPairs:
@@ -159,13 +161,13 @@ YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
 STSB = Task(
     "STSBenchmark",
     {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("dev", "test")},
-    partial(read_pairs, form=Form(4, (5, 6), RATINGS)),
+    partial(read_pairs, columns=LabelledColumns(4, (5, 6), RATINGS)),
     score_pairs,
 )
 SICKR = Task(
     "SICKRelatedness",
     {"dev": ("SICK/SICK_trial.txt",), "test": ("SICK/SICK_test_annotated.txt",)},
-    partial(read_pairs, form=Form(3, (1, 2), RATINGS, header=True)),
+    partial(read_pairs, columns=LabelledColumns(3, (1, 2), RATINGS, header=True)),
     score_pairs,
 )
 STS_TASKS = (*YEARS, STSB, SICKR)

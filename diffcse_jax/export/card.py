@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
+from diffcse_jax.documents.find import DOCSTRINGS, WIKI1M
 from diffcse_jax.evaluation.results import Results, TableRow, format_scores, scores_by_column, table
 from diffcse_jax.io import HUB_REPOSITORY, expand_path
 from diffcse_jax.models import hf
@@ -37,8 +38,8 @@ _TAGS = (
     "jax",
 )
 _MASKED_LM_TAGS = ("fill-mask", "transformers", "diffcse", "jax")
-_LANGUAGES = {"wiki1m": ("en",), "docstrings": ("en",)}  # of texts with a name
-_DATASETS = {"wiki1m": HUB_REPOSITORY}
+_LANGUAGES = {WIKI1M: ("en",), DOCSTRINGS: ("en",)}  # of texts with a name
+_DATASETS = {WIKI1M: HUB_REPOSITORY}
 
 
 def model_card(

@@ -1,13 +1,11 @@
-"""The dev evaluation of a fine-tuning: the average score of its tasks."""
+"""The dev metric of a fine-tuning: the average score of its tasks."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from diffcse_jax.apps.finetune.model import TaskModel
 from diffcse_jax.apps.finetune.tasks import TaskData, labels_of
 from diffcse_jax.errors import counted
-from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.losses.finetune import AVERAGE, score_name
@@ -15,7 +13,7 @@ from diffcse_jax.run_folder.records import Measured, Outcomes
 
 
 @dataclasses.dataclass(frozen=True)
-class TasksMetric(Metric):
+class TasksMetric(Metric[TaskModel]):
     """The average score of the tasks, which chooses the checkpoint."""
 
     tasks: Sequence[TaskData]
@@ -35,8 +33,8 @@ class TasksMetric(Metric):
     def sample(self) -> tuple[int, str]:
         return sum(len(data.dev) for data in self.tasks), "dev rows"
 
-    def measure(self, model: Any) -> Measured:
-        """Return the scores of a `TaskModel`, and the outcome of each dev row.
+    def measure(self, model: TaskModel) -> Measured:
+        """Return the scores of a model, and the outcome of each dev row.
 
         An outcome is a value, or for classes 0 (wrong) or 100 (correct).
         """
@@ -53,13 +51,3 @@ class TasksMetric(Metric):
                 scores[name] = correlations(values.astype(float), labels.astype(float))["pearson"]
             outcomes.append(values.astype(float).tolist())
         return Measured(scores | {AVERAGE: sum(scores.values()) / len(scores)}, outcomes)
-
-
-class TaskEvaluation(DevEvaluation):
-    """The dev evaluation of a fine-tuning.
-
-    Its models are not encoders, so it caches no embeddings.
-    """
-
-    def measure(self, model: TaskModel) -> Measured:
-        return self.chosen.measure(model)

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from diffcse_jax import io
 from diffcse_jax.apps.finetune.heads import trained_heads
-from diffcse_jax.apps.finetune.metric import TaskEvaluation, TasksMetric
+from diffcse_jax.apps.finetune.metric import TasksMetric
 from diffcse_jax.apps.finetune.mixture import Mixture, by_ratio, resting
 from diffcse_jax.apps.finetune.model import TaskModel
 from diffcse_jax.apps.finetune.tasks import TaskData, labels_of, read_tasks
@@ -20,6 +20,7 @@ from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.data.token_store import Corpus, Row
 from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.hosts import log_line
 from diffcse_jax.losses.finetune import AVERAGE, head_of
 from diffcse_jax.models import layers
@@ -102,7 +103,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
         optimizer=make_optimizer(config.optim, steps, around=resting),
         source=source,
         text=text,
-        evaluation=TaskEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, tasks), text),
+        evaluation=DevEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, tasks), text),
         sentences=sentences_of,
         model_of=model_of,
     )
