@@ -19,6 +19,7 @@ import jax
 import tqdm
 
 from diffcse_jax import errors
+from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.errors import ConfigError, UserError, printable, printable_message
 from diffcse_jax.io import cache_folder
 
@@ -51,11 +52,6 @@ def set_verbosity(verbosity: Verbosity) -> None:
     )
 
 
-def is_quiet() -> bool:
-    """Return whether only warnings and errors are printed."""
-    return _verbosity == "quiet"
-
-
 def log_line(message: str, *, on_all: bool = False) -> None:
     """Print a line to standard error, above any progress bar.
 
@@ -66,6 +62,13 @@ def log_line(message: str, *, on_all: bool = False) -> None:
         _verbosity != "quiet" or message.startswith("warning:")
     ):
         tqdm.tqdm.write(printable_message(message), file=sys.stderr)
+
+
+def report(ledger: Ledger) -> None:
+    """Print what was read, and warn of what was lost or changed."""
+    odd = ledger.oddities() if ledger.has_losses or ledger.changed else []
+    for line in ledger.lines():
+        log_line(f"warning: {line}" if line in odd else line)
 
 
 class _Bar(tqdm.tqdm):

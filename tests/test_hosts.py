@@ -17,6 +17,7 @@ from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import api, hosts
 from diffcse_jax.config import configuration
+from diffcse_jax.documents.ledger import EMPTY, Ledger
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
@@ -200,6 +201,19 @@ def test_quiet_leaves_warnings(capsys, monkeypatch):
         hosts.log_line("notice")
         hosts.log_line("warning: low")
         assert capsys.readouterr().err.splitlines() == printed
+
+
+def test_what_was_lost_is_a_warning(capsys, monkeypatch):
+    monkeypatch.setattr(hosts, "_verbosity", "quiet")
+    ledger = Ledger("a.csv")
+    ledger.keep(2)
+    ledger.make("row{s}", 2)
+    ledger.leave_out(EMPTY)
+    hosts.report(ledger)
+    assert capsys.readouterr().err == ""
+    ledger.skip_file("b.csv", "damaged")
+    hosts.report(ledger)
+    assert "warning: skipped 1 file: 1 damaged (b.csv)\n" in capsys.readouterr().err
 
 
 def test_the_environment_numbers_the_processes(monkeypatch):

@@ -37,7 +37,7 @@ from diffcse_jax.errors import (
     NoSentencesError,
     counted,
 )
-from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.io import (
     disk_errors,
     expand_path,
@@ -48,7 +48,7 @@ from diffcse_jax.io import (
     write_json,
 )
 from diffcse_jax.search.passages import Passage, passages_of
-from diffcse_jax.search.reading import documents_with_text, report
+from diffcse_jax.search.reading import documents_with_text
 from diffcse_jax.search.vector_store import (
     find_parts,
     input_state,

@@ -23,12 +23,12 @@ from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.export import write_checkpoint
-from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.models import hf, layers
 from diffcse_jax.models.forward import fold_in_name
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.search.reading import documents_with_text, report
+from diffcse_jax.search.reading import documents_with_text
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MOST_CHARACTERS = 1000  # different ones in a vocabulary. A word with another one becomes [UNK]

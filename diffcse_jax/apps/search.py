@@ -30,13 +30,13 @@ from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_C
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError, printable
-from diffcse_jax.hosts import log_line
+from diffcse_jax.hosts import log_line, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.changes import plan
 from diffcse_jax.search.folder import Writer, is_index, writing
 from diffcse_jax.search.hits import Hit, Hits
 from diffcse_jax.search.index import Index
-from diffcse_jax.search.reading import documents_with_text, read_documents, report
+from diffcse_jax.search.reading import documents_with_text, read_documents
 from diffcse_jax.search.recommended import recommended
 from diffcse_jax.search.settings import IndexSettings, Input, input_of
 from diffcse_jax.search.vector_store import VectorStore, find_store

@@ -16,7 +16,7 @@ from diffcse_jax.documents.ledger import Ledger, Place, usable
 from diffcse_jax.documents.sentences import join, some_words, split_sentences, width, words
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation.metrics import RetrievalMetric
-from diffcse_jax.evaluation.user_files import report
+from diffcse_jax.hosts import report
 
 MOST_PAIRS = 1000
 FEWEST_WORDS = 6  # in a sentence that is halved

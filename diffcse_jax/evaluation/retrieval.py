@@ -35,7 +35,8 @@ from diffcse_jax.evaluation.search_collections import Collection, read_collectio
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
 from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_ranking, run_file, write_run
-from diffcse_jax.evaluation.user_files import lines_with_text, report
+from diffcse_jax.evaluation.user_files import lines_with_text
+from diffcse_jax.hosts import report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest

@@ -17,7 +17,8 @@ from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import EvaluationSettings
 from diffcse_jax.evaluation.search_collections import COLLECTION, Collection
-from diffcse_jax.evaluation.user_files import lines_with_text, report
+from diffcse_jax.evaluation.user_files import lines_with_text
+from diffcse_jax.hosts import report
 from diffcse_jax.io import disk_errors, expand_path, json_digest, write_text
 
 Ranking = Mapping[str, Mapping[str, float]]  # by query: scores by document

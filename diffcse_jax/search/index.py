@@ -20,7 +20,7 @@ from diffcse_jax.documents.memory import documents_in_memory
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.documents.tables.layout import as_id
 from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
-from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.languages import foreign_texts
 from diffcse_jax.models.sentence_folder import Prompts
@@ -33,7 +33,7 @@ from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
-from diffcse_jax.search.reading import count_documents, documents_with_text, report
+from diffcse_jax.search.reading import count_documents, documents_with_text
 from diffcse_jax.search.settings import IndexSettings, Input, check_mode, input_of
 from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store

@@ -7,7 +7,7 @@ from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.find import STDIN
 from diffcse_jax.documents.ledger import EMPTY, Ledger
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.hosts import Progress, is_quiet, log_line
+from diffcse_jax.hosts import Progress, report
 from diffcse_jax.search.passages import has_text
 
 
@@ -55,11 +55,3 @@ def require_some(documents: Sequence[Document], ledger: Ledger) -> None:
     if not documents:
         details = f" ({ledger.summary()})" if ledger.lines() else ""
         raise DataError(f"{ledger.name}: it contains no text{details}")
-
-
-def report(ledger: Ledger) -> None:
-    """Print what was read and what was not; in quiet mode, only if something was lost."""
-    for line in ledger.lines():
-        log_line(line)
-    if is_quiet() and ledger.has_losses:
-        log_line(f"warning: {ledger.summary()}")
