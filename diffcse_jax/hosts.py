@@ -20,11 +20,16 @@ import tqdm
 
 from diffcse_jax import errors
 from diffcse_jax.documents.ledger import Ledger
-from diffcse_jax.errors import ConfigError, UserError, printable, printable_message
+from diffcse_jax.errors import ConfigError, UserError, counted, printable, printable_message
 from diffcse_jax.io import cache_folder
 
 INITIALIZATION_SECONDS = 100  # all processes must have started within this time
-HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
+SIGN_SECONDS = 4  # between two signs of life of a process
+# A process that is silent for this long ends the others. Long work of other libraries may hold
+# Python's lock, and silence a process that is well.
+SILENCE_SECONDS = 60
+# JAX ends the others between half of this time and all of it, with messages of its own.
+HEARTBEAT_SECONDS = 180
 # A finished process waits this long for the others, because its exit would end them.
 SHUTDOWN_SECONDS = 30
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
@@ -250,8 +255,10 @@ def join() -> None:
         ) from error
     finally:
         timer.cancel()
-    if _distributed_state().num_processes > 1:
+    if jax.process_count() > 1:
         _Watch()
+        devices = counted(jax.device_count(), "device{s}")
+        log_line(f"{jax.process_count()} processes take part, with {devices} in all")
 
 
 def _distributed_state() -> Any:
@@ -323,74 +330,64 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
 
 
 class _Watch:
-    """Tells the other processes that this one is alive, and warns of processes that hang.
+    """Ends this process, with one sentence, when another process of the job is lost.
 
-    Two threads do that, because the store does not answer while the first process hangs.
+    JAX would end it later, and with pages of its own messages. There are two threads, because the
+    store does not answer while the first process hangs.
     """
 
     FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
 
     def __init__(self) -> None:
-        state = _distributed_state()
-        self._client, self._own, self._count = state.client, state.process_id, state.num_processes
-        # JAX ends the others between half of HEARTBEAT_SECONDS and all of it after the last sign,
-        # because its own signs are half as far apart. The warning must come before that.
-        self._patience = HEARTBEAT_SECONDS / 3
+        self._state = _distributed_state()
         # The last sign of life of each process (its host and a number), and when it came.
-        self._heard = dict.fromkeys(range(self._count), ("unknown", time.monotonic()))
+        count = self._state.num_processes
+        self._signs = dict.fromkeys(range(count), ("unknown", time.monotonic()))
+        self._patience = SILENCE_SECONDS
         self._stopped = threading.Event()
-        self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)
-        ]
-        for thread in self._threads:
-            thread.start()
-        atexit.register(self.stop)  # runs before JAX closes the store, which registered earlier
-
-    def stop(self) -> None:
-        """End both threads."""
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join(timeout=1)
+        atexit.register(self._stopped.set)  # runs before JAX closes the store
+        for work in (self._speak, self._listen):
+            threading.Thread(target=work, daemon=True).start()
+        self._usual_hook = sys.excepthook
+        sys.excepthook = self._on_error
 
     def _speak(self) -> None:
+        client, process = self._state.client, self._state.process_id
         for number in itertools.count():
             # The first process may have ended, or may not answer in time.
             with contextlib.suppress(RuntimeError):
                 sign = f"{socket.gethostname()} {number}"
-                self._client.key_value_set(f"{self.FOLDER}/{self._own}", sign, allow_overwrite=True)
-                for key, sign in self._client.key_value_dir_get(self.FOLDER):
-                    process = int(key.rpartition("/")[2])
-                    if sign != self._heard[process][0]:
-                        self._heard[process] = sign, time.monotonic()
-            if self._stopped.wait(self._patience / 5):
+                client.key_value_set(f"{self.FOLDER}/{process}", sign, allow_overwrite=True)
+                for key, sign in client.key_value_dir_get(self.FOLDER):
+                    other = int(key.rpartition("/")[2])
+                    if sign != self._signs[other][0]:
+                        self._signs[other] = sign, time.monotonic()
+            if self._stopped.wait(SIGN_SECONDS):
                 return
 
     def _listen(self) -> None:
-        named: set[int] = set()  # silent processes that a warning has named
-        while not self._stopped.wait(self._patience / 5):
-            silent = self._silent()
-            for process in silent - named:
-                self._warn(process)
-            named = silent
+        while not self._stopped.wait(1):
+            # The first process comes first: without it, no other can be heard.
+            for process, (sign, heard) in self._signs.items():
+                silence = time.monotonic() - heard
+                if process != self._state.process_id and silence > self._patience:
+                    self._end(process, sign.partition(" ")[0], silence)
 
-    def _silent(self) -> set[int]:
-        """Return the processes that have been silent for too long."""
-        now = time.monotonic()
-        since = {process: now - when for process, (_, when) in self._heard.items()}
-        silent = {process for process, seconds in since.items() if seconds > self._patience}
-        silent.discard(self._own)
-        return {0} if 0 in silent else silent  # without the first process, no other can be heard
-
-    def _warn(self, process: int) -> None:
-        sign, when = self._heard[process]
-        message = (
-            f"warning: process {process} of {self._count}, on host {sign.partition(' ')[0]}, has "
-            f"been silent for {time.monotonic() - when:.0f} s. It hangs or cannot be reached. "
-            f"Within {HEARTBEAT_SECONDS} s the other processes end. Everything saved is intact; "
-            "run the same command again to resume."
+    def _end(self, process: int, host: str, silence: float) -> None:
+        print(
+            f"error: process {process} of {len(self._signs)}, on host {host}, is lost: it has been "
+            f"silent for {silence:.0f} s. Everything saved is intact; run the same command again "
+            "to resume.",
+            file=sys.stderr,
+            flush=True,
         )
-        # Every process prints this, because the first one may be silent.
-        print(message, file=sys.stderr, flush=True)
+        os._exit(1)  # without exit handlers, because JAX's waits for the lost process
+
+    def _on_error(self, *error: Any) -> None:
+        """Print an uncaught error, unless it comes from a lost process, which is named instead."""
+        self._patience = min(self._patience, 3 * SIGN_SECONDS)
+        time.sleep(self._patience + 2)
+        self._usual_hook(*error)
 
 
 # Stop signals

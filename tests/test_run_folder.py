@@ -368,10 +368,12 @@ def test_every_start_is_recorded_and_changed_versions_are_reported(tmp_path, mon
         "version",
         lambda name: "9.9" if name == "jax" else version(name),
     )
+    count = jax.device_count()
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
     records.record_start(tmp_path, config, text="4567", step=30)
     assert (
-        f"in their last digits from here on: jax was {jax.__version__}, now 9.9\n"
-        in capsys.readouterr().err
+        f"in their last digits from here on: jax was {jax.__version__}, now 9.9, the number of "
+        f"devices was {count}, now 2\n" in capsys.readouterr().err
     )
 
 

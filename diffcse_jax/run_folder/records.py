@@ -196,6 +196,13 @@ def parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
 
 # The environment of each start
 
+# The entries under `devices` in messages.
+_NAMES_OF_DEVICES = {
+    "kind": "the kind of device",
+    "count": "the number of devices",
+    "hosts": "the number of processes",
+}
+
 
 def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None:
     """Append a line to `starts.jsonl`, and report what differs from the previous start.
@@ -221,7 +228,7 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
     with io.disk_errors(workdir / STARTS, safe=_SAFE):
         io.append_line(workdir / STARTS, json.dumps(now))
     changed = [
-        f"{name} was {before[group][name]}, now {value}"
+        f"{_NAMES_OF_DEVICES.get(name, name)} was {before[group][name]}, now {value}"
         for group in ("versions", "devices")
         for name, value in now[group].items()
         if before and before[group].get(name, value) != value
