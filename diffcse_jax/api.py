@@ -128,17 +128,15 @@ def train(
     )
 
 
-def _text_settings(
-    given: str | os.PathLike[str] | Iterable[Text], config: Config
-) -> dict[str, Any]:
+def _text_settings(text: str | os.PathLike[str] | Iterable[Text], config: Config) -> dict[str, Any]:
     """Return the configuration keys with which a run trains on this text."""
-    if isinstance(given, str) and re.search(r"\w\s+\w", given) and not expand_path(given).exists():
+    if isinstance(text, str) and re.search(r"\w\s+\w", text) and not expand_path(text).exists():
         raise ConfigError(
-            f"{given[:60]!r} is not a file. To train on sentences, give a list of them."
+            f"{text[:60]!r} is not a file. To train on sentences, give a list of them."
         )
-    if isinstance(given, str | os.PathLike):
-        return {"data.train_file": os.fspath(given)}
-    texts = iter(as_texts(given))
+    if isinstance(text, str | os.PathLike):
+        return {"data.train_file": os.fspath(text)}
+    texts = iter(as_texts(text))
     first = [*itertools.islice(texts, 1)]
     texts = itertools.chain(first, texts)
     if not first or isinstance(first[0], str | Mapping) or config.data.pairs == "columns":

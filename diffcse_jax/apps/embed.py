@@ -226,15 +226,15 @@ def find_inputs(
     patterns: Sequence[str], *, strict: bool = False, follow_links: bool = False
 ) -> list[str]:
     """Return the inputs that the patterns match, in the order of their names."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for pattern in patterns:
         for path in _matching(pattern, strict=strict, follow_links=follow_links):
-            if (other := found.setdefault(Path(path).name, path)) != path:
+            if (other := paths.setdefault(Path(path).name, path)) != path:
                 raise DataError(
                     f"--input: {other} and {path} have the same name, also for output. Name the "
                     "folder that holds both, or give each its own --output"
                 )
-    return [found[name] for name in sorted(found)]
+    return [paths[name] for name in sorted(paths)]
 
 
 def _matching(pattern: str, *, strict: bool, follow_links: bool) -> list[str]:
@@ -325,10 +325,10 @@ class _Job:
         links = self.options.follow_links
         digests = {path: _digest(path, documents, links) for path, documents in inputs.items()}
         pending = [path for path, digest in digests.items() if not self.is_done(path, digest)]
-        if found := len(find_parts(self.output)):
+        if files := len(find_parts(self.output)):
             complete = f"{len(inputs) - len(pending)} of {len(inputs)} inputs are complete"
             log_line(
-                f"resuming {self.output}: {complete}, {found:,} Parquet files exist", on_all=True
+                f"resuming {self.output}: {complete}, {files:,} Parquet files exist", on_all=True
             )
         with self.encoder.warning_once(), Progress("embedding", "texts") as progress:
             for path in pending:

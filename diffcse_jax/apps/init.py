@@ -85,13 +85,13 @@ def first_blocks(model: str, options: InitOptions) -> hf.Pretrained:
             f"--{name} is that of --model. Leave it out, or give --input for a new model"
         )
     checkpoint = hf.read(model)
-    found = checkpoint.config.num_blocks
+    blocks = checkpoint.config.num_blocks
     kept = options.blocks
-    if not 1 <= kept <= found:
+    if not 1 <= kept <= blocks:
         raise ConfigError(
-            f"--blocks={kept}: {model} has {found} blocks. Give a number from 1 to {found}"
+            f"--blocks={kept}: {model} has {blocks} blocks. Give a number from 1 to {blocks}"
         )
-    dropped = tuple(f"blocks.{number}." for number in range(kept, found))
+    dropped = tuple(f"blocks.{number}." for number in range(kept, blocks))
     transformer = {
         name: array
         for name, array in checkpoint.transformer.items()

@@ -185,8 +185,8 @@ def compare(encoders: Mapping[str, Loader], sample: Sample) -> Comparison:
         except UserError as error:
             problems.append(f"{label}: {str(error).splitlines()[0]}")
             continue
-        queries, found = map(normalize, sides)
-        for search, scores in zip(searches, queries @ found.T, strict=True):
+        queries, corpus = map(normalize, sides)
+        for search, scores in zip(searches, queries @ corpus.T, strict=True):
             hits = best_hits(scores, texts, HITS + 1)
             search.hits[label] = [hit for hit in hits if hit[0] != search.query][:HITS]
     return Comparison(sample.about, searches, problems)

@@ -240,8 +240,8 @@ def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions) -> 
 
 def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
     """Return the options with what an index has recorded of the input; refuse another input."""
-    own = _input(options)
-    recorded = next((each for each in index.inputs if each.name == own.name), None)
+    source = _input(options)
+    recorded = next((each for each in index.inputs if each.name == source.name), None)
     if recorded is None and not options.add:
         names = ", ".join(each.name or "texts given in Python" for each in index.inputs)
         raise ConfigError(
@@ -251,10 +251,10 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
     if recorded is None:
         return options
     for name in ("columns", "id_column"):
-        given, there = getattr(own, name), getattr(recorded, name)
-        if given and given != there:
+        value, there = getattr(source, name), getattr(recorded, name)
+        if value and value != there:
             before, now = (
-                each if isinstance(each, str) else " ".join(each) for each in (there, given)
+                each if isinstance(each, str) else " ".join(each) for each in (there, value)
             )
             raise ConfigError(
                 f"--{name}: {options.output} was built with {before or 'none'}, not {now}. Leave "
@@ -285,8 +285,7 @@ def _require_same_settings(index: Index, options: SearchOptions) -> None:
 
 def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchOptions) -> Index:
     """Bring an index of embeddings up to date."""
-    own = _input(options)
-    if old.inputs != (own,):
+    if old.inputs != (_input(options),):
         raise ConfigError(
             f"--add {options.source}: only texts can be added to an index, not embeddings"
         )
@@ -316,14 +315,14 @@ def _print_hits(options: SearchOptions, index: Index) -> None:
     for chunk in (
         [queries] if queries else _read_queries(options.queries_file, strict=options.strict)
     ):
-        found = index.search(
+        hits_by_query = index.search(
             chunk,
             options.top_k,
             options.threshold,
             prompt_name=options.prompt_name,
             mode=options.mode or "",
         )
-        for text, hits in zip(chunk, found, strict=True):
+        for text, hits in zip(chunk, hits_by_query, strict=True):
             shown = _as_json(text, hits) if options.as_json else _as_text(text, hits)
             print(shown, flush=True)
 
@@ -386,9 +385,9 @@ def _query_columns(tables: Sequence[Table]) -> list[str]:
 
 
 def _as_json(query: str, hits: Hits) -> str:
-    found = {"query": query, "hits": [_fields(hit) for hit in hits]}
+    fields = {"query": query, "hits": [_fields(hit) for hit in hits]}
     closeness = None if hits.closeness is None else round(hits.closeness, 4)
-    return json.dumps(found | {"closeness": closeness, "note": hits.note}, ensure_ascii=False)
+    return json.dumps(fields | {"closeness": closeness, "note": hits.note}, ensure_ascii=False)
 
 
 def _fields(hit: Hit) -> dict[str, Any]:
@@ -400,8 +399,8 @@ def _as_text(query: str, hits: Hits) -> str:
     lines = [*_wrapped(query), ""]
     labels = {"dense": "by meaning", "lexical": "by words"}
     for hit in hits:
-        found = [f"{labels[mode]}: {hit.ranks[mode]}" for mode in labels if mode in hit.ranks]
-        ranks = f"[{', '.join(found)}]" if found else ""
+        by_mode = [f"{labels[mode]}: {hit.ranks[mode]}" for mode in labels if mode in hit.ranks]
+        ranks = f"[{', '.join(by_mode)}]" if by_mode else ""
         parts = (f"  {hit.score:6.3f}", printable(hit.place()), ranks, hit.title)
         head = "  ".join(filter(None, parts))
         lines += _wrapped(head, indent=" " * 10, break_long_words=False)  # paths can be copied

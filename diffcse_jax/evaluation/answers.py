@@ -21,7 +21,7 @@ class Answers(NamedTuple):
     """The distinct targets of queries, and what each query should find among them."""
 
     first: Int[np.ndarray, " distinct"]  # the first of the targets that count as this one
-    own: Int[np.ndarray, " queries"]  # the distinct target of each query
+    target: Int[np.ndarray, " queries"]  # the distinct target of each query
     aside: Sequence[Int[np.ndarray, " _"]]  # for each query, targets that do not compete
 
     def scores(
@@ -33,17 +33,17 @@ class Answers(NamedTuple):
         and the first copy of all others.
         """
         rows = np.arange(len(scores))
-        found = scores[:, self.first]
-        found[rows, self.own[start : start + len(scores)]] = scores[rows, start + rows]
-        return found
+        of_targets = scores[:, self.first]
+        of_targets[rows, self.target[start : start + len(scores)]] = scores[rows, start + rows]
+        return of_targets
 
     def ignored(self, start: int, rows: int) -> Bool[np.ndarray, "rows distinct"]:
         """Return the targets that do not compete with the own target of each query."""
-        found = np.zeros((rows, len(self.first)), bool)
+        ignored = np.zeros((rows, len(self.first)), bool)
         for row in range(rows):
-            found[row, self.aside[start + row]] = True
-        found[np.arange(rows), self.own[start : start + rows]] = False
-        return found
+            ignored[row, self.aside[start + row]] = True
+        ignored[np.arange(rows), self.target[start : start + rows]] = False
+        return ignored
 
 
 def answers_of(
@@ -60,18 +60,18 @@ def answers_of(
             passage are one target. None: no targets share a passage.
     """
     asked, texts = [canonical(text) for text in queries], [canonical(text) for text in targets]
-    own = groups_of(texts) if passages is None else groups_of(texts, passages)
+    target = groups_of(texts) if passages is None else groups_of(texts, passages)
     columns: dict[str, set[int]] = {}
-    for text, column in zip(asked, own.tolist(), strict=True):
+    for text, column in zip(asked, target.tolist(), strict=True):
         columns.setdefault(text, set()).add(column)
-    for text, column in zip(texts, own.tolist(), strict=True):
+    for text, column in zip(texts, target.tolist(), strict=True):
         if text in columns:
             columns[text].add(column)
     aside = {
-        text: np.array(sorted(found)) if len(found) > 1 else _NONE  # one is the own target
-        for text, found in columns.items()
+        text: np.array(sorted(answers)) if len(answers) > 1 else _NONE  # one is the own target
+        for text, answers in columns.items()
     }
-    return Answers(first_rows(own), own, [aside[text] for text in asked])
+    return Answers(first_rows(target), target, [aside[text] for text in asked])
 
 
 def groups_of(*columns: Sequence[Hashable]) -> Int[np.ndarray, " rows"]:

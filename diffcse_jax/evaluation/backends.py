@@ -120,10 +120,10 @@ class TorchEncoder:
         warn_of_cut(
             sum(length > self._max_length for length in lengths), len(sentences), self._max_length
         )
-        found = self._model.encode(
+        embeddings = self._model.encode(
             [*sentences], prompt=prompt, batch_size=batch_size, show_progress_bar=False
         )
-        return require_finite(found)
+        return require_finite(embeddings)
 
 
 # Post-processing: baselines that transform the embeddings of a frozen encoder, fitted on unlabelled
@@ -189,8 +189,8 @@ def whitening(
     directions = directions[:, ::-1]
     spanned = int((variances > SMALLEST_VARIANCE * variances[0]).sum())
     if spanned < len(variances):
-        found = f"{len(embeddings)} different sentences span {spanned} dimensions"
-        raise DataError(f"{found}, not {len(variances)}. Give more text")
+        span = f"{len(embeddings)} different sentences span {spanned} dimensions"
+        raise DataError(f"{span}, not {len(variances)}. Give more text")
     return mean.astype(np.float32), (directions / np.sqrt(variances)).astype(np.float32)
 
 

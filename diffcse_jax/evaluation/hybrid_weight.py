@@ -41,5 +41,5 @@ def ndcg(order: Int[np.ndarray, " k"], grades: Mapping[int, float]) -> float:
     """Return nDCG@10 of a ranking, from 0 to 1; rows without a grade count 0."""
     discounts = 1 / np.log2(np.arange(2, 12))
     ideal = np.sort([*grades.values()])[::-1][:10]
-    found = np.array([grades.get(row, 0) for row in order[:10].tolist()])
-    return float(found @ discounts[: len(found)] / (ideal @ discounts[: len(ideal)]))
+    gains = np.array([grades.get(row, 0) for row in order[:10].tolist()])
+    return float(gains @ discounts[: len(gains)] / (ideal @ discounts[: len(ideal)]))

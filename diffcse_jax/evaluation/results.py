@@ -39,15 +39,15 @@ class TableRow(NamedTuple):
 
 
 def _published() -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    by_label: dict[str, dict[str, float]] = {}
     published = Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
     for group, rows in tomllib.loads(published).items():
         for row in rows:
             scores = row["scores"]
             if group in GROUPS:
                 scores = dict(zip((*GROUPS[group], f"average {group}"), scores, strict=True))
-            found.setdefault(row["label"], {}).update(scores)
-    return found
+            by_label.setdefault(row["label"], {}).update(scores)
+    return by_label
 
 
 PUBLISHED = _published()  # by the name of a model: its scores by column
@@ -170,8 +170,8 @@ def compared(
     """Return the columns and rows of tables: poolers and tasks, published scores and each model."""
     scores = [scores_by_column(results) for results in models]
     measured = [
-        TableRow(_label(results), format_scores(own) | {"pooler": results["pooler"]})
-        for results, own in zip(models, scores, strict=True)
+        TableRow(_label(results), format_scores(row) | {"pooler": results["pooler"]})
+        for results, row in zip(models, scores, strict=True)
     ]
     tables = []
     for columns in sections(scores):

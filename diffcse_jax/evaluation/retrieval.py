@@ -92,9 +92,9 @@ def target_ranks(
         if answers is None:
             ranks.append(ranks_among(scores, np.arange(start, start + len(scores))))
             continue
-        own = answers.own[start : start + BLOCK]
+        target = answers.target[start : start + BLOCK]
         ignored = answers.ignored(start, len(scores))
-        ranks.append(ranks_among(answers.scores(scores, start), own, ignored))
+        ranks.append(ranks_among(answers.scores(scores, start), target, ignored))
     return np.concatenate(ranks)
 
 
@@ -107,9 +107,9 @@ def ranks_among(
 
     Ties share their mean rank. Columns that are `ignored` do not count.
     """
-    own = scores[np.arange(len(targets)), targets][:, None]
-    higher = scores > own
-    equal = scores == own
+    target_scores = scores[np.arange(len(targets)), targets][:, None]
+    higher = scores > target_scores
+    equal = scores == target_scores
     if ignored is not None:
         higher, equal = higher & ~ignored, equal & ~ignored
     return higher.sum(axis=1) + (equal.sum(axis=1) + 1) / 2
@@ -137,15 +137,15 @@ def score_retrieval(
     scores = corpus[rows] @ corpus.T
     scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
     ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
-    found: dict[str, Any] = recalls(ranks) | {"n": len(rows)}
+    results: dict[str, Any] = recalls(ranks) | {"n": len(rows)}
     if settings.queries:
         queries = read_queries(settings.queries)
         embeddings = encoder.encode(queries)  # sentences of one kind, with the default prompt
-        found["examples"] = [
+        results["examples"] = [
             {"query": query, "hits": best_hits(row, texts, settings.top_k)}
             for query, row in zip(queries, normalize(embeddings) @ corpus.T, strict=True)
         ]
-    return found
+    return results
 
 
 def read_queries(file: Path) -> list[str]:
@@ -250,8 +250,10 @@ def search(
     queries, documents = map(normalize, encode_pairs(encoder, *texts, batch_size))
     scores, rows = nearest(queries, documents, DEPTH + 1)
     ranking = {}
-    for query, found, own in zip(collection.queries, rows.tolist(), scores.tolist(), strict=True):
-        hits = {ids[row]: score for row, score in zip(found, own, strict=True)}
+    for query, nearest_rows, similarities in zip(
+        collection.queries, rows.tolist(), scores.tolist(), strict=True
+    ):
+        hits = {ids[row]: score for row, score in zip(nearest_rows, similarities, strict=True)}
         hits = without_itself(query, hits, collection.judgements[query])
         ranking[query] = dict(itertools.islice(hits.items(), DEPTH))
     return ranking
@@ -289,8 +291,8 @@ def measure(
     for query, grades in judgements.items():
         documents = best_first(without_itself(query, ranking.get(query, {}), grades))
         ranked[query] = {document: -float(rank) for rank, document in enumerate(documents)}
-    for found in library.iter_calc([*names], judgements, ranked):
-        scores[names[found.measure]][found.query_id] = 100 * found.value
+    for result in library.iter_calc([*names], judgements, ranked):
+        scores[names[result.measure]][result.query_id] = 100 * result.value
     return scores
 
 

@@ -48,8 +48,8 @@ def score_documents(encoder: Encoder, file: str, settings: EvaluationSettings) -
     metric = queries_of_documents(file, strict=settings.strict)
     systems = compare_systems({"encoder": encoder}, metric)
     bm25, dense, hybrid = systems
-    found = {"mrr": dense.score, HYBRID: hybrid.score, BM25: bm25.score, "n": len(metric.queries)}
-    return found | {"systems": [system.summary() for system in systems]}
+    scores = {"mrr": dense.score, HYBRID: hybrid.score, BM25: bm25.score, "n": len(metric.queries)}
+    return scores | {"systems": [system.summary() for system in systems]}
 
 
 TASKS = {
@@ -111,8 +111,8 @@ def _full_name(name: str) -> str:
     if own_kind(name):
         return name
     known = {_plain(each): each for each in (*NAMES, *TASKS)} | ALIASES
-    if found := known.get(_plain(name)):
-        return found
+    if full_name := known.get(_plain(name)):
+        return full_name
     near = difflib.get_close_matches(_plain(name), known, n=1)
     hint = f"Did you mean {known[near[0]]}? " if near else ""
     names = ", ".join([*NAMES, *TASKS, *(f"{kind}:FILE" for kind in OWN)])
@@ -136,8 +136,8 @@ def run(options: EvaluateOptions) -> int:
 
     done: list[Results] = []
 
-    def keep(found: Results) -> None:  # after each task, because the next may fail
-        so_far = [*done, found]
+    def keep(results: Results) -> None:  # after each task, because the next may fail
+        so_far = [*done, results]
         write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, options.output)
 
     settings = dataclasses.replace(options, compared=tuple(dict.fromkeys(options.models)))
@@ -169,7 +169,7 @@ def evaluate_model(
     has_none = encoder.prompts.are_unused if are_own else not encoder.prompts.default
     if has_none and (warning := encoder.prompts.warning(model)):
         warn_user(warning)
-    found: Results = {
+    results: Results = {
         "model": model,
         "pooler": encoder.pooler,
         "truncate_dim": encoder.truncate_dim,
@@ -180,7 +180,7 @@ def evaluate_model(
         "not_official": {},
         "missing": missing,
     }
-    keep(found)
+    keep(results)
     for name in tqdm.tqdm(
         [name for name in tasks if name not in missing],
         desc=printable(model),
@@ -188,12 +188,14 @@ def evaluate_model(
         disable=None,
     ):
         scores = tasks[name].run(encoder, folder, settings)
-        found["tasks"][name] = scores | scores.get("aggregations", {}).get(settings.aggregation, {})
-        found["averages"] = averages(found["tasks"], mode)
+        results["tasks"][name] = scores | scores.get("aggregations", {}).get(
+            settings.aggregation, {}
+        )
+        results["averages"] = averages(results["tasks"], mode)
         if problem := size_problem(name, scores, mode):
-            found["not_official"][name] = problem
-        keep(found)
-    return found
+            results["not_official"][name] = problem
+        keep(results)
+    return results
 
 
 def _find_data(

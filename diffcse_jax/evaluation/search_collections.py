@@ -68,11 +68,11 @@ def read_collection(folder: Path, *, strict: bool = False) -> Collection:
 
 
 def _first_file(folder: Path, names: Iterable[str]) -> Path:
-    found = next((folder / name for name in names if os.path.isfile(folder / name)), None)
-    if found is None:
+    path = next((folder / name for name in names if os.path.isfile(folder / name)), None)
+    if path is None:
         needed = " or ".join(names)
         raise DataError(f"{str(folder)[:200]} is not a search collection: it has no {needed}")
-    return found
+    return path
 
 
 def _judgements_file(folder: Path) -> Path:
@@ -80,8 +80,8 @@ def _judgements_file(folder: Path) -> Path:
     splits = sorted((folder / "qrels").glob("*.tsv"))
     names = [name for name in _JUDGEMENTS if os.path.isfile(folder / name)]
     if not names and len(splits) > 1:
-        found = ", ".join(split.name for split in splits)
-        raise DataError(f"{folder}/qrels has several splits: {found}. Name one of them test.tsv")
+        listed = ", ".join(split.name for split in splits)
+        raise DataError(f"{folder}/qrels has several splits: {listed}. Name one of them test.tsv")
     path = _first_file(folder, _JUDGEMENTS) if names or not splits else splits[0]
     if others := [split.name for split in splits if split != path]:
         log_line(f"notice: {path}: other splits are not read: {', '.join(others)}")
@@ -126,8 +126,8 @@ def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
                 ledger.change(f"{what} without `text`", "kept with the title alone", place)
     if not any(texts.values()):
         expected = "an object with `_id` and `text`" if is_json else "an id, a tab and a text"
-        found = "; ".join(ledger.oddities()) or "The file is empty"
-        raise DataError(f"{path}: no line has text. Expected {expected} in each line. {found}")
+        details = "; ".join(ledger.oddities()) or "The file is empty"
+        raise DataError(f"{path}: no line has text. Expected {expected} in each line. {details}")
     ledger.read_file()
     ledger.make(what, len(texts))
     return texts
@@ -192,18 +192,18 @@ def _read_judgements(
     is_first = True
     for number, line in lines_with_text(path, ledger):
         place = Place(str(path), number)
-        found = _judgement(line)
-        if found is None:
+        judgement = _judgement(line)
+        if judgement is None:
             if not _is_remark(line, queries, is_first=is_first):
                 ledger.leave_out("without a query, a document and a grade", place)
-        elif found.query not in queries:
+        elif judgement.query not in queries:
             ledger.leave_out("whose query is not among the queries", place)
         else:
-            lines.setdefault(found.query, []).append(place)
-            grades = judgements.setdefault(found.query, {})
-            for what, outcome in _oddities(found, grades, documents):
+            lines.setdefault(judgement.query, []).append(place)
+            grades = judgements.setdefault(judgement.query, {})
+            for what, outcome in _oddities(judgement, grades, documents):
                 ledger.change(what, outcome, place)
-            grades[found.document] = max(0, int(found.grade))
+            grades[judgement.document] = max(0, int(judgement.grade))
         is_first = is_first and line.startswith("#")
     for query in [query for query, grades in judgements.items() if not any(grades.values())]:
         del judgements[query]
@@ -241,15 +241,15 @@ def _is_remark(line: str, queries: Mapping[str, str], *, is_first: bool) -> bool
 
 
 def _oddities(
-    found: _Judgement,
+    judgement: _Judgement,
     grades: Mapping[str, int],
     documents: Mapping[str, str],
 ) -> Iterable[tuple[str, str]]:
     """Yield what is odd about a judgement, and what becomes of it."""
-    if found.document not in documents:
+    if judgement.document not in documents:
         what = "judgement{s} whose document is not in the corpus"
         yield what, "a relevant document counts as missed"
-    if found.document in grades:  # trec_eval refuses the file
+    if judgement.document in grades:  # trec_eval refuses the file
         yield "repeated judgement{s}", "the last one counts, as in BEIR"
-    if not found.grade.is_integer():
+    if not judgement.grade.is_integer():
         yield "grade{s} with decimals", "cut to a whole number, as in trec_eval"

@@ -410,9 +410,9 @@ def score_examples(
     `devacc` chooses the regularization, `acc` is of the test split, and `ntrain`, `ndev` and
     `ntest` count examples.
     """
-    found = [example.label for example in content["train"]]
-    fewest = min(range(classes), key=found.count)
-    if (count := found.count(fewest)) < FEWEST_PER_CLASS:
+    labels = [example.label for example in content["train"]]
+    fewest = min(range(classes), key=labels.count)
+    if (count := labels.count(fewest)) < FEWEST_PER_CLASS:
         counts = counted(count, "training example{s}")
         raise DataError(
             f"there are {counts} of class {fewest}; every class needs {FEWEST_PER_CLASS}"

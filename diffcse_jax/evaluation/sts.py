@@ -99,10 +99,10 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
     rated = []
     for number, (gold, pair) in enumerate(zip(golds, pairs, strict=True), 1):
         if rating := gold.split("\t")[0].strip():
-            if (found := len(pair.strip().split("\t"))) != 2:
+            if (count := len(pair.strip().split("\t"))) != 2:
                 raise DataError(
                     f"{sentences}, line {number}: expected 2 sentences separated by a tab, found "
-                    f"{found}"
+                    f"{count}"
                 )
             rated.append((number, f"{rating}\t{pair}"))
     return _scored(
@@ -220,14 +220,14 @@ def similarity_by_rating(
             np.histogram(inside, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
         )
         mean, std = (float(group.mean()), float(group.std())) if len(group) else (None, None)
-        found = {
+        summary = {
             "ratings": f"{low}-{high}",
             "n": len(group),
             "mean": mean,
             "std": std,
             "density": density.tolist(),
         }
-        groups.append(found)
+        groups.append(summary)
     return groups
 
 

@@ -32,7 +32,7 @@ class Contest(NamedTuple):
 
     similarities: Scores
     words: Scores  # of BM25
-    own: Int[np.ndarray, " queries"]  # the text that each query should find
+    target: Int[np.ndarray, " queries"]  # the text that each query should find
     ignored: Bool[np.ndarray, "queries texts"]  # texts that do not compete
 
     def of(self, queries: Bool[np.ndarray, " all_queries"]) -> "Contest":
@@ -42,7 +42,7 @@ class Contest(NamedTuple):
     def weight(self) -> float:
         """Return the weight of BM25 that is best for these queries."""
         similarities, words = self._lowered()
-        return choose_weight(similarities, words, self.own[:, None].tolist())
+        return choose_weight(similarities, words, self.target[:, None].tolist())
 
     def ranks(self, weight: float) -> Ranks:
         """Return the rank of each query's own text by both scores."""
@@ -50,7 +50,7 @@ class Contest(NamedTuple):
         fused = [combine(dense, lexical, weight, dense, lexical) for dense, lexical in scores]
         if not fused:
             return np.zeros(0)
-        return retrieval.ranks_among(np.stack(fused), self.own, self.ignored)
+        return retrieval.ranks_among(np.stack(fused), self.target, self.ignored)
 
     def _lowered(self) -> list[Scores]:
         """Return both scores, in which texts that do not compete have the lowest score of a row."""
@@ -107,15 +107,15 @@ def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) ->
         return System(name, mode, encoder, weight, 100 / ranks, groups)
 
     words = answers.scores(_word_scores(metric))
-    ranks = retrieval.ranks_among(words, answers.own, ignored)[metric.judging]
+    ranks = retrieval.ranks_among(words, answers.target, ignored)[metric.judging]
     systems = [system(BM25, "lexical", "", 1.0, ranks)]
     for name, encoder in encoders.items():
         embeddings = encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size)
         queries, targets = map(normalize, embeddings)
         similarities = answers.scores(queries @ targets.T)
-        ranks = retrieval.ranks_among(similarities, answers.own, ignored)[metric.judging]
+        ranks = retrieval.ranks_among(similarities, answers.target, ignored)[metric.judging]
         systems.append(system(name, "dense", name, 0.0, ranks))
-        contest = Contest(similarities, words, answers.own, ignored)
+        contest = Contest(similarities, words, answers.target, ignored)
         weight, ranks = _hybrid(contest, metric)
         systems.append(system(f"{name} + {BM25}", "hybrid", name, weight, ranks))
     return systems

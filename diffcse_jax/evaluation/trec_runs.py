@@ -48,7 +48,7 @@ def fields_of_ids(ids: Keys[str]) -> dict[str, str]:
     fields = {key: key for key in plain}
     for key in ids:
         if key not in plain:
-            field = _ENCODED.sub(lambda found: quote(found[0]), key)
+            field = _ENCODED.sub(lambda match: quote(match[0]), key)
             while field in plain:
                 field = field.replace("%", "%25")
             fields[key] = field
@@ -189,10 +189,10 @@ def check_run_files(settings: EvaluationSettings) -> None:
             path, name = run_file(dataclasses.replace(settings, model=model), folder)
             lines = lines_with_text(path, Ledger(str(path))) if path.exists() else iter(())
             _, line = next(lines, (0, ""))
-            found = (line.split() or [name])[-1]
-            if found != name:
+            recorded = (line.split() or [name])[-1]
+            if recorded != name:
                 raise ConfigError(
-                    f"--runs: {path} contains another run, {found[:60]}, of another model or "
+                    f"--runs: {path} contains another run, {recorded[:60]}, of another model or "
                     f"collection or with other settings. Remove it, or {_INSTEAD}"
                 )
 

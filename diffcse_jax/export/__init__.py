@@ -208,10 +208,10 @@ def check_folder(
     differences = {}
     for name, encode in _readers(folder).items():
         with _errors_of(name):
-            found = embeddings(encode)
+            actual = embeddings(encode)
         wanted = normalize(expected) if name == GRAPH else expected
-        same_shape = found.shape == wanted.shape  # false if a reader ignores `truncate_dim`
-        differences[name] = float(np.abs(found - wanted).max()) if same_shape else np.inf
+        same_shape = actual.shape == wanted.shape  # false if a reader ignores `truncate_dim`
+        differences[name] = float(np.abs(actual - wanted).max()) if same_shape else np.inf
         scale = float(np.abs(wanted).max())
         if not differences[name] <= TOLERANCE * scale:
             raise CheckpointError(

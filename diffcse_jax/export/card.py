@@ -156,12 +156,12 @@ def command_of(config: Config) -> str:
     Keys that depend on the machine are left out. The command names the shipped configuration that
     differs in the fewest keys, and has one override per line.
     """
-    given = tuple(f"{name}." for name in config.given_losses)
+    prefixes = tuple(f"{name}." for name in config.given_losses)
     unnamed = machine_keys()
     values = {
         key: value
         for key, value in flat(portable(config)).items()
-        if key not in unnamed and not key.startswith(given)
+        if key not in unnamed and not key.startswith(prefixes)
     }
     changes = {}
     for name in sorted(path.stem for path in SHIPPED.glob("*.py")):
@@ -212,8 +212,10 @@ def recorded_results(
         path for name in RESULTS if (path := run / name).is_file() and path.stat().st_mtime >= since
     ]
     comparable = {"mode": "test", "aggregation": "all", "post": None}  # as published
-    found = [row for path in files for row in read_results(path)]
-    rows = [row for row in found if all(row.get(key) == value for key, value in comparable.items())]
+    measured = [row for path in files for row in read_results(path)]
+    rows = [
+        row for row in measured if all(row.get(key) == value for key, value in comparable.items())
+    ]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
     exported = (saved.applied, truncate_dim)
     start = saved.config.model.name_or_path

@@ -65,8 +65,8 @@ def info_nce(
     )
     # Subtracting a row's positive changes no softmax. It is done before the division, which makes
     # numbers twenty times as large: similarities close to the positive then keep their digits.
-    own = jax.lax.stop_gradient(jnp.diagonal(similarities))
-    logits = (similarities - own[:, None]) / temperature
+    positive = jax.lax.stop_gradient(jnp.diagonal(similarities))
+    logits = (similarities - positive[:, None]) / temperature
     own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(anchors), dtype=logits.dtype)
     logits += jnp.concatenate(
         [jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)], axis=1
@@ -111,8 +111,8 @@ def separate_info_nce(
         positive *= ratio
     else:
         others += jnp.log(ratio)
-    own = jnp.eye(len(z1), dtype=bool)
-    others = jnp.where(own if left_out is None else own | left_out, -jnp.inf, others)
+    diagonal = jnp.eye(len(z1), dtype=bool)
+    others = jnp.where(diagonal if left_out is None else diagonal | left_out, -jnp.inf, others)
     return -jax.nn.log_softmax(jnp.concatenate([positive[:, None], others], axis=1), axis=1)[:, 0]
 
 

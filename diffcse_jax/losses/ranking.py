@@ -107,8 +107,10 @@ class RankingDistillation(Loss):
             raise ConfigError(f"distillation.teachers names a teacher twice: {self.teachers}")
         for key, values in (("poolers", self.poolers), ("shares", self.shares)):
             if len(values) not in (0, count):
-                found = f"{counted(len(values), 'value{s}')} for {counted(count, 'teacher{s}')}"
-                raise ConfigError(f"distillation.{key} has {found}. Give one per teacher, or none.")
+                numbers = f"{counted(len(values), 'value{s}')} for {counted(count, 'teacher{s}')}"
+                raise ConfigError(
+                    f"distillation.{key} has {numbers}. Give one per teacher, or none."
+                )
         if self.shares and not sum(self.shares) > 0:
             raise ConfigError(
                 "distillation.shares are all 0. Leave them out to give all teachers the same "

@@ -296,9 +296,9 @@ def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
             lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape), metadata
         )
         arrays = handler.restore(folder, args=ocp.args.StandardRestore(like))
-        found = array_digests(arrays)
+        digests = array_digests(arrays)
         for name, digest in record.digests[item].items():
-            if found.get(name) != digest:
+            if digests.get(name) != digest:
                 raise ValueError(f"{item}/{name} differs from its digest")
     return record, arrays
 

@@ -125,8 +125,8 @@ def open_run(
 
     hosts.decided_by_first(begin_or_check)
     if jax.process_count() > 1:
-        found = multihost_utils.process_allgather(np.int32((workdir / CONFIG).is_file()))
-        if not found.all():
+        has_config = multihost_utils.process_allgather(np.int32((workdir / CONFIG).is_file()))
+        if not has_config.all():
             raise CheckpointError(
                 f"{workdir} is not the same folder on all processes. Give a --workdir on a file "
                 "system that they share"

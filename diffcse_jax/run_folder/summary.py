@@ -142,13 +142,13 @@ class RunSummary:
             for start in self.starts
         }
         mixed = len(environments) > 1
-        found = {
+        reasons = {
             f"{skipped_steps} skipped because the loss or gradient was NaN or infinite": skipped,
             "the gradient was 0 at some steps, so nothing was learned there": stalled,
             "the run was resumed with other versions, devices or code than it started with": mixed,
             "the code had uncommitted changes": dirty,
         }
-        return [warning for warning, applies in found.items() if applies]
+        return [warning for warning, applies in reasons.items() if applies]
 
 
 def read_summary(path: str | Path) -> RunSummary:
@@ -291,10 +291,10 @@ class Chart:
 
 def draw_curves(workdir: Path) -> Path:
     """Draw a run's dev metrics and losses into `WORKDIR/report/curves.png`, and return its path."""
-    found = curves(read_summary(workdir))
+    charts = curves(read_summary(workdir))
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)
-    _draw([*found["dev"], *found["losses"]], path, (4.6, 4.2), dpi=120)
+    _draw([*charts["dev"], *charts["losses"]], path, (4.6, 4.2), dpi=120)
     return path
 
 
@@ -320,9 +320,9 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
 def curves(run: RunSummary) -> dict[str, list[Chart]]:
     """Return the charts of a run's metrics by section: `dev`, `losses` and `others`."""
     names = list(dict.fromkeys(name for row in run.rows for name in row))
-    own: dict[str, tuple[str, ...]] = {}
+    panels: dict[str, tuple[str, ...]] = {}
     for loss in run.config.losses.values():
-        own |= loss.panels
+        panels |= loss.panels
     chosen = f"dev/{run.metric}"
     recalls = [
         name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen
@@ -341,14 +341,14 @@ def curves(run: RunSummary) -> dict[str, list[Chart]]:
     }
     if len(losses) != 1:
         losses["loss (weighted sum)"] = ["loss"]
-    losses |= own | {"similarity of pairs and of others": SIMILARITY_CURVES}
+    losses |= panels | {"similarity of pairs and of others": SIMILARITY_CURVES}
 
     shown = {
         "step",
         "loss",
         "bad_steps",
         *SIMILARITY_CURVES,
-        *(name for metrics in own.values() for name in metrics),
+        *(name for metrics in panels.values() for name in metrics),
     }
     elsewhere = ("loss_", "dev/", "start/")
     rest = [name for name in names if name not in shown and not name.startswith(elsewhere)]

@@ -157,8 +157,8 @@ def own_generator(
                 # Last: if it is there, the head is complete.
                 write_sealed(record, scores, [weights])
     steps = counted(int(scores["steps"]), "step{s}")
-    found = f"accuracy {scores['accuracy']:.1f}%, perplexity {scores['perplexity']:.0f}, {steps}"
-    log_line(f"generator: on masked tokens, {found}")
+    quality = f"accuracy {scores['accuracy']:.1f}%, perplexity {scores['perplexity']:.0f}, {steps}"
+    log_line(f"generator: on masked tokens, {quality}")
     return dataclasses.replace(encoder, mlm_head=head)
 
 

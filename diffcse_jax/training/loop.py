@@ -112,9 +112,9 @@ class Run:
                 return f"{metric} has not improved in {evaluations}"
             return ""
 
-        if found := hosts.decided_by_first(reason):
-            log_line(f"Training ends at step {step} of {total_steps}: {found}.")
-        return bool(found)
+        if why := hosts.decided_by_first(reason):
+            log_line(f"Training ends at step {step} of {total_steps}: {why}.")
+        return bool(why)
 
 
 def loop(

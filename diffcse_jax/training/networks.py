@@ -218,16 +218,18 @@ def build(
         )
     generator = generator if config.needs("generator") else None
     if generator is not None:
-        own = generator.config
+        sizes_of_generator = generator.config
         if not config.generator.dropout:
-            own = own.with_dropout((0.0,), (0.0,))
-        generator = dataclasses.replace(generator, config=own)
-        transformer, head = partial(Transformer, own), partial(MaskedLMHead, own)
+            sizes_of_generator = sizes_of_generator.with_dropout((0.0,), (0.0,))
+        generator = dataclasses.replace(generator, config=sizes_of_generator)
+        transformer = partial(Transformer, sizes_of_generator)
+        head = partial(MaskedLMHead, sizes_of_generator)
         networks["generator"] = Network(transformer, generator.transformer, frozen=True)
         networks["generator_head"] = Network(head, generator.mlm_head, frozen=True)
     if discriminator is not None:
-        own = sizes_for_run(discriminator.config, config)
-        discriminator = dataclasses.replace(discriminator, config=own)
+        discriminator = dataclasses.replace(
+            discriminator, config=sizes_for_run(discriminator.config, config)
+        )
     checkpoints = PretrainedCheckpoints(
         dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator
     )

@@ -58,9 +58,9 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
         asked = f"mesh.data={config.mesh.data}, mesh.model={model}"
-        found = counted(len(available), "device{s}")
         raise ConfigError(
-            f"{asked}: this run has {found}. The product of the two must be at most that."
+            f"{asked}: this run has {counted(len(available), 'device{s}')}. The product of the "
+            "two must be at most that."
         )
     sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
     if train.chunks > 1:

@@ -229,13 +229,13 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     if train.chunks > 1 and examples >= chunk:
         unit = chunk_size = chunk  # not larger ones, which the devices may not divide
     size = examples // unit * unit
-    given = f"{config.data.train_file} gives {counted(examples, 'training example{s}')}"
+    amount = f"{config.data.train_file} gives {counted(examples, 'training example{s}')}"
     if size < 2:
         raise DataError(
-            f"{given}, too few for a batch on {counted(devices, 'device{s}')}. Give more text."
+            f"{amount}, too few for a batch on {counted(devices, 'device{s}')}. Give more text."
         )
     log_line(
-        f"notice: {given}, fewer than train.batch_size={train.batch_size}. Training with batches "
+        f"notice: {amount}, fewer than train.batch_size={train.batch_size}. Training with batches "
         f"of {size}."
     )
     train = dataclasses.replace(train, batch_size=size, chunk_size=chunk_size)
