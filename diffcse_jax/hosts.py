@@ -383,11 +383,12 @@ class _Watch:
         )
         os._exit(1)  # without exit handlers, because JAX's waits for the lost process
 
-    def _on_error(self, *error: Any) -> None:
+    def _on_error(self, kind: type[BaseException], *error: Any) -> None:
         """Print an uncaught error, unless it comes from a lost process, which is named instead."""
-        self._patience = min(self._patience, 3 * SIGN_SECONDS)
-        time.sleep(self._patience + 2)
-        self._usual_hook(*error)
+        if issubclass(kind, Exception):
+            self._patience = min(self._patience, 3 * SIGN_SECONDS)
+            time.sleep(self._patience + 2)
+        self._usual_hook(kind, *error)
 
 
 # Stop signals

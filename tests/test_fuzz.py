@@ -31,7 +31,7 @@ from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.runner import TASKS
 from diffcse_jax.evaluation.senteval_data import LabelledColumns
-from diffcse_jax.models import hf, sentence_folder
+from diffcse_jax.models import hf, poolers, sentence_folder
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.run_folder.finding import find_run
