@@ -1,4 +1,4 @@
-"""Whether the time that a function takes grows with the size of a text, and not with its square."""
+"""Whether the time that a function takes grows with a text, and not with the square of its size."""
 
 import time
 from collections.abc import Callable
@@ -12,6 +12,15 @@ def seconds(call: Callable[[str], object], text: str) -> float:
         call(text)
         times.append(time.process_time() - start)
     return min(times)
+
+
+def assert_small(call: Callable[[str], object], make: Callable[[int], str], number: int) -> None:
+    """Assert that texts with some parts and with four times as many take little time.
+
+    What took the square of the number would take many seconds.
+    """
+    before = seconds(call, make(number))
+    assert seconds(call, make(4 * number)) < 8 * before + 1
 
 
 def assert_linear(call: Callable[[str], object], part: str) -> None:

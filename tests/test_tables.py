@@ -1,5 +1,6 @@
 """Rows of tables in every format: what is in a file is read, or stands in the ledger."""
 
+import contextlib
 import csv
 import gzip
 import io
@@ -8,6 +9,7 @@ import math
 import re
 import time
 from collections.abc import Iterable
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
+from growth import assert_small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_fuzz import json_values, spoiled
@@ -27,6 +30,7 @@ from diffcse_jax.documents.find import TABLES, find_source
 from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger
 from diffcse_jax.documents.open import open_table
 from diffcse_jax.documents.tables import arrow as columnar
+from diffcse_jax.documents.tables import json as json_rows
 from diffcse_jax.documents.tables.arrow import data_set_folders
 from diffcse_jax.documents.tables.delimited import Form, records
 from diffcse_jax.documents.tables.table import Table
@@ -734,3 +738,78 @@ def test_repeated_words_are_a_category_unless_there_is_nothing_else():
 
 def test_all_extensions_are_known():
     assert set(CONTENT) < set(TABLES)
+
+
+# Time and memory
+
+
+def read_all(path: Path) -> int:
+    """Return the number of rows of a table."""
+    table = open_table(path, path.name)
+    return sum(1 for _ in table.rows(table.columns, Ledger(path.name)))
+
+
+@pytest.mark.parametrize(
+    ("make", "number"),
+    [
+        (lambda n: "a," * n + "\n" + "b," * n, 6_000),  # repeated names
+        (lambda n: "a," * n + "\n" + "b,c\n" * n, 4_000),  # short rows
+        (lambda n: "a" + "," * n + "\n" + ("b" + "," * n + "\n") * 9, 6_000),  # no names
+    ],
+)
+def test_time_grows_with_the_size_of_a_wide_table(tmp_path, make, number):
+    def read(text: str) -> int:
+        (tmp_path / "a.csv").write_text(text)
+        return read_all(tmp_path / "a.csv")
+
+    assert_small(read, make, number)
+
+
+def test_time_grows_with_the_number_of_columns(tmp_path):
+    def read(names: str) -> int:
+        table = pa.table({name: ["some text"] for name in names.split()})
+        pq.write_table(table, tmp_path / "a.parquet")
+        return read_all(tmp_path / "a.parquet")
+
+    assert_small(read, lambda number: " ".join(f"c{each}" for each in range(number)), 1_000)
+
+
+def test_rows_may_lack_a_hundred_columns_or_half(tmp_path):
+    header = ",".join(f"column_{number}" for number in range(300))
+    for width, expected in ((150, 9), (149, 0)):
+        row = ",".join(["some text"] * width)
+        (tmp_path / "a.csv").write_text("\n".join([header, *[row] * 9]))
+        assert read_all(tmp_path / "a.csv") == expected
+
+
+def test_blank_lines_may_stand_above_a_table(tmp_path):
+    (tmp_path / "a.csv").write_text("\n" * 500 + "name,note\none,two\n")
+    table = open_table(tmp_path / "a.csv", "a.csv")
+    ledger = Ledger("a.csv")
+    assert [*table.rows(table.columns, ledger)] == [(502, {"name": "one", "note": "two"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", "[{}]"),
+        ("a.json", '{{"a": {}}}'),
+        ("a.jsonl", '{{"a": {}}}'),
+    ],
+)
+def test_values_of_json_are_counted_before_they_take_memory(tmp_path, monkeypatch, name, text):
+    number = 20_000
+    monkeypatch.setattr(json_rows, "MOST_VALUES", number)
+    monkeypatch.setattr(json_rows, "MOST_VALUES_OF_OBJECT", number)
+    words = json.dumps("a, [b: {c" * number)
+    (tmp_path / name).write_text(text.format(words))
+    assert read_all(tmp_path / name) == 1  # marks inside a text are no values
+    (tmp_path / name).write_text(text.format(f"[{'[],' * 400_000}[]]"))
+    tracemalloc.start()
+    rows = 0
+    with contextlib.suppress(DataError):
+        rows = read_all(tmp_path / name)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert rows == 0
+    assert most < 30 << 20

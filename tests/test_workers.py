@@ -71,12 +71,25 @@ def test_a_file_that_cannot_be_read_costs_only_itself(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not every system can limit memory")
 def test_memory_has_a_limit(tmp_path, monkeypatch):
-    (tmp_path / "a.html").write_text("<b>x" * 500_000)
-    (tmp_path / "b.html").write_text("<p>Text.")
+    (tmp_path / "a.html").write_text("<p>x" * 500_000)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"ab\n\n" * 2_000_000))
+    (tmp_path / "c.html").write_text("<p>Text.")
     monkeypatch.setattr(workers, "MEMORY", 130 << 20)
-    found = list(parse_files([tmp_path / "a.html", tmp_path / "b.html"], with_code=True))
-    assert found[0] == Unreadable("needs too much memory")
-    assert isinstance(found[1], Parsed)
+    files = [tmp_path / name for name in ("a.html", "b.txt.gz", "c.html")]
+    *large, small = parse_files(files, with_code=True)
+    assert large == [Unreadable("needs too much memory")] * 2
+    assert isinstance(small, Parsed)
+
+
+def test_only_small_files_of_plain_text_are_read_without_limits(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.")
+    files = [tmp_path / "a.txt", tmp_path / "none.txt"]
+    expected = [parsed(files[0], "One.\n\nTwo."), Unreadable("no such file")]
+    assert list(parse_files(files, with_code=True)) == expected
+    assert not workers._running
+    monkeypatch.setattr(workers, "SMALL", 4)
+    assert list(parse_files(files, with_code=True)) == expected
+    assert len(workers._running) == 1
 
 
 def test_a_process_that_ends_is_replaced(tmp_path):
@@ -105,7 +118,7 @@ def run(folder: Path, *names: str) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(SCRIPT)
     (folder / "json.py").write_text("raise RuntimeError('never imported')")
     command = [sys.executable, "-P", "script.py", *names]
-    environment = {**os.environ, "PYTHONPATH": str(Path(workers.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(workers.__file__).parents[3])}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip

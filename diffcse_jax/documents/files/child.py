@@ -33,7 +33,7 @@ def main() -> None:
         faulthandler.dump_traceback_later(request["seconds"], exit=True)
         answer = _answer(request, content)
         faulthandler.cancel_dump_traceback_later()
-        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
         answers.flush()
 
 

@@ -13,6 +13,7 @@ import importlib.util
 import io
 import json
 import re
+import sys
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ OUT_OF_MEMORY = "needs too much memory"
 TOO_DEEP = "nested too deeply"
 ENDLESS = "with names that stand for too much text"
 MOST_BYTES = 256 << 20  # of a file, decompressed
+MOST_MEMORY = 256 << 20  # bytes of memory that the titles and lines of a document may take
 
 
 class Parsed(NamedTuple):
@@ -106,7 +108,14 @@ def _checked(parsed: Parsed) -> Parsed | Unreadable:
     sections = tuple((repaired(title), list(map(repaired, lines))) for title, lines in with_text)
     if not sections:
         return Unreadable(NO_TEXT)
+    if sum(_memory(title) + sum(map(_memory, lines)) for title, lines in sections) > MOST_MEMORY:
+        return Unreadable(OUT_OF_MEMORY)
     return Parsed(sections, dict(parsed.left_out), (*parsed.notes, *_replaced_note(broken)))
+
+
+def _memory(text: str) -> int:
+    """Return the bytes of memory that a text takes, with its place in a list."""
+    return sys.getsizeof(text) + 8
 
 
 # Text
@@ -195,6 +204,7 @@ FRONT_MATTER = re.compile(
     r"(.*?\n)??(?:\1|\.\.\.)[ \t]*(?:\n|\Z)",
     re.DOTALL,
 )
+LONGEST_FRONT_MATTER = 4096  # characters; TOML takes time that grows with the square
 NOT_TEXT = re.compile(
     r"^[ \t>]*:{3,}.*$"  # ::: of site generators
     r"|\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]"  # [!NOTE]
@@ -226,19 +236,18 @@ def _html_of_markdown(text: str) -> str:
 def _without_front_matter(text: str) -> tuple[str, str, tuple[str, ...]]:
     """Return the title in front matter of YAML or TOML, the text below it, and notes.
 
-    Front matter that is not valid is text. So is what stands between two lines of dashes if it is
-    not a mapping.
+    Front matter that is long or not valid is text. So is what stands between two lines of dashes if
+    it is not a mapping.
     """
-    found = FRONT_MATTER.match(text)
-    if not found:
+    match = FRONT_MATTER.match(text)
+    if not match:
         return "", text, ()
-    below = text[found.end() :]
-    front = found[2] or ""
-    name, load = ("YAML", _yaml) if found[1] == "---" else ("TOML", tomllib.loads)
+    below = text[match.end() :]
+    front = match[2] or ""
     try:
-        values = load(front) if front.strip() else {}
-    except (ValueError, RecursionError):
-        note = f"front matter is not valid {name}, and was read as text"
+        values = _loaded(front, match[1])
+    except ValueError as error:
+        note = f"front matter is {error}, and was read as text"
         return "", f"{front}\n\n{below}", (note,)
     is_front = isinstance(values, dict) and ("title" in values or not any(map(_is_prose, values)))
     if not is_front:
@@ -246,13 +255,37 @@ def _without_front_matter(text: str) -> tuple[str, str, tuple[str, ...]]:
     return _title(values.get("title")), below, ()
 
 
+def _loaded(front: str, mark: str) -> Any:
+    """Return the values in front matter, or raise `ValueError` that says what it is."""
+    if len(front) > LONGEST_FRONT_MATTER:
+        raise ValueError(f"longer than {LONGEST_FRONT_MATTER:,} characters")
+    if not front.strip():
+        return {}
+    load, problem = _LOADERS[mark]
+    try:
+        return load(front)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(problem) from error
+
+
 def _yaml(text: str) -> Any:
-    """Load YAML whose values stay text: `1.10` is not a number."""
+    """Load YAML whose values stay text: `1.10` is not a number.
+
+    An alias repeats what stands elsewhere, so that a few of them may stand for millions of values.
+    """
     yaml = require_extra("yaml", EXTRA)
     try:
+        if "*" in text and any(isinstance(each, yaml.AliasToken) for each in yaml.scan(text)):
+            raise ValueError
         return yaml.load(text, yaml.BaseLoader)
     except yaml.YAMLError as error:
         raise ValueError from error
+
+
+_LOADERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "---": (_yaml, "not valid YAML, or has aliases"),
+    "+++": (tomllib.loads, "not valid TOML"),
+}
 
 
 def _is_prose(key: Any) -> bool:
@@ -273,9 +306,9 @@ def _title(value: Any) -> str:
 def _read_rst(content: bytes, kind: str, with_code: bool) -> Parsed:
     """Read reStructuredText. Directives of Sphinx are left out."""
     text = _decoded(content)
-    page, unread = html_of_rst(text.text)
+    page, unread, notes = html_of_rst(text.text)
     sections, left_out = html_sections(page, with_code=with_code)
-    return Parsed(sections, {**left_out, **unread}, text.notes)
+    return Parsed(sections, {**left_out, **unread}, (*text.notes, *notes))
 
 
 # Pdf

@@ -6,7 +6,7 @@ finds them. No tree is built, so that deep nesting and tags that are never close
 
 import collections
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffcse_jax.errors import require_extra
@@ -15,9 +15,14 @@ EXTRA = "documents"
 MOST = 0.5  # an element with a larger share of a page's text is not beside the text: it is the text
 ALL = 0.9  # and so are several `pre` or tables together
 LONGEST_HEADING = 300  # characters; a longer one was never closed
+LONGEST_TITLE = 256  # characters of a title or a path of headings; a longer title is text
+# Elements inside each other. For an end tag, libxml2 may look through all that are open.
+DEEPEST = 20_000
+PIECE = 1 << 16  # bytes that are parsed at once
 LONGEST_ANCHOR = 2  # characters of a link beside a heading, such as a pilcrow
 LONGEST_LABEL = 20  # events inside it
 BETWEEN_CELLS = " | "
+PATH = ": "  # between headings
 
 HEADINGS = ("", "h1", "h2", "h3", "h4", "h5", "h6")  # by level
 BLOCKS = {
@@ -68,7 +73,7 @@ class Element(NamedTuple):
 
     tag: str
     start: int  # the number of its first event
-    classes: tuple[str, ...]
+    classes: frozenset[str]
     characters: int  # before it
     prose: int
 
@@ -97,12 +102,17 @@ def html_sections(
     etree = require_extra("lxml.etree", EXTRA)
     page = _Page()
     parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
-    parser.feed(_without_stray_ends(text).encode())
+    content = _without_stray_ends(text).encode()
+    for start in range(0, len(content) or 1, PIECE):  # libxml2 reads all of a piece
+        parser.feed(content[start : start + PIECE])
     parser.close()
     reader = _Reader(page, with_code=with_code, is_page=is_page)
     blocks = list(reader.blocks())
     has_title = any(block.level == 1 for block in blocks)
     title = "" if has_title else page.title or title
+    if len(title) > LONGEST_TITLE:
+        blocks = [Block([title]), *blocks]
+        title = ""
     sections = sections_of(blocks, title, first_is_title=first_is_title)
     return tuple(sections), reader.left_out
 
@@ -118,7 +128,7 @@ def sections_of(
     """Yield titles and lines. A title is the path of headings, `Guide: Installation`.
 
     A repeated heading is named once. A heading without text or headings below it is a paragraph of
-    the section above it.
+    the section above it. So is a heading that a long path leaves out.
     """
     path = {title: 1} if title else {}  # headings and their levels
     lines: list[str] = []
@@ -129,19 +139,31 @@ def sections_of(
             alone = ""
             continue
         if lines:
-            yield ": ".join(path), lines
+            yield _joined(path), lines
             lines = []
         first = next(iter(path), "") if first_is_title else ""
         above = dict(item for item in path.items() if item[0] == first or item[1] < block.level)
-        if alone and alone not in above:
-            yield ": ".join(heading for heading in path if heading != alone), [alone, ""]
+        (heading,) = block.lines
+        if alone and alone not in _shortened([*above, heading]):
+            yield _joined(each for each in path if each != alone), [alone, ""]
         path = above
-        (alone,) = block.lines
+        alone = heading
         path.setdefault(alone, block.level)
     if lines:
-        yield ": ".join(path), lines
+        yield _joined(path), lines
     elif alone:
-        yield ": ".join(heading for heading in path if heading != alone), [alone, ""]
+        yield _joined(each for each in path if each != alone), [alone, ""]
+
+
+def _joined(path: Iterable[str]) -> str:
+    return PATH.join(_shortened([*path]))
+
+
+def _shortened(path: Sequence[str]) -> Sequence[str]:
+    """Leave headings of a long path out: those after the first, then the first."""
+    while len(path) > 1 and len(PATH.join(path)) > LONGEST_TITLE:
+        path = [path[0], *path[2:]] if len(path) > 2 else path[1:]
+    return path
 
 
 def _without_stray_ends(text: str) -> str:
@@ -197,7 +219,9 @@ class _Page:
         if is_text:
             self.plain.add(index)
         self._note_layout(tag)
-        classes = tuple(attributes.get("class", "").split())
+        if len(self._open) >= DEEPEST:
+            raise RecursionError
+        classes = frozenset(attributes.get("class", "").split())
         self._open.append(Element(tag, index, classes, self._all_characters, self.all_prose))
         self._opened[tag] += 1
         if tag in MEASURED:
@@ -278,7 +302,7 @@ class _Page:
 
     def _is_label(self, element: Element, end: int) -> bool:
         """Return whether an element is an anchor, a footnote's number, or a note's usual title."""
-        if not REFERENCES.isdisjoint(element.classes):
+        if not element.classes.isdisjoint(REFERENCES):
             return True
         if end - element.start > LONGEST_LABEL:
             return False
@@ -375,7 +399,8 @@ class _Reader:
 
     def _heading(self, index: int) -> list[Block]:
         text = " ".join("".join(map(_spaced, self._inside(index))).split())
-        return [Block([text], HEADINGS.index(self._page.events[index].tag))] if text else []
+        level = HEADINGS.index(self._page.events[index].tag) if len(text) <= LONGEST_TITLE else 0
+        return [Block([text], level)] if text else []
 
     def _preformatted(self, index: int) -> list[Block]:
         """Read the lines of an element as they stand."""

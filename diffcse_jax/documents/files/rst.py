@@ -6,10 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from diffcse_jax.errors import require_extra
+from diffcse_jax.errors import counted, require_extra
 
 EXTRA = "documents"
-MOST_SUBSTITUTIONS = 2_000  # names in texts that themselves replace names
+MOST_SUBSTITUTED = 1 << 20  # characters that stand for names
+COST_OF_A_NAME = 500  # characters that take docutils as long as a name in the text of another
+# Characters of a paragraph times those that may be markup: docutils takes as long for markup in a
+# long paragraph. Above this number, a paragraph is read without its markup.
+MOST_MARKUP = 1 << 23
+LISTS = {"contents", "target-notes"}  # docutils would write all headings or links into each
 LEFT_OUT = "unread directive{s}"
 
 SETTINGS = {
@@ -25,15 +30,16 @@ SETTINGS = {
     "math_output": "LaTeX",
     "line_length_limit": 1 << 30,
 }
+MARKUP = "*`|_"
 ROLE = re.compile(r"(?<![\w:+.-])([\w:+.-]*:)`([^`]*)`")
 DIRECTIVE = re.compile(r"^[ \t]*\.\. ([\w:.+-]+?)::(?:[ \t]|$)", re.MULTILINE)
-# Of Sphinx and its extensions: settings and links to other files, which have no text of their own,
-# and code. What stands in other directives is text.
+# Settings, links to other files and tables of contents, which have no text of their own, and code.
+# All but the latter are of Sphinx and its extensions. What stands in other directives is text.
 WITHOUT_TEXT = {
     "autoclass", "autodata", "autoexception", "autofunction", "automethod", "automodule",
     "autosummary", "codeauthor", "currentmodule", "default-domain", "highlight", "index",
     "literalinclude", "module", "moduleauthor", "py:currentmodule", "py:module", "rst-class",
-    "sectionauthor", "tabularcolumns", "toctree",
+    "sectionauthor", "tabularcolumns", "toctree", *LISTS,
 }  # fmt: skip
 CODE = {
     "code-cell", "digraph", "doctest", "graph", "graphviz", "ipython", "jupyter-execute", "mermaid",
@@ -45,14 +51,16 @@ class TooManySubstitutionsError(Exception):
     """Names that stand for texts with names, and so on, until they are millions."""
 
 
-def html_of_rst(text: str) -> tuple[str, Mapping[str, int]]:
-    """Return html, and how many parts were left out, by kind.
+def html_of_rst(text: str) -> tuple[str, Mapping[str, int], tuple[str, ...]]:
+    """Return html, how many parts were left out by kind, and notes.
 
     Included files and raw text of other formats are not read.
     """
     core = require_extra("docutils.core", EXTRA)
     writers = require_extra("docutils.writers.html4css1", EXTRA)
-    reader = _reader_class()()
+    rst = require_extra("docutils.parsers.rst", EXTRA)
+    markup = _Markup()
+    reader = _reader_class()(rst.Parser(inliner=markup.inliner))
     with _sphinx_directives(text):
         parts = core.publish_parts(
             without_roles(text),
@@ -61,7 +69,13 @@ def html_of_rst(text: str) -> tuple[str, Mapping[str, int]]:
             settings_overrides=SETTINGS,
         )
     left_out = {LEFT_OUT: reader.unread} if reader.unread else {}
-    return parts["body"], left_out
+    return parts["body"], left_out, tuple(_about_plain(markup.plain))
+
+
+def _about_plain(paragraphs: int) -> Iterator[str]:
+    """Yield a note about paragraphs whose markup is not read."""
+    if paragraphs:
+        yield f"{counted(paragraphs, 'paragraph{s}')} with too much markup, which was read as text"
 
 
 # Roles
@@ -94,7 +108,8 @@ def _sphinx_directives(text: str) -> Iterator[None]:
     directives = require_extra("docutils.parsers.rst.directives", EXTRA)
     english = require_extra("docutils.parsers.rst.languages.en", EXTRA)
     names = {name.lower() for name in DIRECTIVE.findall(text)}
-    unknown = names - english.directives.keys() - directives._directives.keys()
+    known = {*english.directives, *directives._directives} - LISTS
+    unknown = names - known
     for name in unknown:
         directives.register_directive(name, _directive_class())
     try:
@@ -144,6 +159,28 @@ def _directive_class() -> Any:
 # Documents
 
 
+class _Markup:
+    """Reads the markup in paragraphs, in time that grows with their length.
+
+    Attributes:
+        inliner: What docutils reads markup with. A class of ours in its place would break docutils.
+        plain: The number of paragraphs whose markup is text.
+    """
+
+    def __init__(self) -> None:
+        self.inliner = require_extra("docutils.parsers.rst.states", EXTRA).Inliner()
+        self.plain = 0
+        self._text = require_extra("docutils.nodes", EXTRA).Text
+        self._parse = self.inliner.parse
+        self.inliner.parse = self._bounded
+
+    def _bounded(self, text: str, *context: Any) -> Any:
+        if len(text) * sum(map(text.count, MARKUP)) <= MOST_MARKUP:
+            return self._parse(text, *context)
+        self.plain += 1
+        return [self._text(text)], []
+
+
 @functools.cache
 def _reader_class() -> Any:
     """Return a reader that looks at a document before docutils expands it and forgets errors."""
@@ -151,6 +188,14 @@ def _reader_class() -> Any:
 
     class Reader(base):
         unread = 0
+
+        def new_document(self) -> Any:
+            document = super().new_document()
+            note = document.note_explicit_target
+            # Nobody sees the messages about repeated names. To place one takes time that grows with
+            # the number of them.
+            document.note_explicit_target = lambda target, _=None: note(target)
+            return document
 
         def parse(self) -> None:
             super().parse()
@@ -169,9 +214,9 @@ def _holds_unread_text(node: Any) -> bool:
 
 def _check_substitutions(document: Any) -> None:
     """Raise an error if expanding the names in a document would take long."""
-    nested = {name.lower(): _references(text) for name, text in document.substitution_defs.items()}
-    sizes: dict[str, int] = {}
-    if sum(_expansions(name, nested, sizes) for name in _references(document)) > MOST_SUBSTITUTIONS:
+    texts = {name.lower(): text for name, text in document.substitution_defs.items()}
+    costs: dict[str, int] = {}
+    if sum(_cost(name, texts, costs) for name in _references(document)) > MOST_SUBSTITUTED:
         raise TooManySubstitutionsError
 
 
@@ -181,9 +226,12 @@ def _references(node: Any) -> list[str]:
     return [each["refname"].lower() for each in found]
 
 
-def _expansions(name: str, nested: Mapping[str, list[str]], sizes: dict[str, int]) -> int:
-    """Return how many names the text of a name brings, also in the texts of those names."""
-    if name not in sizes:
-        sizes[name] = 0  # if it contains itself, which docutils refuses
-        sizes[name] = sum(1 + _expansions(each, nested, sizes) for each in nested.get(name, ()))
-    return sizes[name]
+def _cost(name: str, texts: Mapping[str, Any], costs: dict[str, int]) -> int:
+    """Return how many characters stand for a name, also through names in its text."""
+    if name not in texts:
+        return 0
+    if name not in costs:
+        costs[name] = 0  # if it contains itself, which docutils refuses
+        below = (COST_OF_A_NAME + _cost(each, texts, costs) for each in _references(texts[name]))
+        costs[name] = len(texts[name].astext()) + sum(below)
+    return costs[name]

@@ -139,9 +139,14 @@ class _Stored(NamedTuple):
     ) -> Iterator[NumberedRow]:
         values = _Values()
         number = 0
+        copies = _copies(stored)
         try:
             for batch in self.batches([stored[place] for place in places.values()]):
-                columns = [values.of(_column(batch, stored, place)) for place in places.values()]
+                same = collections.defaultdict(list)
+                for place, column in enumerate(batch.schema.names):
+                    same[column].append(place)
+                wanted = [same[stored[place]][copies[place]] for place in places.values()]
+                columns = [values.of(batch.column(place)) for place in wanted]
                 for row in range(len(batch)):
                     number += 1
                     yield number, {name: c[row] for name, c in zip(places, columns, strict=True)}
@@ -152,11 +157,14 @@ class _Stored(NamedTuple):
             ledger.note(f"{self.name}: {note}")
 
 
-def _column(batch: pa.RecordBatch, stored: list[str], place: int) -> pa.Array:
-    """Return a column. Several may have its name, and a batch may have more than were asked for."""
-    name = stored[place]
-    same = [number for number, each in enumerate(batch.schema.names) if each == name]
-    return batch.column(same[stored[:place].count(name)])
+def _copies(names: Sequence[str]) -> list[int]:
+    """Return for each name how often it stands before."""
+    counts: collections.Counter[str] = collections.Counter()
+    copies = []
+    for name in names:
+        copies.append(counts[name])
+        counts[name] += 1
+    return copies
 
 
 class _Values:

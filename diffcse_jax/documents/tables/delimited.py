@@ -45,6 +45,7 @@ TAB_EXTENSIONS = (".tsv", ".tab")
 SAMPLE_LINES = 200
 SAMPLE_CHARACTERS = 1 << 20
 MOST = 0.6  # of some lines
+MOST_LACKING = 100  # of the last fields of a row, or half of them
 COST_OF_A_LINE = 64  # bytes of memory beside its characters
 # Excel writes it on a line of its own.
 NAMED_SEPARATOR = re.compile(r'"?sep=([,;|\t])"?\s*', re.IGNORECASE)
@@ -159,10 +160,11 @@ def _repeats(fields: Sequence[str], columns: Sequence[str]) -> bool:
 
 
 def _first(lines: Iterable[Line]) -> list[Line]:
-    """Return the first lines, by which the form is found."""
+    """Return the first lines that are not blank and those after them: they show the form."""
     found = []
     size = 0
-    for number, line in itertools.islice(lines, SAMPLE_LINES):
+    filled = itertools.dropwhile(lambda line: not line[1].strip(), lines)
+    for number, line in itertools.islice(filled, SAMPLE_LINES):
         found.append((number, line))
         size += len(line)
         if size > SAMPLE_CHARACTERS:
@@ -356,26 +358,27 @@ def _shortest(rows: Sequence[Sequence[str]], width: int, name: str) -> tuple[int
     """Return how few fields a row may have, and a note.
 
     It is the width of the head, unless many rows have fewer: some programs leave out what is
-    missing at the end. A single short row is a part of a broken one.
+    missing at the end. A single short row is a part of a broken one. If rows lack most of many
+    columns, reading them would take as long as if they were full.
     """
     counts = collections.Counter(len(fields) for fields in rows)
     enough = max(3, len(rows) / 10)
-    usual = [each for each, count in counts.items() if 2 <= each < width and count >= enough]
+    fewest = max(2, min(width // 2, width - MOST_LACKING))
+    usual = [each for each, count in counts.items() if fewest <= each < width and count >= enough]
     if not usual:
         return width, ()
     return min(usual), (f"{name}: rows lack up to {width - min(usual)} of the last columns",)
 
 
-def _stands_beyond(rows: Sequence[ParsedRow], width: int) -> bool:
-    return any(any(map(str.strip, each.fields[width - 1 :])) for each in rows)
-
-
 def _named(names: list[str], rows: Sequence[ParsedRow]) -> list[str]:
     """Return names without empty ones at the end, below which nothing stands."""
-    width = len(names)
-    while width and not names[width - 1] and not _stands_beyond(rows, width):
-        width -= 1
+    width = max(map(_filled, [names, *(row.fields for row in rows)]))
     return names[:width]
+
+
+def _filled(fields: Sequence[str]) -> int:
+    """Return the number of fields up to the last one that is not blank."""
+    return max((place for place, field in enumerate(fields, 1) if field.strip()), default=0)
 
 
 def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

@@ -28,6 +28,9 @@ from diffcse_jax.documents.text.lines import extension, read_lines, read_text
 from diffcse_jax.errors import DataError, counted
 
 LONGEST_OBJECT = 1 << 28  # characters of a file with one object, which is read as a whole
+MOST_VALUES = 1 << 20  # of a row; each may take a hundred bytes of memory
+MOST_VALUES_OF_OBJECT = 1 << 22
+STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?')
 ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
@@ -136,6 +139,7 @@ def _lines(path: Path, name: str, ledger: Ledger) -> Values:
             ledger.leave_out(EMPTY, Place(name, number))
             continue
         try:
+            _check_values(line, MOST_VALUES)
             value = json.loads(line)
         except (ValueError, RecursionError):
             ledger.leave_out(NOT_OBJECT, Place(name, number))
@@ -154,7 +158,8 @@ def _list(path: Path, name: str, ledger: Ledger) -> Values:
         window.expect("[")
         while window.next() != "]":
             number += 1
-            yield Value(number, window.value())
+            value, text = window.value()
+            yield Value(number, value, bool(ESCAPED_HALF.search(text)))
             if window.next() != "]":
                 window.expect(",")
         window.expect("]")
@@ -189,8 +194,8 @@ class _Window:
             raise ValueError(f"{found!r} stands where {expected} should be")
         self.place += len(mark)
 
-    def value(self) -> Any:
-        """Read a value. A number at the end of what is here may go on."""
+    def value(self) -> tuple[Any, str]:
+        """Read a value, and return it with its text. A number at the end may go on."""
         self.next()
         while True:
             try:
@@ -200,10 +205,12 @@ class _Window:
                     raise ValueError(f"longer than {LONGEST_ROW:,} characters") from None
                 if not self._read_on():
                     raise
+                _check_values(self.text, MOST_VALUES)
                 continue
             if end < len(self.text) or not self._read_on():
+                text = self.text[self.place : end]
                 self.place = end
-                return value
+                return value, text
 
     def _read_on(self) -> bool:
         """Read at least as much as is here, so that reading a long value takes linear time."""
@@ -235,11 +242,23 @@ def _object(path: Path, name: str, ledger: Ledger) -> dict[str, Any]:
                 f"{name}: one object is longer than {limit}, the limit for reading it as a whole. "
                 "Write an object on each line, with the extension .jsonl"
             )
+    text = "".join(parts)
     try:
-        found = json.loads("".join(parts))
+        _check_values(text, MOST_VALUES_OF_OBJECT)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name} is not valid JSON: {error}. {EXPECTED}") from error
-    return found
+
+
+def _check_values(text: str, most: int) -> None:
+    """Raise `ValueError` if a text may hold more values than these, before they take memory."""
+    if len(text) > most and _marks(text) > most and _marks(STRING.sub("", text)) > most:
+        raise ValueError(f"more than {most:,} values")
+
+
+def _marks(text: str) -> int:
+    """Return the number of characters that precede a value."""
+    return sum(map(text.count, "[{,:"))
 
 
 def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[str, ...]]:

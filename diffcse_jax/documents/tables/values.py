@@ -58,20 +58,21 @@ def unique_names(names: Iterable[str], name: str) -> tuple[tuple[str, ...], tupl
 
     Without a name, a column is called `column 3`. A second column `text` is called `text.1`.
     """
-    wanted = [" ".join(each.split()) or f"column {number}" for number, each in enumerate(names, 1)]
-    taken = set(wanted)
-    columns: dict[str, None] = {}
-    notes = []
-    for each in wanted:
-        unique = each
-        number = 0
-        while unique in columns or (number and unique in taken):
-            number += 1
-            unique = f"{each}.{number}"
-        if unique != each:
-            notes.append(f"{name}: the column {each!r} is there again; it is called {unique!r}")
-        columns[unique] = None
-    return tuple(columns), tuple(notes)
+    named = [" ".join(each.split()) or f"column {number}" for number, each in enumerate(names, 1)]
+    taken = set(named)
+    copies: dict[str, Iterator[int]] = {}  # by name: the numbers that are not tried yet
+    columns = []
+    repeated = []
+    for column in named:
+        unique = column
+        if column in copies:
+            numbered = (f"{column}.{number}" for number in copies[column])
+            unique = next(each for each in numbered if each not in taken)
+            taken.add(unique)
+            repeated.append(f"the column {column!r} is there again; it is called {unique!r}")
+        copies.setdefault(column, itertools.count(1))
+        columns.append(unique)
+    return tuple(columns), (f"{name}: {listed(repeated)}",) if repeated else ()
 
 
 def listed(names: Iterable[str]) -> str:
