@@ -24,6 +24,10 @@ class UserError(Exception):
     exit_code = 2
 
 
+class MissingPackageError(UserError):
+    """A package that is not installed, and that only an optional feature needs."""
+
+
 class ConfigError(UserError):
     """A configuration key or value that cannot be used."""
 
@@ -196,15 +200,16 @@ def require_extra(module: str, extra: str) -> Any:
     """Import a module that only an optional feature needs.
 
     Raises:
-        UserError: Its package is not installed, or Python cannot import it. The error names the
-            package's extra, or the reason. The reason may be any package that this one imports.
+        MissingPackageError: Its package is not installed. The error names the package's extra.
+        UserError: Python cannot import it. The error names the reason, which may be any package
+            that this one imports.
     """
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except Exception as error:  # a broken installation raises OSError, AttributeError and others
         if isinstance(error, ModuleNotFoundError) and error.name == package:
-            raise UserError(
+            raise MissingPackageError(
                 f"this needs the package {package}, which is not installed. Install the extra "
                 f"{extra!r}: pip install 'diffcse_jax[{extra}]'"
             ) from error

@@ -569,16 +569,22 @@ def test_what_cannot_be_read_has_a_reason(content, kind, reason):
     [(".html", "lxml", "documents"), (".md", "pyromark", "documents"), (".rst", "docutils", "documents"),
      (".pdf", "pypdfium2", "documents"), (".docx", "kreuzberg", "office")],
 )  # fmt: skip
-def test_a_missing_library_is_named_with_its_extra(monkeypatch, kind, library, extra):
+def test_a_missing_or_broken_library_is_named(monkeypatch, kind, library, extra):
     def fail(name: str) -> None:
-        raise ModuleNotFoundError(name=name.partition(".")[0])
+        raise next(errors)("libz.so: not found", name=name.partition(".")[0])
 
     usual = importlib.import_module
+    errors = iter([ModuleNotFoundError, ModuleNotFoundError, ImportError, ImportError])
     monkeypatch.setattr(
         importlib, "import_module", lambda name: (fail if name.startswith(library) else usual)(name)
     )
     reason = f"needs the extra {extra}: pip install 'diffcse_jax[{extra}]'"
     assert parse(b"Text.", kind, with_code=False) == Unreadable(reason)
+    assert formats.lacks_library(kind)
+    reason = parse(b"Text.", kind, with_code=False).reason
+    problem = f"not read, because the package {library} is installed, but Python cannot import it"
+    assert reason.startswith(f"{problem}: libz.so: not found. Install, update or")
+    assert formats.lacks_library(kind)
 
 
 @pytest.mark.parametrize("kind", [".txt", ".md", ".html", ".rst"])

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import importlib.util
 import io
 import json
 import os
@@ -244,10 +243,7 @@ def test_tokens_are_made_again_after_a_library_was_installed(tmp_path, monkeypat
         return open_documents_to_search(str(tmp_path)).fingerprint()
 
     installed = fingerprint()
-    usual = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "pypdfium2" else usual(name)
-    )
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
     assert fingerprint() != installed
 
 

@@ -1,1 +1,3 @@
 """Files of documents become titled sections."""
+
+EXTRA = "documents"  # the optional dependencies that most formats need

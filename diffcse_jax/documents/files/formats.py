@@ -9,7 +9,6 @@ import codecs
 import collections
 import contextlib
 import html
-import importlib.util
 import io
 import json
 import re
@@ -19,12 +18,13 @@ import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.files.html import EXTRA, Sections, html_of_xhtml, html_sections
+from diffcse_jax.documents.files import EXTRA
+from diffcse_jax.documents.files.html import Sections, html_of_xhtml, html_sections
 from diffcse_jax.documents.files.pdf import EncryptedError, pdf_paragraphs
 from diffcse_jax.documents.files.rst import TooManySubstitutionsError, html_of_rst
 from diffcse_jax.documents.ledger import EMPTY, NO_TEXT
 from diffcse_jax.documents.text.encodings import decode
-from diffcse_jax.errors import UserError, counted, require_extra
+from diffcse_jax.errors import MissingPackageError, UserError, counted, require_extra
 
 DAMAGED = "damaged"
 ENCRYPTED = "encrypted"
@@ -64,9 +64,11 @@ def parse(content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
         return Unreadable(EMPTY)
     try:
         parsed = read(content, kind, with_code)
-    except UserError:  # a library is missing
-        extra = "office" if kind in OFFICE else EXTRA
+    except MissingPackageError:
+        extra = OFFICE_EXTRA if kind in OFFICE else EXTRA
         return Unreadable(f"needs the extra {extra}: pip install 'diffcse_jax[{extra}]'")
+    except UserError as error:  # a library is broken
+        return Unreadable(f"not read, because {' '.join(str(error).split())}")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # libraries raise many types, and those in Rust their own
@@ -76,9 +78,13 @@ def parse(content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
 
 
 def lacks_library(kind: str) -> bool:
-    """Return whether documents of a kind are left out, because a library is not installed."""
-    library = _LIBRARIES.get(_READERS[kind])
-    return library is not None and importlib.util.find_spec(library) is None
+    """Return whether documents of a kind are left out, because a library is missing or broken."""
+    for library in _LIBRARIES[_READERS[kind]]:
+        try:
+            require_extra(library, EXTRA)
+        except UserError:
+            return True
+    return False
 
 
 class TooLargeError(Exception):
@@ -348,6 +354,7 @@ def _html_of_cell(cell: Mapping[str, Any]) -> str:
 
 # Office
 
+OFFICE_EXTRA = "office"
 OPEN_XML = "application/vnd.openxmlformats-officedocument"
 OPEN_DOCUMENT = "application/vnd.oasis.opendocument"
 OFFICE = {  # what the library kreuzberg reads, by extension
@@ -389,7 +396,7 @@ def _read_office(content: bytes, kind: str, with_code: bool) -> Parsed:
     """Read an office document as the Markdown that kreuzberg makes of it."""
     if content.startswith(OLE) and ENCRYPTED_PART in content:
         raise EncryptedError
-    kreuzberg = require_extra("kreuzberg", "office")
+    kreuzberg = require_extra("kreuzberg", OFFICE_EXTRA)
     config = kreuzberg.ExtractionConfig(use_cache=False, output_format="markdown", disable_ocr=True)
     unread: Mapping[str, int] = {}
     if content.startswith(ZIP):
@@ -457,13 +464,14 @@ _READERS: dict[str, _Reader] = {
     ".ipynb": _read_notebook,
     **dict.fromkeys(OFFICE, _read_office),
 }
-_LIBRARIES: dict[_Reader, str] = {  # that a reader cannot do without
-    _read_markdown: "pyromark",
-    _read_html: "lxml",
-    _read_rst: "docutils",
-    _read_pdf: "pypdfium2",
-    _read_notebook: "pyromark",
-    _read_office: "kreuzberg",
+_LIBRARIES: dict[_Reader, tuple[str, ...]] = {
+    _read_text: (),
+    _read_markdown: ("pyromark", "yaml", "lxml.etree"),
+    _read_html: ("lxml.etree",),
+    _read_rst: ("docutils.core", "lxml.etree"),
+    _read_pdf: ("pypdfium2",),
+    _read_notebook: ("pyromark", "lxml.etree"),
+    _read_office: ("kreuzberg", "pyromark", "lxml.etree"),
 }
 KINDS = tuple(_READERS)
 PLAIN_TEXT = tuple(kind for kind, read in _READERS.items() if read is _read_text)

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from diffcse_jax.documents.files import EXTRA
 from diffcse_jax.errors import require_extra
 
-EXTRA = "documents"
 MOST = 0.5  # an element with a larger share of a page's text is not beside the text: it is the text
 ALL = 0.9  # and so are several `pre` or tables together
 LONGEST_HEADING = 300  # characters; a longer one was never closed

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from diffcse_jax.documents.files import EXTRA
 from diffcse_jax.errors import require_extra
 
-EXTRA = "documents"
 PASSWORD_ERROR = 4  # FPDF_ERR_PASSWORD
 ALIKE = 1.25  # lines of one paragraph have about the same height and distance
 NEARBY = 20  # lines before and after, among which the longest one shows the width

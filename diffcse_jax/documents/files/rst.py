@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from diffcse_jax.documents.files import EXTRA
 from diffcse_jax.errors import counted, require_extra
 
-EXTRA = "documents"
 MOST_SUBSTITUTED = 1 << 20  # characters that stand for names
 COST_OF_A_NAME = 500  # characters that take docutils as long as a name in the text of another
 # Characters of a paragraph times those that may be markup: docutils takes as long for markup in a
