@@ -44,8 +44,6 @@ OLD_KEYS = ("_indices_files", "_indices_data_files")
 DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, MemoryError, pa.ArrowException)
 NOT_IN_PYTHON = (ArithmeticError, ValueError, TypeError, pa.ArrowException)
 
-OUT_OF_RANGE = "<value out of range"  # what pyarrow writes for a time that it cannot name
-
 # Files
 
 
@@ -171,7 +169,6 @@ class _Values:
     """The values of columns as Python objects, and what could not become one."""
 
     def __init__(self) -> None:
-        self.beyond_calendar = 0
         self.not_utf8 = 0
         self.unreadable = 0
 
@@ -202,31 +199,17 @@ class _Values:
             return {key: self._value(scalar[key]) for key in scalar}
         if isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar):
             return self._value(scalar.value)
-        return self._beyond(scalar)
-
-    def _beyond(self, scalar: pa.Scalar) -> str | None:
-        """Return a date or time that Python cannot hold as text, or None if it has none."""
-        try:
-            text = scalar.cast(pa.string()).as_py()
-        except NOT_IN_PYTHON:
-            text = OUT_OF_RANGE
-        if text.startswith(OUT_OF_RANGE):
-            self.unreadable += 1
-            return None
-        self.beyond_calendar += 1
-        return text
+        self.unreadable += 1
+        return None
 
     def notes(self) -> Iterator[str]:
         """Yield what was found, for people."""
-        if self.beyond_calendar:
-            dates = counted(self.beyond_calendar, "date{s} or time{s}")
-            yield f"read {dates} beyond the calendar of Python as text"
         if self.not_utf8:
             values = counted(self.not_utf8, "value{s}")
             yield f"not UTF-8 in {values}; read there in the encoding that fits best"
         if self.unreadable:
             values = counted(self.unreadable, "value{s}")
-            yield f"left out {values} that Python cannot hold, such as impossible times"
+            yield f"left out {values} that Python cannot hold, such as dates after the year 9999"
 
 
 # Folders
