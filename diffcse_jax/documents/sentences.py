@@ -37,8 +37,10 @@ _CJK_SPACE = regex.compile(rf"(?<=[{_CJK}])\s+(?=[{_CJK}])")
 
 def sentences_of(text: Sequence[str]) -> list[str]:
     """Return the sentences of lines of text, without those that have neither letters nor digits."""
-    found = (sentence for paragraph in paragraphs(text) for sentence in split_sentences(paragraph))
-    return [sentence for sentence in found if any(map(str.isalnum, sentence))]
+    sentences = (
+        sentence for paragraph in paragraphs(text) for sentence in split_sentences(paragraph)
+    )
+    return [sentence for sentence in sentences if any(map(str.isalnum, sentence))]
 
 
 def paragraphs(text: Sequence[str]) -> Iterator[str]:
@@ -75,7 +77,7 @@ def split_sentences(text: str) -> list[str]:
     starts = [text[:1], *(text[gap.end() : gap.end() + 1] for gap in gaps)]
     is_cased = any(map(str.isupper, text))
     capitals = is_cased and (not starts[0].islower() or any(map(str.isupper, starts)))
-    found = []
+    sentences = []
     start = 0
     for gap in gaps:
         mark = gap.start()
@@ -87,12 +89,12 @@ def split_sentences(text: str) -> list[str]:
             or not text[gap.end() : gap.end() + 1].islower()
             or _MARK_AFTER_SPACE.match(text, max(start, mark - 2), mark)
         ):
-            found.append(text[start:end])
+            sentences.append(text[start:end])
             start = gap.end()
     rest = text[start:]
-    if found and rest and _is_short(text, start, len(text)):
-        rest = join([found.pop(), rest])
-    return [*found, rest] if rest else found
+    if sentences and rest and _is_short(text, start, len(text)):
+        rest = join([sentences.pop(), rest])
+    return [*sentences, rest] if rest else sentences
 
 
 def ends_with_abbreviation(text: str, start: int, end: int) -> bool:

@@ -50,10 +50,10 @@ def _end_with_parent() -> None:
 
 def _answer(request: Mapping[str, Any], content: bytes) -> dict[str, Any]:
     _limit_memory(request["memory"])
-    found = parse(content, request["kind"], with_code=request["with_code"])
-    if isinstance(found, Unreadable):
-        return {"reason": found.reason}
-    return found._asdict()
+    document = parse(content, request["kind"], with_code=request["with_code"])
+    if isinstance(document, Unreadable):
+        return {"reason": document.reason}
+    return document._asdict()
 
 
 def _limit_memory(number: int) -> None:

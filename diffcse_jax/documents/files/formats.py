@@ -145,8 +145,8 @@ class Text(NamedTuple):
 
 def _decoded(content: bytes) -> Text:
     """Decode a file."""
-    found = decode(content)
-    return _cleaned(found.text, found.notes)
+    decoded = decode(content)
+    return _cleaned(decoded.text, decoded.notes)
 
 
 def _cleaned(text: str, notes: tuple[str, ...] = ()) -> Text:
@@ -192,11 +192,11 @@ def _decoded_page(content: bytes) -> Text:
 
 def _declared(content: bytes) -> str:
     """Return the encoding that a page names, or an empty text if Python does not know it."""
-    found = CHARSET.search(content[:DECLARED_BEFORE])
-    if not found:
+    match = CHARSET.search(content[:DECLARED_BEFORE])
+    if not match:
         return ""
     try:
-        name = codecs.lookup(found[1].decode("ascii", errors="replace")).name
+        name = codecs.lookup(match[1].decode("ascii", errors="replace")).name
     except LookupError:
         return ""
     is_wide = name.startswith(("utf-16", "utf-32"))  # else the declaration could not be read
@@ -448,8 +448,8 @@ def _with_stand_ins_in(data: bytes) -> bytes:
         return data
 
     def character(reference: re.Match[str]) -> str:
-        found = html.unescape(reference[0])
-        return STAND_INS.get(found, found)
+        text = html.unescape(reference[0])
+        return STAND_INS.get(text, text)
 
     return REFERENCE.sub(character, text).encode(errors="replace")
 

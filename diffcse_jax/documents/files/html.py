@@ -338,8 +338,8 @@ class _Reader:
                 self._texts.append(event.text)
             if self._leaves_out(index):
                 following = self._page.ends[index] + 1
-            elif (found := self._whole(index)) is not None:
-                yield from found
+            elif (blocks := self._whole(index)) is not None:
+                yield from blocks
                 following = self._page.ends[index] + 1
             index = following
         yield from self._paragraph()

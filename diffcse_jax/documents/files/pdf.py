@@ -75,7 +75,7 @@ def pdf_paragraphs(content: bytes) -> tuple[list[str], Mapping[str, int], tuple[
 
 def _lines(page: Any, number: int) -> list[Line]:
     """Return the lines of a page."""
-    found, start = [], 0  # in UTF-16, as PDFium counts
+    lines, start = [], 0  # in UTF-16, as PDFium counts
     for line in page.get_text_range().split("\r\n"):
         units = len(line) + sum(character > "\uffff" for character in line)
         if text := line.strip():
@@ -88,9 +88,9 @@ def _lines(page: Any, number: int) -> list[Line]:
             last = page.get_charbox(start + units - after - 1, loose=True)
             width = max(word_right, first_right) - left
             text = " ".join(LINE_HYPHEN.sub(_joined, text).split())
-            found.append(Line(text, number, left, last[2], bottom, last[1], top - bottom, width))
+            lines.append(Line(text, number, left, last[2], bottom, last[1], top - bottom, width))
         start += units + len("\r\n")
-    return found
+    return lines
 
 
 def _joined(hyphen: re.Match[str]) -> str:
@@ -103,16 +103,16 @@ def _without_edges(pages: Sequence[list[Line]], left_out: collections.Counter[st
     """Return the lines without page numbers, and without copies of headers and footers."""
     edges = [_edges(page) for page in pages]
     keys = [
-        {index: (kind, DIGITS.sub("0", page[index].text)) for index, kind in found.items()}
-        for page, found in zip(pages, edges, strict=True)
+        {index: (kind, DIGITS.sub("0", page[index].text)) for index, kind in page_edges.items()}
+        for page, page_edges in zip(pages, edges, strict=True)
     ]
     pages_with = collections.Counter(key for page in keys for key in page.values())
     seen: set[tuple[str, str]] = set()
     kept = []
-    for page, found in zip(pages, keys, strict=True):
+    for page, page_keys in zip(pages, keys, strict=True):
         for index, line in enumerate(page):
-            key = found.get(index, ("", ""))
-            is_edge = index in found and len(pages) > 1
+            key = page_keys.get(index, ("", ""))
+            is_edge = index in page_keys and len(pages) > 1
             if is_edge and PAGE_NUMBER.fullmatch(line.text):
                 left_out["page number{s}"] += 1
             elif is_edge and key in seen and pages_with[key] >= REPEATED:
@@ -127,13 +127,13 @@ def _edges(page: Sequence[Line]) -> dict[int, str]:
     """Return the numbers of the highest and the lowest lines of a page, with what they may be."""
     highest = max((line.bottom for line in page), default=0.0)
     lowest = min((line.last_bottom for line in page), default=0.0)
-    found = {}
+    edges = {}
     for index, line in enumerate(page):
         if line.bottom > highest - line.height / 2:
-            found[index] = "header"
+            edges[index] = "header"
         elif line.last_bottom < lowest + line.height / 2:
-            found[index] = "footer"
-    return found
+            edges[index] = "footer"
+    return edges
 
 
 def _paragraphs(lines: Sequence[Line]) -> Iterator[str]:
@@ -154,13 +154,13 @@ def _paragraphs(lines: Sequence[Line]) -> Iterator[str]:
 
 def _distances(lines: Sequence[Line]) -> dict[int, float]:
     """Return the most frequent distance between lines on each page."""
-    found: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    counts: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     for line, following in itertools.pairwise(lines):
         distance = line.last_bottom - following.bottom
         if line.page == following.page and distance > 0:
-            found[line.page][round(distance)] += 1
+            counts[line.page][round(distance)] += 1
     distances: dict[int, float] = collections.defaultdict(float)
-    distances.update({page: float(each.most_common(1)[0][0]) for page, each in found.items()})
+    distances.update({page: float(each.most_common(1)[0][0]) for page, each in counts.items()})
     return distances
 
 

@@ -20,8 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.files import child as worker
-from diffcse_jax.documents.files import formats
+from diffcse_jax.documents.files import child, formats
 from diffcse_jax.documents.files.formats import Parsed, Unreadable
 from diffcse_jax.documents.text.lines import extension, opened
 from diffcse_jax.errors import DataError, UserError
@@ -124,8 +123,8 @@ class _Crew:
             self._tasks.put(None)
 
     def _work(self) -> None:
-        while (found := self._tasks.get()) and not self._is_closed.is_set():
-            task, answer = found
+        while (work := self._tasks.get()) and not self._is_closed.is_set():
+            task, answer = work
             try:
                 process = _Process.take()
                 result = task.parse(by=process)
@@ -139,7 +138,7 @@ class _Process:
     """A process that reads one file at a time."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-P", "-m", worker.__name__]
+        command = [sys.executable, "-P", "-m", child.__name__]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -151,7 +150,7 @@ class _Process:
         self._parent = os.getpid()
         self.is_running = True
         _running.add(self)
-        if self._answer() != worker.READY:
+        if self._answer() != child.READY:
             self.stop()
             advice = f"To see why, run: {' '.join(command)}"
             raise UserError(f"the process that reads documents ended at once. {advice}")
@@ -190,11 +189,11 @@ class _Process:
             self.stop()
             is_late = time.monotonic() - start >= SECONDS
             return Unreadable(f"took longer than {SECONDS} seconds" if is_late else CRASHED)
-        found = json.loads(answer)
-        if "reason" in found:
-            return Unreadable(found["reason"])
-        sections = tuple((title, lines) for title, lines in found["sections"])
-        return Parsed(sections, found["left_out"], tuple(found["notes"]))
+        document = json.loads(answer)
+        if "reason" in document:
+            return Unreadable(document["reason"])
+        sections = tuple((title, lines) for title, lines in document["sections"])
+        return Parsed(sections, document["left_out"], tuple(document["notes"]))
 
     def stop(self) -> None:
         """End the process."""

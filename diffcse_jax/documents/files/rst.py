@@ -147,11 +147,13 @@ def _directive_class() -> Any:
                 code = "\n".join([first, *body])
                 return [nodes.literal_block(code, code)]
             is_code = "(" in first or " " not in first.strip()
-            found = nodes.container()
+            container = nodes.container()
             if first:
-                found += (nodes.literal_block if is_code else nodes.paragraph)(first, first)
-            self.state.nested_parse(statemachine.StringList(body, ""), self.content_offset, found)
-            return [found]
+                container += (nodes.literal_block if is_code else nodes.paragraph)(first, first)
+            self.state.nested_parse(
+                statemachine.StringList(body, ""), self.content_offset, container
+            )
+            return [container]
 
     return Directive
 
@@ -222,8 +224,8 @@ def _check_substitutions(document: Any) -> None:
 
 def _references(node: Any) -> list[str]:
     """Return the names inside a node that stand for texts."""
-    found = node.findall(lambda each: each.tagname == "substitution_reference")
-    return [each["refname"].lower() for each in found]
+    references = node.findall(lambda each: each.tagname == "substitution_reference")
+    return [each["refname"].lower() for each in references]
 
 
 def _cost(name: str, texts: Mapping[str, Any], costs: dict[str, int]) -> int:

@@ -222,12 +222,12 @@ def data_set_folders(files: Iterable[Path]) -> tuple[Path, ...]:
     like any folder.
     """
     known = (SAVED, SAVED_SPLITS, DESCRIBED, FEATURES)
-    found = collections.defaultdict(set)
+    by_folder = collections.defaultdict(set)
     for file in files:
         if file.name in known and file.is_file():  # in contrast to a pipe
-            found[file.parent].add(file.name)
-    folders = [folder for folder, names in found.items() if any(map(names.issuperset, DATA_SETS))]
-    splits = [folder for folder in folders if SAVED_SPLITS in found.get(folder.parent, ())]
+            by_folder[file.parent].add(file.name)
+    folders = [each for each, names in by_folder.items() if any(map(names.issuperset, DATA_SETS))]
+    splits = [folder for folder in folders if SAVED_SPLITS in by_folder.get(folder.parent, ())]
     return tuple(sorted(set(folders) - set(splits)))
 
 
@@ -266,12 +266,12 @@ def open_saved(folder: Path, name: str) -> Table:
 
 def _json(path: Path, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{name}: cannot read {path.name}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise DataError(f"{name}: {path.name} does not hold an object")
-    return found
+    return content
 
 
 def _strings(names: Any, path: Path) -> list[str]:
@@ -290,11 +290,11 @@ def open_prepared(folder: Path, name: str) -> Table:
     tensorflow-datasets has prepared it as ArrayRecord; TensorFlow is not needed.
     """
     tfds = require_extra("tensorflow_datasets", "tfds")
-    found = sorted({file.parent for file in folder.rglob(DESCRIBED)})
-    if len(found) != 1:
-        raise DataError(f"{name}: {len(found)} data sets ({DESCRIBED}). Name the folder of one")
+    folders = sorted({file.parent for file in folder.rglob(DESCRIBED)})
+    if len(folders) != 1:
+        raise DataError(f"{name}: {len(folders)} data sets ({DESCRIBED}). Name the folder of one")
     try:
-        builder = tfds.builder_from_directory(found[0])
+        builder = tfds.builder_from_directory(folders[0])
         source = builder.as_data_source("train")
         columns = tuple(sorted(builder.info.features))
     except Exception as error:  # the library raises many types

@@ -161,15 +161,15 @@ def _repeats(fields: Sequence[str], columns: Sequence[str]) -> bool:
 
 def _first(lines: Iterable[Line]) -> list[Line]:
     """Return the first lines that are not blank and those after them: they show the form."""
-    found = []
+    sample = []
     size = 0
     filled = itertools.dropwhile(lambda line: not line[1].strip(), lines)
     for number, line in itertools.islice(filled, SAMPLE_LINES):
-        found.append((number, line))
+        sample.append((number, line))
         size += len(line)
         if size > SAMPLE_CHARACTERS:
             break
-    return found
+    return sample
 
 
 # The form and the head
@@ -177,23 +177,23 @@ def _first(lines: Iterable[Line]) -> list[Line]:
 
 def _form(sample: Sequence[Line], path: Path, name: str) -> tuple[Form, int, tuple[str, ...]]:
     """Return the form, the number of lines that say it, and notes."""
-    own = "\t" if extension(path) in TAB_EXTENSIONS else ","
+    usual = "\t" if extension(path) in TAB_EXTENSIONS else ","
     if sample and (said := NAMED_SEPARATOR.fullmatch(sample[0][1])):
         return Form(said[1]), 1, ()
-    forms = [Form(separator) for separator in sorted(SEPARATORS, key=lambda each: each != own)]
-    if own == "\t":
+    forms = [Form(separator) for separator in sorted(SEPARATORS, key=lambda each: each != usual)]
+    if usual == "\t":
         forms[0] = _form_of_tabs(sample)
     spaced = [form._replace(skips_spaces=True) for form in forms if _has_spaces(sample, form)]
     fits = {form: _fit(sample, form) for form in [*forms, *spaced]}
     form = max(fits, key=lambda each: fits[each])  # the first of several, that of the extension
     if form.separator != "\t" and _has_escapes(sample, form):
         form = form._replace(has_escapes=True)
-    return form, 0, tuple(_about_form(form, own, name))
+    return form, 0, tuple(_about_form(form, usual, name))
 
 
-def _about_form(form: Form, own: str, name: str) -> Iterator[str]:
-    """Yield notes about a form. `own` is the separator that the extension of the file says."""
-    if form.separator != own:
+def _about_form(form: Form, usual: str, name: str) -> Iterator[str]:
+    """Yield notes about a form. `usual` is the separator that the extension of the file says."""
+    if form.separator != usual:
         yield f"{name}: separated by {SEPARATORS[form.separator]}"
     elif form.separator == "\t" and form.has_quotes:
         yield f"{name}: quotes around fields are removed"
@@ -207,8 +207,8 @@ def _has_spaces(sample: Sequence[Line], form: Form) -> bool:
 
 def _fit(sample: Sequence[Line], form: Form) -> float:
     """Return how many of the rows have as many fields as the first one, if it has several."""
-    found = [record for record in records(sample, form) if any(record.fields)]
-    widths = [len(record.fields) for record in found[_preamble(found) :]]
+    rows = [record for record in records(sample, form) if any(record.fields)]
+    widths = [len(record.fields) for record in rows[_preamble(rows) :]]
     if not widths or widths[0] < 2:
         return 0
     return statistics.fmean(width == widths[0] for width in widths[1:] or widths)
@@ -292,12 +292,12 @@ def _without_escapes(text: str) -> str:
 
 def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) -> Head:
     """Read the names of the columns, or make names if the first line is a row."""
-    found = [each for each in records(sample, form) if any(map(str.strip, each.fields))]
-    if not found:
+    filled = [each for each in records(sample, form) if any(map(str.strip, each.fields))]
+    if not filled:
         return Head(())
-    has_names_first = bool(wanted) and set(wanted) <= set(map(str.strip, found[0].fields))
-    above = [] if has_names_first else found[: _preamble(found)]
-    first, *below = found[len(above) :]
+    has_names_first = bool(wanted) and set(wanted) <= set(map(str.strip, filled[0].fields))
+    above = [] if has_names_first else filled[: _preamble(filled)]
+    first, *below = filled[len(above) :]
     fields = _named([field.strip() for field in first.fields], below)
     rows = [record.fields for record in below]
     shortest, short = _shortest(rows, len(fields), name)
@@ -315,27 +315,27 @@ def _head(sample: Sequence[Line], form: Form, name: str, wanted: Sequence[str]) 
     return Head(columns, first.first - 1, shortest, (note, *notes))
 
 
-def _preamble(found: Sequence[ParsedRow]) -> int:
+def _preamble(rows: Sequence[ParsedRow]) -> int:
     """Return how many rows stand above the names of the columns, as a title or a date does.
 
     Only their first field is filled. The names and the rows below have several, and equally many.
     A single column of texts with separators in them looks alike. So the first row must begin with
     `#`, stand above a blank line, or stand above a name that many tables have.
     """
-    filled = [sum(bool(field.strip()) for field in row.fields) for row in found]
+    filled = [sum(bool(field.strip()) for field in row.fields) for row in rows]
     above = next((number for number, count in enumerate(filled) if count > 1), 0)
     if not above:
         return 0
-    names = found[above]
-    rows = found[above + 1 :]
-    title = found[0].fields[0].strip()
-    stands_apart = names.first - found[above - 1].last > 1
+    names = rows[above]
+    below = rows[above + 1 :]
+    title = rows[0].fields[0].strip()
+    stands_apart = names.first - rows[above - 1].last > 1
     has_known = not KNOWN_COLUMNS.isdisjoint(map(str.strip, names.fields))
     is_title = stands_apart or has_known or title.startswith("#")
     has_gaps = any(not name.strip() or name.startswith(" ") for name in names.fields)
-    if not title or title in KNOWN_COLUMNS or not is_title or has_gaps or len(rows) < 2:
+    if not title or title in KNOWN_COLUMNS or not is_title or has_gaps or len(below) < 2:
         return 0
-    share = statistics.fmean(len(row.fields) == len(names.fields) for row in rows)
+    share = statistics.fmean(len(row.fields) == len(names.fields) for row in below)
     return above if share >= MOST else 0
 
 
@@ -384,7 +384,7 @@ def _filled(fields: Sequence[str]) -> int:
 def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Return whether the first line is a row, and not the names of the columns.
 
-    It has a sentence and is like the lines below, or it has a number above numbers.
+    A row has a sentence and is like the lines below, or it has a number above numbers.
     """
     if KNOWN_COLUMNS.isdisjoint(fields) and _has_number(fields, rows):
         return True
@@ -401,9 +401,10 @@ def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _has_number(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether a field is a whole number, as all fields below it are, such as an id.
+    """Return whether a column has whole numbers in the first line and in all lines below.
 
-    Some names are numbers as well: years, dates, and those that count columns.
+    Then it may hold ids, and the first line is a row. But years, dates and numbers that count the
+    columns may also be names.
     """
     places = [place for place, field in enumerate(fields) if WHOLE_NUMBER.fullmatch(field)]
     if not rows or len(places) in (0, len([*filter(None, fields)])):

@@ -188,10 +188,10 @@ class _Window:
 
     def expect(self, mark: str) -> None:
         """Read a mark, or the end."""
-        found = self.next()
-        if found != mark:
+        character = self.next()
+        if character != mark:
             expected = f"{mark!r}" if mark else "the end"
-            raise ValueError(f"{found!r} stands where {expected} should be")
+            raise ValueError(f"{character!r} stands where {expected} should be")
         self.place += len(mark)
 
     def value(self) -> tuple[Any, str]:
@@ -261,7 +261,7 @@ def _marks(text: str) -> int:
     return sum(map(text.count, "[{,:"))
 
 
-def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[str, ...]]:
+def _of_object(fields: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[str, ...]]:
     """Return the rows of an object, and notes.
 
     The rows are its list of objects; the lists of `data`, below the names in `columns`, as pandas
@@ -269,7 +269,7 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
     strings and no text stands beside it; its texts, if their keys are titles or ids; or the object
     itself. In lists of objects or strings, null is a row that is left out.
     """
-    lists = {key: value for key, value in found.items() if isinstance(value, list) and value}
+    lists = {key: value for key, value in fields.items() if isinstance(value, list) and value}
     names = lists.get("columns", [])
     values = lists.get("data", [])
     if _are_rows(names, str) and _are_rows(values, list):
@@ -286,34 +286,34 @@ def _of_object(found: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[st
         key, note = chosen_split([*tables], name)
         return tables[key], (note or f"{name}: the rows are those of {key!r}",)
     lengths = {len(value) for value in lists.values()}
-    if len(lists) == len(found) > 1 and len(lengths) == 1:
+    if len(lists) == len(fields) > 1 and len(lengths) == 1:
         by_column = zip(*lists.values(), strict=True)
         note = f"{name}: the lists {listed(map(repr, lists))} are read as columns"
         return [dict(zip(lists, row, strict=True)) for row in by_column], (note,)
     # A title beside a list of strings has these as its paragraphs.
-    has_text = any(isinstance(value, str) and is_words(value) for value in found.values())
+    has_text = any(isinstance(value, str) and is_words(value) for value in fields.values())
     if len(lists) == 1 and not has_text:
         ((key, strings),) = lists.items()
         if _are_rows(strings, str):
             return strings, (f"{name}: the rows are those of {key!r}",)
-    if column := _column_of_keys(found):
+    if column := _column_of_keys(fields):
         note = f"{name}: each key is the {column} of a row, and its value is the text"
-        return [{column: key, "text": value} for key, value in found.items()], (note,)
-    return [found], ()
+        return [{column: key, "text": value} for key, value in fields.items()], (note,)
+    return [fields], ()
 
 
-def _column_of_keys(found: Mapping[str, Any]) -> str:
+def _column_of_keys(fields: Mapping[str, Any]) -> str:
     """Return what the keys of texts are, `title` or `id`, or nothing if they name columns.
 
     Titles are questions, or have four words or more. Ids have digits, unlike most names.
     """
-    if len(found) < 2 or not all(isinstance(value, str) for value in found.values()):
+    if len(fields) < 2 or not all(isinstance(value, str) for value in fields.values()):
         return ""
-    if 2 * sum(map(is_words, found.values())) <= len(found):
+    if 2 * sum(map(is_words, fields.values())) <= len(fields):
         return ""
-    if 2 * sum(map(_is_title, found)) > len(found):
+    if 2 * sum(map(_is_title, fields)) > len(fields):
         return "title"
-    return "id" if all(map(_has_digit, found)) else ""
+    return "id" if all(map(_has_digit, fields)) else ""
 
 
 def _is_title(key: str) -> bool:

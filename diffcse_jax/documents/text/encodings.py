@@ -260,8 +260,8 @@ def _guess(sample: bytes) -> str:
 
     if len(sample) - _number(sample, ASCII) < FEWEST_BYTES and b"\x1b" not in sample:
         return WINDOWS
-    found = chardet.detect(sample, include_encodings=(WINDOWS, *EAST_ASIAN, *OTHERS))["encoding"]
-    encoding = codecs.lookup(found or WINDOWS).name
+    guess = chardet.detect(sample, include_encodings=(WINDOWS, *EAST_ASIAN, *OTHERS))["encoding"]
+    encoding = codecs.lookup(guess or WINDOWS).name
     text = sample.decode(encoding, errors="replace")
     is_misread = 2 * len(MIXED.findall(text)) > len(re.findall(OTHER_SCRIPT, text))
     in_windows = sample.decode(WINDOWS, errors="replace")

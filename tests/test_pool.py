@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcse_jax.documents.files import formats
-from diffcse_jax.documents.files import pool as workers
+from diffcse_jax.documents.files import formats, pool
 from diffcse_jax.documents.files.formats import Parsed, Unreadable
 from diffcse_jax.documents.files.pool import parse_files
 
@@ -22,10 +21,10 @@ SLOW = "-a" * 30_000  # docutils takes minutes
 @pytest.fixture(autouse=True)
 def few_processes(monkeypatch):
     """Start with none, so that limits which a test sets hold, and end those that were started."""
-    monkeypatch.setattr(workers, "_cores", lambda: 2)
+    monkeypatch.setattr(pool, "_cores", lambda: 2)
     yield
-    workers._stop_all()
-    workers._idle.clear()
+    pool._stop_all()
+    pool._idle.clear()
 
 
 def parsed(file: Path, text: str) -> Parsed | Unreadable:
@@ -41,7 +40,7 @@ def test_answers_come_in_the_order_of_the_files(tmp_path, monkeypatch):
         file.write_text(text)
     expected = [parsed(file, text) for file, text in texts.items()]
     assert list(parse_files([*texts], with_code=True)) == expected
-    assert len(workers._running) == 2
+    assert len(pool._running) == 2
     with ThreadPoolExecutor(2) as threads:
         found = [threads.submit(list, parse_files([*texts], with_code=True)) for _ in range(2)]
         assert [each.result() for each in found] == [expected, expected]
@@ -58,7 +57,7 @@ def test_a_file_that_cannot_be_read_costs_only_itself(tmp_path, monkeypatch):
     large.write_bytes(gzip.compress(bytes(2_000_000)))
     cut.write_bytes(gzip.compress(b"<p>Text")[:20])
     empty.write_bytes(b"")
-    monkeypatch.setattr(workers, "SECONDS", 3)
+    monkeypatch.setattr(pool, "SECONDS", 3)
     monkeypatch.setattr(formats, "MOST_BYTES", 2_000_000 - 1)
     found = list(parse_files([slow, good, large, cut, empty, missing, good], with_code=True))
     assert found[1] == found[6] == parsed(good, good.read_text())
@@ -74,7 +73,7 @@ def test_memory_has_a_limit(tmp_path, monkeypatch):
     (tmp_path / "a.html").write_text("<p>x" * 500_000)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"ab\n\n" * 2_000_000))
     (tmp_path / "c.html").write_text("<p>Text.")
-    monkeypatch.setattr(workers, "MEMORY", 130 << 20)
+    monkeypatch.setattr(pool, "MEMORY", 130 << 20)
     files = [tmp_path / name for name in ("a.html", "b.txt.gz", "c.html")]
     *large, small = parse_files(files, with_code=True)
     assert large == [Unreadable("needs too much memory")] * 2
@@ -86,17 +85,17 @@ def test_only_small_files_of_plain_text_are_read_without_limits(tmp_path, monkey
     files = [tmp_path / "a.txt", tmp_path / "none.txt"]
     expected = [parsed(files[0], "One.\n\nTwo."), Unreadable("no such file")]
     assert list(parse_files(files, with_code=True)) == expected
-    assert not workers._running
-    monkeypatch.setattr(workers, "SMALL", 4)
+    assert not pool._running
+    monkeypatch.setattr(pool, "SMALL", 4)
     assert list(parse_files(files, with_code=True)) == expected
-    assert len(workers._running) == 1
+    assert len(pool._running) == 1
 
 
 def test_a_process_that_ends_is_replaced(tmp_path):
     (tmp_path / "a.md").write_text("Text.")
     files = [tmp_path / "a.md"] * 9
     first = next(parse_files(files, with_code=True))  # the others are not asked for
-    for process in tuple(workers._running):
+    for process in tuple(pool._running):
         os.kill(process._process.pid, signal.SIGTERM)
         process._process.wait()
     assert list(parse_files(files, with_code=True)) == [first] * 9
@@ -118,7 +117,7 @@ def run(folder: Path, *names: str) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(SCRIPT)
     (folder / "json.py").write_text("raise RuntimeError('never imported')")
     command = [sys.executable, "-P", "script.py", *names]
-    environment = {**os.environ, "PYTHONPATH": str(Path(workers.__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(pool.__file__).parents[3])}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
@@ -145,14 +144,14 @@ def test_ctrl_c_ends_a_program_and_its_processes_at_once(tmp_path):
     assert time.monotonic() - start < 10
     if Path("/proc").is_dir():
         children = [
-            each for each in Path("/proc").glob("[0-9]*/cmdline") if _is_worker(each, process.pid)
+            each for each in Path("/proc").glob("[0-9]*/cmdline") if _is_child(each, process.pid)
         ]
         assert not children
 
 
-def _is_worker(command: Path, parent: int) -> bool:
+def _is_child(command: Path, parent: int) -> bool:
     try:
-        is_child = b"PPid:\t%d\n" % parent in (command.parent / "status").read_bytes()
-        return is_child and b"diffcse_jax.documents.files.child" in command.read_bytes()
+        is_of_parent = b"PPid:\t%d\n" % parent in (command.parent / "status").read_bytes()
+        return is_of_parent and b"diffcse_jax.documents.files.child" in command.read_bytes()
     except OSError:
         return False
