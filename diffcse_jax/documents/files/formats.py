@@ -79,7 +79,7 @@ def parse(content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
 
 def lacks_library(kind: str) -> bool:
     """Return whether documents of a kind are left out, because a library is missing or broken."""
-    for library in _LIBRARIES[_READERS[kind]]:
+    for library in _LIBRARIES.get(_READERS[kind], ()):
         try:
             require_extra(library, EXTRA)
         except UserError:
@@ -465,7 +465,6 @@ _READERS: dict[str, _Reader] = {
     **dict.fromkeys(OFFICE, _read_office),
 }
 _LIBRARIES: dict[_Reader, tuple[str, ...]] = {
-    _read_text: (),
     _read_markdown: ("pyromark", "yaml", "lxml.etree"),
     _read_html: ("lxml.etree",),
     _read_rst: ("docutils.core", "lxml.etree"),
