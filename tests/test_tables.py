@@ -9,8 +9,8 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 

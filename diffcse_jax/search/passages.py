@@ -20,7 +20,7 @@ PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text
 OVERLAP = 0.125  # the largest share of a passage's tokens that the next passage repeats
 # Change this number when documents become other passages. Indexes are then brought up to date.
-RULES = "3"
+RULES = "4"
 
 Span = tuple[int, int]  # characters of a text, from and to
 

@@ -122,7 +122,8 @@ def open_delimited(path: Path, name: str, wanted: Sequence[str] = ()) -> Table:
     form = form._replace(width=len(head.columns), shortest=head.shortest)
 
     def read(columns: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
-        if missing := [column for column in columns if column not in head.columns]:
+        known = set(head.columns)
+        if missing := [column for column in columns if column not in known]:
             raise DataError(f"{name}: no column {missing[0]!r}. It has: {listed(head.columns)}")
         rows = (line for line in lines(ledger) if line[0] > head.last)
         return _rows(records(rows, form), head.columns, columns, name, ledger)
@@ -140,7 +141,8 @@ def _rows(
     ledger: Ledger,
 ) -> Iterator[NumberedRow]:
     """Yield some columns of the rows. What is not a row is entered in the ledger."""
-    places = {column: columns.index(column) for column in wanted}
+    place_of = {column: place for place, column in enumerate(columns)}
+    places = {column: place_of[column] for column in wanted}
     for first, _, fields, fault in parsed:
         if not any(map(str.strip, fields)):
             ledger.leave_out(EMPTY, Place(name, first))

@@ -3,7 +3,7 @@
 import itertools
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from diffcse_jax.documents.text.encodings import decode
