@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from diffcse_jax.documents.ledger import LONGEST_TEXT, TOO_LONG, Ledger
 from diffcse_jax.documents.text import encodings
 from diffcse_jax.documents.text.encodings import decode
-from diffcse_jax.documents.text.lines import extension, lines_of, opened, read_lines
+from diffcse_jax.documents.text.lines import extension, lines_of, open_bytes, read_lines
 from diffcse_jax.errors import DataError
 
 COMPRESS = {
@@ -233,5 +233,5 @@ def test_damaged_archives_are_named_and_several_parts_are_read(tmp_path, suffix)
 
 @pytest.mark.parametrize("name", ["missing.txt", "", "a\0b", "x" * 300, "\udcff"])
 def test_files_that_cannot_be_read_are_named(tmp_path, name):
-    with pytest.raises(DataError, match="cannot read"), opened(tmp_path / name):
+    with pytest.raises(DataError, match="cannot read"), open_bytes(tmp_path / name):
         pass

@@ -27,13 +27,13 @@ from hypothesis import strategies as st
 from test_fuzz import json_values, spoiled
 from test_golden import PAIRS, Prepared
 
-from diffcse_jax.documents.find import TABLES, find_source
+from diffcse_jax.documents.find import find_source
 from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger
-from diffcse_jax.documents.open import open_table
 from diffcse_jax.documents.tables import arrow as columnar
 from diffcse_jax.documents.tables import json as json_rows
 from diffcse_jax.documents.tables.arrow import data_set_folders
 from diffcse_jax.documents.tables.delimited import Form, records
+from diffcse_jax.documents.tables.formats import KINDS, open_table
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import text_columns, text_of, without_missing
 from diffcse_jax.documents.text.lines import read_lines
@@ -736,7 +736,7 @@ def test_repeated_words_are_a_category_unless_there_is_nothing_else():
 
 
 def test_all_extensions_are_known():
-    assert set(CONTENT) < set(TABLES)
+    assert set(CONTENT) < set(KINDS)
 
 
 # Time and memory

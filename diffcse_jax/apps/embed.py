@@ -25,7 +25,7 @@ from diffcse_jax import hosts
 from diffcse_jax.apps import load_encoder, open_text, print_in_utf8
 from diffcse_jax.commands import EmbedOptions, EncodeOptions
 from diffcse_jax.documents.document import Document, Documents
-from diffcse_jax.documents.find import Source, find_source, is_pattern
+from diffcse_jax.documents.find import enter_skipped, find_source, is_pattern
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import (
@@ -251,7 +251,7 @@ def _matching(pattern: str, *, strict: bool, follow_links: bool) -> list[str]:
     ledger = Ledger(pattern, strict=strict)
     # What is skipped in a folder is reported when the folder is read.
     left = [each for each in source.skipped if not is_below(Path(each.name))]
-    Source(pattern, skipped=tuple(left)).account(ledger)
+    enter_skipped(left, ledger)
     report(ledger)
     inputs = [*folders, *(path for path in used if not is_below(path))]
     return list(dict.fromkeys(map(str, inputs)))

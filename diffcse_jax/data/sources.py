@@ -6,6 +6,7 @@ held out.
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -21,13 +22,14 @@ from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.data.split import Split
 from diffcse_jax.data.token_store import Corpus, Row
 from diffcse_jax.documents.docstrings import docstring_sentences
-from diffcse_jax.documents.find import LINES, TABLES, fingerprint
+from diffcse_jax.documents.find import LINES, enter_skipped, fingerprint
 from diffcse_jax.documents.ledger import Ledger, Place, usable
 from diffcse_jax.documents.open import Opened, documents_to_train, open_source
-from diffcse_jax.documents.tables.layout import require_columns, texts_of_row
+from diffcse_jax.documents.tables import formats as tables
+from diffcse_jax.documents.tables.layout import texts_of_row
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import SAMPLE_ROWS, listed
-from diffcse_jax.documents.text.lines import Texts, read_texts
+from diffcse_jax.documents.text.lines import LineBlock, read_blocks
 from diffcse_jax.errors import DataError, NoSentencesError
 
 OPTION = "data.train_file"
@@ -74,17 +76,17 @@ def _require_one_kind(opened: Opened, columns: Sequence[str]) -> None:
     source = opened.source
     if source.is_docstrings or (source.data_sets and not source.files):
         return
-    of_rows = [kind for kind in source.files.values() if kind in (*LINES, *TABLES)]
+    of_rows = [kind for kind in source.files.values() if kind in (*LINES, *tables.KINDS)]
     kinds = collections.Counter(of_rows)
     if len(kinds) > 1:
         numbers = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         raise DataError(
-            f"{opened.name}: files of several kinds ({numbers}). Name the files of one kind with a "
-            f"pattern, such as '{opened.name}/**/*{next(iter(kinds))}'"
+            f"{source.name}: files of several kinds ({numbers}). Name the files of one kind with a "
+            f"pattern, such as '{source.name}/**/*{next(iter(kinds))}'"
         )
     if not kinds:
         remedy = "Do not name columns" if columns else "Set data.pairs, for example to 'lead'"
-        raise DataError(f"{opened.name}: these files contain documents. {remedy}")
+        raise DataError(f"{opened.source.name}: these files contain documents. {remedy}")
 
 
 # Lines
@@ -94,30 +96,31 @@ def _corpus_of_lines(opened: Opened, data: DataConfig) -> Corpus:
     """Return the lines of txt files, or the sentences of docstrings, as rows of one text."""
     source = opened.source
     if missing := [column for column in data.columns if column not in SENTENCE]:
-        require_columns(source.name, SENTENCE, missing, "data.columns")
+        raise DataError(f"{source.name}: no column {missing[0]!r}: each line is a sentence")
 
     def read(ledger: Ledger) -> Iterator[Iterator[Row]]:
         _account_for_others(opened, ledger)
         documents = itertools.count()
         for name, block in _lines(opened, ledger):
             places = map(Place, itertools.repeat(name), block.numbers)
+            # The texts come first: where they end, `map` asks for no further document number.
             yield map(Row, zip(block.texts), documents, places)
 
     is_strict = data.on_bad_line == "error"
-    return Corpus(source.name, SENTENCE, read, lambda: fingerprint(source), is_strict)
+    return Corpus(source.name, SENTENCE, read, functools.partial(fingerprint, source), is_strict)
 
 
-def _lines(opened: Opened, ledger: Ledger) -> Iterator[tuple[str, Texts]]:
+def _lines(opened: Opened, ledger: Ledger) -> Iterator[tuple[str, LineBlock]]:
     """Yield the lines of each file in blocks, with the name of the file."""
     if opened.source.is_docstrings:
         sentences = tuple(docstring_sentences())
-        ledger.read_file()
+        ledger.count_file()
         ledger.keep(len(sentences))
-        yield opened.name, Texts(range(1, len(sentences) + 1), sentences)
+        yield opened.source.name, LineBlock(range(1, len(sentences) + 1), sentences)
     for file in opened.lines:
         name = str(file)
-        ledger.read_file()
-        for block in read_texts(file, name, ledger):
+        ledger.count_file()
+        for block in read_blocks(file, name, ledger):
             yield name, block
 
 
@@ -161,12 +164,12 @@ def _corpus_of_tables(opened: Opened, data: DataConfig) -> Corpus:
     # Beside files, data sets are not read: their rows may be the same.
     is_of_files = bool(opened.source.files)
     data_sets = {str(folder) for folder in opened.source.data_sets if is_of_files}
-    tables = [table for table in opened.tables if table.name not in data_sets]
-    if not tables:
-        raise NoSentencesError(f"{opened.name}: no row with a column was found")
-    columns = _columns(opened.name, tables, data.columns)
-    for table in tables:
-        require_columns(table.name, table.columns, table.missing(columns.read), "data.columns")
+    readable = [table for table in opened.tables if table.name not in data_sets]
+    if not readable:
+        raise NoSentencesError(f"{opened.source.name}: no row with a column was found")
+    columns = _columns(opened.source.name, readable, data.columns)
+    for table in readable:
+        table.require(columns.read, "data.columns")
 
     def read(ledger: Ledger) -> Iterator[list[Row]]:
         _account_for_others(opened, ledger)
@@ -175,8 +178,8 @@ def _corpus_of_tables(opened: Opened, data: DataConfig) -> Corpus:
         if columns.note:
             ledger.note(columns.note)
         documents = itertools.count()
-        for table in tables:
-            ledger.read_file()
+        for table in readable:
+            ledger.count_file()
             rows = table.rows(columns.read, ledger, notes_late_text=not data.columns)
             for number, values in rows:
                 place = Place(table.name, number)
@@ -188,13 +191,13 @@ def _corpus_of_tables(opened: Opened, data: DataConfig) -> Corpus:
         return fingerprint(opened.source, ("lists",) if columns.lists else ())
 
     is_strict = data.on_bad_line == "error"
-    return Corpus(opened.name, columns.names, read, digest, is_strict)
+    return Corpus(opened.source.name, columns.names, read, digest, is_strict)
 
 
 def _account_for_others(opened: Opened, ledger: Ledger) -> None:
     """Enter files in a ledger that are not read as rows."""
-    for name, reason, is_loss in opened.unread:
-        ledger.skip_file(name, reason, is_loss=is_loss)
+    if opened.unread:
+        enter_skipped(opened.unread, ledger)
     for file in opened.prose:
         ledger.skip_file(str(file), NO_ROWS)
 

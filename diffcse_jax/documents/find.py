@@ -17,6 +17,7 @@ from typing import NamedTuple
 from diffcse_jax.documents.docstrings import docstring_fingerprint
 from diffcse_jax.documents.files import formats
 from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.tables import formats as tables
 from diffcse_jax.documents.tables.arrow import data_set_folders, is_of_data_set
 from diffcse_jax.documents.text.lines import extension
 from diffcse_jax.errors import DataError
@@ -25,10 +26,10 @@ from diffcse_jax.io import expand_path, has_index_manifest, hub_file, sha256, wh
 WIKI1M, WIKI1M_FILE = "wiki1m", "wiki1m_for_simcse.txt"
 DOCSTRINGS = "docstrings"
 STDIN = "-"
-LINES = (".txt", ".text")  # files of lines, or of documents between blank lines
-TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather")
+# Files of lines, or of documents between blank lines. In a folder, each is read as one document.
+LINES = (".txt", ".text")
 KNOWN_NAMES = f"Known names: {WIKI1M}, {DOCSTRINGS}"
-KNOWN_EXTENSIONS = (*TABLES, *formats.KINDS)
+KNOWN_EXTENSIONS = (*tables.KINDS, *formats.KINDS)
 LINK_TO_FOLDER = "a link to a folder"
 LINK_OUT = "a link to a file outside the folder"
 NOT_TEXT = ("image", "audio", "video", "font", "text/css", "text/javascript")  # kinds of media
@@ -55,10 +56,16 @@ class Source(NamedTuple):
     data_sets: tuple[Path, ...] = ()  # folders that are read as one table each
     folders: tuple[Path, ...] = ()  # that a pattern matches; their files are among `files`
 
-    def account(self, ledger: Ledger) -> None:
-        """Enter the files that are not read in a ledger."""
-        for name, reason, is_loss in self.skipped:
-            ledger.skip_file(name, reason, is_loss=is_loss)
+    @property
+    def is_single(self) -> bool:
+        """Return whether there is one file or data set to read."""
+        return len(self.files) + len(self.data_sets) < 2
+
+
+def enter_skipped(skipped: Iterable[Skipped], ledger: Ledger) -> None:
+    """Enter files that are not read in a ledger."""
+    for name, reason, is_loss in skipped:
+        ledger.skip_file(name, reason, is_loss=is_loss)
 
 
 def find_source(
@@ -138,7 +145,7 @@ def _checked(
             left.append(reason)
     if not usable and not data_sets:
         ledger = Ledger(name)
-        Source(name, skipped=tuple(left)).account(ledger)
+        enter_skipped(left, ledger)
         account = ledger.summary() or "none found"
         kinds = ", ".join(KNOWN_EXTENSIONS)
         raise DataError(f"{option}: {name}: no file of a known kind ({account}). Known: {kinds}")
@@ -285,7 +292,7 @@ def _why_skipped(
     is_queries = file.name.startswith("queries.jsonl") and file.parent in collections
     if is_queries or (file.parent.name == "qrels" and file.parent.parent in collections):
         return Skipped(name, "of queries and judgements", False)
-    if kind in TABLES and file.name.startswith("_") and not is_named:
+    if kind in tables.KINDS and file.name.startswith("_") and not is_named:
         return Skipped(name, "named _*, as other programs name their notes")
     if kind in KNOWN_EXTENSIONS:
         problem = "" if is_named else why_unreadable(file)

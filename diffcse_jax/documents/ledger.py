@@ -100,20 +100,20 @@ class Ledger:
     strict: bool = False
     refuse_empty: bool = False
     noun: str = "text{s}"
-    files: int = 0  # that were read and gave text
+    files: int = 0  # that were read
     unread: dict[str, Entry] = dataclasses.field(default_factory=dict)  # files, by reason
     texts: int = 0  # lines, rows or documents that were kept
     left_out: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the others, by reason
     # By kind and outcome.
     changed: dict[tuple[str, str], Entry] = dataclasses.field(default_factory=dict)
-    # The ids of rows whose text is empty, if a set is given here.
-    emptied: set[str] | None = None
+    # The ids of rows whose text is empty: an index that is brought up to date removes these.
+    emptied: set[str] = dataclasses.field(default_factory=set)
     made: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     # What was assumed or changed, each note once.
     notes: dict[str, None] = dataclasses.field(default_factory=dict)
 
-    def read_file(self) -> None:
-        """Count a file that gave text."""
+    def count_file(self) -> None:
+        """Count a file whose texts are read."""
         self.files += 1
 
     def skip_file(self, name: str, reason: str, *, is_loss: bool = True) -> None:

@@ -17,9 +17,8 @@ from diffcse_jax.documents.tables.layout import (
     is_emptied,
     layout_of,
     own_id,
-    require_columns,
 )
-from diffcse_jax.documents.tables.values import SAMPLE_ROWS, text_columns, without_missing
+from diffcse_jax.documents.tables.values import SAMPLE_ROWS, listed, text_columns, without_missing
 from diffcse_jax.errors import DataError
 
 EXPECTED = (
@@ -51,12 +50,12 @@ def as_texts(texts: Any) -> Iterable[Any]:
 
 
 def documents_in_memory(
-    given: Any, *, id_column: str = "", first: int = 0, taken: Collection[str] = ()
+    texts: Any, *, id_column: str = "", first: int = 0, taken: Collection[str] = ()
 ) -> Documents:
     """Return texts in memory as documents.
 
     Args:
-        given: Strings, dicts, or a table; see `as_texts`. A dict has a `sentence` or `text`, and
+        texts: Strings, dicts, or a table; see `as_texts`. A dict has a `sentence` or `text`, and
             perhaps a `title`; its other keys are columns, which hits repeat.
         id_column: The key that identifies dicts. By default it is `_id` or `id`, if there is one.
             Other texts are identified by their number. If that is the id of a dict, they get a
@@ -64,7 +63,7 @@ def documents_in_memory(
         first: The number of the first text.
         taken: Ids that texts without one do not get, if some of the texts have ids.
     """
-    texts = list(as_texts(given))
+    texts = list(as_texts(texts))
 
     def read(ledger: Ledger) -> Iterator[Document]:
         layout = _layout_of(texts, id_column)
@@ -72,7 +71,7 @@ def documents_in_memory(
         for number, (text, key) in enumerate(zip(texts, keys, strict=True), first):
             if document := _document(text, number, layout, ledger):
                 yield dataclasses.replace(document, id=key)
-            elif ledger.emptied is not None and _is_empty(text, layout):
+            elif _is_empty(text, layout):
                 ledger.emptied.add(key)
 
     def fingerprint() -> str:
@@ -95,9 +94,11 @@ def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
         if new or len(sample) < SAMPLE_ROWS:
             sample.append(row)
             seen |= new
-    if id_column and keys:
-        missing = [id_column] if id_column not in keys else []
-        require_columns("the given dicts", [*keys], missing, "id_column")
+    if id_column and keys and id_column not in keys:
+        raise DataError(
+            f"the given dicts: no column {id_column!r}. It has: {listed(keys)}. Name one of "
+            "these with id_column"
+        )
     strings = [key for key in keys if any(isinstance(row.get(key), str) for row in sample)]
     texts = text_columns([*keys], sample) or strings
     return layout_of("the given dicts", [*keys], texts, id_column) or Layout(("sentence",))

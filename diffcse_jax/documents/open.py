@@ -1,18 +1,21 @@
-"""The door to texts: sort a source into lines, tables and prose, and read its documents.
+"""The door to texts: sort what a user names into lines, tables and prose, and read its documents.
 
-`open_source` alone decides how a file is read:
+`open_source` decides how each file is read:
 
-| file           | named by the user                      | in a folder or matched by a pattern |
-|----------------|----------------------------------------|-------------------------------------|
-| txt            | lines: each line is a text             | prose; in training rows, lines      |
-| csv, jsonl, .. | a table: each row is a text            | the same                            |
-| md, html, pdf  | prose: the file is a document          | the same                            |
+| file            | named by itself                  | in a folder, or matched by a pattern |
+|-----------------|----------------------------------|--------------------------------------|
+| txt             | lines: each line is a text       | prose; for training rows, lines      |
+| csv, jsonl, ... | a table: each row is a text      | the same                             |
+| md, html, pdf   | prose: the file is one document  | the same                             |
+| pairs (`open_pairs`): tsv, txt and unknown ones are lines; other tables are tables             |
 
 What is made of these depends on the use. Search reads each line as a document, and training on
-documents reads the text between two blank lines as one.
+documents reads the text between two blank lines as one. Search collections, synonyms and label
+files have readers of their own.
 """
 
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,16 +29,15 @@ from diffcse_jax.documents.files.pool import parse_files
 from diffcse_jax.documents.find import (
     LINES,
     STDIN,
-    TABLES,
     Skipped,
     Source,
+    enter_skipped,
     find_source,
     fingerprint,
 )
 from diffcse_jax.documents.ledger import EMPTY, NO_TEXT, Ledger, Place
-from diffcse_jax.documents.tables.arrow import open_arrow, open_data_set, open_parquet
-from diffcse_jax.documents.tables.delimited import TAB_EXTENSIONS, open_delimited
-from diffcse_jax.documents.tables.json import open_json
+from diffcse_jax.documents.tables import formats as tables
+from diffcse_jax.documents.tables.delimited import TAB_EXTENSIONS
 from diffcse_jax.documents.tables.layout import (
     Layout,
     document_of,
@@ -43,31 +45,21 @@ from diffcse_jax.documents.tables.layout import (
     is_emptied,
     layout_of,
     own_id,
-    require_columns,
 )
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.documents.text.lines import (
+    LineBlock,
     Numbered,
-    Texts,
+    blocks_of,
     extension,
+    read_blocks,
     read_lines,
-    read_texts,
-    texts_of,
 )
 from diffcse_jax.errors import DataError
 
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
 WITHOUT_COLUMNS = "without columns"
-
-_OPENERS: dict[str, Callable[[Path, str], Table]] = {
-    ".jsonl": open_json,
-    ".ndjson": open_json,
-    ".json": open_json,
-    ".parquet": open_parquet,
-    ".arrow": open_arrow,
-    ".feather": open_arrow,
-}
 
 
 # Sorting
@@ -79,7 +71,6 @@ class Opened:
 
     Attributes:
         source: What the name stands for.
-        name: The source, as the user named it.
         lines: Files of which each line is a text.
         tables: Tables of which each row is a text.
         prose: Files of which each is a document.
@@ -87,7 +78,6 @@ class Opened:
     """
 
     source: Source
-    name: str
     lines: tuple[Path, ...] = ()
     tables: tuple[Table, ...] = ()
     prose: tuple[Path, ...] = ()
@@ -115,65 +105,43 @@ def open_source(
     Args:
         name: A file, folder, pattern or known name; see `find_source`.
         option: The option that named it, for errors.
-        columns: Columns that the user named. If the first line of a csv file has them, it holds
-            the names of its columns, whatever else it looks like.
+        columns: Columns that the user named; see `open_table`.
         of_rows: Each line of txt files is a text, also in a folder.
         follow_links: See `find_source`.
     """
     source = find_source(name, option, follow_links=follow_links)
     lines: list[Path] = []
-    tables: list[Table] = []
     prose: list[Path] = []
-    unread = [*source.skipped]
+    of_tables = [*source.data_sets]
     are_lines = source.is_file or of_rows
-    for folder in source.data_sets:
-        _add_table(folder, source, columns, tables, unread)
     for path, kind in source.files.items():
         if kind in LINES and are_lines:
             lines.append(path)
-        elif kind in formats.KINDS:
+        elif kind in formats.KINDS:  # a txt file of a folder, too
             prose.append(path)
         else:
-            _add_table(path, source, columns, tables, unread)
-    return Opened(source, name, tuple(lines), tuple(tables), tuple(prose), tuple(unread))
+            of_tables.append(path)
+    opened = Opened(source, tuple(lines), (), tuple(prose), source.skipped)
+    return _with_tables(opened, of_tables, columns) if of_tables else opened
 
 
-def _add_table(
-    path: Path,
-    source: Source,
-    columns: Sequence[str],
-    tables: list[Table],
-    unread: list[Skipped],
-) -> None:
-    """Open a table. If that fails or gives no rows, enter the reason in `unread`."""
-    try:
-        table = open_table(path, str(path), columns)
-    except DataError as error:
-        if len(source.files) + len(source.data_sets) < 2:
-            raise
-        unread.append(Skipped(str(path), str(error)))
-        return
-    if table.columns:
-        tables.append(table)
-    else:
-        unread.append(Skipped(str(path), NO_TEXT, is_loss=False))
-
-
-def open_table(path: Path, name: str, columns: Sequence[str] = ()) -> Table:
-    """Open a table: a file of a known kind, or the folder of a data set.
-
-    Args:
-        path: The file, or the folder; see `arrow.data_set_folders`.
-        name: How messages call it.
-        columns: Columns that the user named; see `open_source`.
-    """
-    if path.is_dir():
-        return open_data_set(path, name)
-    kind = extension(path)
-    if kind not in TABLES:
-        raise DataError(f"{name}: unknown extension. Known: {', '.join(TABLES)}")
-    opener = _OPENERS.get(kind)
-    return opener(path, name) if opener else open_delimited(path, name, columns)
+def _with_tables(opened: Opened, paths: Sequence[Path], columns: Sequence[str]) -> Opened:
+    """Open tables. Those that cannot be read, or have no rows, are unread."""
+    readable: list[Table] = []
+    unread = [*opened.unread]
+    for path in paths:
+        try:
+            table = tables.open_table(path, str(path), columns)
+        except DataError as error:
+            if opened.source.is_single:
+                raise
+            unread.append(Skipped(str(path), str(error)))
+            continue
+        if table.columns:
+            readable.append(table)
+        else:
+            unread.append(Skipped(str(path), NO_TEXT, is_loss=False))
+    return dataclasses.replace(opened, tables=tuple(readable), unread=tuple(unread))
 
 
 def open_pairs(path: Path) -> Table | None:
@@ -183,7 +151,8 @@ def open_pairs(path: Path) -> Table | None:
     in them are text. Files of unknown kinds are lines, too.
     """
     kind = extension(path)
-    return open_table(path, str(path)) if kind in TABLES and kind not in TAB_EXTENSIONS else None
+    is_table = kind in tables.KINDS and kind not in TAB_EXTENSIONS
+    return tables.open_table(path, str(path)) if is_table else None
 
 
 # Documents
@@ -222,34 +191,33 @@ def documents_to_search(
     if source.is_docstrings:
         return docstring_documents()
 
-    def layout_for(table: Table) -> Layout | None:
-        require_columns(table.name, table.columns, table.missing(columns), "columns")
-        by_name = filter(None, [id_column])
-        require_columns(table.name, table.columns, table.missing([*by_name]), "id_column")
-        usual = _usual_layout(table, id_column)
-        if not columns:
-            return usual
-        column = usual.id if usual else id_column or None
-        return Layout(tuple(columns), id=column, are_separate=True)
-
-    opened, rows = _with_layouts(opened, layout_for)
+    layout_for = functools.partial(_layout_to_search, columns=columns, id_column=id_column)
+    opened, of_tables = _with_layouts(opened, layout_for)
     if columns or id_column:
         opened = _of_tables_alone(opened)
-    _require_text(opened, rows)
-    note = _about_txt_files(opened)
-
-    def read(ledger: Ledger) -> Iterator[Document]:
-        _account(opened, ledger)
-        if note:
-            ledger.note(note)
-        if source.is_stdin:
-            yield from _lines(STDIN, texts_of(sys.stdin.buffer, STDIN, ledger), ledger)
-        for file in opened.lines:
-            yield from _lines(str(file), read_texts(file, str(file), ledger), ledger)
-        yield from _prose(opened.prose, ledger, with_code=True)
-        yield from (_rows_of_files if len(rows) > 1 else _rows)(rows, ledger)
-
+    _require_text(opened, of_tables)
+    read = functools.partial(_read_to_search, opened, of_tables)
     return Documents(source.name, read, lambda: fingerprint(source, _marks(opened, columns)))
+
+
+def _read_to_search(
+    opened: Opened, of_tables: "Sequence[_LaidOut]", ledger: Ledger
+) -> Iterator[Document]:
+    """Yield each line, file and row with text as a document."""
+    if opened.unread:
+        enter_skipped(opened.unread, ledger)
+    if note := _about_txt_files(opened):
+        ledger.note(note)
+    if opened.source.is_stdin:
+        yield from _line_documents(STDIN, blocks_of(sys.stdin.buffer, STDIN, ledger), ledger)
+    for file in opened.lines:
+        name = str(file)
+        yield from _line_documents(name, read_blocks(file, name, ledger), ledger)
+    yield from _file_documents(opened.prose, ledger, with_code=True)
+    if len(of_tables) > 1:
+        yield from _with_ids_of_files(_row_documents(of_tables, ledger), ledger)
+    else:
+        yield from _row_documents(of_tables, ledger)
 
 
 def documents_to_train(opened: Opened, columns: Sequence[str]) -> Documents:
@@ -263,28 +231,22 @@ def documents_to_train(opened: Opened, columns: Sequence[str]) -> Documents:
     if source.is_docstrings:
         return docstring_documents()
 
-    def layout_for(table: Table) -> Layout | None:
-        require_columns(table.name, table.columns, table.missing(columns), "data.columns")
-        usual = _usual_layout(table)
-        if not columns:
-            return usual
-        *title, text = columns
-        return Layout((text,), title[0] if title else None, usual.id if usual else None)
-
-    opened, rows = _with_layouts(opened, layout_for)
+    layout_for = functools.partial(_layout_to_train, columns=columns)
+    opened, of_tables = _with_layouts(opened, layout_for)
     if columns and not opened.lines:
         opened = _of_tables_alone(opened)
-    _require_text(opened, rows)
+    _require_text(opened, of_tables)
 
     def read(ledger: Ledger) -> Iterator[Document]:
-        _account(opened, ledger)
+        enter_skipped(opened.unread, ledger)
         for file in opened.lines:
-            yield from _blocks(file, ledger)
-        yield from _prose(opened.prose, ledger, with_code=False)
-        yield from _rows(rows, ledger)
+            yield from _paragraph_documents(file, ledger)
+        yield from _file_documents(opened.prose, ledger, with_code=False)
+        yield from _row_documents(of_tables, ledger)
 
+    # Of a txt file that the user names, the content says all.
     marks = () if opened.lines else _marks(opened, columns)
-    return Documents(source.name, read, lambda: fingerprint(source, marks))
+    return Documents(source.name, read, functools.partial(fingerprint, source, marks))
 
 
 def _require_columns_apply(source: Source, option: str) -> None:
@@ -307,27 +269,21 @@ def _of_tables_alone(opened: Opened) -> Opened:
     return dataclasses.replace(opened, lines=(), prose=(), unread=(*opened.unread, *others))
 
 
-def _require_text(opened: Opened, rows: "Sequence[_Rows]") -> None:
+def _require_text(opened: Opened, of_tables: "Sequence[_LaidOut]") -> None:
     """Raise `DataError` if there is nothing to read."""
-    if not (opened.lines or opened.prose or rows or opened.source.is_stdin):
+    if not (opened.lines or opened.prose or of_tables or opened.source.is_stdin):
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in opened.unread[:5])
-        raise DataError(f"{opened.name}: no table with a column of text ({reasons})")
-
-
-def _account(opened: Opened, ledger: Ledger) -> None:
-    """Enter the files that are not read in a ledger."""
-    for name, reason, is_loss in opened.unread:
-        ledger.skip_file(name, reason, is_loss=is_loss)
+        raise DataError(f"{opened.source.name}: no table with a column of text ({reasons})")
 
 
 def _about_txt_files(opened: Opened) -> str:
     """Say what the documents of several txt files are; nothing of one that the user named."""
     number = sum(extension(file) in LINES for file in opened.prose)
-    return f"{opened.name}: each of its txt files is a document" if number > 1 else ""
+    return f"{opened.source.name}: each of its txt files is a document" if number > 1 else ""
 
 
 def _marks(opened: Opened, columns: Sequence[str]) -> tuple[str, ...]:
-    """Return how files are read, as far as their content does not say it; see `fingerprint`.
+    """Return what else, besides the content, decides how files are read; see `fingerprint`.
 
     Of a txt file that the user names, each line or block is a document. If it is the one file of a
     folder, it is read whole. Documents whose library is missing are left out, until it is
@@ -342,19 +298,19 @@ def _marks(opened: Opened, columns: Sequence[str]) -> tuple[str, ...]:
 # Lines
 
 
-def _lines(name: str, blocks: Iterable[Texts], ledger: Ledger) -> Iterator[Document]:
+def _line_documents(name: str, blocks: Iterable[LineBlock], ledger: Ledger) -> Iterator[Document]:
     """Yield each line as a document."""
-    ledger.read_file()
+    ledger.count_file()
     for block in blocks:
         for number, text in zip(block.numbers, block.texts, strict=True):
             place = Place(name, number)
             yield Document(id_of(place), (Section("", (text,)),), place, whole=True)
 
 
-def _blocks(file: Path, ledger: Ledger) -> Iterator[Document]:
+def _paragraph_documents(file: Path, ledger: Ledger) -> Iterator[Document]:
     """Yield the blocks between blank lines of a file or, without blank lines, the lines."""
     name = str(file)
-    ledger.read_file()
+    ledger.count_file()
     numbered = read_lines(file, name, ledger)
     separated = _has_blank_lines(file)
 
@@ -379,7 +335,9 @@ def _has_blank_lines(file: Path) -> bool:
 # Prose
 
 
-def _prose(files: Sequence[Path], ledger: Ledger, *, with_code: bool) -> Iterator[Document]:
+def _file_documents(
+    files: Sequence[Path], ledger: Ledger, *, with_code: bool
+) -> Iterator[Document]:
     """Yield each file that has text as a document."""
     if not files:
         return
@@ -392,7 +350,7 @@ def _prose(files: Sequence[Path], ledger: Ledger, *, with_code: bool) -> Iterato
             ledger.leave_out(what, Place(name), number, is_loss=False)
         for note in parsed.notes:
             ledger.note(f"{name}: {note}")
-        ledger.read_file()
+        ledger.count_file()
         ledger.keep()
         sections = tuple(Section(title, lines) for title, lines in parsed.sections)
         yield Document(name, sections, Place(name))
@@ -401,7 +359,7 @@ def _prose(files: Sequence[Path], ledger: Ledger, *, with_code: bool) -> Iterato
 # Rows
 
 
-class _Rows(NamedTuple):
+class _LaidOut(NamedTuple):
     """A table whose rows are documents."""
 
     table: Table
@@ -410,28 +368,51 @@ class _Rows(NamedTuple):
 
 def _with_layouts(
     opened: Opened, layout_for: Callable[[Table], Layout | None]
-) -> tuple[Opened, list[_Rows]]:
+) -> tuple[Opened, list[_LaidOut]]:
     """Return the tables with text. Others are unread then.
 
     A table without a column that the user named is an error only if nothing else was found.
     """
-    rows = []
+    of_tables = []
     unread = [*opened.unread]
-    is_alone = len(opened.source.files) + len(opened.source.data_sets) < 2
     for table in opened.tables:
         try:
             layout = layout_for(table)
         except DataError as error:
-            if is_alone:
+            if opened.source.is_single:
                 raise
             unread.append(Skipped(table.name, str(error)))
             continue
         if layout:
-            rows.append(_Rows(table, layout))
+            of_tables.append(_LaidOut(table, layout))
         else:
             has = f"without a column of text. It has: {listed(table.columns)}"
             unread.append(Skipped(table.name, has))
-    return dataclasses.replace(opened, unread=tuple(unread)), rows
+    return dataclasses.replace(opened, unread=tuple(unread)), of_tables
+
+
+def _layout_to_search(table: Table, columns: Sequence[str], id_column: str) -> Layout | None:
+    """Return the layout in which each column that the user named is a text of its own."""
+    if columns:
+        table.require(columns, "columns")
+    if id_column:
+        table.require([id_column], "id_column")
+    usual = _usual_layout(table, id_column)
+    if not columns:
+        return usual
+    column = usual.id if usual else id_column or None
+    return Layout(tuple(columns), id=column, are_separate=True)
+
+
+def _layout_to_train(table: Table, columns: Sequence[str]) -> Layout | None:
+    """Return the layout in which the columns that the user named are the title and the text."""
+    if columns:
+        table.require(columns, "data.columns")
+    usual = _usual_layout(table)
+    if not columns:
+        return usual
+    *title, text = columns
+    return Layout((text,), title[0] if title else None, usual.id if usual else None)
 
 
 def _usual_layout(table: Table, id_column: str = "") -> Layout | None:
@@ -441,27 +422,27 @@ def _usual_layout(table: Table, id_column: str = "") -> Layout | None:
     )
 
 
-def _rows_of_files(opened: Sequence[_Rows], ledger: Ledger) -> Iterator[Document]:
-    """Yield the rows of several tables as documents, whose ids differ from table to table."""
+def _with_ids_of_files(documents: Iterable[Document], ledger: Ledger) -> Iterator[Document]:
+    """Yield the rows of several tables, whose ids then differ from table to table."""
     ids = IdsOfFiles()
-    for document in _rows(opened, ledger):
+    for document in documents:
         yield dataclasses.replace(document, id=ids.of(document.id, document.place.file))
     if note := ids.note():
         ledger.note(note)
 
 
-def _rows(opened: Sequence[_Rows], ledger: Ledger) -> Iterator[Document]:
+def _row_documents(of_tables: Sequence[_LaidOut], ledger: Ledger) -> Iterator[Document]:
     """Yield each row with text as a document."""
-    for table, layout in opened:
-        ledger.read_file()
+    for table, layout in of_tables:
+        ledger.count_file()
         if layout.note:
             ledger.note(layout.note)
         read = dict.fromkeys((*table.columns, *layout.columns))
-        for number, values in table.rows([*read], ledger, notes_late_text=layout.is_found):
+        for number, values in table.rows([*read], ledger, notes_late_text=layout.is_guessed):
             if layout.id is None and table.is_open:  # later rows may have ids
                 layout = layout._replace(id=id_among(values))
             place = Place(table.name, number)
             if document := document_of(values, layout, place, ledger):
                 yield document
-            elif ledger.emptied is not None and is_emptied(values, layout):
+            elif is_emptied(values, layout):
                 ledger.emptied.add(own_id(values, layout) or id_of(place))

@@ -219,7 +219,7 @@ def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
             yield texts[0], texts[1]
         else:
             ledger.leave_out("without two tab-separated texts", Place(str(path), number))
-    ledger.read_file()
+    ledger.count_file()
 
 
 def _pairs_of_table(table: Table, ledger: Ledger) -> Iterator[tuple[str, str]]:

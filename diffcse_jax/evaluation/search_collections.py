@@ -128,7 +128,7 @@ def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
         expected = "an object with `_id` and `text`" if is_json else "an id, a tab and a text"
         details = "; ".join(ledger.oddities()) or "The file is empty"
         raise DataError(f"{path}: no line has text. Expected {expected} in each line. {details}")
-    ledger.read_file()
+    ledger.count_file()
     ledger.make(what, len(texts))
     return texts
 
@@ -212,7 +212,7 @@ def _read_judgements(
     if not judgements:
         details = "; ".join(ledger.oddities()) or "The file is empty"
         raise DataError(f"{path}: no query has a relevant document. {details}")
-    ledger.read_file()
+    ledger.count_file()
     ledger.make("judgement{s}", sum(map(len, judgements.values())))
     return judgements
 

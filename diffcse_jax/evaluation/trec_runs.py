@@ -115,7 +115,7 @@ def read_ranking(
         elif query in order.rising - order.falling:
             outcome = "ranked by the scores, as in trec_eval; write distances with a minus"
             ledger.change("quer{y} whose scores rise with the ranks", outcome, Place())
-    ledger.read_file()
+    ledger.count_file()
     ledger.make("hit{s}", sum(map(len, ranking.values())))
     report(ledger)
     return ranking

@@ -519,15 +519,14 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
 
 def _read(source: Documents, *, show_progress: bool, strict: bool) -> Reading:
     """Return the documents of a source, and say what was read, or warn of what was not."""
-    emptied: set[str] = set()
-    ledger = Ledger(source.name, strict=strict, emptied=emptied)
+    ledger = Ledger(source.name, strict=strict)
     documents = list(documents_with_text(source, ledger))
     count_documents(documents, ledger)
     if show_progress:
         report(ledger)
     elif ledger.has_losses:
         warn_user(ledger.summary())
-    return Reading(documents, frozenset(emptied))
+    return Reading(documents, frozenset(ledger.emptied))
 
 
 def _lexical(texts: Sequence[str], language: str, *, show_progress: bool) -> LexicalIndex:

@@ -20,8 +20,7 @@ def documents_with_text(source: Documents, ledger: Ledger) -> Iterator[Document]
             yield document
         else:
             ledger.leave_out(EMPTY, document.place)
-            if ledger.emptied is not None:
-                ledger.emptied.add(document.id)
+            ledger.emptied.add(document.id)
 
 
 def read_documents(source: Documents, *, strict: bool = False) -> list[Document]:

@@ -16,7 +16,7 @@ from diffcse_jax import io
 from diffcse_jax.config import Config
 from diffcse_jax.documents.document import digest, is_in_share
 from diffcse_jax.documents.ledger import Ledger, Place
-from diffcse_jax.documents.open import open_table
+from diffcse_jax.documents.tables.formats import open_table
 from diffcse_jax.documents.tables.layout import texts_of_row
 from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, counted

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from diffcse_jax.documents.files import child, formats
 from diffcse_jax.documents.files.formats import Parsed, Unreadable
-from diffcse_jax.documents.text.lines import extension, opened
+from diffcse_jax.documents.text.lines import extension, open_bytes
 from diffcse_jax.errors import DataError, UserError
 
 SECONDS = 60  # for a file
@@ -90,7 +90,7 @@ class _Task(NamedTuple):
     def _content(self, most: int) -> bytes | Unreadable:
         """Return the bytes of the file, decompressed. Of a larger file, return one byte more."""
         try:
-            with opened(self.file) as stream:
+            with open_bytes(self.file) as stream:
                 return stream.read(most + 1)
         except DataError as error:
             at = f"{self.file}: "

@@ -13,7 +13,7 @@ from diffcse_jax.documents.ledger import (
     usable,
 )
 from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
-from diffcse_jax.documents.tables.values import CHOOSES, listed, text_of
+from diffcse_jax.documents.tables.values import CHOOSES, text_of
 from diffcse_jax.errors import DataError
 
 FIRST_INEXACT = 2.0**53  # from here on, floats leave out whole numbers
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
         is_whole: The rows are single texts, which search does not divide unless the model reads
             less.
         note: What was assumed, for the user; empty if nothing was.
-        is_found: The columns of text were found by their values, because none has a known name.
+        is_guessed: The columns of text were chosen by their values, because none has a known name.
     """
 
     texts: tuple[str, ...]
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     are_separate: bool = False
     is_whole: bool = False
     note: str = ""
-    is_found: bool = False
+    is_guessed: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -81,16 +81,7 @@ def layout_of(
     note = ""
     if len(columns) > 1:
         note = f"{name}: read the columns of text, {', '.join(texts)}. {CHOOSES}"
-    return Layout(texts, None, column, is_whole=len(columns) == 1, note=note, is_found=True)
-
-
-def require_columns(name: str, columns: Sequence[str], missing: Sequence[str], option: str) -> None:
-    """Raise `DataError` if a column that the user named with an option is missing."""
-    if missing:
-        raise DataError(
-            f"{name}: no column {missing[0]!r}. It has: {listed(columns)}. Name one of these with "
-            f"{option}"
-        )
+    return Layout(texts, None, column, is_whole=len(columns) == 1, note=note, is_guessed=True)
 
 
 def document_of(

@@ -16,6 +16,7 @@ from diffcse_jax.documents.tables.values import (
     listed,
     text_columns,
 )
+from diffcse_jax.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +78,18 @@ class Table:
                 f"{CHOOSES}"
             )
 
-    def missing(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """Return which columns the table does not have.
+    def require(self, columns: Sequence[str], option: str) -> None:
+        """Raise `DataError` if the table lacks a column that the user named with an option.
 
         Objects of JSON may have a key only far from the start, so that the file is searched.
         """
+        if missing := self._missing(columns):
+            raise DataError(
+                f"{self.name}: no column {missing[0]!r}. It has: {listed(self.columns)}. Name one "
+                f"of these with {option}"
+            )
+
+    def _missing(self, columns: Sequence[str]) -> tuple[str, ...]:
         lacking = dict.fromkeys(column for column in columns if column not in self.columns)
         if lacking and self.is_open:
             for _, row in self.read([*lacking], Ledger(self.name)):

@@ -37,7 +37,7 @@ def extension(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_bytes(path: Path) -> Iterator[Any]:
     """Open a file for reading bytes, decompressed.
 
     Raises `DataError` if the file cannot be read or is damaged, also while it is read in the block.
@@ -133,25 +133,25 @@ COMPRESSED: dict[str, Callable[[Path], Any]] = {
 Numbered = tuple[int, str]  # the number of a line, from 1, and its text
 
 
-class Texts(NamedTuple):
-    """Lines of a block that have text, without white space around them."""
+class LineBlock(NamedTuple):
+    """Lines that have text, without white space around them."""
 
     numbers: Sequence[int]  # of the lines in the file, from 1
     texts: Sequence[str]
 
 
-def read_texts(path: Path, name: str, ledger: Ledger) -> Iterator[Texts]:
-    """Yield the lines of a file that have text, in blocks; see `texts_of`."""
-    with opened(path) as file:
-        yield from texts_of(file, name, ledger)
+def read_blocks(path: Path, name: str, ledger: Ledger) -> Iterator[LineBlock]:
+    """Yield the lines of a file that have text, in blocks; see `blocks_of`."""
+    with open_bytes(path) as file:
+        yield from blocks_of(file, name, ledger)
 
 
-def texts_of(stream: Bytes, name: str, ledger: Ledger) -> Iterator[Texts]:
+def blocks_of(stream: Bytes, name: str, ledger: Ledger) -> Iterator[LineBlock]:
     """Yield the lines of a stream that have text, in blocks.
 
     Other lines are entered in the ledger, and so is the number of those that are kept.
     """
-    for first, lines in _blocks(stream, name, ledger, longest=LONGEST_TEXT, keep_ends=False):
+    for first, lines in _line_batches(stream, name, ledger, longest=LONGEST_TEXT, keep_ends=False):
         texts = [line.strip() for line in lines]
         numbers: Sequence[int] = range(first, first + len(texts))
         if not all(texts) or "\0" in "".join(texts):
@@ -162,14 +162,14 @@ def texts_of(stream: Bytes, name: str, ledger: Ledger) -> Iterator[Texts]:
             ]
             texts = [texts[number - first] for number in numbers]
         ledger.keep(len(texts))
-        yield Texts(numbers, texts)
+        yield LineBlock(numbers, texts)
 
 
 def read_lines(
     path: Path, name: str, ledger: Ledger, *, longest: int = LONGEST_TEXT, keep_ends: bool = False
 ) -> Iterator[Numbered]:
     """Yield all lines of a file with their numbers; see `lines_of`."""
-    with opened(path) as file:
+    with open_bytes(path) as file:
         yield from lines_of(file, name, ledger, longest=longest, keep_ends=keep_ends)
 
 
@@ -193,17 +193,17 @@ def lines_of(
         longest: The limit in characters, without the end of the line.
         keep_ends: Yield lines with the characters that end them.
     """
-    for first, lines in _blocks(stream, name, ledger, longest=longest, keep_ends=keep_ends):
+    for first, lines in _line_batches(stream, name, ledger, longest=longest, keep_ends=keep_ends):
         yield from enumerate(lines, first)
 
 
 def read_text(path: Path, name: str, ledger: Ledger) -> Iterator[str]:
     """Yield the text of a file in blocks, with its ends of lines, but without a byte-order mark."""
-    with opened(path) as file:
-        yield from _texts(file, name, ledger)
+    with open_bytes(path) as file:
+        yield from _decoded_blocks(file, name, ledger)
 
 
-def _blocks(
+def _line_batches(
     stream: Bytes, name: str, ledger: Ledger, *, longest: int, keep_ends: bool
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the lines of a stream in blocks, each with the number of its first line."""
@@ -211,7 +211,7 @@ def _blocks(
     newline: str | None = None
     open_line = _OpenLine(longest)
     number = 1
-    for text in _texts(stream, name, ledger):
+    for text in _decoded_blocks(stream, name, ledger):
         if newline is None and ("\n" in text or "\r" in text):
             newline = _newline(text)
         if newline == "\n" and not open_line.size and text.endswith("\n"):
@@ -281,7 +281,7 @@ class _OpenLine:
         return "".join([*self.parts, self.end] if keep_end else self.parts)
 
 
-def _texts(stream: Bytes, name: str, ledger: Ledger) -> Iterator[str]:
+def _decoded_blocks(stream: Bytes, name: str, ledger: Ledger) -> Iterator[str]:
     """Yield decoded blocks, and note in the ledger what was assumed."""
     decoder = Decoder()
     for text in decoded(stream, decoder):
