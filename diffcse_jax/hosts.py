@@ -71,9 +71,8 @@ def log_line(message: str, *, on_all: bool = False) -> None:
 
 def report(ledger: Ledger) -> None:
     """Print what was read, and warn of what was lost or changed."""
-    odd = ledger.oddities() if ledger.has_losses or ledger.changed else []
-    for line in ledger.lines():
-        log_line(f"warning: {line}" if line in odd else line)
+    for line in ledger.account():
+        log_line(line)
 
 
 class _Bar(tqdm.tqdm):

@@ -54,7 +54,13 @@ def store_of(folder: Path, lengths: np.ndarray, documents: list[int] | None = No
     rows["follows"] = np.diff(rows["document"], prepend=-1) == 0
     np.save(folder / "rows.npy", rows)
     columns = ["sentence", "positive"][: lengths.shape[1]]
-    meta = {"columns": columns, "max_length": LONGEST, "account": [], "dtype": "uint16"}
+    meta = {
+        "columns": columns,
+        "max_length": LONGEST,
+        "account": [],
+        "beyond_limits": [],
+        "dtype": "uint16",
+    }
     (folder / "meta.json").write_text(json.dumps(meta))
     return TokenStore(folder)
 

@@ -76,7 +76,7 @@ def test_memory_has_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "MEMORY", 130 << 20)
     files = [tmp_path / name for name in ("a.html", "b.txt.gz", "c.html")]
     *large, small = parse_files(files, with_code=True)
-    assert large == [Unreadable("needs too much memory")] * 2
+    assert large == [Unreadable("needs too much memory", is_limit=True)] * 2
     assert isinstance(small, Parsed)
 
 

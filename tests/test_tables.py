@@ -502,7 +502,8 @@ def test_keys_are_collected_from_many_rows(tmp_path):
     rows[1] = {"text": "The cafe is closed.", "headline": "Cafe"}
     table = table_of(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert table.columns == ("text", "headline")
-    assert table.missing(["late", "text", "never"]) == ("never",)
+    with pytest.raises(DataError, match=r"no column 'never'.*Name one of these with --columns"):
+        table.require(["late", "text", "never"], "--columns")
     assert [row for _, row in table.rows(["headline"], Ledger("a"))] == rows
 
 

@@ -16,6 +16,8 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data import token_store
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
+from diffcse_jax.documents.files.formats import Unreadable
+from diffcse_jax.documents.files.pool import parse_files
 from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.models.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.training.tokens import open_tokens
@@ -115,7 +117,7 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
     message = capsys.readouterr().err
     assert "found tokens of " in message
     assert "1 row (sentence, positive), 7 tokens, in " in message
-    account = message.partition("\nleft out 2 texts: ")[2]
+    account = message.partition("\nwarning: left out 2 texts: ")[2]
     assert "1 empty" in account
     assert "1 with a wrong number of fields" in account
     assert "a.csv, line 4" in account
@@ -209,6 +211,32 @@ def test_a_text_that_changes_meanwhile_or_is_bad_leaves_nothing(tmp_path, monkey
         [".lock"],
         [".lock"] * 2,
     )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_a_file_beyond_a_limit_is_tried_again_and_part_of_the_name(tmp_path, monkeypatch, share):
+    for number in range(40):
+        (tmp_path / f"{number}.md").write_text(f"# one {number}\n\ntwo {number}. three {number}.\n")
+
+    def store_of() -> TokenStore:
+        data = DataConfig(train_file=str(tmp_path), pairs="dropout", held_out=share)
+        return build_or_open(open_corpus(data), word_tokenizer(), 8, tmp_path / ".cache")
+
+    def limited(files, *, with_code):
+        for file, parsed in zip(files, parse_files(files, with_code=with_code), strict=True):
+            is_late = file.stem in ("3", "4")
+            yield Unreadable("took longer than 60 seconds", is_limit=True) if is_late else parsed
+
+    monkeypatch.setattr("diffcse_jax.documents.open.parse_files", limited)
+    incomplete = store_of()
+    assert any("took longer than 60 seconds" in line for line in incomplete.account)
+    assert store_of().is_new  # tried again
+    monkeypatch.undo()
+    complete = store_of()
+    assert complete.is_new
+    assert complete.name != incomplete.name
+    assert not complete.account or "60 seconds" not in str(complete.account)
+    assert not store_of().is_new
 
 
 def test_several_processes_of_a_host_build_a_store_once(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from diffcse_jax.documents.document import Document, Documents, Section, digest,
 from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import Progress
-from diffcse_jax.io import disk_errors
+from diffcse_jax.io import disk_errors, json_digest
 
 FEWEST_REPETITIONS = 10  # boilerplate is in at least this many documents,
 REPEATED_SHARE = 0.01  # and in at least this share of them
@@ -53,8 +53,16 @@ class Split:
     def __init__(self, documents: Documents, share: float, *, strict: bool = False):
         self.name = documents.name
         self.share = share
-        self.fingerprint = documents.fingerprint
         self._documents, self._strict = documents, strict
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the content in hexadecimal, and of what a limit left out.
+
+        What is held out depends on all documents that could be read.
+        """
+        text = self._documents.fingerprint()
+        missing = sorted(self.ledger.beyond_limits) if self.share else []
+        return json_digest([text, *missing]) if missing else text
 
     def training(self, ledger: Ledger) -> Iterator[Numbered]:
         """Yield the documents to train on."""

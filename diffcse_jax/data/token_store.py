@@ -6,18 +6,20 @@ hard negatives. A row knows the number of the document that it was made of, and 
 A token store is a folder: `token_ids` (of all sentences, without a header), `offsets.npy` (where
 each sentence starts), `rows.npy` (what each row is, see `ROW`) and `meta.json`. The folder's name
 is a hash of all that determines its content. `meta.json` contains the SHA-256 of the arrays, which
-is checked at each opening.
+is checked at each opening. If a limit of time or memory left out files, each later run tries them
+again, and the name of what it trains on says which are missing.
 """
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -152,9 +154,11 @@ class TokenStore(Examples):
 
     def __init__(self, folder: Path):
         meta = io.read_json_object(folder / META)
-        # The name is a hash of the text, the tokenizer and how both were read.
         self.folder = folder
+        # A hash of the text, the tokenizer and how both were read, also of what was not read.
         self.name = folder.name
+        if meta["beyond_limits"]:
+            self.name = io.json_digest([folder.name, *meta["beyond_limits"]])[:32]
         self.columns = tuple(meta["columns"])
         self.max_length = meta["max_length"]
         # What was read and what was left out when the store was built, one sentence a line.
@@ -214,55 +218,80 @@ def build_or_open(
     ]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
-    built = False
+    is_new = False
     lock_file = folder.with_name(f".{name}.lock")
     with io.disk_errors(
         folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"
     ):
-        if _damage(folder):
+        before = _state(folder)
+        if not before.is_complete:
             with io.lock(lock_file, wait=True):
-                if damage := _damage(folder):  # another process may have built it meanwhile
-                    if folder.exists():
+                now = _state(folder)
+                is_built = now.is_complete or (not now.damage and now != before)
+                if not is_built:  # by another process meanwhile
+                    if folder.exists() and now.damage:
                         # Not by `log_line`, because each host has a disk of its own.
-                        print(f"warning: {printable_message(damage)}", file=sys.stderr)
+                        print(f"warning: {printable_message(now.damage)}", file=sys.stderr)
                     with io.replace_dir(folder) as new:
-                        ledger = corpus.new_ledger()
-                        dtype = _write_arrays(
-                            corpus, ledger, backend, new, prompts=prompts, on_rows=on_rows
+                        write = functools.partial(
+                            _write_arrays, backend=backend, prompts=prompts, on_rows=on_rows
                         )
-                        if corpus.fingerprint() != text:
-                            raise DataError(
-                                f"{corpus.name} changed while it was read. Start again once it is "
-                                "complete"
-                            )
-                        meta = {
-                            "columns": corpus.columns,
-                            "max_length": max_length,
-                            "account": ledger.lines() if ledger.has_remarks else [],
-                        }
-                        io.write_sealed(new / META, meta | {"dtype": dtype.name}, [*new.iterdir()])
-                    built = True
+                        _build(corpus, new, write, text=text, max_length=max_length)
+                    is_new = True
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
-    store.is_new = built
+    store.is_new = is_new
     return store
 
 
-def _damage(folder: Path) -> str:
-    """Return which file of a store is missing or damaged, or an empty string."""
+class _State(NamedTuple):
+    """What stands in the folder of a store."""
+
+    damage: str  # which file is missing or damaged; empty: none
+    meta: Mapping[str, Any]
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the store can be used, and another try would read no more."""
+        return not self.damage and not self.meta["beyond_limits"]
+
+
+def _state(folder: Path) -> _State:
     try:
-        io.read_sealed(folder / META, f"Building {folder} again")
+        return _State("", io.read_sealed(folder / META, f"Building {folder} again"))
     except CheckpointError as error:
-        return str(error)
-    return ""
+        return _State(str(error), {})
+
+
+def _build(
+    corpus: Corpus,
+    folder: Path,
+    write_arrays: Callable[[Corpus, Ledger, Path], np.dtype],
+    *,
+    text: str,
+    max_length: int,
+) -> None:
+    """Write a store of a corpus whose fingerprint is `text`."""
+    ledger = corpus.new_ledger()
+    dtype = write_arrays(corpus, ledger, folder)
+    if corpus.fingerprint() != text:
+        raise DataError(f"{corpus.name} changed while it was read. Start again once it is complete")
+    meta = {
+        "columns": corpus.columns,
+        "max_length": max_length,
+        "account": ledger.account() if ledger.has_remarks else [],
+        "beyond_limits": sorted(ledger.beyond_limits),
+        "dtype": dtype.name,
+    }
+    io.write_sealed(folder / META, meta, [*folder.iterdir()])
 
 
 def _write_arrays(
     corpus: Corpus,
     ledger: Ledger,
-    backend: tokenizers.Tokenizer,
     folder: Path,
     *,
+    backend: tokenizers.Tokenizer,
     prompts: Sequence[str],
     on_rows: Callable[[int], None],
 ) -> np.dtype:

@@ -106,6 +106,8 @@ class Ledger:
     left_out: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the others, by reason
     # By kind and outcome.
     changed: dict[tuple[str, str], Entry] = dataclasses.field(default_factory=dict)
+    # The files that a limit of time or memory left out: another try may read them.
+    beyond_limits: list[str] = dataclasses.field(default_factory=list)
     # The ids of rows whose text is empty: an index that is brought up to date removes these.
     emptied: set[str] = dataclasses.field(default_factory=set)
     made: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -170,6 +172,7 @@ class Ledger:
         _merge(self.changed, other.changed)
         self.made.update(other.made)
         self.notes.update(other.notes)
+        self.beyond_limits += other.beyond_limits
 
     @property
     def has_losses(self) -> bool:
@@ -185,13 +188,18 @@ class Ledger:
     def lines(self) -> list[str]:
         """Return the account for a person, one sentence a line."""
         made = [counted(number, what) for what, number in self.made.items() if number]
-        account = []
+        sentences = []
         if self.files or made:
             source = f"{counted(self.files, 'file{s}')} of " if self.files > 1 else ""
-            account.append(
+            sentences.append(
                 f"read {source}{self.name}: {', '.join(made) or counted(self.texts, self.noun)}"
             )
-        return [*account, *self.oddities(), *self.notes]
+        return [*sentences, *self.oddities(), *self.notes]
+
+    def account(self) -> list[str]:
+        """Return `lines`. Those on what was lost or changed begin with `warning: `."""
+        odd = self.oddities() if self.has_losses or self.changed else []
+        return [f"warning: {line}" if line in odd else line for line in self.lines()]
 
     def oddities(self) -> list[str]:
         """Return the account of what was not read, left out or changed, one sentence a line."""

@@ -345,6 +345,8 @@ def _file_documents(
         name = str(file)
         if isinstance(parsed, formats.Unreadable):
             ledger.skip_file(name, parsed.reason, is_loss=parsed.reason != EMPTY)
+            if parsed.is_limit:
+                ledger.beyond_limits.append(name)
             continue
         for what, number in parsed.left_out.items():
             ledger.leave_out(what, Place(name), number, is_loss=False)

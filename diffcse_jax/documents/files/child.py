@@ -52,7 +52,7 @@ def _answer(request: Mapping[str, Any], content: bytes) -> dict[str, Any]:
     _limit_memory(request["memory"])
     document = parse(content, request["kind"], with_code=request["with_code"])
     if isinstance(document, Unreadable):
-        return {"reason": document.reason}
+        return document._asdict()
     return document._asdict()
 
 

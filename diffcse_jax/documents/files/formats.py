@@ -48,6 +48,7 @@ class Unreadable(NamedTuple):
     """A document without text, or whose text cannot be read."""
 
     reason: str
+    is_limit: bool = False  # of time or memory: another try may read it
 
 
 def parse(content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
@@ -73,7 +74,7 @@ def parse(content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
         raise
     except BaseException as error:  # libraries raise many types, and those in Rust their own
         reasons = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
-        return Unreadable(next(reasons, DAMAGED))
+        return Unreadable(next(reasons, DAMAGED), is_limit=isinstance(error, MemoryError))
     return _checked(parsed)
 
 
@@ -115,7 +116,7 @@ def _checked(parsed: Parsed) -> Parsed | Unreadable:
     if not sections:
         return Unreadable(NO_TEXT)
     if sum(_memory(title) + sum(map(_memory, lines)) for title, lines in sections) > MOST_MEMORY:
-        return Unreadable(OUT_OF_MEMORY)
+        return Unreadable(OUT_OF_MEMORY, is_limit=True)
     return Parsed(sections, dict(parsed.left_out), (*parsed.notes, *_replaced_note(broken)))
 
 

@@ -188,10 +188,11 @@ class _Process:
         if not answer.endswith(b"\n"):
             self.stop()
             is_late = time.monotonic() - start >= SECONDS
-            return Unreadable(f"took longer than {SECONDS} seconds" if is_late else CRASHED)
+            reason = f"took longer than {SECONDS} seconds" if is_late else CRASHED
+            return Unreadable(reason, is_limit=True)
         document = json.loads(answer)
         if "reason" in document:
-            return Unreadable(document["reason"])
+            return Unreadable(**document)
         sections = tuple((title, lines) for title, lines in document["sections"])
         return Parsed(sections, document["left_out"], tuple(document["notes"]))
 
