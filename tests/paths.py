@@ -14,6 +14,8 @@ PACKAGE = f"{Path(diffcse_jax.__file__).parent}/"
 class Trace(NamedTuple):
     """The files of the package that called one another.
 
+    Constructors that Python makes, of dataclasses and named tuples, belong to no file.
+
     Attributes:
         files: In the order in which they were first entered, below `diffcse_jax/`.
         returns: How often a file was entered again: a call from another file, or from outside, into

@@ -13,6 +13,10 @@ from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.open import open_documents_to_search
 
+# Files that the page names below the table of rows, because they only open the file.
+NAMED_BELOW = {
+    f"documents/{name}.py" for name in ("find", "tables/formats", "tables/values", "tables/arrow")
+}
 PAGE = Path(__file__).parents[1] / "docs/code_tour.md"
 
 
@@ -38,13 +42,17 @@ def test_a_line_reaches_the_batch_through_the_files_of_the_page(tmp_path):
     way = trace(first_batch)
     assert set(way.files) == files_of("From a line to a batch")
     assert len(way.files) <= 10
+    assert way.returns <= 36
 
 
-def test_a_row_reaches_the_index_through_the_files_of_the_page(tmp_path):
+def test_a_row_becomes_a_document_through_the_files_of_the_page(tmp_path):
     file = tmp_path / "one.csv"
     file.write_text("id,title,text\n1,A title,The text of the row.\n")
+    opening = trace(lambda: open_documents_to_search(file))
     documents = open_documents_to_search(file)
     way = trace(lambda: list(documents.read(Ledger(str(file)))))
-    assert set(way.files) == files_of("From a row to an index")
+    assert set(way.files) == files_of("From a row to a document")
     assert len(way.files) <= 9
     assert way.returns <= 10
+    assert set(opening.files) <= set(way.files) | NAMED_BELOW
+    assert opening.returns <= 24
