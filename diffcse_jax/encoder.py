@@ -35,6 +35,7 @@ from diffcse_jax.models.layers import Params
 from diffcse_jax.models.poolers import check_pooler
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
+from diffcse_jax.models.text_settings import max_length_of
 from diffcse_jax.models.tokenizer import (
     check_token_ids,
     load_tokenizer,
@@ -72,8 +73,8 @@ class SentenceEncoder:
         config: The sizes of the transformer.
         transformer: The parameters of the transformer. Batches are spread over the device mesh of
             these arrays; other arrays are copied to all devices of this host.
-        tokenizer: A fast tokenizer. Its settings for truncation and padding are neither used nor
-            changed.
+        tokenizer: A fast tokenizer. Of its settings for truncation and padding, only the side that
+            is truncated is used, and none is changed.
         record: The pooler, what follows it, and the prompts that the encoder was trained with.
         dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always
             float32.
@@ -219,7 +220,7 @@ class SentenceEncoder:
             truncate_dim=record.truncate_dim if truncate_dim is None else truncate_dim,
         )
         tokenizer = load_tokenizer(model.folder)
-        longest = sentence_folder.max_length_of(model.folder, model.config.max_length)
+        longest = max_length_of(model.folder, model.config.max_length)
         options: dict[str, Any] = {
             "dtype": dtype,
             "max_length": longest,
@@ -594,6 +595,8 @@ class SentenceEncoder:
             settings["head"] = self.sentence_head.layers
         if self.max_length != self.config.max_length:
             settings["max_length"] = self.max_length
+        if self.tokenizer.truncation_side != "right":
+            settings["truncation_side"] = self.tokenizer.truncation_side
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         with self._tokenizing:
             self._backend.no_truncation()
@@ -639,7 +642,7 @@ class SentenceEncoder:
         if limit < least:
             raise ConfigError(f"max_length={limit}: expected at least {least} tokens, or None")
         with self._tokenizing:
-            self._backend.enable_truncation(limit)
+            self._backend.enable_truncation(limit, direction=self.tokenizer.truncation_side)
             return tokenise(self._backend, sentences)
 
     def _padded(self, token_ids: list[list[int]], rows: int, length: int) -> IdsAndMask:

@@ -146,6 +146,26 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
         )
 
 
+def test_the_side_that_is_cut_and_the_case_are_exported(saved, tmp_path):
+    """The check encodes a text that is cut, and `tokenizer.json` alone says on which side."""
+    start = saved(pooler="avg").checkpoint.folder
+    of_tokenizer = json.loads((start / "tokenizer_config.json").read_text())
+    (start / "tokenizer_config.json").write_text(
+        json.dumps(of_tokenizer | {"do_lower_case": False})
+    )
+    (start / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    tokenizer = json.loads((start / "tokenizer.json").read_text())
+    tokenizer["truncation"]["direction"] = "Left"
+    (start / "tokenizer.json").write_text(json.dumps(tokenizer))
+    out = tmp_path / "out"
+    check = export.export(tmp_path / "workdir", out)["maximal_absolute_difference"]
+    assert set(check) == {"diffcse_jax", "sentence_transformers"}
+    encoder = SentenceEncoder.from_pretrained(out)
+    ends = " ".join(["dog"] * (MAX_LENGTH - 2))
+    vectors = encoder.encode([f"Cat {ends}", ends.upper()], max_length=MAX_LENGTH)
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
+
+
 def test_a_library_that_cannot_be_imported_does_not_stop_the_export(saved, tmp_path, monkeypatch):
     """As with an old `peft`, which sentence-transformers imports and which needs old transformers."""
     package = tmp_path / "site/sentence_transformers"

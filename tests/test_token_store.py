@@ -19,13 +19,13 @@ from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
 from diffcse_jax.documents.files.formats import Unreadable
 from diffcse_jax.documents.files.pool import parse_files
 from diffcse_jax.errors import DataError, DiskError
-from diffcse_jax.models.tokenizer import tokenise, unlimited_tokenizer
+from diffcse_jax.models.tokenizer import cutting_tokenizer, tokenise
 from diffcse_jax.training.tokens import open_tokens
 
 CLS, SEP, FIRST_WORD = 1, 2, 4
 
 
-def word_tokenizer(largest_id: int = 10) -> transformers.BertTokenizer:
+def word_tokenizer(largest_id: int = 10, side: str = "right") -> transformers.BertTokenizer:
     """Return a tokenizer with one token per word; `largest_id` sets how wide ids must be."""
     vocabulary = {
         "[PAD]": 0,
@@ -37,7 +37,7 @@ def word_tokenizer(largest_id: int = 10) -> transformers.BertTokenizer:
         "three": 6,
         "[MASK]": 7,
     }
-    return transformers.BertTokenizer(vocab=vocabulary | {"rare": largest_id})
+    return transformers.BertTokenizer(vocab=vocabulary | {"rare": largest_id}, truncation_side=side)
 
 
 def corpus_of(path: Path, rows: list[tuple[str, ...]], **options) -> Corpus:
@@ -53,19 +53,22 @@ texts = st.lists(st.sampled_from(["one", "two ", " ", "x" * 40, "x" * 3000]), ma
 )
 
 
-@given(texts=st.lists(texts, max_size=4), max_length=st.integers(3, 20))
-def test_cut_texts_have_the_tokens_of_the_whole(texts, max_length):
-    backend = unlimited_tokenizer(word_tokenizer())
-    backend.enable_truncation(max_length)
+@given(
+    texts=st.lists(texts, max_size=4),
+    max_length=st.integers(3, 20),
+    side=st.sampled_from(["left", "right"]),
+)
+def test_cut_texts_have_the_tokens_of_the_whole(texts, max_length, side):
+    backend = cutting_tokenizer(word_tokenizer(side=side), max_length)
     whole = backend.encode_batch(texts)
     ids, cut = tokenise(backend, texts)
     assert ids == [encoding.ids for encoding in whole]
     assert cut == [bool(encoding.overflowing) for encoding in whole]
 
 
-def test_a_long_text_costs_what_its_beginning_costs():
-    backend = unlimited_tokenizer(word_tokenizer())
-    backend.enable_truncation(8)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_long_text_costs_what_its_kept_part_costs(side):
+    backend = cutting_tokenizer(word_tokenizer(side=side), 8)
     start = time.process_time()
     found = tokenise(backend, ["one two " * 4_000_000])
     assert time.process_time() - start < 2  # the whole text needs more than ten seconds
@@ -95,6 +98,14 @@ def test_gathered_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, monkeyp
         np.testing.assert_array_equal(lengths[:, column], expected["attention_mask"].sum(-1))
     assert np.all(input_ids[..., 12:] == tokenizer.pad_token_id)
     np.testing.assert_array_equal(store.lengths(chosen), lengths)
+
+
+def test_a_store_keeps_the_end_of_texts_for_a_model_that_reads_the_end(tmp_path):
+    corpus = corpus_of(tmp_path / "a.jsonl", [("two one three",)])
+    stores = [
+        build_or_open(corpus, word_tokenizer(side=side), 4, tmp_path) for side in ("left", "right")
+    ]
+    assert [store.token_ids.tolist() for store in stores] == [[CLS, 4, 6, SEP], [CLS, 5, 4, SEP]]
 
 
 @pytest.mark.parametrize(("largest_id", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])

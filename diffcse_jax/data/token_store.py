@@ -34,7 +34,7 @@ from diffcse_jax.errors import (
     NoSentencesError,
     printable_message,
 )
-from diffcse_jax.models.tokenizer import largest_token, tokenise, unlimited_tokenizer
+from diffcse_jax.models.tokenizer import cutting_tokenizer, largest_token, tokenise
 
 FORMAT_VERSION = 7
 META = "meta.json"
@@ -204,8 +204,7 @@ def build_or_open(
         prompts: The text in front of each sentence, by column. Empty: none.
         on_rows: Called with the number of rows of each block that is written.
     """
-    backend = unlimited_tokenizer(tokenizer)
-    backend.enable_truncation(max_length)
+    backend = cutting_tokenizer(tokenizer, max_length)
     text = corpus.fingerprint()
     parts = [
         FORMAT_VERSION,

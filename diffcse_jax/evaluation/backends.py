@@ -22,6 +22,7 @@ from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
+from diffcse_jax.models.text_settings import TEXT_SETTINGS, text_settings
 from diffcse_jax.models.tokenizer import warn_of_cut
 from diffcse_jax.run_folder.finding import model_of
 from diffcse_jax.search.reading import read_documents
@@ -32,7 +33,7 @@ BLOCK = 8192  # embeddings held in float64 at once
 NAMES_OF_CODE = ("auto_map", "configuration_files")  # in config.json
 OPTIMIZER = optax.adam(1e-3)
 # Files that are written for the chosen pooler.
-WRITTEN = ("config", "modules.json", sentence_folder.TEXT_SETTINGS)
+WRITTEN = ("config", "modules.json", TEXT_SETTINGS)
 
 
 def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
@@ -78,11 +79,7 @@ class TorchEncoder:
             sentence_folder.write(
                 folder, ours.recorded, ours.config.num_blocks, ours.config.hidden_size
             )
-            _, settings = sentence_folder.text_settings(source)
-            write_json(
-                folder / sentence_folder.TEXT_SETTINGS,
-                settings | {"max_seq_length": self._max_length},
-            )
+            text_settings(source)._replace(max_length=self._max_length).write(folder)
             try:
                 with quiet_transformers():
                     self._model = library.SentenceTransformer(

@@ -13,7 +13,7 @@ from diffcse_jax.batch import Vocabulary
 from diffcse_jax.data.token_store import Examples
 from diffcse_jax.evaluation import CachedEncoder, Encoder
 from diffcse_jax.evaluation.metrics import Metric, paired_interval
-from diffcse_jax.models.tokenizer import tokenise, unlimited_tokenizer
+from diffcse_jax.models.tokenizer import cutting_tokenizer, tokenise
 from diffcse_jax.run_folder.records import Measured, Outcomes
 
 MASK_RATIO = 0.15
@@ -40,9 +40,7 @@ class TrainingTokens(NamedTuple):
 
     def of(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
         """Return the tokens of texts, which are cut to `max_length`."""
-        backend = unlimited_tokenizer(self.tokenizer)
-        backend.enable_truncation(max_length)
-        return tokenise(backend, texts)[0]
+        return tokenise(cutting_tokenizer(self.tokenizer, max_length), texts)[0]
 
 
 class Blanks(NamedTuple):

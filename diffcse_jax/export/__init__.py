@@ -7,6 +7,7 @@ installed, and compared with the encoder before it gets its name.
 import contextlib
 import functools
 import importlib.util
+import itertools
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.models import files, hf, sentence_folder
 from diffcse_jax.models.pooling import normalize
+from diffcse_jax.models.text_settings import max_length_of, text_settings
 from diffcse_jax.models.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
 from diffcse_jax.run_folder.finding import SEARCH, find_run
@@ -144,10 +146,8 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     )
     record = saved.recorded._replace(truncate_dim=truncate_dim)
     sentence_folder.write(folder, record, sizes.num_blocks, sizes.hidden_size)
-    length = sentence_folder.max_length_of(trained.folder, sizes.max_length)
-    io.write_json(
-        folder / sentence_folder.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False}
-    )
+    length = max_length_of(trained.folder, sizes.max_length)
+    text_settings(trained.folder)._replace(max_length=length).write(folder)
 
 
 def write_checkpoint(
@@ -181,10 +181,14 @@ def write_checkpoint(
     for name in _TOKENIZER_FILES:
         if (checkpoint.folder / name).is_file():
             shutil.copyfile(checkpoint.folder / name, folder / name)
+    tokenizer = load_tokenizer(checkpoint.folder)
     settings = folder / _TOKENIZER_FILES[0]
-    if settings.is_file():
-        io.write_json(settings, _without_paths(io.read_json_object(settings)))
-    unlimited_tokenizer(load_tokenizer(checkpoint.folder)).save(str(folder / "tokenizer.json"))
+    recorded = io.read_json_object(settings) if settings.is_file() else {}
+    # tokenizer.json is written without truncation, which may have named the side.
+    side = {} if tokenizer.truncation_side == "right" else {"truncation_side": "left"}
+    if recorded or side:
+        io.write_json(settings, _without_paths(recorded) | side)
+    unlimited_tokenizer(tokenizer).save(str(folder / "tokenizer.json"))
 
 
 def check_folder(
@@ -192,15 +196,21 @@ def check_folder(
 ) -> dict[str, Any]:
     """Compare the embeddings of each available reader of the folder with those of the encoder.
 
+    One of the texts is longer than the model reads, and one is empty.
+
     Raises:
         CheckpointError: They differ by more than the tolerance, or they are NaN or infinite.
     """
+    encoder = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim)
     prompts = dict.fromkeys(["", saved.prompts.query, saved.prompts.document])
+    words = itertools.cycle(" ".join(SAMPLES).split())
+    too_long = " ".join(itertools.islice(words, 2 * encoder.max_length))
+    texts = [*SAMPLES, too_long, ""]
 
     def embeddings(encode: Callable[..., np.ndarray]) -> np.ndarray:
-        return np.concatenate([encode(SAMPLES, prompt=prompt) for prompt in prompts])
+        return np.concatenate([encode(texts, prompt=prompt) for prompt in prompts])
 
-    expected = embeddings(SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim).encode)
+    expected = embeddings(_encode_cut(encoder))
     if not np.isfinite(expected).all():
         raise CheckpointError(
             f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite"
@@ -222,8 +232,13 @@ def check_folder(
     return {
         "maximal_absolute_difference": differences,
         "tolerance": TOLERANCE,
-        "sentences": len(SAMPLES),
+        "sentences": len(texts),
     }
+
+
+def _encode_cut(encoder: SentenceEncoder) -> Callable[..., np.ndarray]:
+    """Return `encode`, without its warning of texts that are cut."""
+    return functools.partial(encoder.encode, max_length=encoder.max_length)
 
 
 def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
@@ -232,7 +247,9 @@ def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
     A warning says if sentence-transformers is installed, but cannot be imported. The ONNX graph
     normalises embeddings.
     """
-    readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
+    readers: dict[str, Callable] = {
+        "diffcse_jax": _encode_cut(SentenceEncoder.from_pretrained(folder))
+    }
     if _installed("sentence_transformers"):
         try:
             library = require_extra("sentence_transformers", "torch")
@@ -354,7 +371,7 @@ def encode_onnx(
     from onnxruntime import InferenceSession
 
     session = InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
-    limit = io.read_json_object(folder / sentence_folder.TEXT_SETTINGS)["max_seq_length"]
+    limit = text_settings(folder).max_length
     options = {"padding": True, "truncation": True, "max_length": limit, "return_tensors": "np"}
     tokens = load_tokenizer(folder)([prompt + sentence for sentence in sentences], **options)
     inputs = {each.name: tokens[each.name].astype(np.int64) for each in session.get_inputs()}

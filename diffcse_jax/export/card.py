@@ -16,7 +16,7 @@ from diffcse_jax.evaluation.results import Results, TableRow, format_scores, sco
 from diffcse_jax.io import HUB_REPOSITORY, expand_path
 from diffcse_jax.models import hf
 from diffcse_jax.models.poolers import OTHER_POOLERS
-from diffcse_jax.models.sentence_folder import max_length_of
+from diffcse_jax.models.text_settings import max_length_of
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
 from diffcse_jax.run_folder.finding import SELECTION, find_run
 from diffcse_jax.run_folder.records import origin

@@ -117,6 +117,7 @@ def read_modules(root: Path) -> list[tuple[str, Path]]:
     path = root / MODULES
     listed = read_json(path)
     modules = []
+    names: list[Any] = []
     for module in listed if isinstance(listed, list) else [None]:
         content = module if isinstance(module, dict) else {}
         inside = content.get("path")
@@ -125,6 +126,12 @@ def read_modules(root: Path) -> list[tuple[str, Path]]:
             raise CheckpointError(f"{path} is not a list of modules with `type` and `path`")
         if Path(inside).is_absolute() or ".." in Path(inside).parts:
             raise CheckpointError(f"{path}: {inside[:60]!r} is not a folder inside {root}")
+        if (name := content.get("name")) is not None and name in names:
+            raise CheckpointError(
+                f"{path}: two modules have the name {str(name)[:60]!r}, and sentence-transformers "
+                "would drop one. Give each its own name"
+            )
+        names.append(name)
         library, _, kind = type_.rpartition(".")
         is_known = library.startswith("sentence_transformers")  # other code is not run
         modules.append((kind if is_known else type_, root / inside))
@@ -185,6 +192,17 @@ def _about_adapters(folder: Path) -> str:
         "ADAPTERS).merge_and_unload().save_pretrained(DIR). Copy the tokenizer into DIR, and name "
         f"DIR. If the weights in this folder are merged already, remove {ADAPTER}"
     )
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Return whether a setting is a whole number, at least `least`."""
+    return type(value) is int and value >= least
+
+
+def expect(is_valid: bool, path: Path, key: str, value: Any, expected: str) -> None:
+    """Raise `CheckpointError` if a setting of a file has another value than the expected ones."""
+    if not is_valid:
+        raise CheckpointError(f"{path}: {key}: expected {expected}, got {str(value)[:60]!r}")
 
 
 # Tensors

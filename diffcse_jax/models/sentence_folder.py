@@ -20,7 +20,14 @@ import numpy as np
 
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.io import read_json_object, write_json, write_tensors
-from diffcse_jax.models.files import FLOATS, MODULES, read_modules, read_tensors
+from diffcse_jax.models.files import (
+    FLOATS,
+    MODULES,
+    expect,
+    is_count,
+    read_modules,
+    read_tensors,
+)
 from diffcse_jax.models.heads import (
     HEAD_SETTINGS,
     NO_HEAD,
@@ -35,6 +42,7 @@ from diffcse_jax.models.poolers import AVERAGED_LAYERS, POOLERS, check_pooler
 from diffcse_jax.models.pooling import SIMILARITIES
 
 SETTINGS = "config_sentence_transformers.json"
+_MODEL_TYPE = "SentenceTransformer"
 _TANH = "torch.nn.modules.activation.Tanh"
 # Modules under which PyTorch has its activations (`Identity` is in `linear`).
 TORCH_MODULES = ("torch.nn", "torch.nn.modules.activation", "torch.nn.modules.linear")
@@ -56,9 +64,6 @@ _KEYS = {
     "weightedmean": "weightedmean_tokens",
 }
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
-TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
-# Until 2020, its name had one of these kinds in place of `bert`.
-_OTHER_KINDS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
 QUERY = "query"
 DOCUMENT_NAMES = ("document", "passage", "corpus")  # the first with a recorded text is used
@@ -330,6 +335,12 @@ def recorded(checkpoint: Pretrained) -> RecordedPooler:
     record = read(checkpoint.root)
     if not record.pooler and (pooler := checkpoint.evaluated_with):
         return record._replace(pooler=pooler, head=checkpoint.pooler if pooler == "cls" else None)
+    if record.pooler in TWO_LAYER_POOLERS and not checkpoint.hf_config.get("output_hidden_states"):
+        raise CheckpointError(
+            f"{checkpoint.folder}: config.json: output_hidden_states is not true, so that "
+            "sentence-transformers leaves out the module WeightedLayerPooling. Set it to true, or "
+            "remove the module"
+        )
     size = checkpoint.config.hidden_size * len(record.pooler.split("+"))
     for layer in record.sentence_head.layers:
         expected = layer.in_features or layer.dimension or size
@@ -357,8 +368,10 @@ def read(folder: Path) -> RecordedPooler:
     settings = read_json_object(path) if path.is_file() else {}
     size = settings.get("truncate_dim")
     similarity = settings.get("similarity_fn_name") or "cosine"
-    _expect(size is None or _is_number(size), path, "truncate_dim", size, "a whole number from 1")
-    _expect(
+    expect(size is None or is_count(size), path, "truncate_dim", size, "a whole number from 1")
+    kind = settings.get("model_type") or _MODEL_TYPE
+    expect(kind == _MODEL_TYPE, path, "model_type", kind, f"only {_MODEL_TYPE}")
+    expect(
         similarity in [*SIMILARITIES],
         path,
         "similarity_fn_name",
@@ -385,42 +398,6 @@ def read(folder: Path) -> RecordedPooler:
     )
 
 
-def text_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Read how the transformer module reads text.
-
-    Return the file and its content. If there is no file, the content is empty.
-    """
-    paths = [
-        folder / TEXT_SETTINGS,
-        *(folder / f"sentence_{kind}_config.json" for kind in _OTHER_KINDS),
-    ]
-    path = next((path for path in paths if path.is_file()), paths[0])
-    return path, read_json_object(path) if path.is_file() else {}
-
-
-def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
-    """Return the number of tokens that texts are cut to, at most `positions`.
-
-    It is the recorded length, or the length in training (`trained`) if that is larger. Without a
-    record, it is `positions`. Since release 6, sentence-transformers records the length with the
-    tokenizer.
-    """
-    path, settings = text_settings(folder)
-    recorded = settings.get("max_seq_length")
-    _expect(
-        recorded is None or _is_number(recorded, 3),
-        path,
-        "max_seq_length",
-        recorded,
-        "a whole number from 3",
-    )
-    of_tokenizer = folder / "tokenizer_config.json"
-    if recorded is None and of_tokenizer.is_file():
-        found = read_json_object(of_tokenizer).get("model_max_length")
-        recorded = found if _is_number(found, 3) else None
-    return min(max(recorded or positions, trained), positions)
-
-
 def _pooler_of(config: dict[str, Any], module: Path) -> str:
     """Return the pooler that the configuration of a Pooling module describes."""
     by_keys = [mode for mode in _MODES if config.get(f"pooling_mode_{_KEYS.get(mode, mode)}")]
@@ -428,7 +405,7 @@ def _pooler_of(config: dict[str, Any], module: Path) -> str:
     modes = found if isinstance(found, list) else [found]
     is_known = bool(modes) and all(mode in [*_MODES] for mode in modes)
     path = module / "config.json"
-    _expect(is_known, path, "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
+    expect(is_known, path, "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
     if not config.get("include_prompt", True):
         raise CheckpointError(
             f"{path}: include_prompt is false: the model leaves prompts out of the pooling, which "
@@ -442,7 +419,7 @@ def _layer_pooler(module: Path) -> str:
     """Return the pooler that averages the layers of a WeightedLayerPooling module."""
     config = read_json_object(module / "config.json")
     blocks: Any = config.get("num_hidden_layers")
-    if config.get("layer_start") == 0 and _is_number(blocks):
+    if config.get("layer_start") == 0 and is_count(blocks):
         weights = _tensor(module, "layer_weights", (blocks + 1,))
         for pooler in TWO_LAYER_POOLERS:
             if np.array_equal(weights, _layer_weights(pooler, blocks)):
@@ -474,20 +451,20 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
         value = getattr(layer, key)
         kind_of_value = type(HeadLayer._field_defaults[key])
         if kind_of_value is int:
-            _expect(_is_number(value), path, key, value, "a whole number from 1")
+            expect(is_count(value), path, key, value, "a whole number from 1")
         else:
-            _expect(
+            expect(
                 isinstance(value, kind_of_value), path, key, value, f"a {kind_of_value.__name__}"
             )
     for key in ("module_input_name", "module_output_name"):
-        _expect(
+        expect(
             config.get(key) in (None, "sentence_embedding"),
             path,
             key,
             config.get(key),
             "only sentence_embedding",
         )
-    _expect(
+    expect(
         not config.get("use_residual"),
         path,
         "use_residual",
@@ -498,7 +475,7 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
         library, _, activation = layer.activation_function.rpartition(".")
         is_known = library in TORCH_MODULES and activation in TORCH_ACTIVATIONS
         known = f"one of torch.nn: {', '.join(TORCH_ACTIVATIONS)}"
-        _expect(is_known, path, "activation_function", layer.activation_function, known)
+        expect(is_known, path, "activation_function", layer.activation_function, known)
     return layer
 
 
@@ -509,15 +486,6 @@ def _tensor(module: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
             f"{module}: its weights have no floating-point tensor {name} of shape {shape}"
         )
     return tensor
-
-
-def _is_number(value: Any, least: int = 1) -> bool:
-    return type(value) is int and value >= least
-
-
-def _expect(is_valid: bool, path: Path, key: str, value: Any, expected: str) -> None:
-    if not is_valid:
-        raise CheckpointError(f"{path}: {key}: expected {expected}, got {str(value)[:60]!r}")
 
 
 def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> RecordedPooler:

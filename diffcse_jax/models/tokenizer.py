@@ -1,6 +1,7 @@
 """The tokenizer of a Hugging Face folder, and texts as token ids."""
 
 import itertools
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import transformers
 
 from diffcse_jax.errors import CheckpointError, warn_user
 from diffcse_jax.models.files import why_pointer
-from diffcse_jax.models.sentence_folder import text_settings
+from diffcse_jax.models.text_settings import text_settings
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
 # Characters per wanted token that are tokenised first. English has 4 to 5 per token.
@@ -53,12 +54,24 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
         raise CheckpointError(
             f"{folder}: the tokenizer cannot read an unknown word: {error}"
         ) from error
-    _, settings = text_settings(folder)
-    if settings.get("do_lower_case") is True:
-        backend = tokenizer.backend_tokenizer
-        steps = [tokenizers.normalizers.Lowercase(), *filter(None, [backend.normalizer])]
-        backend.normalizer = tokenizers.normalizers.Sequence(steps)
+    if tokenizer.split_special_tokens:
+        raise CheckpointError(
+            f"{folder}: tokenizer_config.json: split_special_tokens is true, which is not "
+            "supported. Use sentence-transformers for this model, or set it to false if texts "
+            "never contain special tokens"
+        )
+    if text_settings(folder).lower_case:
+        _put_into_lower_case(tokenizer.backend_tokenizer)
     return tokenizer
+
+
+def _put_into_lower_case(backend: tokenizers.Tokenizer) -> None:
+    """Let a tokenizer put texts into lower case first, unless it does so already."""
+    steps = json.loads(backend.to_str())["normalizer"] or {}
+    if "Lowercase" in (steps.get("type"), *(each["type"] for each in steps.get("normalizers", []))):
+        return
+    both = [tokenizers.normalizers.Lowercase(), *filter(None, [backend.normalizer])]
+    backend.normalizer = tokenizers.normalizers.Sequence(both)
 
 
 def _check_files(folder: Path) -> None:
@@ -84,6 +97,15 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
+    return backend
+
+
+def cutting_tokenizer(
+    tokenizer: transformers.PreTrainedTokenizerFast, max_length: int
+) -> tokenizers.Tokenizer:
+    """Return a copy of the tokenizer's backend that cuts texts, on the side that the model asks."""
+    backend = unlimited_tokenizer(tokenizer)
+    backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
     return backend
 
 
@@ -134,26 +156,34 @@ def tokenise(
 ) -> tuple[list[list[int]], list[bool]]:
     """Return the tokens of texts, with special tokens, and whether each text was truncated.
 
-    The beginning of a long text, up to a space, is tokenised first. The whole text is tokenised
-    only if that gives too few tokens, so the part that is cut costs nothing as a rule.
+    The part of a long text that is kept as a rule, up to a space, is tokenised first. The whole
+    text is tokenised only if that gives too few tokens, so the part that is cut costs nothing.
     """
     assert backend.truncation is not None
     size = READ_FIRST * backend.truncation["max_length"]
+    part = _end if backend.truncation["direction"] == "left" else _beginning
     ids: list[list[int]] = []
     cut: list[bool] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
         group = texts[first : first + TEXTS_AT_ONCE]
-        starts = [
-            text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group
-        ]
-        for text, start, encoding in zip(
-            group, starts, backend.encode_batch_fast(starts), strict=True
+        parts = [part(text, size) if len(text) > size else text for text in group]
+        for text, kept, encoding in zip(
+            group, parts, backend.encode_batch_fast(parts), strict=True
         ):
-            if len(start) < len(text) and not encoding.overflowing:  # too few tokens
+            if len(kept) < len(text) and not encoding.overflowing:  # too few tokens
                 (encoding,) = backend.encode_batch_fast([text])
             ids.append(encoding.ids)
             cut.append(bool(encoding.overflowing))
     return ids, cut
+
+
+def _beginning(text: str, size: int) -> str:
+    return text[: max(0, text.rfind(" ", 0, size))]
+
+
+def _end(text: str, size: int) -> str:
+    space = text.find(" ", len(text) - size)
+    return text[space:] if space >= 0 else ""
 
 
 def warn_of_cut(cut: int, texts: int, max_length: int) -> None:

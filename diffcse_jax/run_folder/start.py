@@ -38,11 +38,10 @@ from diffcse_jax.models.languages import read_card, stated_languages
 from diffcse_jax.models.sentence_folder import (
     NO_PROMPTS,
     SETTINGS,
-    TEXT_SETTINGS,
     Prompts,
-    max_length_of,
     read_prompts,
 )
+from diffcse_jax.models.text_settings import max_length_of, text_settings
 from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG, SELECTION
 
 START = "start.json"
@@ -307,7 +306,7 @@ def _write_encoder(
     base = describe_base_model(config.model.name_or_path, encoder.root, encoder.hf_config)
     io.write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
     length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
-    io.write_json(folder / TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
+    text_settings(encoder.folder)._replace(max_length=length).write(folder)
     io.write_json(folder / SETTINGS, prompts.settings())
     if encoder.pooler:
         io.write_tensors(folder / _POOLER, encoder.pooler)

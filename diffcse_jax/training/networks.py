@@ -29,6 +29,7 @@ from diffcse_jax.models.heads import PROJECTORS, SENTENCE_HEAD, MaskedLMHead, Se
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.layers import Network, Params
 from diffcse_jax.models.sentence_folder import RecordedPooler
+from diffcse_jax.models.text_settings import max_length_of
 from diffcse_jax.models.tokenizer import check_token_ids, has_tokenizer, load_tokenizer
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.finding import model_of
@@ -81,9 +82,7 @@ class StartingCheckpoint:
                 pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained)
             )
             mlm_head = layers.subset(trained, "mlm_head") if config.keeps_mlm_head else None
-        longest = sentence_folder.max_length_of(
-            start.folder, start.config.max_length, trained_length
-        )
+        longest = max_length_of(start.folder, start.config.max_length, trained_length)
         # Encoders of the same sizes share one compiled function.
         options: dict[str, Any] = {"max_length": longest, "name": self.name, "mlm_head": mlm_head}
         return SentenceEncoder(start.config, transformer, self.tokenizer, record, **options)
