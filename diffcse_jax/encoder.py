@@ -22,7 +22,7 @@ import numpy as np
 import transformers
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Int32
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
@@ -41,9 +41,9 @@ from diffcse_jax.models.tokenizer import (
     load_tokenizer,
     tokenise,
     unlimited_tokenizer,
-    warn_of_cut,
 )
 from diffcse_jax.models.transformer import TransformerConfig
+from diffcse_jax.models.unread import Reader, mostly_unknown, report_unread
 from diffcse_jax.run_folder.finding import find_run, finished_export
 from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.index import Index, check_count, find_index
@@ -129,8 +129,6 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        # In `warning_once`, `truncated` counts the truncated texts (`cut`) and all `texts`.
-        self._in_thread = threading.local()
         self._backend = unlimited_tokenizer(tokenizer)
         # A lock, because the backend holds the length that it truncates to.
         self._tokenizing = threading.Lock()
@@ -307,12 +305,15 @@ class SentenceEncoder:
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         limit = self.max_length if max_length is None else min(max_length, self.config.max_length)
         token_ids, cut = self._tokenize([prompt + text for text in distinct], limit)
-        if limit != max_length:  # the model needs this limit, the caller has not asked for it
-            number_cut = sum(cut[distinct[text]] for text in texts)
-            if (counts := getattr(self._in_thread, "truncated", None)) is None:
-                warn_of_cut(number_cut, len(texts), limit)
-            else:
-                counts.update(cut=number_cut, texts=len(texts))
+        if limit == max_length:  # the caller has asked for this limit, the model does not need it
+            cut = [False] * len(distinct)
+        unknown = self._mostly_unknown(token_ids, prompt)
+        report_unread(
+            Reader(self.name, limit),
+            texts=len(texts),
+            cut=sum(cut[distinct[text]] for text in texts),
+            unknown=sum(bool(unknown[distinct[text]]) for text in texts),
+        )
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
         with (
@@ -393,18 +394,22 @@ class SentenceEncoder:
                 found[row] = tokens[: len(token_ids[row])].astype(np.int32)
         return found
 
-    @contextlib.contextmanager
-    def warning_once(self) -> Iterator[None]:
-        """Add up the texts that calls of `encode` in this thread truncate.
+    def mostly_unknown(self, texts: Sequence[str]) -> Bool[np.ndarray, " texts"]:
+        """Return which texts consist mostly of words that the tokenizer does not know.
 
-        Warn of them once, at the end.
+        Different texts of such words have the same embedding.
         """
-        self._in_thread.truncated = counts = collections.Counter[str]()
-        try:
-            yield
-        finally:
-            self._in_thread.truncated = None
-            warn_of_cut(counts["cut"], counts["texts"], self.max_length)
+        token_ids, _ = self._tokenize([*texts], self.max_length)
+        return self._mostly_unknown(token_ids, "")
+
+    def _mostly_unknown(
+        self, token_ids: list[list[int]], prompt: str
+    ) -> Bool[np.ndarray, " texts"]:
+        offsets = np.cumsum([0, *map(len, token_ids)])
+        flat = np.fromiter(itertools.chain.from_iterable(token_ids), np.int64, offsets[-1])
+        with self._tokenizing:
+            others = len(self._backend.encode(prompt).ids)
+        return mostly_unknown(flat, offsets, self.tokenizer.unk_token_id, others)
 
     def similarity(
         self,

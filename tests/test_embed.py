@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import zlib
 from contextlib import nullcontext
 from pathlib import Path
@@ -43,7 +42,6 @@ class HashEncoder(SentenceEncoder):
     def __init__(self, name="hash", pooler="avg"):
         self.name = name
         self.pooler = pooler
-        self._in_thread = threading.local()  # of `warning_once`
 
     def encode(
         self,
@@ -62,6 +60,9 @@ class HashEncoder(SentenceEncoder):
         ]
         vectors = np.array(rows, np.float32)
         return pooling.normalize(vectors) if normalize else vectors
+
+    def mostly_unknown(self, texts):
+        return np.zeros(len(texts), bool)
 
     def split(self, passages, prompt=""):
         return list(passages)

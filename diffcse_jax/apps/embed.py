@@ -47,6 +47,7 @@ from diffcse_jax.io import (
     sync,
     write_json,
 )
+from diffcse_jax.models.unread import added_up
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.reading import documents_with_text
 from diffcse_jax.search.vector_store import (
@@ -330,7 +331,7 @@ class _Job:
             log_line(
                 f"resuming {self.output}: {complete}, {files:,} Parquet files exist", on_all=True
             )
-        with self.encoder.warning_once(), Progress("embedding", "texts") as progress:
+        with added_up(), Progress("embedding", "texts") as progress:
             for path in pending:
                 try:
                     held = lock(input_state(self.output, path).with_suffix(".lock"))

@@ -164,6 +164,7 @@ class TokenStore(Examples):
         # What was read and what was left out when the store was built, one sentence a line.
         self.account = tuple(meta["account"])
         self.is_new = False  # this process has just built it
+        self.unknown = 0.0  # the share of sentences that consist mostly of unknown words
         self.token_ids = np.memmap(folder / "token_ids", meta["dtype"], mode="r")
         self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
         self._rows = np.load(folder / "rows.npy", mmap_mode="r")

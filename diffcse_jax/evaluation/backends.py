@@ -23,7 +23,7 @@ from diffcse_jax.io import read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
 from diffcse_jax.models.text_settings import TEXT_SETTINGS, text_settings
-from diffcse_jax.models.tokenizer import warn_of_cut
+from diffcse_jax.models.unread import Reader, mostly_unknown, report_unread
 from diffcse_jax.run_folder.finding import model_of
 from diffcse_jax.search.reading import read_documents
 
@@ -67,6 +67,7 @@ class TorchEncoder:
         ours = SentenceEncoder.from_pretrained(path_or_id, pooler=pooler, truncate_dim=truncate_dim)
         self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
         self._tokenizer, self._max_length = ours.tokenizer, ours.max_length
+        self._name = ours.name
         source = files.transformer_folder(files.find_folder(path_or_id))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -111,11 +112,18 @@ class TorchEncoder:
     ) -> Embeddings:
         """Return embeddings. Sentences longer than the model's positions are cut."""
         prompt = self.prompts.choose(prompt)
-        lengths = map(
-            len, self._tokenizer([prompt + each for each in sentences], verbose=False)["input_ids"]
+        texts = [prompt + each for each in sentences]
+        token_ids = self._tokenizer(texts, verbose=False)["input_ids"]
+        offsets = np.cumsum([0, *map(len, token_ids)])
+        others = len(self._tokenizer(prompt)["input_ids"])
+        unknown = mostly_unknown(
+            np.concatenate(token_ids), offsets, self._tokenizer.unk_token_id, others
         )
-        warn_of_cut(
-            sum(length > self._max_length for length in lengths), len(sentences), self._max_length
+        report_unread(
+            Reader(self._name, self._max_length),
+            texts=len(texts),
+            cut=int((np.diff(offsets) > self._max_length).sum()),
+            unknown=int(unknown.sum()),
         )
         embeddings = self._model.encode(
             [*sentences], prompt=prompt, batch_size=batch_size, show_progress_bar=False

@@ -33,6 +33,7 @@ from diffcse_jax.evaluation.senteval_data import is_local, senteval_folder
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
 from diffcse_jax.hosts import decided_by_first
 from diffcse_jax.io import json_digest
+from diffcse_jax.models.unread import added_up
 from diffcse_jax.run_folder.records import Measured, Outcomes
 
 DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
@@ -63,9 +64,10 @@ class DevEvaluation(Generic[Model]):
     def measure(self, model: Model) -> Measured:
         """Return the scores of a model, and what the chosen metric summarises."""
         model = self.prepared(model)
-        chosen = self.chosen.measure(model)
-        also = {metric.name: metric.measure(model).scores[metric.name] for metric in self.also}
-        drift = self.drift_check.measure(model).scores if self.drift_check else {}
+        with added_up():
+            chosen = self.chosen.measure(model)
+            also = {metric.name: metric.measure(model).scores[metric.name] for metric in self.also}
+            drift = self.drift_check.measure(model).scores if self.drift_check else {}
         return Measured(chosen.scores | also | drift, chosen.outcomes)
 
     def held(self, model: Model) -> dict[str, Outcomes]:

@@ -38,6 +38,7 @@ from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
 from diffcse_jax.evaluation.systems import BM25, HYBRID, compare_systems
 from diffcse_jax.evaluation.trec_runs import check_run_files
 from diffcse_jax.io import write_json
+from diffcse_jax.models.unread import added_up
 
 
 def score_documents(encoder: Encoder, file: str, settings: EvaluationSettings) -> dict[str, Any]:
@@ -181,20 +182,16 @@ def evaluate_model(
         "missing": missing,
     }
     keep(results)
-    for name in tqdm.tqdm(
-        [name for name in tasks if name not in missing],
-        desc=printable(model),
-        unit="task",
-        disable=None,
-    ):
-        scores = tasks[name].run(encoder, folder, settings)
-        results["tasks"][name] = scores | scores.get("aggregations", {}).get(
-            settings.aggregation, {}
-        )
-        results["averages"] = averages(results["tasks"], mode)
-        if problem := size_problem(name, scores, mode):
-            results["not_official"][name] = problem
-        keep(results)
+    available = [name for name in tasks if name not in missing]
+    with added_up():
+        for name in tqdm.tqdm(available, desc=printable(model), unit="task", disable=None):
+            scores = tasks[name].run(encoder, folder, settings)
+            of_aggregation = scores.get("aggregations", {}).get(settings.aggregation, {})
+            results["tasks"][name] = scores | of_aggregation
+            results["averages"] = averages(results["tasks"], mode)
+            if problem := size_problem(name, scores, mode):
+                results["not_official"][name] = problem
+            keep(results)
     return results
 
 

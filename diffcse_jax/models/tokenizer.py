@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 import transformers
 
-from diffcse_jax.errors import CheckpointError, warn_user
+from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.text_settings import text_settings
 
@@ -184,12 +184,3 @@ def _beginning(text: str, size: int) -> str:
 def _end(text: str, size: int) -> str:
     space = text.find(" ", len(text) - size)
     return text[space:] if space >= 0 else ""
-
-
-def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
-    """Warn if texts were cut to the tokens that a model reads."""
-    if cut:
-        warn_user(
-            f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the "
-            "model reads"
-        )

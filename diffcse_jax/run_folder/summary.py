@@ -142,7 +142,10 @@ class RunSummary:
             for start in self.starts
         }
         mixed = len(environments) > 1
+        unknown = self.baseline.unknown if self.baseline else 0.0
         reasons = {
+            f"{unknown:.2%} of the training sentences consist mostly of words that the starting "
+            "checkpoint does not know": unknown,
             f"{skipped_steps} skipped because the loss or gradient was NaN or infinite": skipped,
             "the gradient was 0 at some steps, so nothing was learned there": stalled,
             "the run was resumed with other versions, devices or code than it started with": mixed,

@@ -5,6 +5,7 @@ one moment is a `Contents`, which never changes, so that searches may run beside
 """
 
 import contextlib
+import itertools
 import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Bool
 
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.ledger import Ledger
@@ -24,6 +26,7 @@ from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.languages import foreign_texts
 from diffcse_jax.models.sentence_folder import Prompts
+from diffcse_jax.models.unread import added_up
 from diffcse_jax.search.changes import Changes, How, UpdatePlan, passages_after, plan, without
 from diffcse_jax.search.contents import Contents, documents_table
 from diffcse_jax.search.embeddings import Queries, StoredEmbeddings, Vectors, aligned
@@ -64,7 +67,7 @@ class Encoder(Protocol):
 
     def record(self, prompt: str = "") -> EncoderRecord: ...
 
-    def warning_once(self) -> contextlib.AbstractContextManager[None]: ...
+    def mostly_unknown(self, texts: Sequence[str]) -> Bool[np.ndarray, " texts"]: ...
 
 
 class Index:
@@ -325,7 +328,7 @@ class Index:
         if passages and show_progress:
             log_line(f"encoding {counted(len(passages), 'passage{s}')} with {encoder.name}")
         with (
-            encoder.warning_once(),
+            added_up(),
             Progress("encoding", "passages", len(passages), quiet=quiet) as progress,
         ):
             for start in range(0, len(passages), ENCODED_AT_ONCE):
@@ -409,9 +412,11 @@ class Index:
 
         `lexical` needs no embeddings.
         """
-        request = Request(
-            texts, vectors, self.checked_mode(mode), check_count("top_k", top_k), threshold
-        )
+        mode = self.checked_mode(mode)
+        unknown: frozenset[str] = frozenset()
+        if mode == "hybrid" and self._encoder:
+            unknown = frozenset(itertools.compress(texts, self._encoder.mostly_unknown(texts)))
+        request = Request(texts, vectors, mode, check_count("top_k", top_k), threshold, unknown)
         return rank(self._contents, request, self.settings.weight)
 
     def checked_mode(self, mode: str = "") -> str:

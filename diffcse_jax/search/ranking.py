@@ -31,6 +31,8 @@ class Request(NamedTuple):
     mode: str
     top_k: int
     threshold: float | None = None
+    # Queries whose words the encoder does not know. A hybrid search counts their words only.
+    unknown: frozenset[str] = frozenset()
 
 
 class Ranking(NamedTuple):
@@ -92,6 +94,10 @@ def _rankings(contents: Contents, request: Request, count: int, weight: float) -
     depth = min(max(CANDIDATES, count), len(contents.passages))
     nearest = contents.embeddings.nearest(request.vectors, depth)
     for text, vector, cosines, near in zip(request.texts, request.vectors, *nearest, strict=True):
+        if text in request.unknown:
+            by_words = _by_words(contents, text, count)
+            yield by_words._replace(by_mode={"lexical": by_words.rows})
+            continue
         both = _by_both(contents, text, vector, near, weight)
         yield Ranking(both.scores[:count], both.rows[:count], float(cosines[0]), both.by_mode)
 
@@ -223,6 +229,8 @@ def _note(
         return (
             f"The best hit has only {shared} of the {asked} words of this query." if is_poor else ""
         )
+    if "dense" not in ranking.by_mode and request.mode == "hybrid":
+        return "Found by words only: the model does not know most words of this query."
     has_words = request.mode == "hybrid" and len(ranking.by_mode["lexical"]) > 0
     if closeness is not None and closeness < CLOSE:
         by_words = ""

@@ -158,6 +158,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
             optimizer=optimizer,
             source=source,
             text=store.name,
+            unknown=store.unknown,
             evaluation=evaluation,
             sentences=sentences_of,
             callbacks=callbacks,
@@ -304,6 +305,7 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
                 text=run.text,
                 outcomes=outcomes,
                 dev_text=run.evaluation.text,
+                unknown=run.unknown,
             )
             records.write_baseline(run.workdir, record)
         return dataclasses.asdict(record)
