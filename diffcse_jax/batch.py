@@ -8,12 +8,15 @@ both cases, and nothing reads values at padding.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, Shaped
+
+from diffcse_jax.errors import ConfigError
 
 RowKeys = Key[Array, " rows"] | None  # one dropout key per row, or None for no dropout
 Tokens = Float[Array, "tokens hidden"]  # packed
@@ -41,6 +44,19 @@ class TokenRows(NamedTuple):
     input_ids: Any  # (rows, length) int32
     attention_mask: Any  # (rows, length) int32: 1 for real tokens, 0 for padding
     layout: PackedLayout | None = None  # None: padding is computed as well
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any]) -> "TokenRows":
+        """Return the rows of a tokenizer's output.
+
+        Raise ConfigError for other token types than 0, such as those of pairs of texts.
+        """
+        if np.any(inputs.get("token_type_ids", 0)):
+            raise ConfigError(
+                "token_type_ids: networks add token type 0 everywhere, and these are others. "
+                "Tokenise single texts, not pairs"
+            )
+        return cls(jnp.asarray(inputs["input_ids"]), jnp.asarray(inputs["attention_mask"]))
 
     def padded(self) -> "TokenRows":
         """Return the same rows without their layout, so that padding is computed."""

@@ -36,6 +36,7 @@ from diffcse_jax.models.poolers import check_pooler
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.text_settings import max_length_of
+from diffcse_jax.models.their_names import ATTRIBUTES, OF_ENCODE, OF_LOADING, check_arguments
 from diffcse_jax.models.tokenizer import (
     check_token_ids,
     load_tokenizer,
@@ -82,9 +83,8 @@ class SentenceEncoder:
             positions.
         name: The name of the model, for records and errors.
         mlm_head: The parameters of a masked-LM head on the transformer, for `fill_masks`.
+        languages: The languages that the model is for, as its card states them.
     """
-
-    languages: tuple[str, ...] = ()  # that the card of its folder states
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class SentenceEncoder:
         max_length: int | None = None,
         name: str = "an encoder without a name",
         mlm_head: Params | None = None,
+        languages: tuple[str, ...] = (),
     ):
         pooler = check_pooler(record.pooler)
         sentence_head = record.sentence_head.of(pooler)
@@ -110,15 +111,12 @@ class SentenceEncoder:
                 "without a head"
             )
         check_token_ids(tokenizer, config.vocab_size, config.type_vocab_size, name)
-        if max_length is not None and max_length > config.max_length:
-            raise ConfigError(
-                f"max_length={max_length}: {name} reads at most {config.max_length} tokens"
-            )
         self.config = config
         self.tokenizer = tokenizer
         self.pooler = sentence_head.applied(pooler)  # with the modules after it
         self.name = name
         self.mlm_head = mlm_head
+        self.languages = languages
         self.prompts = record.prompts
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
@@ -143,6 +141,48 @@ class SentenceEncoder:
             params = jax.device_put(params, sharding)
         self.params: Params = params  # of the transformer and of its head
         self._mesh = sharding.mesh
+        self._is_made = True
+
+    def __new__(cls, *arguments: Any, **options: Any) -> "SentenceEncoder":
+        """Make an encoder; say how to load one by its name."""
+        name = arguments[0] if arguments else options.get("model_name_or_path")
+        # A class that extends this one may take a name.
+        if cls.__init__ is SentenceEncoder.__init__ and isinstance(name, str | Path):
+            raise ConfigError(
+                f"SentenceEncoder({str(name)!r}): an encoder is loaded with "
+                f"SentenceEncoder.from_pretrained({str(name)!r})"
+            )
+        return super().__new__(cls)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what takes the place of a name of sentence-transformers."""
+        advice = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
+        raise AttributeError(f"SentenceEncoder has no attribute {name!r}{advice}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; refuse those that would have no effect on an encoder that is made."""
+        is_made = "_is_made" in vars(self)
+        if is_made and not name.startswith("_") and name not in ("max_length", "max_seq_length"):
+            raise AttributeError(
+                f"{name} of an encoder cannot be set. Load the encoder again, and name what you "
+                "want in from_pretrained. Only max_length can be set"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def max_length(self) -> int:
+        """The number of tokens that texts are cut to, special tokens included."""
+        return self._max_length
+
+    @max_length.setter
+    def max_length(self, length: int) -> None:
+        if check_count("max_length", length) > self.config.max_length:
+            raise ConfigError(
+                f"max_length={length}: {self.name} reads at most {self.config.max_length} tokens"
+            )
+        self._max_length = length
+
+    max_seq_length = max_length  # its name in sentence-transformers
 
     @classmethod
     def from_pretrained(
@@ -152,6 +192,9 @@ class SentenceEncoder:
         pooler: str | None = None,
         dtype: DTypeLike = jnp.float32,
         truncate_dim: int | None = None,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        **others: Any,
     ) -> "SentenceEncoder":
         """Load an encoder.
 
@@ -167,15 +210,22 @@ class SentenceEncoder:
             dtype: The precision of the computation, `float32` or `bfloat16`.
             truncate_dim: Keep only the first dimensions of each embedding. By default as many as
                 the folder records.
+            prompts: Prompts by name, which replace recorded ones of the same names.
+            default_prompt_name: The name of the prompt of texts for which none is chosen.
+            **others: Names of sentence-transformers are accepted with a value that changes nothing,
+                such as `device=None`.
 
         Raises:
             UserError: The model cannot be read, its pooler is unknown, or an option is invalid.
         """
+        check_arguments("from_pretrained", others, OF_LOADING)
         keep_compiled()
         options: dict[str, Any] = {
             "pooler": pooler,
             "truncate_dim": truncate_dim,
             "dtype": _checked_dtype(dtype),
+            "prompts": prompts,
+            "default_prompt_name": default_prompt_name,
         }
         name, path = str(path_or_id), expand_path(path_or_id)
         export = finished_export(path)
@@ -211,8 +261,13 @@ class SentenceEncoder:
         pooler: str | None = None,
         truncate_dim: int | None = None,
         dtype: DTypeLike = jnp.float32,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
     ) -> "SentenceEncoder":
         record = sentence_folder.with_pooler(record, pooler, name)
+        if prompts is not None or default_prompt_name is not None:
+            chosen = record.prompts.replaced(prompts or {}, default_prompt_name)
+            record = record._replace(prompts=chosen)
         record = record._replace(
             head=record.head or model.pooler,
             truncate_dim=record.truncate_dim if truncate_dim is None else truncate_dim,
@@ -224,10 +279,9 @@ class SentenceEncoder:
             "max_length": longest,
             "name": name,
             "mlm_head": model.mlm_head,
+            "languages": stated_languages(read_card(model.folder)),
         }
-        encoder = cls(model.config, model.transformer, tokenizer, record, **options)
-        encoder.languages = stated_languages(read_card(model.folder))
-        return encoder
+        return cls(model.config, model.transformer, tokenizer, record, **options)
 
     def __repr__(self) -> str:
         options = f"pooler={self.pooler!r}, dimension={self.dimension}, dtype={self.dtype.name!r}"
@@ -243,9 +297,8 @@ class SentenceEncoder:
         recorded = self.recorded._replace(
             head=head, sentence_head=self.sentence_head._replace(params=head)
         )
-        options = {
-            name: getattr(self, name) for name in ("dtype", "max_length", "name", "mlm_head")
-        }
+        names = ("dtype", "max_length", "name", "mlm_head", "languages")
+        options = {name: getattr(self, name) for name in names}
         make = functools.partial(
             type(self), self.config, transformer, self.tokenizer, recorded, **options
         )
@@ -293,7 +346,7 @@ class SentenceEncoder:
         """
         normalize |= bool(others.pop("normalize_embeddings", False))
         show_progress |= bool(others.pop("show_progress_bar", False))
-        _check_names(others)
+        check_arguments("encode", others, OF_ENCODE)
         is_by_default = prompt is None and prompt_name is None
         prompt = self.prompts.choose(prompt, prompt_name)
         if is_by_default and not prompt and not self._has_warned_of_prompts:
@@ -433,9 +486,27 @@ class SentenceEncoder:
             return given
         return self.encode(given)
 
-    def get_sentence_embedding_dimension(self) -> int:
+    def similarity_pairwise(
+        self,
+        a: Sentences | Float32[np.ndarray, "*rows dimension"],
+        b: Sentences | Float32[np.ndarray, "*rows dimension"],
+    ) -> Float32[np.ndarray, "*rows"]:
+        """Return the similarity of each row of `a` with the same row of `b`; see `similarity`."""
+        rows, others = self._embedded(a), self._embedded(b)
+        if rows.shape != others.shape:
+            raise ConfigError(
+                f"embeddings of the shapes {rows.shape} and {others.shape} are not pairs"
+            )
+        name = self.sentence_head.similarity
+        pairs = zip(np.atleast_2d(rows), np.atleast_2d(others), strict=True)
+        compared = [pooling.similarities(row, other, name) for row, other in pairs]
+        return np.array(compared, np.float32).reshape(rows.shape[:-1])
+
+    def get_embedding_dimension(self) -> int:
         """Return `dimension`, by its name in sentence-transformers."""
         return self.dimension
+
+    get_sentence_embedding_dimension = get_embedding_dimension  # the older name
 
     # Search
 
@@ -661,50 +732,6 @@ class SentenceEncoder:
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         spread = functools.partial(jax.make_array_from_callback, (rows, length), sharding)
         return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)
-
-
-# Arguments of `encode` in sentence-transformers: the value that changes nothing here, and advice
-# for others.
-_THEIR_NAMES: Mapping[str, tuple[Any, str]] = {
-    "convert_to_numpy": (
-        True,
-        "embeddings are NumPy arrays. For a list of them, call list() on the result",
-    ),
-    "convert_to_tensor": (
-        False,
-        "embeddings are NumPy arrays. Call torch.from_numpy() on the result",
-    ),
-    "output_value": ("sentence_embedding", "only embeddings of sentences are returned"),
-    "precision": (
-        "float32",
-        "embeddings are float32. For int8 or bits, give build_index a `storage`",
-    ),
-    "device": (
-        None,
-        "JAX chooses the devices. Set JAX_PLATFORMS, such as cpu, before the program starts",
-    ),
-    "truncate_dim": (None, "name it in from_pretrained"),
-    "chunk_size": (None, "processes are not needed: one call uses all devices"),
-    "pool": (None, "processes are not needed: one call uses all devices"),
-}
-
-
-def _check_names(arguments: Mapping[str, Any]) -> None:
-    """Raise an error for arguments that `encode` does not have.
-
-    Arguments of sentence-transformers are accepted if their value has no effect there either.
-
-    Raises:
-        ConfigError: The argument is one of sentence-transformers, and its value has no meaning
-            here.
-        TypeError: It is unknown.
-    """
-    for name, value in arguments.items():
-        if name not in _THEIR_NAMES:
-            raise TypeError(f"encode() got an unexpected keyword argument {name!r}")
-        usual, instead = _THEIR_NAMES[name]
-        if value != usual:
-            raise ConfigError(f"{name}={value!r}: {instead}")
 
 
 def _checked_dtype(dtype: Any) -> np.dtype:

@@ -3,6 +3,8 @@
 Both sides of their tables run.
 """
 
+import copy
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,13 @@ import pytest
 import torch
 import transformers
 from journeys.pages import blocks_of
+from sentence_transformers import SentenceTransformer
+from tiny_model import write_smallest_model
 
-from diffcse_jax.encoder import _THEIR_NAMES
+from diffcse_jax import SentenceEncoder
+from diffcse_jax.batch import TokenRows
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.models.their_names import ATTRIBUTES, OF_ENCODE, OF_LOADING
 
 DOCS = Path(__file__).parents[1] / "docs"
 SENTENCE_TRANSFORMERS = "from_sentence_transformers.md"
@@ -26,7 +33,8 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
     _, _, *rows = (
         line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")
     )
-    return [[cell.strip().strip("`") for cell in row.strip("|").split(" | ")] for row in rows]
+    cells = [row.strip("|").split(" | ") for row in rows]
+    return [[cell.strip().strip("`").replace("\\|", "|") for cell in row] for row in cells]
 
 
 def names_of(page: str, folder: Path) -> dict[str, Any]:
@@ -46,9 +54,9 @@ def run(code: str, names: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_both_sides_of_the_ten_tasks_of_sentence_transformers_agree(minilm_dir):
-    rows = rows_of(SENTENCE_TRANSFORMERS, "Ten tasks")
-    assert len(rows) == 10
+def test_both_sides_of_the_tasks_of_sentence_transformers_agree(minilm_dir):
+    rows = rows_of(SENTENCE_TRANSFORMERS, "Eleven tasks")
+    assert len(rows) == 11
     theirs, ours = (
         names_of(SENTENCE_TRANSFORMERS, minilm_dir),
         names_of(SENTENCE_TRANSFORMERS, minilm_dir),
@@ -59,32 +67,81 @@ def test_both_sides_of_the_ten_tasks_of_sentence_transformers_agree(minilm_dir):
             np.testing.assert_allclose(
                 np.asarray(our_result), np.asarray(their_result), atol=1e-5, err_msg=task
             )
-    assert (
-        ours["model"].get_sentence_embedding_dimension()
-        == theirs["model"].get_embedding_dimension()
+    for code in ("get_embedding_dimension()", "get_sentence_embedding_dimension()"):
+        assert run(f"model.{code}", ours) == theirs["model"].get_embedding_dimension()
+    long = "a man plays the guitar " * 50
+    for names in (theirs, ours):
+        names["model"].max_seq_length = 16
+    np.testing.assert_allclose(ours["model"].encode(long), theirs["model"].encode(long), atol=1e-5)
+    prompts = {"prompts": {"a": "query: "}, "default_prompt_name": "a"}
+    theirs["model"] = SentenceTransformer(str(minilm_dir), device="cpu", **prompts)
+    ours["model"] = SentenceEncoder.from_pretrained(minilm_dir, **prompts)
+    np.testing.assert_allclose(
+        ours["model"].encode("a man"), theirs["model"].encode("a man"), atol=1e-5
     )
 
 
-def test_the_page_names_the_arguments_of_sentence_transformers():
-    cells = [
-        cell for row in rows_of(SENTENCE_TRANSFORMERS, "Arguments of `encode`") for cell in row[:1]
-    ]
-    named = set(re.findall(r"\w+", " ".join(cells)))
-    others = {"batch_size", "prompt", "prompt_name", "normalize_embeddings", "show_progress_bar"}
-    assert named == _THEIR_NAMES.keys() | others
+TABLES = {"Arguments of `encode`": OF_ENCODE, "Arguments of `SentenceTransformer`": OF_LOADING}
 
 
-def test_accepted_values_of_the_page_are_those_of_the_code():
-    for argument, accepted, _ in rows_of(SENTENCE_TRANSFORMERS, "Arguments of `encode`"):
+@pytest.mark.parametrize("heading", TABLES)
+def test_the_page_names_the_arguments_and_the_values_that_the_code_accepts(heading):
+    known = TABLES[heading]
+    listed = set()
+    for argument, accepted, _ in rows_of(SENTENCE_TRANSFORMERS, heading):
         for name in re.findall(r"\w+", argument):
-            if name in _THEIR_NAMES:
-                assert _THEIR_NAMES[name][0] == eval(accepted), name
+            listed.add(name)
+            if name in known:
+                assert known[name][0] == eval(accepted), name
+    ours = SentenceEncoder.encode if known is OF_ENCODE else SentenceEncoder.from_pretrained
+    accepted = {*inspect.signature(ours).parameters, "normalize_embeddings", "show_progress_bar"}
+    assert known.keys() <= listed <= known.keys() | accepted
+    theirs = SentenceTransformer.encode if known is OF_ENCODE else SentenceTransformer
+    first = {"self", "inputs", "kwargs", "model_name_or_path"}
+    assert {*inspect.signature(theirs).parameters} - first <= listed | {"tokenizer_kwargs"}
+
+
+def test_every_public_name_of_sentence_transformers_works_or_names_ours():
+    of_modules = {*dir(torch.nn.Module)}
+    public = {name for name in dir(SentenceTransformer) if name[0] != "_" and name.islower()}
+    constants = {"default_huggingface_organization", "model_card_data_class", "model_type"}
+    ours = {*dir(SentenceEncoder), "tokenizer", "dtype", "config"}
+    assert public - of_modules - constants <= ATTRIBUTES.keys() | ours
+    assert not ATTRIBUTES.keys() & ours
+    listed = [row[0] for row in rows_of(SENTENCE_TRANSFORMERS, "Other names")]
+    assert set(re.findall(r"\w+", " ".join(listed))) <= ATTRIBUTES.keys()
+
+
+def test_names_without_a_meaning_here_say_what_to_use(tmp_path):
+    encoder = SentenceEncoder.from_pretrained(write_smallest_model(tmp_path, ["a"]), pooler="avg")
+    with pytest.raises(AttributeError, match=r"no attribute 'save_pretrained': .* copy it"):
+        encoder.save_pretrained("folder")
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        encoder.nothing()
+    with pytest.raises(
+        ConfigError, match=r"loaded with SentenceEncoder.from_pretrained\('minilm'\)"
+    ):
+        SentenceEncoder("minilm")
+    with pytest.raises(ConfigError, match="trust_remote_code=True: code in a folder never runs"):
+        SentenceEncoder.from_pretrained(tmp_path, trust_remote_code=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        SentenceEncoder.from_pretrained(tmp_path, colour=1)
+    with pytest.raises(ConfigError, match="has no such prompt"):
+        SentenceEncoder.from_pretrained(tmp_path, pooler="avg", default_prompt_name="query")
+    with pytest.raises(AttributeError, match="truncate_dim of an encoder cannot be set"):
+        encoder.truncate_dim = 4
+    with pytest.raises(ConfigError, match=r"max_length=41: .* reads at most 40 tokens"):
+        encoder.max_seq_length = 41
+    encoder.max_seq_length = 8
+    assert (encoder.max_length, copy.copy(encoder).max_length) == (8, 8)
+    with pytest.raises(ConfigError, match="are not pairs"):
+        encoder.similarity_pairwise(["a", "a"], ["a"])
 
 
 @pytest.mark.slow
-def test_our_side_of_the_ten_tasks_of_flax_runs_and_agrees_with_pytorch(minilm_dir):
-    rows = rows_of(FLAX, "Ten tasks")
-    assert len(rows) == 10
+def test_our_side_of_the_tasks_of_flax_runs_and_agrees_with_pytorch(minilm_dir):
+    rows = rows_of(FLAX, "Eleven tasks")
+    assert len(rows) == 11
     names = names_of(FLAX, minilm_dir)
     results = {task: run(our_code, names) for task, _, our_code in rows}
     reference = transformers.BertModel.from_pretrained(minilm_dir)
@@ -105,4 +162,9 @@ def test_our_side_of_the_ten_tasks_of_flax_runs_and_agrees_with_pytorch(minilm_d
         weights["embeddings.word_embeddings.weight"],
         reference.embeddings.word_embeddings.weight.detach().numpy(),
     )
+    np.testing.assert_allclose(results["pooler output"], computed.pooler_output.numpy(), atol=1e-5)
+    assert weights.keys() == {*reference.state_dict()} - {"embeddings.position_ids"}
     assert "blocks.0.attention.query.kernel" in results["get parameters"]
+    pair = transformers.AutoTokenizer.from_pretrained(minilm_dir)("a", "b", return_tensors="np")
+    with pytest.raises(ConfigError, match="Tokenise single texts, not pairs"):
+        TokenRows.of(pair)

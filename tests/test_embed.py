@@ -37,6 +37,7 @@ class HashEncoder(SentenceEncoder):
     """Embeddings are functions of the text. The last part of the name stands for the weights."""
 
     dimension, max_length, training, prompts = DIMENSION, 128, "", NO_PROMPTS
+    languages = ()
     before = None  # is called before a batch is encoded
 
     def __init__(self, name="hash", pooler="avg"):

@@ -127,6 +127,15 @@ class Prompts:
             )
         return self.by_name[prompt_name]
 
+    def replaced(self, by_name: Mapping[str, str], default_name: str | None) -> "Prompts":
+        """Return the prompts with others in the place of those of the same names.
+
+        Raise ConfigError if the default name is unknown.
+        """
+        prompts = Prompts({**self.by_name, **by_name}, default_name or self.default_name)
+        prompts.choose(prompt_name=prompts.default_name)
+        return prompts
+
     def or_warned(self, prompt: str) -> str | None:
         """Return a default prompt as `encode` takes it.
 
