@@ -26,6 +26,7 @@ from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHe
 from diffcse_jax.models.hf import Pretrained, read, to_hf
 from diffcse_jax.models.sentence_folder import RecordedPooler, recorded
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.run_folder.start import is_local
 
 VOCAB, HIDDEN, LENGTH = 50, 24, 9
 TESTED = sorted({*hf.FAMILIES} - {"camembert", "xlm-roberta"})  # which are RoBERTa
@@ -452,6 +453,7 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
             "bert.encoder.layer.0.output.dense.weight": torch.zeros(40, HIDDEN),
             "bert.encoder.layer.2.output.dense.weight": torch.zeros(HIDDEN, 40),
             query: tensors[query].to(torch.int8),
+            "bert.encoder.layer.0.attention.self.key.bias": torch.full((HIDDEN,), torch.nan),
             # without a projector, this is not a model of the training code
             "generator.weight": torch.zeros(1),
         }
@@ -462,6 +464,7 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
     assert sorted(problem.strip() for problem in problems) == [
         "missing: cls.predictions.transform.dense.bias",
         "missing: encoder.layer.1.attention.self.query.weight",
+        "not finite: encoder.layer.0.attention.self.key.bias holds values that are NaN or infinite",
         "unknown: encoder.layer.2.output.dense.weight",
         "unknown: generator.weight",
         "unsupported: encoder.layer.0.attention.self.query.weight holds int8. Quantised weights cannot be read",
@@ -472,7 +475,7 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
         folder,
         lambda tensors: tensors | {f"bert.more.{number}": torch.zeros(1) for number in range(80)},
     )
-    assert len(assert_refused(folder, r"and 37 more$").splitlines()) == 52
+    assert len(assert_refused(folder, r"and 38 more$").splitlines()) == 52
 
 
 def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
@@ -592,6 +595,18 @@ def test_a_hub_model_offline_says_what_to_do(name, tmp_path, monkeypatch):
     )
     assert re.fullmatch(message, str(raised.value))
     assert len(str(raised.value)) < 1000
+
+
+def test_a_folder_named_minilm_comes_before_the_package(bert, tmp_path, monkeypatch, capsys):
+    shutil.copytree(bert, tmp_path / "minilm")
+    monkeypatch.chdir(tmp_path)
+    assert_same(read("minilm"), read("./minilm"))
+    assert is_local("minilm")
+    line = f"notice: minilm is the folder {tmp_path / 'minilm'} here, and not the encoder in the package"
+    assert capsys.readouterr().err.count(line) == 1
+    shutil.rmtree(tmp_path / "minilm")
+    assert read("minilm").config.hidden_size == 384
+    assert not is_local("minilm")
 
 
 def test_a_hub_model_is_read_at_its_revision(bert, monkeypatch):

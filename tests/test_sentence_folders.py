@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
@@ -26,7 +27,7 @@ from tiny_run import run_settings
 from diffcse_jax import SentenceEncoder, train
 from diffcse_jax.cli import main
 from diffcse_jax.config import Config
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.export import encode_onnx, write_onnx
 from diffcse_jax.models.heads import TORCH_ACTIVATIONS
@@ -158,6 +159,15 @@ def test_a_pooler_without_the_weights_after_it_is_warned_of(folder):
         UserWarning, match=r"trained with 'avg \+ Dense' and is used with 'avg' alone"
     ):
         SentenceEncoder.from_pretrained(folder("smaller"), pooler="avg")
+
+
+def test_a_weight_that_is_nan_is_named(folder):
+    path = folder("smaller") / "2_Dense/model.safetensors"
+    weights = load_file(path)
+    weights["linear.weight"][0, 0] = torch.nan
+    save_file(weights, path)
+    with pytest.raises(CheckpointError, match=r"2_Dense: its tensor linear.weight holds values"):
+        SentenceEncoder.from_pretrained(path.parents[1])
 
 
 def run_of(folder, start, tmp_path, minilm_dir, **settings):

