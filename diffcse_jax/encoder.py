@@ -440,12 +440,12 @@ class SentenceEncoder:
         forward = compiled_masked_lm(self.config, vocabulary, self.dtype, self._mesh)
         params = layers.prefixed(layers.subset(self.params, "transformer"), "transformer")
         params |= layers.prefixed(self.mlm_head, "mlm_head")
-        found = [np.zeros(0, np.int32)] * len(token_ids)
+        filled_tokens = [np.zeros(0, np.int32)] * len(token_ids)
         for rows, batch in self._batches(list(token_ids), batch_size):
             filled = np.asarray(forward(params, *batch))
             for row, tokens in zip(rows, filled, strict=False):
-                found[row] = tokens[: len(token_ids[row])].astype(np.int32)
-        return found
+                filled_tokens[row] = tokens[: len(token_ids[row])].astype(np.int32)
+        return filled_tokens
 
     def mostly_unknown(self, texts: Sequence[str]) -> Bool[np.ndarray, " texts"]:
         """Return which texts consist mostly of words that the tokenizer does not know.
@@ -480,11 +480,11 @@ class SentenceEncoder:
         )
 
     def _embedded(
-        self, given: Sentences | Float32[np.ndarray, "*texts dimension"]
+        self, texts: Sentences | Float32[np.ndarray, "*texts dimension"]
     ) -> Float32[np.ndarray, "*texts dimension"]:
-        if isinstance(given, np.ndarray) and given.dtype.kind == "f":
-            return given
-        return self.encode(given)
+        if isinstance(texts, np.ndarray) and texts.dtype.kind == "f":
+            return texts
+        return self.encode(texts)
 
     def similarity_pairwise(
         self,
@@ -574,8 +574,8 @@ class SentenceEncoder:
             Pairs (text, score), best first: a list for one string, a list of such lists for many.
         """
         hits = self.search_hits(queries, top_k, threshold, **options)
-        found = [[(hit.text, hit.score) for hit in each] for each in hits]
-        return found[0] if isinstance(queries, str) else found
+        pairs = [[(hit.text, hit.score) for hit in each] for each in hits]
+        return pairs[0] if isinstance(queries, str) else pairs
 
     def search_hits(
         self,
@@ -599,14 +599,14 @@ class SentenceEncoder:
         """
         special = self._backend.num_special_tokens_to_add(is_pair=False)
         _, cut = self._tokenize([prompt + each.searched for each in passages], self.max_length)
-        found: list[Passage] = []
+        parts: list[Passage] = []
         with self._tokenizing:
             self._backend.no_truncation()
             for passage, is_cut in zip(passages, cut, strict=True):
-                found += (
+                parts += (
                     self._parts(passage, prompt, self.max_length - special) if is_cut else [passage]
                 )
-        return found
+        return parts
 
     def _parts(self, passage: Passage, prompt: str, room: int) -> list[Passage]:
         """Return passages of at most `room` tokens. The caller holds the tokenizer."""
@@ -619,16 +619,16 @@ class SentenceEncoder:
             after = [span for span in offsets if max(span[0], skipped) < span[1]]
             return [(start - skipped, end - skipped) for start, end in after]
 
-        own = tokens(len(prompt) + title)
-        limit = room - (len(offsets) - len(own))
+        places = tokens(len(prompt) + title)
+        limit = room - (len(offsets) - len(places))
         if title and limit < room // 2:
             passage = passage._replace(title="", text=whole)
-            own = tokens(len(prompt))
-            limit = room - (len(offsets) - len(own))
+            places = tokens(len(prompt))
+            limit = room - (len(offsets) - len(places))
         else:
             title = 0
         parts = []
-        for start, end in split_text(passage.text, own, max(limit, 1)):
+        for start, end in split_text(passage.text, places, max(limit, 1)):
             place = passage.start + max(0, start - title)
             parts.append(passage._replace(text=passage.text[start:end], start=place))
         return parts

@@ -184,9 +184,9 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 def _models_inside(folder: Path) -> list[Path]:
     """Return the `config.json` of models in a Trainer's output or in the hub's cache."""
-    found = [*folder.glob(f"*/{MODEL_CONFIG}"), *folder.glob(f"snapshots/*/{MODEL_CONFIG}")]
+    paths = [*folder.glob(f"*/{MODEL_CONFIG}"), *folder.glob(f"snapshots/*/{MODEL_CONFIG}")]
     models = []
-    for path in found:
+    for path in paths:
         with contextlib.suppress(CheckpointError):
             if "model_type" in read_json_object(path):
                 models.append(path)
@@ -231,9 +231,9 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
         if os.path.isfile(index):
             return _read_parts(_files_of_index(index), read)
     others = sorted(path.name for path in folder.glob("*") if path.suffix in _OTHER_WEIGHTS)
-    found = f", only {_listed(others)}" if others else ""
+    instead = f", only {_listed(others)}" if others else ""
     raise CheckpointError(
-        f"{folder} holds neither {WEIGHTS} nor {PICKLED}{found}. Save the model again with "
+        f"{folder} holds neither {WEIGHTS} nor {PICKLED}{instead}. Save the model again with "
         "transformers' `save_pretrained`, without a variant"
     )
 

@@ -71,7 +71,7 @@ _PARTS = {
     "discriminator_head": ReplacedTokenHead,
 }
 # The parameter that shows that a part is there, if other heads share the names of the others.
-_OWN_TENSOR = {"mlm_head": "bias"}
+_TELLING_TENSOR = {"mlm_head": "bias"}
 _ADAPTERS = (".lora_A.", ".base_layer.")  # in names of tensors that peft has not merged
 Tensors = Mapping[str, np.ndarray]  # by the names in a checkpoint
 _TRAINING_PARTS = ("mlp", "lm_head", "aux_bert", "electra_head", "generator")  # besides the encoder
@@ -196,8 +196,10 @@ def _read_parts(
     unknown = {name for name in tensors if not re.fullmatch(FAMILIES[config.family].ignored, name)}
     for part in _PARTS:
         expected = _tensors_of(part, config)
-        own = _OWN_TENSOR.get(part)
-        shown = {name for name, ours in expected.items() if own is None or ours.names == (own,)}
+        telling = _TELLING_TENSOR.get(part)
+        shown = {
+            name for name, ours in expected.items() if telling is None or ours.names == (telling,)
+        }
         if part != "transformer" and tensors.keys().isdisjoint(shown):
             continue
         unknown -= expected.keys()
@@ -442,8 +444,8 @@ def _is_of_encoder(name: str, family: Family) -> bool:
     first = inside.partition(".")[0]
     if first == "pooler" and not family.pooler:  # a classifier's
         return False
-    own = {each.partition(".")[0] for each in (*family.modules, family.block_prefix)}
-    return inside != name or first in own or first == "pooler"
+    first_names = {each.partition(".")[0] for each in (*family.modules, family.block_prefix)}
+    return inside != name or first in first_names or first == "pooler"
 
 
 def _normalised(name: str, family: Family) -> str:

@@ -410,11 +410,13 @@ def read(folder: Path) -> RecordedPooler:
 def _pooler_of(config: dict[str, Any], module: Path) -> str:
     """Return the pooler that the configuration of a Pooling module describes."""
     by_keys = [mode for mode in _MODES if config.get(f"pooling_mode_{_KEYS.get(mode, mode)}")]
-    found = config.get("pooling_mode", by_keys)
-    modes = found if isinstance(found, list) else [found]
+    recorded_modes = config.get("pooling_mode", by_keys)
+    modes = recorded_modes if isinstance(recorded_modes, list) else [recorded_modes]
     is_known = bool(modes) and all(mode in [*_MODES] for mode in modes)
     path = module / "config.json"
-    expect(is_known, path, "the pooling mode", found, f"one or more of {', '.join(_MODES)}")
+    expect(
+        is_known, path, "the pooling mode", recorded_modes, f"one or more of {', '.join(_MODES)}"
+    )
     if not config.get("include_prompt", True):
         raise CheckpointError(
             f"{path}: include_prompt is false: the model leaves prompts out of the pooling, which "

@@ -515,8 +515,8 @@ class SelfAttention(nnx.Module):
         if self.heads_of_group == 1:
             return states
         head_of_feature = np.arange(states.shape[-1]) // self.head_size
-        own = head_of_feature == np.arange(self.heads_of_group)[:, None]
-        return jnp.where(own[None, None, :, None], states, 0.0)
+        is_of_head = head_of_feature == np.arange(self.heads_of_group)[:, None]
+        return jnp.where(is_of_head[None, None, :, None], states, 0.0)
 
 
 def has_fused_attention(device: jax.Device) -> bool:
