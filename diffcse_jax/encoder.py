@@ -44,7 +44,7 @@ from diffcse_jax.models.tokenizer import (
     unlimited_tokenizer,
 )
 from diffcse_jax.models.transformer import TransformerConfig
-from diffcse_jax.models.unread import Reader, mostly_unknown, report_unread
+from diffcse_jax.models.unread import Reader, UnknownTokens, mostly_unknown, report_unread
 from diffcse_jax.run_folder.finding import find_run, finished_export
 from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.index import Index, check_count, find_index
@@ -128,6 +128,7 @@ class SentenceEncoder:
         self._index: Index | None = None
         self._has_warned_of_prompts = False
         self._backend = unlimited_tokenizer(tokenizer)
+        self._unknown_tokens = UnknownTokens.of(tokenizer)
         # A lock, because the backend holds the length that it truncates to.
         self._tokenizing = threading.Lock()
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
@@ -462,7 +463,7 @@ class SentenceEncoder:
         flat = np.fromiter(itertools.chain.from_iterable(token_ids), np.int64, offsets[-1])
         with self._tokenizing:
             others = len(self._backend.encode(prompt).ids)
-        return mostly_unknown(flat, offsets, self.tokenizer.unk_token_id, others)
+        return mostly_unknown(flat, offsets, self._unknown_tokens, others)
 
     def similarity(
         self,

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import tokenizers
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import write_smallest_model
@@ -10,7 +12,13 @@ from tiny_run import run_settings
 from diffcse_jax import SentenceEncoder, train
 from diffcse_jax.cli import main
 from diffcse_jax.evaluation.backends import TorchEncoder
-from diffcse_jax.models.unread import Reader, added_up, mostly_unknown, report_unread
+from diffcse_jax.models.unread import (
+    Reader,
+    UnknownTokens,
+    added_up,
+    mostly_unknown,
+    report_unread,
+)
 from diffcse_jax.run_folder.records import read_baseline
 from diffcse_jax.run_folder.summary import read_summary
 
@@ -39,20 +47,34 @@ def encoder(folder):
 def test_texts_with_more_unknown_words_than_others_are_counted():
     tokens = [[9], [9, 4], [9, 9, 4], [4], [], [9, 9, 5, 5]]
     offsets = np.cumsum([0, *map(len, tokens)])
-    found = mostly_unknown(np.concatenate(tokens).astype(int), offsets, 9, 0)
-    assert found.tolist() == [True, False, True, False, False, False]
-    of_prompts = mostly_unknown(
-        np.concatenate(tokens).astype(int), offsets, 9, np.array([0] * 5 + [2])
-    )
-    assert of_prompts.tolist() == [True, False, True, False, False, True]
-    assert not mostly_unknown(np.array([9]), np.array([0, 1]), None, 0).any()
+    flat = np.concatenate(tokens).astype(int)
+
+    def counted(unknown, others=0):
+        return mostly_unknown(flat, offsets, UnknownTokens(*unknown), others).tolist()
+
+    assert counted([9]) == [True, False, True, False, False, False]
+    assert counted([9], np.array([0] * 5 + [2])) == [True, False, True, False, False, True]
+    assert counted([9, 5]) == [True, False, True, False, False, True]
+    assert not any(counted([None]))
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6))
 def test_counts_are_those_of_each_text_alone(tokens):
     flat = np.array([token for text in tokens for token in text], int)
-    counted = mostly_unknown(flat, np.cumsum([0, *map(len, tokens)]), 3, 0)
+    counted = mostly_unknown(flat, np.cumsum([0, *map(len, tokens)]), UnknownTokens(3), 0)
     assert counted.tolist() == [2 * text.count(3) > len(text) for text in tokens]
+
+
+def test_sentencepiece_gives_unknown_words_a_token_for_the_space():
+    model = tokenizers.models.Unigram([("<unk>", 0.0), ("\u2581", -1.0), ("\u2581cat", -1.0)], 0)
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    tokens = tokenizer([*THAI[:2], "cat", f"cat {THAI[0]}"])["input_ids"]
+    assert tokens == [[1, 0], [1, 0], [2], [2, 1, 0]]
+    offsets = np.cumsum([0, *map(len, tokens)])
+    unknown = mostly_unknown(np.concatenate(tokens), offsets, UnknownTokens.of(tokenizer), 0)
+    assert unknown.tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("prompt", ["", "query: a cat "])

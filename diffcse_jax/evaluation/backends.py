@@ -23,7 +23,7 @@ from diffcse_jax.io import read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
 from diffcse_jax.models.text_settings import TEXT_SETTINGS, text_settings
-from diffcse_jax.models.unread import Reader, mostly_unknown, report_unread
+from diffcse_jax.models.unread import Reader, UnknownTokens, mostly_unknown, report_unread
 from diffcse_jax.run_folder.finding import model_of
 from diffcse_jax.search.reading import read_documents
 
@@ -117,7 +117,7 @@ class TorchEncoder:
         offsets = np.cumsum([0, *map(len, token_ids)])
         others = len(self._tokenizer(prompt)["input_ids"])
         unknown = mostly_unknown(
-            np.concatenate(token_ids), offsets, self._tokenizer.unk_token_id, others
+            np.concatenate(token_ids), offsets, UnknownTokens.of(self._tokenizer), others
         )
         report_unread(
             Reader(self._name, self._max_length),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import transformers
 from jaxtyping import Bool, Int, Integer
 
 from diffcse_jax.errors import warn_user
@@ -21,6 +22,18 @@ class Reader(NamedTuple):
 
     name: str
     max_length: int
+
+
+class UnknownTokens(NamedTuple):
+    """The ids of tokens that stand for unknown words. None: the tokenizer never gives one."""
+
+    word: int | None  # all unknown words, such as [UNK]
+    space: int | None = None  # the space before a word, alone: SentencePiece's before unknown words
+
+    @classmethod
+    def of(cls, tokenizer: transformers.PreTrainedTokenizerFast) -> "UnknownTokens":
+        """Return those of a tokenizer."""
+        return cls(tokenizer.unk_token_id, tokenizer.backend_tokenizer.token_to_id("\u2581"))
 
 
 class _Open(threading.local):
@@ -35,24 +48,32 @@ _open = _Open()
 def mostly_unknown(
     token_ids: Integer[np.ndarray, " tokens"],
     offsets: Int[np.ndarray, " texts_and_1"],
-    unknown: int | None,
+    unknown: UnknownTokens,
     others: int | Int[np.ndarray, " texts"],
 ) -> Bool[np.ndarray, " texts"]:
     """Return which texts consist mostly of words that the tokenizer does not know.
 
-    These are more than half of their tokens.
+    These are more than half of their tokens, without tokens of a space alone.
 
     Args:
         token_ids: The tokens of all texts.
         offsets: Where each text starts in `token_ids`, and the end of the last one.
-        unknown: The token of unknown words. None: the tokenizer knows all.
+        unknown: The tokens of unknown words.
         others: The number of special tokens and of tokens of the prompt in each text.
     """
-    lengths = np.diff(offsets)
-    if unknown is None:
+    lengths = np.diff(offsets) - others
+    if unknown.word is None or not (counts := _counts(token_ids, offsets, unknown.word)).any():
         return np.zeros(len(lengths), bool)
-    counts = np.diff(np.searchsorted(np.flatnonzero(token_ids == unknown), offsets))
-    return 2 * counts > np.maximum(lengths - others, 0)
+    if unknown.space is not None:
+        lengths = lengths - _counts(token_ids, offsets, unknown.space)
+    return 2 * counts > np.maximum(lengths, 0)
+
+
+def _counts(
+    token_ids: Integer[np.ndarray, " tokens"], offsets: Int[np.ndarray, " texts_and_1"], token: int
+) -> Int[np.ndarray, " texts"]:
+    """Return how often each text has a token."""
+    return np.diff(np.searchsorted(np.flatnonzero(token_ids == token), offsets))
 
 
 def describe_unknown(count: int, texts: int, model: str) -> str:

@@ -9,7 +9,7 @@ import transformers
 from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
 from diffcse_jax.errors import counted
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.models.unread import describe_unknown, mostly_unknown
+from diffcse_jax.models.unread import UnknownTokens, describe_unknown, mostly_unknown
 
 SECONDS_BEFORE_BAR = 1.0  # a store that is found needs no bar
 
@@ -52,7 +52,9 @@ def _warn_of_unknown(
     """Return the share of sentences that consist mostly of unknown words, and warn of them."""
     others = [len(tokenizer(prompt)["input_ids"]) for prompt in prompts or [""]]
     of_sentences = np.resize(others, len(store.offsets) - 1)
-    unknown = mostly_unknown(store.token_ids, store.offsets, tokenizer.unk_token_id, of_sentences)
+    unknown = mostly_unknown(
+        store.token_ids, store.offsets, UnknownTokens.of(tokenizer), of_sentences
+    )
     count = int(unknown.sum())
     if count:
         log_line(f"warning: {name}: {describe_unknown(count, len(unknown), 'the model')}")
