@@ -26,6 +26,7 @@ from diffcse_jax.models import files, hf, sentence_folder
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.text_settings import max_length_of, text_settings
 from diffcse_jax.models.tokenizer import load_tokenizer, unlimited_tokenizer
+from diffcse_jax.models.unread import unreported
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, read_encoder
 from diffcse_jax.run_folder.finding import SEARCH, find_run
 from diffcse_jax.run_folder.records import origin
@@ -208,9 +209,10 @@ def check_folder(
     texts = [*SAMPLES, too_long, ""]
 
     def embeddings(encode: Callable[..., np.ndarray]) -> np.ndarray:
-        return np.concatenate([encode(texts, prompt=prompt) for prompt in prompts])
+        with unreported():
+            return np.concatenate([encode(texts, prompt=prompt) for prompt in prompts])
 
-    expected = embeddings(_encode_cut(encoder))
+    expected = embeddings(encoder.encode)
     if not np.isfinite(expected).all():
         raise CheckpointError(
             f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite"
@@ -236,20 +238,13 @@ def check_folder(
     }
 
 
-def _encode_cut(encoder: SentenceEncoder) -> Callable[..., np.ndarray]:
-    """Return `encode`, without its warning of texts that are cut."""
-    return functools.partial(encoder.encode, max_length=encoder.max_length)
-
-
 def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
     """Return the readers of the folder that are installed, by name.
 
     A warning says if sentence-transformers is installed, but cannot be imported. The ONNX graph
     normalises embeddings.
     """
-    readers: dict[str, Callable] = {
-        "diffcse_jax": _encode_cut(SentenceEncoder.from_pretrained(folder))
-    }
+    readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
     if _installed("sentence_transformers"):
         try:
             library = require_extra("sentence_transformers", "torch")

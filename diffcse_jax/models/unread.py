@@ -110,6 +110,20 @@ def added_up() -> Iterator[None]:
             _warn(reader, of_reader)
 
 
+@contextlib.contextmanager
+def unreported() -> Iterator[None]:
+    """Report nothing of what encoders do not read during the block, in this thread.
+
+    This is for texts that are not the user's.
+    """
+    outer = _open.counts
+    _open.counts = {}
+    try:
+        yield
+    finally:
+        _open.counts = outer
+
+
 def _warn(reader: Reader, counts: collections.Counter[str]) -> None:
     texts = counts["texts"]
     if cut := counts["cut"]:
