@@ -196,6 +196,16 @@ def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_read(tmp_path, mo
     assert ledger.unread["unreadable: Permission denied"].count == 1
 
 
+def test_names_of_files_cannot_forge_a_line_or_colour_a_terminal(tmp_path):
+    file = tmp_path / "a\n\x1b[31mwarning: all is well.pdf"
+    file.write_bytes(b"not a pdf")
+    (tmp_path / "b.md").write_text("A text.")
+    _, ledger = searched(tmp_path)
+    (line,) = [line for line in ledger.lines() if "all is well" in line]
+    assert line.isprintable()
+    assert r"a\n\x1b[31mwarning" in line
+
+
 def test_a_pipe_with_the_name_of_a_data_set_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "dataset_info.json")
     (tmp_path / "state.json").write_text("{}")

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.errors import DataError, counted
+from diffcse_jax.errors import DataError, counted, printable
 
 LONGEST_TEXT = 1 << 17  # characters of a line or of another text
 NAMED = 5  # the files and places that a message names for each reason
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         row = f"line {self.row}" if self.row else ""
-        return ", ".join(filter(None, [self.file, row]))
+        return ", ".join(filter(None, [printable(self.file), row]))
 
 
 NOWHERE = Place()
@@ -81,7 +81,7 @@ class Entry:
 
 def _named(file: str, rows: Sequence[str]) -> str:
     lines = f"line{'s' if len(rows) > 1 else ''} {', '.join(rows)}" if rows else ""
-    return ", ".join(filter(None, [file, lines]))
+    return ", ".join(filter(None, [printable(file), lines]))
 
 
 @dataclasses.dataclass
@@ -123,7 +123,8 @@ class Ledger:
         self.unread.setdefault(reason, Entry(is_loss=is_loss)).add(Place(name))
         if self.strict and is_loss:
             raise DataError(
-                f"{name} was not read: {reason}. Mend or remove it, or leave out --strict"
+                f"{printable(name)} was not read: {reason}. Repair or remove it, or leave out "
+                "--strict"
             )
 
     def keep(self, number: int = 1) -> None:
@@ -191,9 +192,8 @@ class Ledger:
         sentences = []
         if self.files or made:
             source = f"{counted(self.files, 'file{s}')} of " if self.files > 1 else ""
-            sentences.append(
-                f"read {source}{self.name}: {', '.join(made) or counted(self.texts, self.noun)}"
-            )
+            numbers = ", ".join(made) or counted(self.texts, self.noun)
+            sentences.append(f"read {source}{printable(self.name)}: {numbers}")
         return [*sentences, *self.oddities(), *self.notes]
 
     def account(self) -> list[str]:

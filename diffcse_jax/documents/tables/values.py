@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from diffcse_jax.documents.text.encodings import decode
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, printable
 
 LONGEST_ROW = 1 << 23  # characters of a line that holds a row, which may have many texts
 SAMPLE_ROWS = 1000  # from which columns are found and judged
@@ -77,7 +77,7 @@ def unique_names(names: Iterable[str], name: str) -> tuple[tuple[str, ...], tupl
 
 def listed(names: Iterable[str]) -> str:
     """Join names for a message, and cut a long list."""
-    text = ", ".join(names)
+    text = ", ".join(map(printable, names))
     return text if len(text) <= 500 else f"{text[:500]}..."
 
 
