@@ -20,7 +20,7 @@ from diffcse_jax.documents.files.formats import Unreadable
 from diffcse_jax.documents.files.pool import parse_files
 from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.models.tokenizer import cutting_tokenizer, tokenise
-from diffcse_jax.training.tokens import open_tokens
+from diffcse_jax.training.tokens import open_tokens, warn_of_languages
 
 CLS, SEP, FIRST_WORD = 1, 2, 4
 
@@ -132,6 +132,22 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
     assert "1 empty" in account
     assert "1 with a wrong number of fields" in account
     assert "a.csv, line 4" in account
+
+
+def test_a_text_in_languages_that_the_checkpoint_is_not_for_is_said(tmp_path, minilm_dir, capsys):
+    english = [
+        (f"The train to the station leaves at {n} o'clock every morning.",) for n in range(30)
+    ]
+    german = [(f"Der Zug zum Bahnhof fährt jeden Morgen um {n} Uhr dort ab.",) for n in range(15)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
+    for rows, languages, is_warned in [
+        (english + german, ("en",), True),
+        (english, ("en",), False),
+        (english + german, (), False),
+    ]:
+        store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), tokenizer, 32, tmp_path / "c")
+        warn_of_languages(store, tokenizer, "minilm", languages)
+        assert ("% German, but by its card minilm" in capsys.readouterr().err) == is_warned
 
 
 def test_each_change_of_the_tokens_makes_another_store(tmp_path):

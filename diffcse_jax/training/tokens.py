@@ -7,8 +7,10 @@ import numpy as np
 import transformers
 
 from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
+from diffcse_jax.documents.language import SAMPLE_TEXTS
 from diffcse_jax.errors import counted
 from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.models.languages import foreign_texts
 from diffcse_jax.models.unread import UnknownTokens, describe_unknown, mostly_unknown
 
 SECONDS_BEFORE_BAR = 1.0  # a store that is found needs no bar
@@ -41,6 +43,30 @@ def open_tokens(
         row = zip(corpus.columns, next(corpus.rows()).texts, strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
     return store
+
+
+def warn_of_languages(
+    store: TokenStore,
+    tokenizer: transformers.PreTrainedTokenizerFast,
+    model: str,
+    languages: Sequence[str],
+) -> None:
+    """Log a warning if much of a text is in languages that the starting checkpoint is not for.
+
+    Args:
+        store: The tokens of the text, of which evenly spaced sentences are decoded.
+        tokenizer: The one that made them.
+        model: The name of the checkpoint.
+        languages: The codes that its card states.
+    """
+    if not languages:
+        return
+    number = len(store.offsets) - 1
+    chosen = np.unique(np.linspace(0, number - 1, min(number, SAMPLE_TEXTS)).astype(np.int64))
+    sentences = [store.token_ids[store.offsets[i] : store.offsets[i + 1]] for i in chosen]
+    texts = tokenizer.batch_decode(sentences, skip_special_tokens=True)
+    if warning := foreign_texts(model, languages, texts):
+        log_line(f"warning: {warning}")
 
 
 def _warn_of_unknown(

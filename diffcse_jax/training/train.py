@@ -23,6 +23,7 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.masked_lm import TrainingTokens
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256
+from diffcse_jax.models.languages import read_card, stated_languages
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
 from diffcse_jax.run_folder import records
@@ -46,7 +47,7 @@ from diffcse_jax.training.sharding import (
     shards_of,
 )
 from diffcse_jax.training.step import initial_state, make_train_step, root_key
-from diffcse_jax.training.tokens import open_tokens
+from diffcse_jax.training.tokens import open_tokens, warn_of_languages
 
 
 def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
@@ -93,6 +94,8 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     store = open_tokens(
         corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts
     )
+    languages = stated_languages(read_card(encoder.folder))
+    warn_of_languages(store, tokenizer, config.model.name_or_path, languages)
     examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
     batch_size = config.train.batch_size
