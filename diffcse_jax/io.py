@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import filelock
 
@@ -44,6 +44,9 @@ _HOST = socket.gethostname().replace(".", "-")
 # On Linux, the container: containers can share a host name, and count their own processes.
 with contextlib.suppress(OSError):
     _HOST += f"-{os.stat('/proc/self/ns/pid').st_ino}"
+_PARTIAL = re.compile(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_HOLDER = re.compile(r"process \d+ on host .* since .*")  # the content of a lock
+_LONGEST_HOLDER = 1000  # characters
 
 
 # Paths
@@ -172,16 +175,10 @@ def disk_errors(
     except UserError:
         raise
     except Exception as error:
-        # The forms of Rust and of tensorstore.
-        quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))
-        if isinstance(error, OSError):
-            cause = error
-        elif quoted:
-            number = int(quoted[1] or quoted[2])
-            cause = OSError(number, os.strerror(number))
-        elif any_error:
+        cause = _reported_by_system(error)
+        if cause is None and any_error:
             cause = OSError(errno.EIO, str(error).partition("\n")[0])
-        else:
+        if cause is None:
             raise
         is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         remedy = ("make room on that disk" if is_full else "fix the problem") + (
@@ -194,15 +191,27 @@ def disk_errors(
         ) from error
 
 
+def _reported_by_system(error: Exception) -> OSError | None:
+    """Return the operating system's error, which libraries may hide in the text of their own."""
+    if isinstance(error, OSError) and error.errno:
+        return error
+    # The forms of Rust, of tensorstore and of Arrow.
+    forms = r"\(os error (\d+)\)|os_error_code='(\d+)'|\[[Ee]rrno (\d+)\]"
+    if quoted := re.search(forms, str(error)):
+        number = int(quoted[quoted.lastindex or 1])
+        return OSError(number, os.strerror(number))
+    # NumPy drops the reason when the system takes a part of an array only.
+    if re.search(r"\d+ requested and \d+ written", str(error)):
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return error if isinstance(error, OSError) else None
+
+
 # Files
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a file atomically.
-
-    If the process or the machine stops, the earlier file stays intact.
-    """
-    _write_bytes(path, text.encode())
+    """Write or replace a file atomically; see `replace_file`."""
+    write_bytes(path, text.encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
@@ -211,19 +220,92 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     import safetensors.numpy
 
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    _write_bytes(path, safetensors.numpy.save(contiguous, metadata={"format": "pt"}))
+    write_bytes(path, safetensors.numpy.save(contiguous, metadata={"format": "pt"}))
 
 
-def _write_bytes(path: Path, content: bytes) -> None:
-    path = path.resolve()  # a symbolic link stays a link
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write or replace a file atomically; see `replace_file`."""
+    with replace_file(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replace_file(path: Path, *, beside: Path | None = None) -> Iterator[BinaryIO]:
+    """Yield a new file, which gets the name `path` once it is on disk, if the block succeeds.
+
+    If the process or the machine stops, the earlier file stays intact. A link is replaced, and what
+    it leads to stays as it is: resolve a path that the user named. Until then the file has a name
+    that nothing else has, next to `path` or to the path `beside`, on the same disk.
+    """
     if path.exists() and not path.is_file():
         raise CheckpointError(f"cannot write {path}: it is not a regular file. Name a file")
-    partial = path.with_name(f"{path.name}.tmp")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # otherwise the new name can reach the disk before the content
-    partial.replace(path)
+    partial = _partial(beside or path)
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # otherwise the new name can reach the disk before the content
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    """Return the name of what is being written: it names the process, and cannot be guessed."""
+    return path.with_name(f"{path.name[:32]}.{_HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def is_partial(path: Path) -> bool:
+    """Return whether a file or folder is one that this program began to write."""
+    return bool(_PARTIAL.fullmatch(path.name))
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the files and folders that processes which have ended began to write in a folder."""
+    for path in folder.glob("*.tmp"):
+        if not _is_abandoned(path):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Return whether the process that began to write a file or folder has ended.
+
+    If that is unknown, return whether the file or folder has long been idle.
+    """
+    owner = _PARTIAL.fullmatch(path.name)
+    if owner and owner["host"] == _HOST:
+        try:
+            os.kill(int(owner["process"]), 0)
+        except ProcessLookupError:
+            return True
+        except OSError:  # the process of another user
+            pass
+    with contextlib.suppress(OSError):  # its owner has just removed it
+        inside = path.iterdir() if path.is_dir() else ()
+        newest = max(each.stat().st_mtime for each in (path, *inside))
+        return bool(owner) and time.time() - newest > IDLE_SECONDS
+    return False
+
+
+def open_regular(path: Path) -> int:
+    """Open or create a file of ours for appending and reading, and return its descriptor.
+
+    Anything else of that name is refused: a link could lead to any file of the user.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise CheckpointError(
+                f"{path} is needed for a file of this program, and is a link, a folder, a pipe or "
+                "a device. Rename or remove it, or name another folder"
+            )
+    # The system refuses a link that has just been put there, and does not wait for a pipe.
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o666)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -246,10 +328,13 @@ def has_index_manifest(folder: Path) -> bool:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a whole line or nothing. If the last line is truncated, start a new one."""
+    """Append a whole line or nothing. If the last line is truncated, start a new one.
+
+    A link is refused; see `open_regular`.
+    """
     size = path.stat().st_size if path.is_file() else 0
     try:
-        with path.open("a+b") as file:
+        with os.fdopen(open_regular(path), "a+b") as file:
             if size:
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else f"\n{line}"
@@ -326,22 +411,29 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
     Closing it frees the lock, and so does the end of the processes that have it open. The file is
     created with its folder, and it stays. Without `wait`, a lock that is taken raises `InUseError`,
     which names the folder and the process. On a file system without locks, nothing is locked.
+    A file of that name that this program has not written raises `CheckpointError`.
     """
     safe, instead = "Complete files there are unchanged.", "give another folder"
     with disk_errors(path.parent, safe=safe, instead=instead), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = stack.enter_context(path.open("a+", encoding="utf-8"))
+        file = stack.enter_context(
+            os.fdopen(open_regular(path), "a+", encoding="utf-8", errors="replace")
+        )
         try:
             is_locked = filelock.lock_descriptor(file.fileno(), blocking=wait)
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
                 raise
             is_locked = True
-        if not is_locked:
-            file.seek(0)
-            raise InUseError(
-                f"{path.parent} is in use by {file.read().strip() or 'another process'}"
+        file.seek(0)
+        holder = file.read(_LONGEST_HOLDER).strip("\0\n")  # zeros: the machine has stopped
+        if holder and not _HOLDER.fullmatch(holder):
+            raise CheckpointError(
+                f"{path} is needed as a lock, and is a file of another program. Rename or remove "
+                "it, or name another folder"
             )
+        if not is_locked:
+            raise InUseError(f"{path.parent} is in use by {holder or 'another process'}")
         now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         file.truncate(0)
         file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
@@ -363,11 +455,9 @@ def replace_dir(path: Path) -> Iterator[Path]:
     the host and process that write to it. Those of dead processes are removed first.
     """
     path = path.resolve()  # a symbolic link stays a link
-    for other in path.parent.glob("*.tmp"):
-        if _is_abandoned(other):
-            shutil.rmtree(other, ignore_errors=True)
+    remove_abandoned(path.parent)
     old = path.with_name(f"{path.name}.{uuid.uuid4().hex}.old")
-    new = path.with_name(f"{path.name}.{_HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+    new = _partial(path)
     new.mkdir(parents=True)
     try:
         yield new
@@ -389,22 +479,3 @@ def replace_dir(path: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    """Return whether the process of a temporary folder has ended.
-
-    If that is unknown, return whether the folder has long been idle.
-    """
-    owner = re.fullmatch(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp", folder.name)
-    if owner and owner["host"] == _HOST:
-        try:
-            os.kill(int(owner["process"]), 0)
-        except ProcessLookupError:
-            return True
-        except OSError:  # the process of another user
-            pass
-    with contextlib.suppress(OSError):  # its owner has just removed it
-        newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-        return bool(owner) and time.time() - newest > IDLE_SECONDS
-    return False

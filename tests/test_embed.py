@@ -737,6 +737,29 @@ def test_a_full_disk_loses_nothing(tmp_path, shards, monkeypatch, capsys):
     check(tmp_path / "out", shards)
 
 
+def test_links_and_files_of_the_user_beside_embeddings_stay(tmp_path, shards, capsys):
+    mine, state = tmp_path / "mine", tmp_path / "out.state"
+    mine.write_text("mine")
+    state.mkdir()
+    for name in ("shard-0.txt.json", "shard-1.txt.000000.parquet.tmp"):
+        (state / name).symlink_to(tmp_path / "nothing")
+    (state / "shard-2.txt.json.tmp").symlink_to(mine)
+    (state / "out.other.7.01234567.tmp").write_text("left by a process that was killed")
+    os.utime(state / "out.other.7.01234567.tmp", (0, 0))
+    cli.main(arguments(tmp_path))
+    check(tmp_path / "out", shards)
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()
+    assert {path.name for path in state.glob("*.tmp")} == {
+        "shard-1.txt.000000.parquet.tmp",
+        "shard-2.txt.json.tmp",
+    }
+    (state / ".lock").unlink()
+    (state / ".lock").symlink_to(mine)
+    assert f"{state}/.lock is needed for a file" in error_of(capsys, *arguments(tmp_path))
+    assert mine.read_text() == "mine"
+
+
 def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeypatch):
     refused = []
     options = EmbedOptions(

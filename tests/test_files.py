@@ -2,14 +2,17 @@
 
 import errno
 import os
+import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from diffcse_jax import io as files
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, InUseError
 
 
 @pytest.fixture
@@ -84,6 +87,62 @@ def test_what_fails_while_a_folder_is_replaced_leaves_the_earlier_one(
         replace(target, "new")
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert (folder / "content").read_text() == "earlier"
+
+
+def test_partial_files_of_dead_processes_are_removed(tmp_path):
+    """One that a kill has left blocks nothing."""
+    code = "import os, sys; from diffcse_jax import io; from pathlib import Path\n"
+    code += "with io.replace_file(Path(sys.argv[1])) as file: os.kill(os.getpid(), 9)"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.json")], check=False)
+    assert len([*tmp_path.glob("a.json.*.tmp")]) == 2
+    (tmp_path / "a.json.tmp").write_text("mine")
+    files.write_text(tmp_path / "a.json", "new")
+    files.remove_abandoned(tmp_path)
+    contents = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert contents == {"a.json": "new", "a.json.tmp": "mine"}
+
+
+@pytest.mark.parametrize("write", [files.write_text, files.append_line])
+def test_nothing_is_written_through_a_link(write, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine\n")
+    for link, target in (("a", mine), ("b", tmp_path / "nothing")):
+        (tmp_path / link).symlink_to(target)
+        if write is files.append_line:
+            with pytest.raises(CheckpointError, match=rf"/{link} is .* a link.* Rename or remove"):
+                write(tmp_path / link, "ours")
+        else:
+            write(tmp_path / link, "ours")
+            assert not (tmp_path / link).is_symlink()
+    assert mine.read_text() == "mine\n"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_no_other_file_becomes_a_lock(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("process the rows\n")
+    (tmp_path / "link").symlink_to(mine)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    os.link(mine, tmp_path / "second name")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("mine", "link", "dangling", "second name", "folder", "pipe"):
+        with pytest.raises(CheckpointError, match=f"/{name} is needed .*Rename or remove it"):
+            files.lock(tmp_path / name)
+    assert mine.read_text() == "process the rows\n"
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "\0" * 40, "process 7 on host a since 2026-11-28 10:00+00:00\n"]
+)
+def test_a_lock_that_a_kill_has_left_is_taken(content, tmp_path):
+    (tmp_path / "lock").write_text(content)
+    with files.lock(tmp_path / "lock"):
+        owner = f"process {os.getpid()} on host {socket.gethostname()} since"
+        with pytest.raises(InUseError, match=f"is in use by {re.escape(owner)}"):
+            files.lock(tmp_path / "lock")
 
 
 def test_addresses_are_refused_with_advice():

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import operator
 import os
+import re
 import shutil
 import zlib
 from pathlib import Path
@@ -319,7 +320,37 @@ def test_only_our_own_files_are_written_read_and_removed(storage, tmp_path):
         saved(folder)
     for name in ("notes.txt", "scale.npy"):
         (folder / name).unlink()
+    (folder / f"{MANIFEST}.other.7.01234567.tmp").write_text("{")
     saved(folder)  # what a first save has left when it was killed
+
+
+@pytest.mark.parametrize("name", [".lock", f"{MANIFEST}.tmp", MANIFEST])
+@pytest.mark.parametrize("is_link", [True, False])
+def test_files_of_the_user_in_a_new_folder_are_refused(name, is_link, tmp_path):
+    mine, folder = tmp_path / "mine.txt", tmp_path / "index"
+    folder.mkdir()
+    path = mine if is_link else folder / name
+    path.write_text("mine")
+    if is_link:
+        (folder / name).symlink_to(mine)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}.*(Rename or remove|Choose)"):
+        saved(folder)
+    assert path.read_text() == "mine"
+    assert [each.name for each in folder.iterdir()] == [name]
+
+
+def test_files_of_the_user_beside_an_index_stay(tmp_path):
+    folder, other = tmp_path / "index", tmp_path / "other"
+    saved(other)
+    manifest = (other / MANIFEST).read_bytes()
+    saved(folder)
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).symlink_to(other / MANIFEST)  # of an index, too
+    (folder / f"{MANIFEST}.tmp").symlink_to(tmp_path / "nothing")
+    saved(folder)
+    assert (other / MANIFEST).read_bytes() == manifest
+    assert not (tmp_path / "nothing").exists()
+    assert found(Index.load(folder, WordEncoder()), "red fox")
 
 
 def reseal(folder: Path, **changed) -> None:

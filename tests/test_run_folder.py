@@ -133,6 +133,17 @@ def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
     assert not head.exists()
 
 
+def test_a_folder_with_files_of_the_user_does_not_become_a_run(tmp_path):
+    (tmp_path / "lock").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"lock is needed as a lock, .* another folder"):
+        locked(tmp_path).__enter__()
+    (tmp_path / "config.json").write_text('{"model": "mine"}')
+    with pytest.raises(ConfigError, match=r"config\.json is not of a run.* another --workdir"):
+        start(tmp_path)
+    assert (tmp_path / "lock").read_text() == "mine"
+    assert (tmp_path / "config.json").read_text() == '{"model": "mine"}'
+
+
 def test_keys_that_do_not_change_results_may_change(tmp_path):
     start(tmp_path / "here")
     moved = (tmp_path / "here").rename(tmp_path / "there")

@@ -6,7 +6,6 @@ complete. The folder `OUTPUT.state` holds the SHA-256 of each input and the list
 same command, started again after a crash, embeds what is missing.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -44,7 +43,8 @@ from diffcse_jax.io import (
     json_digest,
     lock,
     read_json_object,
-    sync,
+    remove_abandoned,
+    replace_file,
     write_json,
 )
 from diffcse_jax.models.unread import added_up
@@ -96,12 +96,7 @@ def encode(options: EncodeOptions) -> None:
         print_in_utf8()
         sys.stdout.writelines(lines)
         return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with (
-        disk_errors(path, safe="Nothing else was changed."),
-        _renamed(partial, path),
-        partial.open("wb") as file,
-    ):
+    with disk_errors(path, safe="Nothing else was changed."), replace_file(path.resolve()) as file:
         if path.suffix == ".npy":
             np.save(file, vectors)
         else:
@@ -141,17 +136,6 @@ def _one_each(source: Documents, ledger: Ledger, columns: Sequence[str]) -> Iter
                 "have no names. Fill it, or give a file .jsonl"
             )
         yield from ((document, passage) for passage in passages)
-
-
-@contextlib.contextmanager
-def _renamed(partial: Path, path: Path) -> Iterator[None]:
-    """Name the file that the block writes once it is on disk; remove it if the block fails."""
-    try:
-        yield
-        sync(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _json_lines(
@@ -195,6 +179,7 @@ def embed(options: EmbedOptions) -> None:
             for folder in (output, state_of(output)):
                 folder.mkdir(parents=True, exist_ok=True)
             with lock(state_of(output) / ".lock", wait=True):
+                remove_abandoned(state_of(output))
                 # Also the inputs of other processes, because `search` warns of unfinished ones.
                 for path in paths:
                     if not input_state(output, path).exists():
@@ -399,13 +384,12 @@ class _Job:
             normalize=normalize,
             prompt=self.encoder.prompts.or_warned(prompt),
         )
-        partial = state_of(self.output) / f"{name}.tmp"
-        with _renamed(partial, self.output / name):
-            stored = vector_table(
-                rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings
-            )
+        stored = vector_table(
+            rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings
+        )
+        with replace_file(self.output / name, beside=state_of(self.output) / name) as file:
             pq.write_table(
-                stored, partial, compression="zstd", use_dictionary=False, write_page_checksum=True
+                stored, file, compression="zstd", use_dictionary=False, write_page_checksum=True
             )
 
     def split(self, chunk: Sequence[Placed], prompt: str) -> list[Placed]:

@@ -49,7 +49,8 @@ def write_report(options: ReportOptions) -> Path:
     with disk_errors(path, safe="The run is unchanged.", instead="name another --output"):
         path.parent.mkdir(parents=True, exist_ok=True)
         log_line("searching a sample of text with the starting checkpoint and the run")
-        write_text(path, render_report(run, compare(encoders_of(run), sample_of(run.config))))
+        page = render_report(run, compare(encoders_of(run), sample_of(run.config)))
+        write_text(path.resolve() if options.output else path, page)
     return path
 
 

@@ -4,7 +4,6 @@ It is written to a file, from which a run trains and, after an interruption, res
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -66,13 +65,11 @@ def _write(lines: Iterable[str], suffix: str) -> Path:
     """Write lines to a file in the cache folder, whose name is a hash of them."""
     text = "".join(f"{line}\n" for line in lines)
     path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}"
-    # Several processes may write the same text.
-    partial = path.with_name(f"{os.getpid()}-{path.name}")
     instead = "set XDG_CACHE_HOME to another folder"
     with disk_errors(path.parent, safe="Nothing was started.", instead=instead):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(partial, text)
-        return partial.replace(path)
+        write_text(path, text)
+    return path
 
 
 def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:

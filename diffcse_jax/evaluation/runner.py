@@ -139,7 +139,8 @@ def run(options: EvaluateOptions) -> int:
 
     def keep(results: Results) -> None:  # after each task, because the next may fail
         so_far = [*done, results]
-        write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, options.output)
+        content = so_far[0] if len(so_far) == 1 else {"models": so_far}
+        write_results(content, options.output.resolve())
 
     settings = dataclasses.replace(options, compared=tuple(dict.fromkeys(options.models)))
     for model in settings.compared:

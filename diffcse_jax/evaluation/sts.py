@@ -25,6 +25,7 @@ from diffcse_jax.evaluation.senteval_data import (
     read_lines,
 )
 from diffcse_jax.hosts import log_line
+from diffcse_jax.io import disk_errors, replace_file
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
 
 RATINGS = (0.0, 5.0)  # the scale of the ratings in all STS data sets
@@ -271,13 +272,15 @@ def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B embeddings"
     )
     values.legend(fontsize="small")
-    folder.mkdir(parents=True, exist_ok=True)
     pictures = {
         folder / "similarity_by_rating.png": densities,
         folder / "singular_values.png": spectrum,
     }
-    for path, picture in pictures.items():
-        picture.savefig(path, dpi=120)
+    with disk_errors(folder, safe="The results are complete."):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, picture in pictures.items():
+            with replace_file(path) as file:
+                picture.savefig(file, dpi=120)
     return [*pictures]
 
 

@@ -149,6 +149,8 @@ def _mend_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
 def _remove_other_run(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
     """Remove what a different run without a checkpoint has left in the folder."""
     if (workdir / CONFIG).is_file():
+        if not (workdir / START).is_file():
+            raise ConfigError(f"{workdir / CONFIG} is not of a run. Give another --workdir")
         try:
             _check_same(workdir, config, digests)
         except UserError:

@@ -16,7 +16,7 @@ from typing import Any
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, counted, require_extra
-from diffcse_jax.io import expand_path, read_json_object
+from diffcse_jax.io import expand_path, read_json_object, replace_file
 from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.finding import find_run
 from diffcse_jax.run_folder.start import read_config, read_start
@@ -297,7 +297,8 @@ def draw_curves(workdir: Path) -> Path:
     charts = curves(read_summary(workdir))
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)
-    _draw([*charts["dev"], *charts["losses"]], path, (4.6, 4.2), dpi=120)
+    with replace_file(path) as file:
+        _draw([*charts["dev"], *charts["losses"]], file, (4.6, 4.2), dpi=120)
     return path
 
 

@@ -29,9 +29,11 @@ from diffcse_jax.io import (
     INDEX_MANIFEST,
     disk_errors,
     has_index_manifest,
+    is_partial,
     json_digest,
     lock,
     read_json_object,
+    remove_abandoned,
     sha256,
     sync,
     why_unreadable,
@@ -92,6 +94,7 @@ def writing(folder: Path, *, wait: bool) -> Iterator["Writer"]:
         _require_own(folder)
         held = lock(folder / _LOCK, wait=wait)
     with held:
+        remove_abandoned(folder)
         yield Writer(folder)
 
 
@@ -103,9 +106,10 @@ def _require_own(folder: Path) -> None:
         raise CheckpointError(f"{folder} is not a folder. Choose another folder")
     if is_index(folder):
         return
-    unfinished = (_LOCK, f"{MANIFEST}.tmp")  # by a first save that was interrupted
     for path in sorted(folder.iterdir()):
-        if path.name not in unfinished and not _FILE.fullmatch(path.name):
+        # What a first save leaves that was interrupted.
+        is_leftover = path.name == _LOCK or is_partial(path) or _FILE.fullmatch(path.name)
+        if not is_leftover:
             raise CheckpointError(
                 f"{folder} is not empty and not an index of this program: it holds {path.name}. "
                 "Choose another folder"

@@ -18,7 +18,7 @@ import jax
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import UserError, require_extra
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import append_line, disk_errors, write_text
+from diffcse_jax.io import append_line, disk_errors, write_bytes, write_json, write_text
 from diffcse_jax.run_folder.records import METRICS, parse_rows
 from diffcse_jax.run_folder.start import damaged_path
 
@@ -132,7 +132,7 @@ class MetricsFile(RowWriter):
             rows, unreadable = parse_rows(before)
             if unreadable:
                 copy = damaged_path(training.workdir, METRICS)
-                copy.write_bytes(before)
+                write_bytes(copy, before)
                 log_line(f"warning: {path}: {unreadable}. A copy of the file is kept in {copy}")
             kept = [row for row in rows if training.step and row["step"] <= training.step]
             text = "".join(f"{json.dumps(row)}\n" for row in kept)
@@ -202,7 +202,7 @@ class WandB(RowWriter):
         record = workdir / "wandb.json"
         known = json.loads(record.read_text()) if training.step and record.is_file() else {}
         self._run = self._init(dir=str(workdir), name=workdir.name, config=config, **known)
-        record.write_text(json.dumps({"id": self._run.id, "resume": "allow"}))
+        write_json(record, {"id": self._run.id, "resume": "allow"})
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

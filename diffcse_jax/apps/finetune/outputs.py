@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 from diffcse_jax import io
@@ -32,7 +33,8 @@ def write_outputs(workdir: Path, tasks: Sequence[TaskData], batch_size: int) -> 
             values = model.predict(data.name, [row.texts for row in rows], batch_size)
             texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
             path = predictions / f"{data.name}-{split}.csv"
-            with path.open("w", encoding="utf-8", newline="") as file:
-                lines = zip([row.id for row in rows], texts, strict=True)
-                csv.writer(file, lineterminator="\n").writerows([("id", "prediction"), *lines])
+            file = StringIO()
+            lines = zip([row.id for row in rows], texts, strict=True)
+            csv.writer(file, lineterminator="\n").writerows([("id", "prediction"), *lines])
+            io.write_text(path, file.getvalue())
     log_line(f"wrote the heads to {workdir / 'tasks'} and the predictions to {predictions}")

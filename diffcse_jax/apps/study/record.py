@@ -139,7 +139,7 @@ class StudyRecord:
         with disk_errors(self.path, safe="The run itself is complete."):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with lock(self.path.with_name(f"{self.path.name}.lock"), wait=True):
-                append_line(self.path, json.dumps(entry))
+                append_line(self.path.resolve(), json.dumps(entry))
 
     def _read(self) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0

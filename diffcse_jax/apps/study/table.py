@@ -22,7 +22,7 @@ from diffcse_jax.evaluation.results import (
     table,
     task_title,
 )
-from diffcse_jax.io import write_json, write_text
+from diffcse_jax.io import replace_file, write_json, write_text
 
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
 PICTURES = {"encoders": "study.png", "finetunings": "finetuning.png"}  # of both groups of rows
@@ -49,7 +49,8 @@ def write(summary: Summary, workdir: Path) -> None:
     }
     pictures = {name: _draw_scores(summary, rows) for name, rows in scored.items() if rows}
     for name, figure in pictures.items():
-        figure.savefig(workdir / name, dpi=120)
+        with replace_file(workdir / name) as file:
+            figure.savefig(file, dpi=120)
     # `log_line` would ask JAX for its devices, which may belong to another process.
     print(
         f"wrote {', '.join([*FILES.values(), 'study.json', *pictures])} in {workdir}",
