@@ -2,13 +2,15 @@
 
 import dataclasses
 import http.client
+import socket
 import threading
+import time
 from contextlib import closing, contextmanager
 
 import pytest
 from html_pages import checked
 
-from diffcse_jax.apps.demo import Page, SearchServer, examples_of, serve, settings_of
+from diffcse_jax.apps.demo import Page, SearchServer, _Handler, examples_of, serve, settings_of
 from diffcse_jax.commands import DemoOptions
 from diffcse_jax.documents.document import text_document
 from diffcse_jax.documents.ledger import Place
@@ -131,6 +133,58 @@ def test_what_is_refused(path, headers, status):
     assert answered == status
     assert "alert" in checked(text).values("role")
     assert searcher.queries == (["broken"] if status == 500 else [])
+
+
+MALFORMED = [
+    (b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    (b"GET http://[::1/?q=a HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    (b"GET http://a]/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    (b"GET http://[x]/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    ("GET http://\u2100/ HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), 200),
+    (b"GET /?q=%ff%00%ed%a0%80&q=%&=&&q HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    (b"GET / HTTP/1.1\r\nHost: localhost:x\r\nContent-Length: x\r\n\r\n", 200),
+    (b"GET / HTTP/1.1\r\nHost: \xff\r\n: x\r\nbad\r\n\r\n", 421),
+    (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200, 431),
+    (b"G\xb2T / HTTP/1.1\r\n\r\n", 501),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n", 0),
+    (b"GET / HTTP/1.\xb2\r\n\r\n", 0),
+    (b"\r\n", 0),
+]
+
+
+@pytest.mark.parametrize(("request_bytes", "status"), MALFORMED)
+def test_malformed_requests_are_answered_without_a_traceback(request_bytes, status, capsys):
+    """A request without a valid version gets a bare page, as HTTP/0.9 has no status."""
+    with (
+        served(one=Searcher()) as port,
+        socket.create_connection(("127.0.0.1", port), 20) as client,
+    ):
+        client.sendall(request_bytes)
+        client.shutdown(socket.SHUT_WR)
+        with client.makefile("rb") as answer:
+            first = answer.readline()
+    assert first.startswith(f"HTTP/1.0 {status} ".encode() if status else (b"", b"<!DOCTYPE"))
+    assert capsys.readouterr().err == ""
+
+
+def send_slowly(client: socket.socket) -> None:
+    client.sendall(b"GET / HTTP/1.1\r\n")
+    for _ in range(100):
+        client.sendall(b"A: b\r\n")
+        time.sleep(0.05)
+
+
+def test_a_slow_client_does_not_stay(monkeypatch, capsys):
+    """Each of its lines comes in time, but not the whole request."""
+    monkeypatch.setattr(_Handler, "timeout", 0.3)
+    with (
+        served(one=Searcher()) as port,
+        socket.create_connection(("127.0.0.1", port), 20) as client,
+    ):
+        with pytest.raises(ConnectionError):
+            send_slowly(client)
+        assert ask(port, "/")[0] == 200
+    assert capsys.readouterr().err == ""
 
 
 def test_a_port_in_use_and_invalid_options(tmp_path):

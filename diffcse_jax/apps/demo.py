@@ -7,6 +7,7 @@ it in its Host header, so that pages of other sites cannot read answers through 
 """
 
 import dataclasses
+import io
 import socket
 import sys
 import time
@@ -142,10 +143,35 @@ class SearchServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class _Request(io.RawIOBase):
+    """What a browser sends on a connection, for a limited time in all."""
+
+    def __init__(self, connection: socket.socket, seconds: float):
+        self._connection, self._seconds = connection, seconds
+        self._end = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(self._seconds)  # for the answer
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: SearchServer
-    timeout = 20  # seconds that a browser may take to send its request
+    timeout = 20  # seconds that a browser may take to send its request, and to receive the answer
     server_version, sys_version = "diffcse", ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Request(self.connection, self.timeout))
 
     def do_GET(self) -> None:
         status, values = self._answer()
@@ -165,7 +191,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the status and what the page shows."""
         if self.server.host in _LOCAL and _hostname(self.headers.get("Host", "")) not in _LOCAL:
             return HTTPStatus.MISDIRECTED_REQUEST, {"problem": "Open this page by its own address."}
-        fields = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, errors="replace")
+        try:
+            address = urllib.parse.urlsplit(self.path)
+        except ValueError as error:
+            return HTTPStatus.BAD_REQUEST, {"problem": f"This is not a valid address: {error}."}
+        fields = urllib.parse.parse_qs(address.query, errors="replace")
         query = fields.get("q", [""])[0].strip()[:LONGEST_QUERY]
         if not query:
             return HTTPStatus.OK, {}
