@@ -12,6 +12,7 @@ import re
 import shutil
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -285,6 +286,9 @@ def saved(folder: Path, storage: str = "float32", texts: dict[str, str] = TEXTS)
     return index
 
 
+DAMAGED = ["index.json", "documents-*.arrow", "vectors-*.npy", "words-*/vocab.index.json"]
+
+
 @pytest.mark.parametrize("storage", STORAGES)
 def test_only_our_own_files_are_written_read_and_removed(storage, tmp_path):
     folder = tmp_path / "index"
@@ -353,6 +357,19 @@ def test_files_of_the_user_beside_an_index_stay(tmp_path):
     assert found(Index.load(folder, WordEncoder()), "red fox")
 
 
+@pytest.mark.parametrize("name", ["", *DAMAGED])
+def test_an_index_that_may_not_be_read_is_refused(name, tmp_path, monkeypatch):
+    saved(tmp_path)
+    path = own_file(tmp_path, name)
+    monkeypatch.setattr(os, "access", lambda other, mode: Path(other) != path)
+    if not name:  # the folder, in which nothing can be looked up
+        refusing = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
+        monkeypatch.setattr(Path, "is_file", refusing)
+    expected = rf"cannot read {re.escape(str(path))}: permission denied\. Change its permissions"
+    with pytest.raises(CheckpointError, match=expected):
+        Index.load(tmp_path)
+
+
 def reseal(folder: Path, **changed) -> None:
     """Write the manifest anew, with checksums that fit."""
     content = json.loads((folder / MANIFEST).read_text()) | changed
@@ -366,9 +383,7 @@ def own_file(folder: Path, name: str) -> Path:
     return folder / name.replace("*", number)
 
 
-@pytest.mark.parametrize(
-    "name", ["index.json", "documents-*.arrow", "vectors-*.npy", "words-*/vocab.index.json"]
-)
+@pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_index_is_refused(name, tmp_path):
     saved(tmp_path)
     for byte in (5, -1):

@@ -1,6 +1,7 @@
 """What a name can stand for, and an account of everything that is found there."""
 
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -204,6 +205,26 @@ def test_names_of_files_cannot_forge_a_line_or_colour_a_terminal(tmp_path):
     (line,) = [line for line in ledger.lines() if "all is well" in line]
     assert line.isprintable()
     assert r"a\n\x1b[31mwarning" in line
+
+
+@pytest.mark.parametrize("name", ["", "/*", "/**/*.md"])
+def test_a_folder_whose_files_may_only_be_listed_is_named_and_the_rest_is_read(
+    name, tmp_path, monkeypatch
+):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed/b.md").write_text("A text.")
+    (tmp_path / "a.md").write_text("A text.")
+
+    def refusing(function, path, **options):
+        if "/closed/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return function(path, **options)
+
+    for function in (os.stat, os.lstat):
+        monkeypatch.setattr(os, function.__name__, functools.partial(refusing, function))
+    source = find_source(f"{tmp_path}{name}")
+    assert [file.name for file in source.files] == ["a.md"]
+    assert ["closed/b.md': Permission denied" in each.reason for each in source.skipped] == [True]
 
 
 def test_a_pipe_with_the_name_of_a_data_set_is_not_waited_for(tmp_path):

@@ -173,7 +173,7 @@ def _matches(pattern: str, follow_links: bool) -> _Matches:
     read = {folder for path in paths for folder in path.parents}  # also links that it names
     links = [Skipped(str(path), LINK_TO_FOLDER) for path in linked if path not in read]
     for path in paths:
-        is_folder = path.is_dir()
+        is_folder = os.path.isdir(path)
         above = [each for each in path.parents if each == start or start in each.parents]
         if index := next(filter(is_index, [path, *above] if is_folder else above), None):
             skipped[index] = _index(index)
@@ -241,7 +241,7 @@ def _walk(
 
 def _leaves(path: Path, folder: Path) -> bool:
     """Return whether a path is a link to something outside a folder."""
-    return path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())
+    return os.path.islink(path) and not path.resolve().is_relative_to(folder.resolve())
 
 
 def _index(folder: Path) -> Skipped:
@@ -273,7 +273,7 @@ def _hidden(names: Sequence[str]) -> Iterator[str]:
 
 def _once(files: Iterable[Path]) -> tuple[list[Path], list[Skipped]]:
     """Return files in the order of their names, without links to files that are also there."""
-    links_first = sorted(files, key=lambda file: (file.is_symlink(), file), reverse=True)
+    links_first = sorted(files, key=lambda file: (os.path.islink(file), file), reverse=True)
     kept: dict[str, Path] = {}
     skipped = []
     for file in links_first:

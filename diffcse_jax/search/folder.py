@@ -63,11 +63,17 @@ Arrays = Mapping[str, Shaped[np.ndarray, "..."]]
 
 def is_index(folder: Path) -> bool:
     """Return whether a folder holds an index of ours, complete or damaged."""
-    if not (folder / MANIFEST).is_file():
-        return False
-    return has_index_manifest(folder) or any(
-        _FILE.fullmatch(path.name) for path in folder.iterdir()
-    )
+    try:
+        return (folder / MANIFEST).is_file() and (
+            has_index_manifest(folder)
+            or any(_FILE.fullmatch(path.name) for path in folder.iterdir())
+        )
+    except PermissionError as error:
+        raise _denied(folder) from error
+
+
+def _denied(path: Path) -> CheckpointError:
+    return CheckpointError(f"cannot read {path}: permission denied. Change its permissions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +238,7 @@ def read_index(folder: Path) -> Stored:
 
 def _read_manifest(folder: Path) -> "Reader":
     path = folder / MANIFEST
+    _require_permission(path)
     try:
         content = read_json_object(path)
     except CheckpointError as error:
@@ -323,6 +330,7 @@ class Reader:
         expected = self.files.get(path.relative_to(self.folder).as_posix())
         if expected is None:
             raise self.damaged(f"it does not name {path.name}")
+        _require_permission(path)
         if problem := why_unreadable(path):
             raise _Damaged(problem)
         try:
@@ -332,6 +340,16 @@ class Reader:
                 yield file
         except OSError as error:
             raise _Damaged(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _require_permission(path: Path) -> None:
+    """Raise `CheckpointError` for a file that is there and that this user may not read."""
+    try:
+        is_denied = path.is_file() and not os.access(path, os.R_OK)
+    except PermissionError as error:
+        raise _denied(path.parent) from error
+    if is_denied:
+        raise _denied(path)
 
 
 def _mapped(file: BinaryIO) -> mmap.mmap:
