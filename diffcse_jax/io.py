@@ -193,8 +193,8 @@ def disk_errors(
 
 def _reported_by_system(error: Exception) -> OSError | None:
     """Return the operating system's error, which libraries may hide in the text of their own."""
-    if isinstance(error, OSError) and error.errno:
-        return error
+    if isinstance(error, OSError) and error.errno:  # Arrow has a longer text
+        return OSError(error.errno, os.strerror(error.errno), error.filename)
     # The forms of Rust, of tensorstore and of Arrow.
     forms = r"\(os error (\d+)\)|os_error_code='(\d+)'|\[[Ee]rrno (\d+)\]"
     if quoted := re.search(forms, str(error)):

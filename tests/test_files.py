@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from safetensors.numpy import save_file
+from tiny_run import full_disk
 
 from diffcse_jax import io as files
-from diffcse_jax.errors import CheckpointError, ConfigError, InUseError
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseError
 
 
 @pytest.fixture
@@ -171,6 +175,40 @@ def test_the_error_of_a_sealed_document_names_what_is_wrong_and_the_remedy(tmp_p
         CheckpointError, match=r"/data is missing or differs from its checksum\. Try again"
     ):
         files.read_sealed(tmp_path / "seal.json", "Try again")
+
+
+def write_arrow(path: Path) -> None:
+    table = pa.table({"a": pa.array(np.random.default_rng(0).random(30_000))})
+    with pa.ipc.new_file(path, table.schema) as sink:
+        sink.write_table(table)
+
+
+def write_array_by_blocks(path: Path) -> None:
+    with files.replace_file(path) as file:
+        np.save(file, np.zeros(30_000))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: np.save(path, np.zeros(30_000)),
+        lambda path: save_file({"a": np.zeros(30_000)}, path),
+        lambda path: files.write_text(path, "x" * 200_000),
+        write_array_by_blocks,
+        write_arrow,
+    ],
+)
+def test_a_full_disk_is_called_so_whatever_library_writes(write, tmp_path):
+    """NumPy tells how many numbers were written, and not why there were no more."""
+    expected = (
+        r"^cannot write .*/a: (No space left on device|File too large)\. .* make room on that"
+    )
+    with (
+        full_disk(1 << 16),
+        pytest.raises(DiskError, match=expected),
+        files.disk_errors(tmp_path / "a", safe="Nothing is lost."),
+    ):
+        write(tmp_path / "a")
 
 
 def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
