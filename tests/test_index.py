@@ -129,6 +129,14 @@ def test_an_input_is_read_again_as_it_was_recorded(tmp_path):
     assert index.inputs == (own,)  # a refused one leaves no trace
 
 
+def test_the_record_of_a_known_name_does_not_depend_on_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("wiki1m", "docstrings", "-"):
+        assert input_of(name).name == name
+        assert input_of(f"./{name}").name == str(tmp_path / name)
+    assert input_of("texts/*.md").name == f"{tmp_path}/texts/*.md"
+
+
 def test_only_new_and_changed_texts_are_encoded():
     encoder = WordEncoder()
     index = Index(

@@ -26,6 +26,7 @@ from diffcse_jax.io import expand_path, has_index_manifest, hub_file, sha256, wh
 WIKI1M, WIKI1M_FILE = "wiki1m", "wiki1m_for_simcse.txt"
 DOCSTRINGS = "docstrings"
 STDIN = "-"
+NOT_PATHS = (WIKI1M, DOCSTRINGS, STDIN)  # names with a meaning of their own
 # Files of lines, or of documents between blank lines. In a folder, each is read as one document.
 LINES = (".txt", ".text")
 KNOWN_NAMES = f"Known names: {WIKI1M}, {DOCSTRINGS}"

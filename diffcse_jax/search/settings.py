@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.documents.find import STDIN
+from diffcse_jax.documents.find import NOT_PATHS
 from diffcse_jax.documents.language import detector
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import expand_path
@@ -60,7 +60,8 @@ def check_mode(mode: str) -> str:
 class Input:
     """What documents were read from."""
 
-    name: str  # an absolute path or pattern, `docstrings`, or `-`; empty for texts in Python
+    # An absolute path or pattern, `wiki1m`, `docstrings` or `-`; empty for texts in Python.
+    name: str
     columns: tuple[str, ...] = ()
     id_column: str = ""
 
@@ -69,5 +70,7 @@ def input_of(texts: Any, id_column: str = "", columns: tuple[str, ...] = ()) -> 
     """Return how an index records what it was given: a name, or texts."""
     if not isinstance(texts, str | Path):
         return Input("", columns, id_column)
-    is_name = str(texts) in (STDIN, "docstrings")
-    return Input(str(texts) if is_name else os.path.abspath(expand_path(texts)), columns, id_column)
+    name = str(texts)
+    if name not in NOT_PATHS:
+        name = os.path.abspath(expand_path(texts))
+    return Input(name, columns, id_column)
