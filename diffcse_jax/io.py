@@ -193,10 +193,8 @@ def disk_errors(
 
 def _reported_by_system(error: Exception) -> OSError | None:
     """Return the operating system's error, which libraries may hide in the text of their own."""
-    if isinstance(error, OSError) and error.errno:  # Arrow has a longer text
-        return OSError(error.errno, os.strerror(error.errno), error.filename)
     # The forms of Rust, of tensorstore and of Arrow.
-    forms = r"\(os error (\d+)\)|os_error_code='(\d+)'|\[[Ee]rrno (\d+)\]"
+    forms = r"\(os error (\d+)\)|os_error_code='(\d+)'|\[errno (\d+)\]"
     if quoted := re.search(forms, str(error)):
         number = int(quoted[quoted.lastindex or 1])
         return OSError(number, os.strerror(number))
@@ -240,6 +238,7 @@ def replace_file(path: Path, *, beside: Path | None = None) -> Iterator[BinaryIO
     if path.exists() and not path.is_file():
         raise CheckpointError(f"cannot write {path}: it is not a regular file. Name a file")
     partial = _partial(beside or path)
+    _remove_abandoned_once(partial.parent)
     try:
         with partial.open("xb") as file:
             yield file
@@ -260,7 +259,7 @@ def is_partial(path: Path) -> bool:
     return bool(_PARTIAL.fullmatch(path.name))
 
 
-def remove_abandoned(folder: Path) -> None:
+def _remove_abandoned(folder: Path) -> None:
     """Remove the files and folders that processes which have ended began to write in a folder."""
     for path in folder.glob("*.tmp"):
         if not _is_abandoned(path):
@@ -270,6 +269,12 @@ def remove_abandoned(folder: Path) -> None:
             continue
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+@functools.cache
+def _remove_abandoned_once(folder: Path) -> None:
+    """Do the same once in this process: a folder to which many files are written is large."""
+    _remove_abandoned(folder)
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -455,7 +460,7 @@ def replace_dir(path: Path) -> Iterator[Path]:
     the host and process that write to it. Those of dead processes are removed first.
     """
     path = path.resolve()  # a symbolic link stays a link
-    remove_abandoned(path.parent)
+    _remove_abandoned(path.parent)
     old = path.with_name(f"{path.name}.{uuid.uuid4().hex}.old")
     new = _partial(path)
     new.mkdir(parents=True)

@@ -43,7 +43,6 @@ from diffcse_jax.io import (
     json_digest,
     lock,
     read_json_object,
-    remove_abandoned,
     replace_file,
     write_json,
 )
@@ -179,7 +178,6 @@ def embed(options: EmbedOptions) -> None:
             for folder in (output, state_of(output)):
                 folder.mkdir(parents=True, exist_ok=True)
             with lock(state_of(output) / ".lock", wait=True):
-                remove_abandoned(state_of(output))
                 # Also the inputs of other processes, because `search` warns of unfinished ones.
                 for path in paths:
                     if not input_state(output, path).exists():

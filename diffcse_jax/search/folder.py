@@ -33,7 +33,6 @@ from diffcse_jax.io import (
     json_digest,
     lock,
     read_json_object,
-    remove_abandoned,
     sha256,
     sync,
     why_unreadable,
@@ -100,7 +99,6 @@ def writing(folder: Path, *, wait: bool) -> Iterator["Writer"]:
         _require_own(folder)
         held = lock(folder / _LOCK, wait=wait)
     with held:
-        remove_abandoned(folder)
         yield Writer(folder)
 
 
