@@ -140,8 +140,13 @@ def test_a_folder_with_files_of_the_user_does_not_become_a_run(tmp_path):
     (tmp_path / "config.json").write_text('{"model": "mine"}')
     with pytest.raises(ConfigError, match=r"config\.json is not of a run.* another --workdir"):
         start(tmp_path)
+    (tmp_path / "config.json").rename(tmp_path / "mine.json")
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder/config.json").symlink_to(tmp_path / "mine.json")
+    with pytest.raises(ConfigError, match=r"/encoder is not of a run.* another --workdir"):
+        start(tmp_path)
     assert (tmp_path / "lock").read_text() == "mine"
-    assert (tmp_path / "config.json").read_text() == '{"model": "mine"}'
+    assert (tmp_path / "mine.json").read_text() == '{"model": "mine"}'
 
 
 def test_keys_that_do_not_change_results_may_change(tmp_path):

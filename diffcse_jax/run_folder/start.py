@@ -114,6 +114,7 @@ def open_run(
             _check_same(workdir, config, digests)
             _mend_encoder(workdir, write_encoder)
         else:
+            _refuse_other_files(workdir)
             _remove_other_run(workdir, config, digests)
             write_encoder()
             files = io.file_digests(workdir, (workdir / _ENCODER).iterdir())
@@ -146,11 +147,20 @@ def _mend_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
     print(printable_message(message), file=sys.stderr)
 
 
+def _refuse_other_files(workdir: Path) -> None:
+    """Raise `ConfigError` if files that no run has written have the names that a run needs."""
+    if (workdir / START).is_file():
+        return
+    encoder = workdir / _ENCODER
+    is_other = encoder.exists() and not (encoder / _HEAD).is_file()
+    if is_other or (workdir / CONFIG).is_file():
+        path = encoder if is_other else workdir / CONFIG
+        raise ConfigError(f"{path} is not of a run. Give another --workdir")
+
+
 def _remove_other_run(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
     """Remove what a different run without a checkpoint has left in the folder."""
     if (workdir / CONFIG).is_file():
-        if not (workdir / START).is_file():
-            raise ConfigError(f"{workdir / CONFIG} is not of a run. Give another --workdir")
         try:
             _check_same(workdir, config, digests)
         except UserError:
@@ -299,19 +309,18 @@ def _write_encoder(
     tokenizer: PreTrainedTokenizerFast,
     prompts: Prompts,
 ) -> None:
-    folder = workdir / _ENCODER
-    folder.mkdir(exist_ok=True, parents=True)
-    io.write_json(folder / "config.json", dict(encoder.hf_config))
-    tokenizer.save_pretrained(folder)
-    base = describe_base_model(config.model.name_or_path, encoder.root, encoder.hf_config)
-    io.write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
-    length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
-    text_settings(encoder.folder)._replace(max_length=length).write(folder)
-    io.write_json(folder / SETTINGS, prompts.settings())
-    if encoder.pooler:
-        io.write_tensors(folder / _POOLER, encoder.pooler)
-    head = encoder.sentence_head
-    layers = [layer._asdict() for layer in head.layers]
-    io.write_json(
-        folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers}
-    )
+    with io.replace_dir(workdir / _ENCODER) as folder:
+        io.write_json(folder / "config.json", dict(encoder.hf_config))
+        tokenizer.save_pretrained(folder)
+        base = describe_base_model(config.model.name_or_path, encoder.root, encoder.hf_config)
+        io.write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
+        length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
+        text_settings(encoder.folder)._replace(max_length=length).write(folder)
+        io.write_json(folder / SETTINGS, prompts.settings())
+        if encoder.pooler:
+            io.write_tensors(folder / _POOLER, encoder.pooler)
+        head = encoder.sentence_head
+        layers = [layer._asdict() for layer in head.layers]
+        io.write_json(
+            folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers}
+        )
