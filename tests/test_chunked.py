@@ -18,7 +18,7 @@ from tiny_networks import (
 )
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses import prepare
+from diffcse_jax.losses.total import prepare
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.training import networks
 from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch

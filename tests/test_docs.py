@@ -65,7 +65,7 @@ def keys_named_in(text: str) -> set[str]:
 @pytest.mark.parametrize("page", TEXTS)
 def test_keys_that_a_page_names_exist(page):
     others = {
-        "docs/extending.md": {"uniformity.weight"},  # of the example
+        "docs/extending.md": {"spread.weight"},  # of the example
         "docs/finetuning.md": {"init", "finetune.tasks"},
         "docs/commands.md": {"init"},
         "docs/from_flax.md": {"model.mlm_head"},  # attributes of a `model` in Python

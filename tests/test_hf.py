@@ -293,6 +293,17 @@ def assert_refused(folder: Path, message: str, **options) -> str:
     return str(raised.value)
 
 
+def test_a_family_that_transformers_does_not_know_is_told_to_convert_its_configuration(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(hf.FAMILIES, "mine", hf.FAMILIES["bert"])
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine"}))
+    message = assert_refused(tmp_path, r"does not know the model_type 'mine'")
+    assert message.endswith(
+        "add a function to CONVERTED in diffcse_jax/models/hf.py (docs/extending.md)"
+    )
+
+
 def test_a_sharded_checkpoint_is_read(bert, tmp_path):
     transformers.BertForMaskedLM.from_pretrained(bert).save_pretrained(
         tmp_path, max_shard_size="10KB"

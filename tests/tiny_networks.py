@@ -14,7 +14,7 @@ from tiny_model import random_params
 from diffcse_jax.batch import Batch, Vocabulary, in_blocks, lay_out
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchShape
-from diffcse_jax.losses import prepare
+from diffcse_jax.losses.total import prepare
 from diffcse_jax.models.families.modernbert import ModernBertBlock
 from diffcse_jax.models.forward import Computation, Networks, SentenceEmbeddings, SharedForward
 from diffcse_jax.models.heads import MaskedLMHead

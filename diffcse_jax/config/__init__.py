@@ -34,7 +34,6 @@ from diffcse_jax.io import SHIPPED
 from diffcse_jax.losses import (
     GeneratorOptions,
     Loss,
-    MatryoshkaOptions,
     RunInfo,
     Table,
     contrastive,
@@ -45,6 +44,7 @@ from diffcse_jax.losses import (
     ranking,
 )
 from diffcse_jax.losses.finetune import Finetune, LabelledTask
+from diffcse_jax.losses.total import MatryoshkaOptions
 from diffcse_jax.models.forward import STARTING_CHECKPOINT
 from diffcse_jax.options import check_value, option, read_value
 
@@ -62,7 +62,7 @@ OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")  # dev metrics on the
 class Config:
     """The whole configuration of a run.
 
-    To add a loss, add its file to `losses/` and one line here.
+    To add a loss, add its file to `losses/`, and here its import and one line below.
     """
 
     model: ModelConfig = ModelConfig()
@@ -254,17 +254,47 @@ class Config:
 
 @functools.cache
 def installed_losses() -> dict[str, type[Loss]]:
-    """Return the losses of other packages, by the names of their entry points."""
-    losses = {}
+    """Return the losses of other packages, by the names of their entry points.
+
+    Raises:
+        ConfigError: A name is taken or invalid, or a class cannot be imported or is not a loss.
+    """
+    losses: dict[str, type[Loss]] = {}
+    places: dict[str, str] = {}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        name, place = entry.name, entry.value
+        if places.get(name) == place:  # a package that is on the path twice
+            continue
+        described = f"the loss {name} ({place})"
+        _check_name(name, described, taken_by=f"the loss {places[name]}" if name in places else "")
+        places[name] = place
         try:
-            loss = losses[entry.name] = entry.load()
+            losses[name] = entry.load()
         except Exception as error:  # whatever the other package raises
-            raise ConfigError(
-                f"the loss {entry.name} ({entry.value}) cannot be imported: {error}"
-            ) from error
-        _check_class(entry.name, entry.value, loss)
+            raise ConfigError(f"{described} cannot be imported: {error}") from error
+        _check_class(name, place, losses[name])
     return losses
+
+
+def _check_name(name: str, described: str, *, taken_by: str = "") -> None:
+    """Raise a `ConfigError` if a loss from elsewhere cannot have this name.
+
+    Args:
+        name: The name, which is the group of the loss's keys.
+        described: What has the name, for the error.
+        taken_by: Another loss from elsewhere with this name, if there is one.
+    """
+    if name in (field.name for field in dataclasses.fields(Config)):
+        taken_by = "a key of the configuration"
+    if taken_by:
+        raise ConfigError(
+            f"{described}: the name {name!r} is taken by {taken_by}. Choose another name"
+        )
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigError(
+            f"{described}: {name!r} is not a valid name. Use lower-case letters, digits and _, "
+            "starting with a letter"
+        )
 
 
 def _check_class(name: str, path: str, loss: Any) -> None:
@@ -274,7 +304,7 @@ def _check_class(name: str, path: str, loss: Any) -> None:
         if "doc" not in field.metadata:
             raise ConfigError(
                 f"the loss {name} ({path}): declare {field.name} with "
-                "diffcse_jax.losses.option(...)"
+                "diffcse_jax.options.option(...)"
             )
 
 
@@ -285,13 +315,10 @@ def settings_of_losses(losses: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: A name is taken, or a later process could not find a class.
     """
     values: dict[str, Any] = {}
-    taken = {field.name for field in dataclasses.fields(Config)} | installed_losses().keys()
+    installed = installed_losses()
     for name, loss in losses.items():
-        if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise ConfigError(
-                f"losses: {name!r} is taken or is not a word of lower-case letters. Choose another "
-                "name"
-            )
+        taken_by = f"a loss of another package, {installed[name]}" if name in installed else ""
+        _check_name(name, f"losses[{name!r}]", taken_by=taken_by)
         if not (isinstance(loss, Loss) and dataclasses.is_dataclass(loss)):
             raise ConfigError(
                 f"losses[{name!r}]: expected an instance of a dataclass that extends Loss, got "
@@ -415,9 +442,12 @@ def unknown_key_message(key: str) -> str:
 
 
 def machine_keys() -> frozenset[str]:
-    """Return the keys that only say where and how fast a run is computed, and what it logs."""
+    """Return the keys that only say where and how fast a run is computed, and what it logs.
+
+    None of them belongs to a loss of another package.
+    """
     return frozenset(
-        key for key, field in known_keys().items() if field.metadata["changes"] == "nothing"
+        key for key, field in known_keys(()).items() if field.metadata["changes"] == "nothing"
     )
 
 
@@ -427,7 +457,7 @@ def resume_keys(config: Config) -> frozenset[str]:
     The trained parameters do not depend on them.
     """
     classes = {name: type(loss) for name, loss in config.installed.items()}
-    keys = known_keys(None, classes)
+    keys = known_keys(classes, classes)
     free = frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
     # With a limit, it decides when training ends, and which checkpoints may be the best.
     return free - {"eval.interpolate"} if config.eval.max_drop else free

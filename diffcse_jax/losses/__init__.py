@@ -1,225 +1,26 @@
-"""What a loss is, and the training loss: a weighted sum of losses.
+"""Losses, and their weighted sum.
 
-Each module of this folder is about one idea. A loss has options, networks that it adds, inputs that
-it prepares, and a value. It is a frozen dataclass whose fields are its options. The same object is
-a group of keys in the configuration: `config.contrast.temperature` is the key
-`contrast.temperature`. `docs/extending.md` adds a loss.
+Each module of this folder is about one idea. `docs/extending.md` adds a loss. This file has classes
+and types only. Python gives a package its modules as attributes, so a module would replace a
+function of the same name here.
 """
 
-import abc
-import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from diffcse_jax.losses.loss import (
+    GeneratorOptions,
+    Loss,
+    Metrics,
+    PretrainedCheckpoints,
+    RunInfo,
+    Table,
+    View,
+)
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
-
-from diffcse_jax.batch import Batch
-from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name
-from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.layers import Network
-from diffcse_jax.models.pooling import alignment, normalize, uniformity
-from diffcse_jax.options import option as option
-
-View = Float[Array, "batch dim"]  # embeddings of a batch, of one view of its sentences
-Metrics = dict[str, jax.Array]
-Inputs = dict[str, Any]  # the inputs that losses have prepared, by the name of the loss
-UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors
-
-
-class Table(dict[str, Any]):
-    """Groups of options under names that the user chooses. Hashable, because a configuration is."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-
-class PretrainedCheckpoints(NamedTuple):
-    """The pretrained checkpoints of a run. Each `config` has the dropout rates of the run."""
-
-    encoder: Pretrained
-    generator: Pretrained | None  # only if a loss needs it
-    # Frozen sentence encoders, by the names that losses give.
-    teachers: Mapping[str, Network] = MappingProxyType({})
-    discriminator: Pretrained | None = None  # only if `difference.discriminator` names one
-
-
-@dataclasses.dataclass(frozen=True)
-class GeneratorOptions:
-    """The frozen masked LM that fills masked tokens, and how its tokens are chosen."""
-
-    name_or_path: str = option(
-        "distilbert-base-uncased",
-        "frozen masked LM (folder or hub id) with the encoder's vocabulary; `start`: the starting "
-        "checkpoint with its own masked-LM head; empty: first train such a head on the frozen "
-        "encoder",
-    )
-    decode: str = option(
-        "argmax", "the likeliest token (code) or a random one (paper)", choices=("argmax", "sample")
-    )
-    positions: str = option(
-        "all", "positions that it fills: `all` (code) or `masked`", choices=("all", "masked")
-    )
-    dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")
-    head_steps: int = option(2000, "steps that train a masked-LM head on the frozen encoder", low=0)
-    head_mask_ratio: float = option(
-        0.30, "share of tokens masked while the head trains", low=0.0, high=1.0
-    )
-    head_batch_size: int = option(64, "batch size while the head trains", low=1)
-    head_learning_rate: float = option(1e-3, "learning rate of the head", low=0.0)
-
-
-class RunInfo(NamedTuple):
-    """What a loss may know about the run."""
-
-    pooler: str  # of the encoder, before its projector
-    generator: GeneratorOptions
-    max_length: int  # positions of the longest sentence
-    seed: int  # of new heads
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss(abc.ABC):
-    """A term of the training loss. Its fields are its options."""
-
-    weight: float = option(0.0, "weight of this loss in the sum", low=0.0)
-
-    # Whether the loss compares embeddings, so that `matryoshka.sizes` adds it for shortened ones.
-    compares_embeddings: ClassVar[bool] = False
-
-    def active(self) -> "Loss | None":
-        """Return the loss to train with. None: the options switch it off."""
-        return self if self.weight > 0 else None
-
-    def check(self, run: RunInfo) -> None:  # noqa: B027
-        """Raise a `ConfigError` if the options contradict each other or the run."""
-
-    def check_columns(self, count: int) -> None:  # noqa: B027
-        """Raise a `ConfigError` if the loss cannot use data of this many text columns."""
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The names of what the loss needs from the step and the data.
-
-        - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ
-          by dropout;
-        - `hidden_size`: embeddings of the size of the encoder's hidden states;
-        - `anchors`: a further pass over the anchors alone;
-        - `mask_token`: a tokenizer that has a mask token; `generator`: the networks of the frozen
-          masked LM;
-        - `next_sentence`: the sentence after each example in its document, `batch.next`;
-        - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse
-          finetune` provides.
-        """
-        return frozenset({"vectors"})
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        """The papers that a model card cites for this loss, by their keys in its citations."""
-        return ()
-
-    @property
-    def panels(self) -> Mapping[str, tuple[str, ...]]:
-        """Panels that this loss adds to a run's curves: names of metrics by title."""
-        return {}
-
-    @property
-    def data_description(self) -> str:
-        """Describe the training data, if the loss does not use `data.train_file`."""
-        return ""
-
-    @property
-    def named_teachers(self) -> Mapping[str, str]:
-        """The poolers of the teachers that the loss needs, by the teachers' names.
-
-        An empty pooler stands for the one that the teacher records.
-        """
-        return {}
-
-    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> Mapping[str, Network]:
-        """Return the networks that this loss adds. Losses that name the same network share it."""
-        return {}
-
-    def prepare(  # noqa: B027
-        self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
-    ) -> PyTree:
-        """Compute what `loss` reads besides the batch, without gradients.
-
-        Each loss gets the frozen networks and a random key of its own.
-        """
-
-    @abc.abstractmethod
-    def loss(
-        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of a batch.
-
-        Args:
-            forward: The batch, its sentence embeddings and the trained networks.
-            inputs: What `prepare` returned.
-            key: A random key for the dropout of this loss alone.
-
-        Returns:
-            The loss without its weight, and further metrics by name.
-        """
-
-
-@dataclasses.dataclass(frozen=True)
-class MatryoshkaOptions:
-    """Embeddings that can be shortened after training (Kusupati et al. 2022)."""
-
-    sizes: tuple[int, ...] = option(
-        (), "smaller embedding sizes, trained as well (Kusupati et al. 2022)", low=1
-    )
-
-
-def prepare(
-    losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
-) -> Inputs:
-    """Compute the inputs of every loss, each with a random key of its own."""
-    return {
-        name: loss.prepare(frozen, batch, fold_in_name(key, name), run)
-        for name, loss in losses.items()
-    }
-
-
-def total_loss(
-    losses: Mapping[str, Loss],
-    matryoshka: MatryoshkaOptions,
-    forward: SharedForward,
-    inputs: Inputs,
-    key: PRNGKeyArray,
-) -> tuple[Float[Array, ""], Metrics]:
-    """Compute the weighted sum of the losses of one batch, and metrics by name.
-
-    A loss that compares embeddings is the sum of the losses of whole embeddings and of those cut to
-    each size of `matryoshka`. `inputs` is what `prepare` returned. The key is for dropout.
-    """
-    total = jnp.zeros([])
-    metrics = Metrics()
-    for name, loss in losses.items():
-        own_key = fold_in_name(key, name)
-        value, own_metrics = loss.loss(forward, inputs[name], own_key)
-        shorter_sizes = matryoshka.sizes if loss.compares_embeddings else ()
-        for size in shorter_sizes:
-            value_at_size, _ = loss.loss(forward.prefix(size), inputs[name], own_key)
-            value += value_at_size
-            metrics[f"loss_{name}_{size}"] = value_at_size
-        metrics |= {f"loss_{name}": value} | own_metrics
-        total += loss.weight * value
-    # The two texts of a labelled pair are not a positive pair.
-    if forward.embedded and forward.batch.labels is None:
-        z1, z2 = (normalize(z) for z in jax.lax.stop_gradient(forward.projected_views[:2]))
-        positive = (z1 * z2).sum(axis=1)
-        # The sum of all similarities is a product of two sums. It needs no matrix of similarities.
-        negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
-        metrics |= {
-            "similarity_positive": positive.mean(),
-            # The mean over pairs of different examples.
-            "similarity_negative": negative / (len(z1) * (len(z1) - 1)),
-            "alignment": alignment(z1, z2).mean(),
-            "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
-        }
-    return total, metrics | {"loss": total}
+__all__ = [
+    "GeneratorOptions",
+    "Loss",
+    "Metrics",
+    "PretrainedCheckpoints",
+    "RunInfo",
+    "Table",
+    "View",
+]

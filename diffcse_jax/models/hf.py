@@ -286,8 +286,10 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
     try:
         if model_type not in transformers.CONFIG_MAPPING:
             raise ValueError(
-                f"transformers {transformers.__version__} has no {model_type}. Install a newer "
-                "release"
+                f"transformers {transformers.__version__} does not know the model_type "
+                f"{model_type!r}. Install a release that does. If none does, convert config.json "
+                "to a model_type that transformers knows: add a function to CONVERTED in "
+                "diffcse_jax/models/hf.py (docs/extending.md)"
             )
         for key, required in family.supported.items():
             _expect(hf_config.get(key) in (required, None), key, repr(required), hf_config.get(key))

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.losses import Inputs, Metrics, prepare, total_loss
+from diffcse_jax.losses import Metrics
 from diffcse_jax.losses.diffcse_variants import generated_second_views
+from diffcse_jax.losses.total import Inputs, prepare, total_loss
 from diffcse_jax.models.forward import Computation, Networks, SharedForward, fold_in_name
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.state import TrainState

@@ -1,0 +1,77 @@
+"""The training loss: a weighted sum of losses."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from diffcse_jax.batch import Batch
+from diffcse_jax.losses.loss import Loss, Metrics, RunInfo
+from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name
+from diffcse_jax.models.pooling import alignment, normalize, uniformity
+from diffcse_jax.options import option
+
+Inputs = dict[str, Any]  # the inputs that losses have prepared, by the name of the loss
+UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors
+
+
+@dataclasses.dataclass(frozen=True)
+class MatryoshkaOptions:
+    """Embeddings that can be shortened after training (Kusupati et al. 2022)."""
+
+    sizes: tuple[int, ...] = option(
+        (), "smaller embedding sizes, trained as well (Kusupati et al. 2022)", low=1
+    )
+
+
+def prepare(
+    losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
+) -> Inputs:
+    """Compute the inputs of every loss, each with a random key of its own."""
+    return {
+        name: loss.prepare(frozen, batch, fold_in_name(key, name), run)
+        for name, loss in losses.items()
+    }
+
+
+def total_loss(
+    losses: Mapping[str, Loss],
+    matryoshka: MatryoshkaOptions,
+    forward: SharedForward,
+    inputs: Inputs,
+    key: PRNGKeyArray,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Compute the weighted sum of the losses of one batch, and metrics by name.
+
+    A loss that compares embeddings is the sum of the losses of whole embeddings and of those cut to
+    each size of `matryoshka`. `inputs` is what `prepare` returned. The key is for dropout.
+    """
+    total = jnp.zeros([])
+    metrics = Metrics()
+    for name, loss in losses.items():
+        own_key = fold_in_name(key, name)
+        value, own_metrics = loss.loss(forward, inputs[name], own_key)
+        shorter_sizes = matryoshka.sizes if loss.compares_embeddings else ()
+        for size in shorter_sizes:
+            value_at_size, _ = loss.loss(forward.prefix(size), inputs[name], own_key)
+            value += value_at_size
+            metrics[f"loss_{name}_{size}"] = value_at_size
+        metrics |= {f"loss_{name}": value} | own_metrics
+        total += loss.weight * value
+    # The two texts of a labelled pair are not a positive pair.
+    if forward.embedded and forward.batch.labels is None:
+        z1, z2 = (normalize(z) for z in jax.lax.stop_gradient(forward.projected_views[:2]))
+        positive = (z1 * z2).sum(axis=1)
+        # The sum of all similarities is a product of two sums. It needs no matrix of similarities.
+        negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
+        metrics |= {
+            "similarity_positive": positive.mean(),
+            # The mean over pairs of different examples.
+            "similarity_negative": negative / (len(z1) * (len(z1) - 1)),
+            "alignment": alignment(z1, z2).mean(),
+            "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
+        }
+    return total, metrics | {"loss": total}
