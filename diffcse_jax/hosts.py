@@ -16,7 +16,9 @@ from types import FrameType
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import tqdm
+from jax.experimental import multihost_utils
 
 from diffcse_jax import errors
 from diffcse_jax.documents.ledger import Ledger
@@ -160,6 +162,15 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         return (
             f"{self._what}: {share:3.0f}% {self._done}/{self._total} [{time_taken}<{left}{speed}]"
         )
+
+
+def duration(seconds: float) -> str:
+    """Return a duration such as `40 s`, `35 min` or `2 h 5 min`."""
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    hours, rest = divmod(minutes, 60)
+    return f"{hours:,} h {rest} min" if hours else f"{rest} min"
 
 
 def _speed(rate: float, unit: str) -> str:
@@ -402,6 +413,16 @@ class StopRequest:
 
     def make(self) -> None:
         self.made = True
+
+    def is_agreed(self, *, may_ask: bool) -> bool:
+        """Return whether any process was asked to stop.
+
+        Several processes ask one another, so that all stop together. All must call this with the
+        same `may_ask`.
+        """
+        if jax.process_count() == 1:
+            return self.made
+        return may_ask and bool(multihost_utils.process_allgather(np.int32(self.made)).any())
 
 
 @contextlib.contextmanager

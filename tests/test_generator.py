@@ -1,6 +1,8 @@
 """The run's own generator: its head is trained, stored, and read again."""
 
 import json
+import signal
+import sys
 from pathlib import Path
 
 import jax
@@ -13,10 +15,10 @@ from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, Interrupted
 from diffcse_jax.models.tokenizer import load_tokenizer
 from diffcse_jax.training import generator
-from diffcse_jax.training.generator import own_generator
+from diffcse_jax.training.generator import own_generator, with_fitting_head
 from diffcse_jax.training.sharding import make_mesh
 
 WORDS = Vocabulary(size=60, mask_id=4, special_ids=(0, 1, 2, 3, 4))  # of `write_smallest_model`
@@ -58,13 +60,64 @@ def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, m
     assert "using the masked-LM head" in capfd.readouterr().err
 
 
+@pytest.mark.slow
+def test_an_interrupted_head_is_the_same_as_an_uninterrupted_one(
+    store, tmp_path, monkeypatch, capfd
+):
+    config = config_with(9)
+    monkeypatch.setattr(generator, "SAVED_EVERY", 4)
+    monkeypatch.setattr(generator, "WORTH_TIMING", 1)
+
+    def own(folder: str):
+        return own_generator(
+            config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path / folder
+        )
+
+    def at_step(stop: int, raise_error):
+        progress = generator._Timer.report
+
+        def report(self, step: int) -> None:
+            if step == stop:
+                raise_error()
+            progress(self, step)
+
+        return report
+
+    whole = own("whole")
+    assert not [*(tmp_path / "whole/generator").glob("training*")]
+    assert "training the masked-LM head takes about 1 s" in capfd.readouterr().err
+    # A signal after step 3 loses nothing; a kill in step 6 loses what follows step 4.
+    ask = at_step(3, lambda: signal.raise_signal(signal.SIGTERM))
+    for report, error in ((ask, Interrupted), (at_step(6, sys.exit), SystemExit)):
+        with monkeypatch.context() as patched:
+            patched.setattr(generator._Timer, "report", report)
+            with pytest.raises(error):
+                own("stopped")
+    assert "resuming the masked-LM head after step 3" in capfd.readouterr().err
+    resumed = own("stopped")
+    assert "resuming the masked-LM head after step 4" in capfd.readouterr().err
+    jax.tree.map(np.testing.assert_array_equal, whole.mlm_head, resumed.mlm_head)
+    reports = [
+        (tmp_path / name / "generator/report.json").read_text() for name in ("whole", "stopped")
+    ]
+    assert reports[0] == reports[1]
+    assert not [*(tmp_path / "stopped/generator").glob("training*")]
+
+
+def test_a_short_run_trains_the_head_for_fewer_steps():
+    config = config_with(2000)
+    assert with_fitting_head(config, 20).generator.head_steps == 100
+    assert with_fitting_head(config, 400).generator == config.generator
+    assert with_fitting_head(config_with(3), 1).generator.head_steps == 3
+
+
 @pytest.fixture
 def own(store, tmp_path, monkeypatch):
     """`own_generator` of a run whose head "trains" at once: it counts how often, and gives this bias."""
     config, trained = config_with(2), []
 
     def own(bias: float = 1.0) -> list:
-        def train_masked_lm_head(*_):
+        def train_masked_lm_head(*_, **__):
             trained.append(bias)
             return {"bias": np.array([1.0, bias], np.float32)}, {
                 "accuracy": 1.0,

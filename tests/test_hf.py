@@ -602,7 +602,7 @@ def test_a_hub_model_offline_says_what_to_do(name, tmp_path, monkeypatch):
         read(name)
     message = (
         f"{re.escape(repr(name[:200]))} is neither a local folder nor a model that can be downloaded now .*"
-        "Without network, give the path of a folder with config.json, model.safetensors and tokenizer.json, or .*"
+        "Without network, give the path of a folder with config.json, model.safetensors and tokenizer.json\\. .*"
     )
     assert re.fullmatch(message, str(raised.value))
     assert len(str(raised.value)) < 1000

@@ -19,6 +19,7 @@ from diffcse_jax.models.tokenizer import load_tokenizer
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
 from diffcse_jax.training.networks import StartingCheckpoint, with_own_pooler
+from diffcse_jax.training.sharding import make_mesh
 
 HEAD = random_params(MlpProjector, SIZES, seed=5)
 OWN = {"model": {"pooler": "own", "projector": "none"}, "difference": {"weight": 0.0}}
@@ -185,3 +186,26 @@ def test_vocabulary_of_a_tokenizer(minilm_dir):
     with pytest.raises(ConfigError, match="no mask token"):
         networks.vocabulary_of(Config(), tokenizer)
     assert networks.vocabulary_of(config_of(SIMCSE), tokenizer).mask_id is None
+
+
+@pytest.mark.parametrize(
+    ("key", "settings", "advice"),
+    [
+        ("generator.name_or_path", {}, "Or leave this key empty, as --config diffcse_minilm does"),
+        ("difference.discriminator", {"difference": {"discriminator": "google/electra"}}, ""),
+        ("model.name_or_path", {"model": {"name_or_path": "organisation/model"}}, ""),
+    ],
+)
+def test_an_error_of_a_checkpoint_begins_with_its_key(
+    key, settings, advice, minilm_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    config = config_of(settings)
+    tokenizer = load_tokenizer(minilm_dir)
+    read = {
+        "generator.name_or_path": lambda: networks.load_generator(config, ENCODER, tokenizer),
+        "difference.discriminator": lambda: networks.load_discriminator(config, ENCODER, tokenizer),
+        "model.name_or_path": lambda: networks.open_start(config, make_mesh(config)),
+    }
+    with pytest.raises(CheckpointError, match=rf"^{key}: '.*' is neither a local .*{advice}"):
+        read[key]()

@@ -58,7 +58,12 @@ class GeneratorOptions:
         "all", "positions that it fills: `all` (code) or `masked`", choices=("all", "masked")
     )
     dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")
-    head_steps: int = option(2000, "steps that train a masked-LM head on the frozen encoder", low=0)
+    head_steps: int = option(
+        2000,
+        "steps that train a masked-LM head on the frozen encoder, but at most five for each step "
+        "of the run",
+        low=0,
+    )
     head_mask_ratio: float = option(
         0.30, "share of tokens masked while the head trains", low=0.0, high=1.0
     )

@@ -115,7 +115,8 @@ def _download(hub_id: str) -> Path:
         raise CheckpointError(
             f"{hub_id[:200]!r} is neither a local folder nor a model that can be downloaded now "
             f"({': '.join([type(error).__name__, *reason])}). Without network, give the path of a "
-            "folder with config.json, model.safetensors and tokenizer.json, or `minilm`."
+            "folder with config.json, model.safetensors and tokenizer.json. The encoder `minilm` "
+            "needs no network."
         ) from error
     return root
 

@@ -6,10 +6,11 @@ report). Its replacements are good enough for the discriminator after a few hund
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,8 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
 from diffcse_jax.data.token_store import TokenStore
-from diffcse_jax.errors import ConfigError, counted
-from diffcse_jax.hosts import Progress, log_line
+from diffcse_jax.errors import ConfigError, Interrupted, counted
+from diffcse_jax.hosts import Progress, duration, log_line, stop_requested
 from diffcse_jax.io import disk_errors, read_sealed, write_sealed, write_tensors
 from diffcse_jax.losses.diffcse import mask_tokens
 from diffcse_jax.models import layers
@@ -36,7 +37,15 @@ from diffcse_jax.models.layers import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
+if TYPE_CHECKING:
+    import grain
+
 HELD_OUT_BATCHES = 8  # batches on which the masked-LM head is measured
+STEPS_OF_A_STEP = 5  # the most steps of the masked-LM head for each step of the run
+SAVED_EVERY = 50  # steps between checkpoints of the masked-LM head
+ASKED_EVERY = 10  # steps after which several processes ask one another whether to stop
+WORTH_TIMING = 20  # steps of a head, whose time is said before they begin
+TIMED_FROM, TIMED_TO = 3, 6  # the steps that tell it; the first ones compile
 
 # (head, optimizer state, *batch) -> (head, optimizer state, loss)
 HeadStep = Callable[..., tuple[Params, optax.OptState, Float[Array, ""]]]
@@ -82,25 +91,34 @@ def train_head(
     training: HeadTraining,
     batches: Iterable[tuple[Any, ...]],
     steps: int,
-    after: Callable[[int, Params], None] = lambda step, head: None,
+    after: Callable[[int, Params, optax.OptState], None],
+    *,
+    done_before: int = 0,
 ) -> Params:
     """Train a head for some steps.
+
+    At most two steps are in flight, so that a request to stop need not wait for more.
 
     Args:
         name: What is trained, for the progress.
         training: The start.
         batches: The arguments of each step after the head and the state, at least as many as steps.
-        steps: The number of steps.
-        after: Called after each step with its number, from 1, and the head, whose memory the next
-            step takes over.
+        steps: The number of steps, with those that were done before.
+        after: Called after each step with its number, from 1, the head and the state, whose memory
+            the next step takes over.
+        done_before: The number of steps after which the start was saved.
     """
     head, opt_state, step = training
-    numbered = zip(range(1, steps + 1), batches, strict=False)
-    with Progress(name, "steps", steps) as progress:
+    numbered = zip(range(done_before + 1, steps + 1), batches, strict=False)
+    previous: Any = None
+    with Progress(name, "steps", steps, done_before=done_before) as progress:
+        progress.leave_out()  # the first step, which compiles
         for number, batch in numbered:
             head, opt_state, value = step(head, opt_state, *batch)
+            jax.block_until_ready(previous)
+            previous = value
             progress.update(1, f"loss {float(value):.2f}" if number % 20 == 1 else "")
-            after(number, head)
+            after(number, head, opt_state)
     return head
 
 
@@ -136,17 +154,22 @@ def own_generator(
     """Return the frozen encoder with a masked-LM head.
 
     The head is read from the run folder, or trained now and stored there.
+
+    Raises:
+        Interrupted: A signal asked to stop while the head was trained. Everything is saved.
     """
     folder = workdir / "generator"
     weights, record = folder / "mlm_head.safetensors", folder / "report.json"
     if record.is_file():
         log_line(f"generator: using the masked-LM head in {folder}")
-        scores = read_sealed(record, f"Remove {folder} to train the head again")
+        scores = read_sealed(record, _remedy(folder))
         head = load_file(weights)
     else:
         steps = counted(config.generator.head_steps, "step{s}")
-        log_line(f"generator: training a masked-LM head for {steps}")
-        head, scores = train_masked_lm_head(config, encoder, store, vocabulary, mesh)
+        log_line(f"generator: training a masked-LM head for {steps}, before the run's own steps")
+        head, scores = train_masked_lm_head(
+            config, encoder, store, vocabulary, mesh=mesh, folder=folder
+        )
         rate = config.generator.head_learning_rate
         what = "the generator's masked-LM head"
         check_finite(what, head, "generator.head_learning_rate", rate)
@@ -156,10 +179,25 @@ def own_generator(
                 write_tensors(weights, head)
                 # Last: if it is there, the head is complete.
                 write_sealed(record, scores, [weights])
+                _HeadCheckpoints(folder).remove()
     steps = counted(int(scores["steps"]), "step{s}")
     quality = f"accuracy {scores['accuracy']:.1f}%, perplexity {scores['perplexity']:.0f}, {steps}"
     log_line(f"generator: on masked tokens, {quality}")
     return dataclasses.replace(encoder, mlm_head=head)
+
+
+def _remedy(folder: Path) -> str:
+    return f"Remove {folder} to train the head again"
+
+
+def with_fitting_head(config: Config, steps: int) -> Config:
+    """Return the configuration with at most five steps of the generator's head for each step.
+
+    A long training of the head before a short run would only cost time.
+    """
+    head_steps = min(config.generator.head_steps, STEPS_OF_A_STEP * steps)
+    generator = dataclasses.replace(config.generator, head_steps=head_steps)
+    return dataclasses.replace(config, generator=generator)
 
 
 def train_masked_lm_head(
@@ -167,9 +205,19 @@ def train_masked_lm_head(
     encoder: Pretrained,
     store: TokenStore | Crops,
     vocabulary: Vocabulary,
+    *,
     mesh: Mesh,
+    folder: Path,
 ) -> tuple[Params, dict[str, float]]:
-    """Train the head for `generator.head_steps` steps.
+    """Train the head for `generator.head_steps` steps, from its last checkpoint if there is one.
+
+    Args:
+        config: The configuration of the run.
+        encoder: The encoder, which is frozen.
+        store: The sentences.
+        vocabulary: The tokenizer's vocabulary.
+        mesh: The devices.
+        folder: Where checkpoints of the head are written.
 
     Returns:
         The parameters of the head, and scores: accuracy (%) and perplexity on masked tokens of the
@@ -186,13 +234,15 @@ def train_masked_lm_head(
         shards=shards_of(mesh),
         packing=packing_of(config, mesh, anchors=True),
     )
-    batches = (shard_batch(batch, mesh) for batch in make_batches(source))
+    delivered = make_batches(source)
     head, opt_state = jax.jit(initial, out_shardings=replicated(mesh))()
     frozen = layers.prefixed(encoder.transformer, "transformer")
     frozen = jax.device_put(frozen, replicated(mesh))
-    arguments = ((frozen, batch, np.int32(index)) for index, batch in enumerate(batches))
     training = HeadTraining(head, opt_state, step)
-    head = train_head("masked-LM head", training, arguments, options.head_steps)
+    head = _train_from_checkpoint(
+        training, frozen, delivered, options.head_steps, mesh=mesh, folder=folder
+    )
+    batches = (shard_batch(batch, mesh) for batch in delivered)
     measure = jax.jit(loss)
     key = fold_in_name(_root_key(config), "held out")
     values = []
@@ -207,6 +257,132 @@ def train_masked_lm_head(
     }
     trained = layers.subset(head, "head")
     return {name: np.asarray(value) for name, value in trained.items()}, scores
+
+
+def _train_from_checkpoint(
+    training: HeadTraining,
+    frozen: Params,
+    batches: "grain.DatasetIterator",
+    steps: int,
+    *,
+    mesh: Mesh,
+    folder: Path,
+) -> Params:
+    """Train a masked-LM head, from its last checkpoint in the folder if there is one.
+
+    Args:
+        training: The start of a new head.
+        frozen: The parameters of the encoder.
+        batches: The batches of all steps. They are taken up to the last step.
+        steps: The number of steps.
+        mesh: The devices.
+        folder: Where checkpoints are written.
+
+    Raises:
+        Interrupted: A signal asked to stop. Everything is saved.
+    """
+    checkpoints = _HeadCheckpoints(folder)
+    (head, opt_state), done_before = checkpoints.restore(
+        (training.head, training.opt_state), batches, mesh
+    )
+    timer = _Timer(steps, done_before)
+    numbered = enumerate(batches, start=done_before)
+    arguments = ((frozen, shard_batch(batch, mesh), np.int32(index)) for index, batch in numbered)
+    with stop_requested() as stop:
+
+        def after(step: int, head: Params, opt_state: optax.OptState) -> None:
+            timer.report(step)
+            stops = stop.is_agreed(may_ask=step % ASKED_EVERY == 0)
+            if stops or step % SAVED_EVERY == 0 or step == steps:
+                checkpoints.save((head, opt_state), step, batches)
+            if stops:
+                raise Interrupted(
+                    f"Stopped at step {step} of the generator's masked-LM head. Everything is "
+                    "saved; run the same command again to resume."
+                )
+
+        return train_head(
+            "masked-LM head",
+            HeadTraining(head, opt_state, training.step),
+            arguments,
+            steps,
+            after,
+            done_before=done_before,
+        )
+
+
+class _Timer:
+    """Says how long the training of a head takes, once a few steps have shown it."""
+
+    def __init__(self, steps: int, done_before: int):
+        self._steps, self._done_before = steps, done_before
+        self._began = 0.0
+
+    def report(self, step: int) -> None:
+        """Note that a step has begun. The earlier ones have ended, but for the one before it."""
+        done = step - self._done_before
+        if done == TIMED_FROM:
+            self._began = time.perf_counter()
+        if done == TIMED_TO and self._steps - step >= WORTH_TIMING:
+            seconds = (time.perf_counter() - self._began) / (TIMED_TO - TIMED_FROM)
+            left = duration(seconds * (self._steps - step))
+            log_line(f"generator: training the masked-LM head takes about {left}")
+
+
+class _HeadCheckpoints:
+    """The checkpoint of a masked-LM head that is being trained, in the folder of the generator.
+
+    There is at most one that is complete: the record names its file, and is written after it.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._record = folder / "training.json"
+
+    def save(
+        self, state: tuple[Params, optax.OptState], step: int, batches: "grain.DatasetIterator"
+    ) -> None:
+        """Write the state after a step and its place in the batches, in place of earlier ones."""
+        if jax.process_index() > 0:
+            return
+        leaves = jax.tree.leaves(state)
+        tensors = {str(index): np.asarray(leaf) for index, leaf in enumerate(leaves)}
+        weights = self._folder / f"training_{step}.safetensors"
+        with disk_errors(self._folder, safe="The text and the encoder's weights are intact."):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(weights, tensors)
+            position = {"step": step, "weights": weights.name, "batches": batches.get_state()}
+            write_sealed(self._record, position, [weights])
+            for path in self._weights():
+                if path != weights:
+                    path.unlink(missing_ok=True)
+
+    def restore(
+        self, state: tuple[Params, optax.OptState], batches: "grain.DatasetIterator", mesh: Mesh
+    ) -> tuple[tuple[Params, optax.OptState], int]:
+        """Return the state and the step of the checkpoint, and set the batches to what follows.
+
+        Without a checkpoint, return the state as it is, and step 0.
+        """
+        if not self._record.is_file():
+            return state, 0
+        position = read_sealed(self._record, _remedy(self._folder))
+        tensors = load_file(self._folder / position["weights"])
+        leaves, structure = jax.tree.flatten(state)
+        # The file keeps a scalar as one value in a row.
+        saved = [tensors[str(index)].reshape(leaf.shape) for index, leaf in enumerate(leaves)]
+        restored = jax.tree.unflatten(structure, saved)
+        batches.set_state(position["batches"])
+        log_line(f"generator: resuming the masked-LM head after step {position['step']}")
+        return jax.device_put(restored, replicated(mesh)), position["step"]
+
+    def remove(self) -> None:
+        """Remove the checkpoint. The head is complete."""
+        for path in (self._record, *self._weights()):
+            path.unlink(missing_ok=True)
+
+    def _weights(self) -> list[Path]:
+        return [*self._folder.glob("training_*.safetensors")]
 
 
 def make_masked_lm_training(

@@ -11,9 +11,7 @@ from typing import Any
 
 import grain
 import jax
-import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
@@ -23,7 +21,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Batches
 from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
-from diffcse_jax.hosts import StopRequest, log_line, stop_requested
+from diffcse_jax.hosts import log_line, stop_requested
 from diffcse_jax.io import append_line, disk_errors
 from diffcse_jax.losses import Metrics
 from diffcse_jax.models.layers import Params
@@ -169,7 +167,7 @@ def loop(
             saves.report()
             evaluates = run.evaluates_at(step)
             logs = evaluates or run.logs_at(step)
-            stops = _stops(stop, may_ask=logs)
+            stops = stop.is_agreed(may_ask=logs)
             logger.add(step, metrics, logs=logs or stops)
             if not (evaluates or stops):
                 continue
@@ -213,16 +211,6 @@ def _report_scores(
     before = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
     log_line(f"step {step}: {format_scores(measured.scores)} ({before})")
     return bool(run.config.eval.interpolate) or run.keeps_quality(baseline.dev, measured.scores)
-
-
-def _stops(stop: StopRequest, *, may_ask: bool) -> bool:
-    """Return whether training was asked to stop.
-
-    Several processes ask one another, so that all stop together.
-    """
-    if jax.process_count() == 1:
-        return stop.made
-    return may_ask and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
 
 
 class CompiledShapes:

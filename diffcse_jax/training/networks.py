@@ -133,7 +133,8 @@ class StartingCheckpoint:
 
 def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, Vocabulary]:
     """Read the starting checkpoint that the configuration names, and `prepare_start` it."""
-    encoder = read(model_of(config.model.name_or_path), needs_mlm_head=config.generator_is_start)
+    name = model_of(config.model.name_or_path)
+    encoder = _read("model.name_or_path", name, needs_mlm_head=config.generator_is_start)
     return prepare_start(config, mesh, encoder, sentence_folder.recorded(encoder))
 
 
@@ -304,7 +305,13 @@ def load_generator(
     if config.generator_is_start:
         return encoder
     name = config.generator.name_or_path
-    generator = read(name, needs_mlm_head=True)
+    try:
+        generator = _read("generator.name_or_path", name, needs_mlm_head=True)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{str(error).removesuffix('.')}. Or leave this key empty, as --config diffcse_minilm "
+            "does. Then the run first trains a masked-LM head on its encoder."
+        ) from error
     return _fitting(config, f"generator.name_or_path={name!r}", generator, encoder, tokenizer)
 
 
@@ -316,7 +323,7 @@ def load_discriminator(
     if not name or "difference" not in config.losses:
         return None
     key = f"difference.discriminator={name!r}"
-    discriminator = read(name)
+    discriminator = _read("difference.discriminator", name)
     if discriminator.discriminator_head is None or discriminator.config.hidden_size != size:
         head = "no" if discriminator.discriminator_head is None else "a"
         raise ConfigError(
@@ -360,6 +367,14 @@ def load_teachers(
         if fingerprints:
             digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
     return teachers, digests
+
+
+def _read(key: str, name: str, *, needs_mlm_head: bool = False) -> Pretrained:
+    """Read the checkpoint that a key of the configuration names. Errors begin with the key."""
+    try:
+        return read(name, needs_mlm_head=needs_mlm_head)
+    except CheckpointError as error:
+        raise CheckpointError(f"{key}: {error}") from error
 
 
 def _fitting(

@@ -33,7 +33,7 @@ from diffcse_jax.run_folder.start import open_run
 from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
-from diffcse_jax.training.generator import own_generator
+from diffcse_jax.training.generator import own_generator, with_fitting_head
 from diffcse_jax.training.loop import CompiledShapes, Run, loop
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
@@ -132,7 +132,12 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
         generator = own_generator(
-            config, encoder, sentences, vocabulary, mesh=mesh, workdir=workdir
+            with_fitting_head(config, total_steps),
+            encoder,
+            sentences,
+            vocabulary,
+            mesh=mesh,
+            workdir=workdir,
         )
     built = networks.build(
         config,

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray, Shaped
 from safetensors.numpy import load_file
 
@@ -101,7 +102,7 @@ def train_task_head(
     best = start
     best_score = -np.inf
 
-    def keep_best(step: int, head: Params) -> None:
+    def keep_best(step: int, head: Params, _: optax.OptState) -> None:
         nonlocal best, best_score
         if step != steps and (config.eval.every == 0 or step % config.eval.every):
             return

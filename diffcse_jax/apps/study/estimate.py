@@ -16,7 +16,7 @@ from diffcse_jax import api
 from diffcse_jax.apps.study.run import NOT_STARTED, StudyRun
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import counted
-from diffcse_jax.hosts import log_line
+from diffcse_jax.hosts import duration, log_line
 from diffcse_jax.training.callbacks import Callback, Training
 
 STEPS = 12  # that are timed, with a dev evaluation after each half
@@ -179,10 +179,3 @@ def describe(
             f"warning: {free / 1e9:,.1f} GB are free. Name a --workdir with more room, or remove "
             "folders of done runs"
         )
-
-
-def duration(seconds: float) -> str:
-    """Return a duration such as `35 min` or `2 h 5 min`."""
-    minutes = max(1, round(seconds / 60))
-    hours, rest = divmod(minutes, 60)
-    return f"{hours:,} h {rest} min" if hours else f"{rest} min"
