@@ -91,12 +91,12 @@ def _probe(run: StudyRun, folder: Path) -> Cost | None:
         log_line(f"notice: {run.row} was not timed: {error}")
         return None
     if cost is None:
-        log_line(f"notice: {run.row} was not timed: its runs have fewer than {STEPS} steps")
+        log_line(f"{run.row} is not timed: its runs have fewer than {STEPS} steps")
     return cost
 
 
-class _Measured(Exception):
-    """Ends training, because everything is measured."""
+class _Ended(Exception):
+    """Ends a run, because everything is measured or nothing can be."""
 
 
 class _Stopwatch(Callback):
@@ -110,6 +110,8 @@ class _Stopwatch(Callback):
         self.training: Training | None = None
 
     def on_start(self, training: Training) -> None:
+        if training.total_steps < STEPS:
+            raise _Ended
         self.training = training
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -122,20 +124,25 @@ class _Stopwatch(Callback):
     def on_save(self, step: int, checkpoint: Path) -> None:
         self.bytes = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
         if step >= STEPS or STEPS in self.steps:
-            raise _Measured
+            raise _Ended
 
 
 def probe(config: Config, folder: Path) -> Cost | None:
-    """Run a few steps in a temporary folder inside `folder`.
+    """Run a few steps in a temporary folder inside `folder`, and export nothing.
 
-    Return None for a run that is over before they are.
+    Return None for a run that has fewer steps. It trains none of them.
     """
-    values = flat(config.to_dict()) | {"eval.every": STEPS // 2, "train.log_every": 1}
-    watch = _Stopwatch()
-    with tempfile.TemporaryDirectory(dir=folder) as temporary, contextlib.suppress(_Measured):
-        api.run(Config.from_dict(values), Path(temporary) / "probe", [watch])
+    if 0 < config.train.steps < STEPS:
         return None
-    assert watch.training is not None, "it has begun"
+    values = flat(config.to_dict()) | {"eval.every": STEPS // 2, "train.log_every": 1}
+    # Nothing may end the run before everything is measured, but a guard is scored as usual.
+    values |= {"eval.patience": 0, "eval.max_drop": 0.0}
+    values |= {"eval.guard": config.eval.guard or config.eval.max_drop > 0}
+    watch = _Stopwatch()
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, contextlib.suppress(_Ended):
+        api.run(Config.from_dict(values), Path(temporary) / "probe", [watch])
+    if watch.training is None:
+        return None
     between = [
         watch.steps[step] - watch.steps[step - 1]
         for step in range(FIRST + 1, STEPS + 1)

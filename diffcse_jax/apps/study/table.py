@@ -31,6 +31,7 @@ LAST = " (last)"  # ends the columns of last checkpoints
 ACCURACY = re.compile("accuracy|share")  # in the names of what training logs
 POWER = 0.8  # the share of studies that see a true difference
 MOST_SEEDS = 1000
+FEWEST_PAIRS = 5  # seeds of both rows: fewer tell too little about how much differences vary
 
 Summary = dict[str, Any]  # the content of study.json
 # The scores of a row by seed ("-" for the starting checkpoint) and column.
@@ -74,8 +75,9 @@ def show(summary: Summary, style: str) -> str:
             parts.append(
                 remark(
                     f"mean difference to {first}, or to the row that is named, over shared seeds, "
-                    "with its 95% interval (paired t-test); needed: the number of seeds with which "
-                    "80% of studies would find the difference in the last column significant"
+                    "with its 95% interval (paired t-test); needed, from "
+                    f"{FEWEST_PAIRS} shared seeds on: the number of seeds with which 80% of "
+                    "studies would find the difference in the last column significant"
                 )
             )
             parts += _difference_tables(compared, columns, style)
@@ -100,8 +102,8 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
     Returns:
         `mean` and the number `n` of shared seeds. If there are several seeds, and their differences
         are not all the same, also the bounds `low` and `high` of the 95% interval and the p-value
-        `p`, both by the paired t-test (two-sided), and `needed`, the number of seeds that a
-        difference of this size needs (`seeds_needed`).
+        `p`, both by the paired t-test (two-sided). With at least `FEWEST_PAIRS` seeds, also
+        `needed`, the number of seeds that a difference of this size needs (`seeds_needed`).
     """
     shared = [seed for seed in other if column in other[seed] and column in first.get(seed, {})]
     if not shared:
@@ -114,7 +116,9 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
     test = scipy.stats.ttest_rel(after, before)
     interval = test.confidence_interval(0.95)
     result |= {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
-    return result | {"needed": seeds_needed(result["mean"], statistics.stdev(each))}
+    if len(each) >= FEWEST_PAIRS:
+        result["needed"] = seeds_needed(result["mean"], statistics.stdev(each))
+    return result
 
 
 def seeds_needed(mean: float, deviation: float) -> int | None:
@@ -209,7 +213,7 @@ def _difference_tables(
 def _difference_row(row: Mapping[str, Any], decisive: str) -> TableRow:
     differences = row["difference"]
     cells = {"pairs": str(max(each["n"] for each in differences.values()))}
-    if "low" in (last := differences.get(decisive, {})):
+    if "needed" in (last := differences.get(decisive, {})):
         cells["needed"] = str(last["needed"] or f"> {MOST_SEEDS}")
     for column, values in differences.items():
         mean, *bounds = (
