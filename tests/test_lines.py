@@ -235,3 +235,10 @@ def test_damaged_archives_are_named_and_several_parts_are_read(tmp_path, suffix)
 def test_files_that_cannot_be_read_are_named(tmp_path, name):
     with pytest.raises(DataError, match="cannot read"), open_bytes(tmp_path / name):
         pass
+
+
+def test_an_account_has_plurals_and_no_marks_of_them():
+    ledger = Ledger("a")
+    ledger.leave_out("code block{s}", number=6)
+    ledger.leave_out("part{s} with comments")
+    assert ledger.lines() == ["left out 7 texts: 6 code blocks, 1 part with comments"]

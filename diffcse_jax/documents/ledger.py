@@ -64,8 +64,8 @@ class Entry:
         self.first = [*self.first, *other.first][:NAMED]
 
     def describe(self, reason: str) -> str:
-        """Return the number and the reason, with the first places of a loss."""
-        return f"{self.count:,} {reason}{self.places() if self.is_loss else ''}"
+        """Return the number and the reason, as `counted` takes it; for a loss its first places."""
+        return f"{counted(self.count, reason)}{self.places() if self.is_loss else ''}"
 
     def places(self) -> str:
         """Return the first places in brackets, after a blank; an empty string if none is known."""
