@@ -115,10 +115,9 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     verdict = train_in_folder(config, place)
     selection = read_selection(place)
     assert selection is not None  # the run has finished
-    advice = verdict.partition("Recommended for search: ")[2]
-    system = next(
-        (each for each in selection.systems if advice.startswith(f"{each['name']}.")), None
-    )
+    advice = verdict.partition(" Search with ")[2]
+    named = {f"{each['name']}{end}": each for each in selection.systems for end in ".,"}
+    system = next((each for name, each in named.items() if advice.startswith(name)), None)
     if selection.interpolation == 0:
         values = config.to_dict()
         train_in_folder(

@@ -30,7 +30,7 @@ from diffcse_jax.config.groups import OF_DOCUMENTS
 from diffcse_jax.data.given import write_held_out, write_sentences
 from diffcse_jax.documents.memory import Text, as_texts
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, Interrupted, UserError
+from diffcse_jax.errors import ConfigError, Interrupted, UserError, printable_message
 from diffcse_jax.export import export
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path
@@ -167,7 +167,7 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
 
         def finish() -> None:
             export_with_curves(workdir)
-            print(verdict)
+            print(printable_message(verdict))
 
         # The other processes wait, because their exit would end the first one.
         hosts.decided_by_first(finish)

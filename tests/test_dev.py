@@ -486,14 +486,19 @@ def test_simple_systems_are_recommended_unless_they_are_worse():
 
     start, adapted = system("start", [2] * 40), system("adapted", [1] * 40)
     assert systems.recommend([start, adapted]) is adapted
-    assert (
-        systems.describe_recommendation([start, adapted], adapted)
-        == "Recommended for search: adapted."
+    assert systems.describe_advice([start, adapted], adapted) == ""
+    assert systems.describe_advice([start, adapted], start) == (
+        "The score of adapted is 50.00 higher than that of start (95% interval +50.00 to +50.00)."
     )
     hardly = system("hardly", [1] + [2] * 39)
     assert systems.recommend([start, hardly]) is start
-    described = systems.describe_recommendation([start, hardly], start)
-    assert "The score of hardly is 1.25 higher, but this may be chance" in described
+    described = systems.describe_advice([start, hardly], start)
+    assert "hardly is 1.25 higher than that of start, but this may be chance (" in described
+    hybrid = dataclasses.replace(start, name="start + BM25", mode="hybrid")
+    weights = [line.partition(")  ")[2] for line in systems.describe([start, hybrid])]
+    assert weights == ["", "weight of BM25: 0, which leaves BM25 out"]
+    (line,) = systems.describe([dataclasses.replace(hybrid, weight=0.3)])
+    assert line.endswith(")  weight of BM25: 0.3")
     assert systems.recommend([adapted, start]) is adapted
     low, high = hardly.interval()
     assert low < hardly.score < high

@@ -102,7 +102,7 @@ def write_run(folder, *, finished=True, **groups):
     (folder / "starts.jsonl").write_text(json.dumps(start) + '\n{"time": "202')
     if finished:
         record = Record(6, "cls", {"stsb_spearman": 80.0}, "stsb_spearman", "text")
-        verdict = "Better than the start: 80.50, was 60.50."
+        verdict = "Training helped: it is better.\n  80.50 after training, 60.50 before."
         write_selection(folder, Selection(record, 1.0, verdict, judged=(60.5, 80.5)), {})
     return folder
 
@@ -135,7 +135,8 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
     assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
     assert (run.before, run.best, run.label) == (60.5, (6, 80.5), "<b>bold")
     texts = (
-        "Better than the start: 80.50, was 60.50.",
+        "Training helped: it is better.",
+        "80.50 after training, 60.50 before.",
         "+20.00",
         "1 step skipped",
         HOSTILE.partition("<script>")[2],
@@ -159,6 +160,33 @@ def test_the_page_shows_the_records_of_a_finished_run_and_no_text_becomes_markup
     (dev,) = curves(run)["dev"]
     assert [*dev.levels.values()] == [60.0]
     assert SECTIONS.keys() <= {*shown.values("id")}
+
+
+def test_a_run_that_keeps_the_start_shows_one_model_and_no_gain(tmp_path):
+    workdir = write_run(tmp_path / "mine")
+    record = Record(0, "avg", {"stsb_spearman": 60.0}, "stsb_spearman", "text")
+    systems = [
+        {
+            "name": name,
+            "mode": mode,
+            "encoder": "it",
+            "weight": 0.0,
+            "score": 60,
+            "low": 55,
+            "high": 65,
+        }
+        for name, mode in (("it", "dense"), ("it + BM25", "hybrid"))
+    ]
+    verdict = "Training did not help, so you keep it.\n  59.51 after training, 60.00 before."
+    selection = Selection(record, 0.0, verdict, judged=(60.0, 60.0), systems=systems)
+    write_selection(workdir, selection, {"weight": np.zeros(1, np.float32)})
+    run = read_summary(workdir)
+    (label,) = encoders_of(run)
+    assert label == f"{run.config.model.name_or_path} (avg), which the run keeps"
+    shown = "".join(checked(render_report(run, compared(label))).text.splitlines())
+    assert "Training did not help, so you keep it.stsb spearman60.00 unchanged59.51 after" in shown
+    assert "+0.00" not in shown
+    assert "it + BM2560.0055.00 to 65.000, which leaves BM25 out" in shown
 
 
 @pytest.mark.parametrize(

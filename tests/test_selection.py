@@ -119,7 +119,9 @@ def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tm
     )
     decision = decide(BETTER, CLEAR, keep_start=True, compared=[words, start, dense, hybrid])
     assert (decision.recommended, decision.search) == (words, words)
-    assert describe(decision, WORDING).endswith("Recommended for search: BM25.")
+    first, *details = describe(decision, WORDING).splitlines()
+    assert first.endswith("is better than tiny. Search with BM25, which needs no training.")
+    assert "BM25" not in "".join(details)  # no other search has a higher score
     way, printed = searched(decision)
     assert way == ("lexical", None)
     assert "recommends --mode lexical, which is used. --mode dense compares" in printed
@@ -143,6 +145,16 @@ def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tm
 # The verdict
 
 
+HIGHER = (
+    "\n  mrr 65.00 after training, 60.00 before (+5.00, 95% interval +3.50 to +6.50 over 90 queries of 20 "
+    "documents"
+)
+MAY_BE_CHANCE = (
+    "\n  mrr 65.00 after training, 60.00 before (+5.00, 95% interval -0.50 to +2.50 over 90 queries of 20 "
+    "documents; the interval includes 0, so this may be chance)."
+)
+
+
 @pytest.mark.parametrize(
     ("candidate", "evidence", "keep_start", "verdict"),
     [
@@ -150,55 +162,58 @@ def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tm
             BETTER,
             CLEAR,
             True,
-            "Better than tiny: mrr 65.00, was 60.00 (+5.00, 95% interval +3.50 to +6.50 over 90 queries of 20 "
-            "documents). Exported step 2.",
+            "Training helped: the trained model is better than tiny."
+            f"{HIGHER}).\n  Exported step 2.",
         ),
         (
             BETTER,
             UNCLEAR,
             True,
-            "warning: Not clearly better than tiny: mrr 65.00, was 60.00 (+5.00, 95% interval -0.50 to +2.50 over 90 "
-            "queries of 20 documents; the interval includes 0, so this may be chance). Exported tiny unchanged "
-            "(eval.keep_start=False would export step 2).",
+            "Training did not clearly help, so you keep tiny."
+            f"{MAY_BE_CHANCE}\n  Exported tiny unchanged (eval.keep_start=False would export step 2).",
         ),
         (
             BETTER,
             CLEAR._replace(sample=11),
             False,
-            "warning: Not clearly better than tiny: mrr 65.00, was 60.00 (+5.00, 95% interval +3.50 to +6.50 over 90 "
-            "queries of 20 documents; fewer than 20 documents are too few to tell, so this may be chance). Exported "
-            "step 2.",
+            "Training did not clearly help. You get the trained model anyway."
+            f"{HIGHER}; fewer than 20 documents are too few to tell, so this may be chance)."
+            "\n  Exported step 2.",
         ),
         (
             Candidate(1.0, 58.0),
             Evidence(60.0, (-4.0, 1.0), 20, start_with_pooler=55.0),
             False,
-            "warning: Not better than tiny: mrr 58.00, was 60.00 (-2.00, 95% interval -4.00 to +1.00 over 90 queries "
-            "of 20 documents). With the pooler cls, tiny scored 55.00 before training: the change of pooler lost 5.00, "
-            "and training gained 3.00. Exported step 2 anyway.",
+            "Training did not help. You get the trained model anyway."
+            "\n  mrr 58.00 after training, 60.00 before (-2.00, 95% interval -4.00 to +1.00 over 90 queries "
+            "of 20 documents)."
+            "\n  With the pooler cls, tiny scored 55.00 before training: the change of pooler lost 5.00, "
+            "and training gained 3.00."
+            "\n  Exported step 2 anyway.",
         ),
         (
             DROPPED,
             CLEAR,
             False,
-            "warning: Better than tiny: mrr 65.00, was 60.00 (+5.00, 95% interval +3.50 to +6.50 over 90 queries of 20 "
-            "documents). None of the models that were scored keeps guard within 1 of 80.00. Exported step 2 anyway.",
+            "Training helped, but general quality dropped too far. You get the trained model anyway."
+            f"{HIGHER}).\n  None of the models that were scored keeps guard within 1 of 80.00."
+            "\n  Exported step 2 anyway.",
         ),
         (
             LOST,
             CLEAR,
             True,
-            "warning: Better than tiny: mrr 65.00, was 60.00 (+5.00, 95% interval +3.50 to +6.50 over 90 "
-            "queries of 20 documents). But other queries got worse: halves 1.00, was 2.00 (eval.hold). Exported tiny "
-            "unchanged (eval.keep_start=False would export step 2).",
+            "Training helped, but other queries got worse, so you keep tiny."
+            f"{HIGHER}).\n  Other queries got worse: halves 1.00, was 2.00 (eval.hold)."
+            "\n  Exported tiny unchanged (eval.keep_start=False would export step 2).",
         ),
         (
             HALFWAY,
             CLEAR._replace(best=66.0),
             True,
-            "Better than tiny: mrr 65.00, was 60.00 (+5.00, 95% interval +3.50 to +6.50 over 90 queries of 20 "
-            "documents). Exported 0.5 x step 2 + 0.5 x the starting checkpoint. Step 2 alone scores 66.00. "
-            "eval.interpolate=() scores step 2 alone.",
+            "Training helped: the trained model is better than tiny."
+            f"{HIGHER}).\n  Exported 0.5 x step 2 + 0.5 x the starting checkpoint. Step 2 alone scores "
+            "66.00. eval.interpolate=() scores step 2 alone.",
         ),
     ],
 )
@@ -376,19 +391,20 @@ def test_queries_that_judge_have_no_say_in_what_is_chosen_and_the_others_none_in
     metric = DividedMrr("mrr", 8, judges=[False] * 10 + [True] * 10)
     lucky, verdict = chosen(2, 5, metric=metric)
     assert weight_of(lucky.checkpoint) == 5
-    assert "Not better than tiny: mrr 60.00, was 60.00 (+0.00, 95% interval +0.00 to" in verdict
+    assert "Training did not help. You get" in verdict
+    assert "mrr 60.00 after training, 60.00 before (+0.00, 95% interval +0.00 to" in verdict
     assert "over 10 queries)." in verdict
     together = DividedMrr("mrr", 8)
     _, verdict = chosen(metric=together)
-    assert "Better than tiny: mrr 70.00, was 60.00 (+10.00, 95% interval +3.00 to" in verdict
+    assert "mrr 70.00 after training, 60.00 before (+10.00, 95% interval +3.00 to" in verdict
     assert verdict.endswith("The same queries chose the checkpoint, which favours it a little.")
 
 
 def test_a_model_that_only_the_judging_queries_prefer_is_checked_for_losses_too(chosen):
     metric = DividedMrr("mrr", 8, judges=[False] * 10 + [True] * 10)
     _, verdict = chosen(6, metric=metric, hold=("halves_retrieval",))
-    assert "Better than tiny: mrr 70.00, was 60.00" in verdict
-    assert "But other queries got worse: halves 1.00, was 2.00 (eval.hold)." in verdict
+    assert "mrr 70.00 after training, 60.00 before" in verdict
+    assert "Other queries got worse: halves 1.00, was 2.00 (eval.hold)." in verdict
 
 
 def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path):

@@ -1,4 +1,4 @@
-"""The report: an HTML page about a run, with searches before and after training.
+"""The report: an HTML page about a run, with searches before and after training if it helped.
 
 It works offline.
 """
@@ -22,6 +22,7 @@ from diffcse_jax.evaluation.dev_texts import STS_METRICS
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric, general_sentences
 from diffcse_jax.evaluation.results import compared, task_title
 from diffcse_jax.evaluation.retrieval import best_hits
+from diffcse_jax.evaluation.systems import describe_weight
 from diffcse_jax.export.card import command_of
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
@@ -32,7 +33,7 @@ from diffcse_jax.version import __version__
 SECTIONS = {
     "outcome": "Outcome",
     "curves": "Training curves",
-    "searches": "Searches before and after",
+    "searches": "Searches",
     "scores": "Test scores",
     "configuration": "Configuration",
 }
@@ -109,6 +110,7 @@ def render_report(run: RunSummary, comparison: Comparison) -> str:
         run=run,
         readable=readable,
         counted=counted,
+        describe_weight=describe_weight,
         curves=curves(run),
         comparison=comparison,
         scores=scores,
@@ -156,11 +158,18 @@ def sample_of(config: Config) -> Sample:
 
 
 def encoders_of(run: RunSummary) -> dict[str, Loader]:
-    """Return a loader of the starting checkpoint and one of the run, by label."""
+    """Return a loader of the starting checkpoint and one of the run, by label.
+
+    A run that keeps the starting checkpoint has only one model.
+    """
     name = run.config.model.name_or_path
     pooler = run.applied(run.baseline.pooler) if run.baseline else None
     export = run.workdir / "export"
-    before = f"{name} ({pooler}) before training" if pooler else f"{name} before training"
+    start = f"{name} ({pooler})" if pooler else name
+    if run.keeps_start:
+        model = export if export.is_dir() else run.workdir
+        return {f"{start}, which the run keeps": partial(SentenceEncoder.from_pretrained, model)}
+    before = f"{start} before training"
     return {
         before: partial(SentenceEncoder.from_pretrained, name, pooler=pooler),
         run.label: partial(

@@ -155,23 +155,31 @@ def recommend(systems: Sequence[System]) -> System:
 
 
 def describe(systems: Sequence[System]) -> list[str]:
-    """Return lines of a table: each system's score and its interval."""
+    """Return lines of a table: each system's score, its interval and the weight of BM25."""
     width = max(len(system.name) for system in systems)
     lines = []
     for system in systems:
         low, high = system.interval()
-        lines.append(f"  {system.name:<{width}}  {system.score:6.2f}  ({low:.2f} to {high:.2f})")
+        line = f"  {system.name:<{width}}  {system.score:6.2f}  ({low:.2f} to {high:.2f})"
+        weight = describe_weight(system.mode, system.weight)
+        lines.append(f"{line}  weight of BM25: {weight}" if weight else line)
     return lines
 
 
-def describe_recommendation(systems: Sequence[System], recommended: System) -> str:
-    """Return what to use, and why, as one or two sentences."""
+def describe_weight(mode: str, weight: float) -> str:
+    """Return the chosen weight of BM25 in hybrid search. Otherwise, return an empty string."""
+    if mode != "hybrid":
+        return ""
+    return f"{weight:g}" if weight else "0, which leaves BM25 out"
+
+
+def describe_advice(systems: Sequence[System], advised: System) -> str:
+    """Return how much higher the best score is than that of the advised search, if it is higher."""
     best = max(systems, key=lambda system: system.score)
-    if recommended is best:
-        return f"Recommended for search: {recommended.name}."
-    low, high = best.interval(recommended)
-    gain = best.score - recommended.score
-    return (
-        f"Recommended for search: {recommended.name}. The score of {best.name} is {gain:.2f} "
-        f"higher, but this may be chance (95% interval {low:+.2f} to {high:+.2f})."
-    )
+    if advised is best:
+        return ""
+    low, high = best.interval(advised)
+    gain = f"{best.score - advised.score:.2f} higher than that of {advised.name}"
+    doubt = "" if low > 0 else ", but this may be chance"
+    interval = f"95% interval {low:+.2f} to {high:+.2f}"
+    return f"The score of {best.name} is {gain}{doubt} ({interval})."

@@ -92,7 +92,8 @@ def model_card(
     before = baseline.dev if baseline else {}
     dev_table = _score_table({start: before, ours: saved.dev}) if saved.dev else ""
     dev_metric = _without_folder("metric", saved.dev_metric)
-    verdict = saved.selection.verdict.replace(config.model.name_or_path, base.name)
+    verdict = " ".join(saved.selection.verdict.split())
+    verdict = verdict.replace(config.model.name_or_path, base.name)
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),

@@ -104,7 +104,9 @@ class Selection:
     record: Record  # its step is that of the checkpoint that it was made from, or 0
     # the share of the trained weights: 1 for the checkpoint, 0 for the starting checkpoint
     interpolation: float
-    verdict: str  # one line: how it compares with the starting checkpoint and what is exported
+    # how it compares with the starting checkpoint, what is exported and why: a line in words, then
+    # lines of numbers
+    verdict: str
     # the scores of the starting checkpoint and of the exported model that the verdict compares
     judged: Sequence[float] | None = None
     # ways to search, if they were compared

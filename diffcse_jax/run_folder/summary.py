@@ -71,6 +71,11 @@ class RunSummary:
         return max(later, key=lambda each: (each[1], -each[0]), default=None)
 
     @property
+    def keeps_start(self) -> bool:
+        """Whether the run has ended and exports the starting checkpoint unchanged."""
+        return self.selection is not None and self.selection.interpolation == 0
+
+    @property
     def state(self) -> str:
         """How far the run is."""
         step = f"{max((int(row['step']) for row in self.rows), default=0):,}"
@@ -82,18 +87,16 @@ class RunSummary:
         )
 
     @property
-    def outcome(self) -> str:
-        """The verdict of a finished run, or the best score so far."""
+    def outcome(self) -> list[str]:
+        """The lines of the verdict of a finished run, or the best score so far."""
         if self.selection:
-            return self.selection.verdict
+            return [line.strip() for line in self.selection.verdict.splitlines()]
         if self.best is None:
-            return "No model is evaluated yet."
+            return ["No model is evaluated yet."]
         step, score = self.best
         before = f" (before training: {self.before:.2f})" if self.before is not None else ""
-        return (
-            f"The best checkpoint so far is step {step:,}: {readable(self.metric)} "
-            f"{score:.2f}{before}."
-        )
+        metric = readable(self.metric)
+        return [f"The best checkpoint so far is step {step:,}: {metric} {score:.2f}{before}."]
 
     @property
     def model(self) -> str:

@@ -79,6 +79,17 @@ class Decision:
         """The share of the trained weights in the exported model."""
         return 0.0 if self.keeps_start else self.candidate.weight
 
+    @property
+    def advised(self) -> System | None:
+        """The search that a user is told to use.
+
+        It is the recommended one, unless that needs a model which the run does not export.
+        """
+        recommended = self.recommended
+        if recommended and recommended.encoder == THIS_MODEL and self.keeps_start:
+            return self.search
+        return recommended
+
 
 def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates that keep `eval.max_drop`, or all if none does, from the best one on.
@@ -167,29 +178,50 @@ class Wording:
 
 
 def describe(decision: Decision, wording: Wording) -> str:
-    """Return the verdict: how the model compares, what was exported and why, as one line."""
+    """Return the verdict.
+
+    The first line says in words whether training helped, which model the run gives and how to
+    search. The others are indented: scores, limits, what was exported and why.
+    """
     candidate = decision.candidate
-    objections = []
+    details = [_gain(decision, wording), _training_alone(decision, wording)]
     if not candidate.keeps_quality:
-        objections.append(f"None of the models that were scored keeps {wording.quality}.")
+        details.append(f"None of the models that were scored keeps {wording.quality}.")
     if candidate.lost:
-        objections.append(f"But other queries got worse: {', '.join(candidate.lost)} (eval.hold).")
-    is_clear = decision.is_higher and not decision.doubt
-    better = "Better" if is_clear else "Not better"
-    if decision.doubt:
-        better = "Not clearly better"
-    sentences = [
-        f"{better}{wording.aspect} than {wording.start}: {_gain(decision, wording)}.",
-        _training_alone(decision, wording),
-        *objections,
-        f"Exported {_exported(decision, wording)}.",
-        _best_weights(decision, wording),
-    ]
-    if decision.recommended:
-        sentences.append(systems.describe_recommendation(decision.compared, decision.recommended))
-    sentences.append(wording.remark)
-    verdict = " ".join(filter(None, sentences))
-    return verdict if better == "Better" and not objections else f"warning: {verdict}"
+        details.append(f"Other queries got worse: {', '.join(candidate.lost)} (eval.hold).")
+    exported = f"Exported {_exported(decision, wording)}."
+    details.append(f"{exported} {_best_weights(decision, wording)}".rstrip())
+    if decision.advised:
+        details.append(systems.describe_advice(decision.compared, decision.advised))
+    details.append(wording.remark)
+    return "\n  ".join([_summary(decision, wording), *filter(None, details)])
+
+
+def _summary(decision: Decision, wording: Wording) -> str:
+    """Say whether training helped, which model the run gives and how to search, without numbers."""
+    sentences = [_result(decision, wording)]
+    if advised := decision.advised:
+        is_untrained = advised.encoder != THIS_MODEL and not decision.keeps_start
+        remark = ", which needs no training" if is_untrained else ""
+        sentences.append(f"Search with {advised.name}{remark}.")
+    return " ".join(sentences)
+
+
+def _result(decision: Decision, wording: Wording) -> str:
+    candidate = decision.candidate
+    if not decision.is_higher:
+        result = "Training did not help"
+    elif decision.doubt:
+        result = "Training did not clearly help"
+    elif candidate.lost:
+        result = "Training helped, but other queries got worse"
+    elif not candidate.keeps_quality:
+        result = "Training helped, but general quality dropped too far"
+    else:
+        return f"Training helped: the trained model is better than {wording.start}{wording.aspect}."
+    if decision.keeps_start:
+        return f"{result}, so you keep {wording.start}."
+    return f"{result}. You get the trained model anyway."
 
 
 def _gain(decision: Decision, wording: Wording) -> str:
@@ -202,7 +234,8 @@ def _gain(decision: Decision, wording: Wording) -> str:
         "sample": f"; {too_few}, so this may be chance",
     }[decision.doubt]
     interval = f"95% interval {low:+.2f} to {high:+.2f} over {wording.units}{doubt}"
-    return f"{wording.metric} {after:.2f}, was {before:.2f} ({after - before:+.2f}, {interval})"
+    gain = f"{after - before:+.2f}, {interval}"
+    return f"{wording.metric} {after:.2f} after training, {before:.2f} before ({gain})."
 
 
 def _training_alone(decision: Decision, wording: Wording) -> str:

@@ -73,8 +73,8 @@ def block(beginning: str) -> Block:
 
 def test_training_ends_with_a_verdict_and_curves(workspace, trained):
     run = workspace.folder / "runs/quickstart"
-    verdict = r"etter than minilm: pairs_retrieval \d+\.\d\d, was \d+\.\d\d .* Exported "
-    assert re.search(verdict, trained)
+    verdict = r"^Training .*\n  pairs_retrieval \d+\.\d\d after training, \d+\.\d\d before .*\n  Exported "
+    assert re.search(verdict, trained, flags=re.MULTILINE)
     assert [row["step"] for row in read_metrics(run) if "loss" in row] == [*range(1, STEPS + 1)]
     picture = imread(run / "report/curves.png")
     assert picture.std() > 0.05

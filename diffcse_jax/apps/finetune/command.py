@@ -7,6 +7,7 @@ from diffcse_jax.api import export_with_curves, in_workdir
 from diffcse_jax.apps.finetune.outputs import write_outputs
 from diffcse_jax.apps.finetune.train import tune
 from diffcse_jax.config import Config
+from diffcse_jax.errors import printable_message
 
 
 def run_finetune(config: Config, workdir: Path) -> str:
@@ -19,7 +20,7 @@ def run_finetune(config: Config, workdir: Path) -> str:
         export_with_curves(workdir)
         with io.disk_errors(workdir, safe="The checkpoints are complete."):
             write_outputs(workdir, tasks, config.eval.batch_size)
-        print(verdict)
+        print(printable_message(verdict))
 
     with in_workdir(config, workdir):
         tasks, verdict = tune(config, workdir)
