@@ -29,8 +29,8 @@ from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress, keep_compiled
 from diffcse_jax.io import expand_path
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
+from diffcse_jax.models.foreign_text import read_card, stated_languages
 from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
-from diffcse_jax.models.languages import read_card, stated_languages
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.poolers import check_pooler
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation

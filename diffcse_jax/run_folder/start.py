@@ -32,9 +32,9 @@ from diffcse_jax.errors import (
     printable_message,
 )
 from diffcse_jax.models import hf
+from diffcse_jax.models.foreign_text import read_card, stated_languages
 from diffcse_jax.models.heads import HeadLayer, RecordedHead
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.languages import read_card, stated_languages
 from diffcse_jax.models.sentence_folder import (
     NO_PROMPTS,
     SETTINGS,

@@ -24,7 +24,7 @@ from diffcse_jax.documents.tables.layout import as_id
 from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.io import expand_path
-from diffcse_jax.models.languages import foreign_texts
+from diffcse_jax.models.foreign_text import foreign_texts
 from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.models.unread import added_up
 from diffcse_jax.search.changes import Changes, How, UpdatePlan, passages_after, plan, without

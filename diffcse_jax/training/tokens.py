@@ -10,7 +10,7 @@ from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
 from diffcse_jax.documents.language import SAMPLE_TEXTS
 from diffcse_jax.errors import counted
 from diffcse_jax.hosts import Progress, log_line
-from diffcse_jax.models.languages import foreign_texts
+from diffcse_jax.models.foreign_text import foreign_texts
 from diffcse_jax.models.unread import UnknownTokens, describe_unknown, mostly_unknown
 
 SECONDS_BEFORE_BAR = 1.0  # a store that is found needs no bar

@@ -23,7 +23,7 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.masked_lm import TrainingTokens
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256
-from diffcse_jax.models.languages import read_card, stated_languages
+from diffcse_jax.models.foreign_text import read_card, stated_languages
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
 from diffcse_jax.run_folder import records
