@@ -634,7 +634,7 @@ def test_a_document_is_no_larger_than_its_limit(monkeypatch):
     monkeypatch.setattr(formats, "MOST_MEMORY", 20_000)
     assert isinstance(parse(b"ab\n\n" * 100, ".txt", with_code=True), Parsed)
     many = parse(b"ab\n\n" * 1000, ".txt", with_code=True)
-    assert many == Unreadable("needs too much memory")
+    assert many == Unreadable("needs too much memory", is_limit=True)
 
 
 def test_names_stand_for_no_more_than_a_limit():
