@@ -87,10 +87,8 @@ def test_sections_become_passages_of_whole_sentences():
     found = passages_of(Document("a", (Section("Port", ["-"]), Section("Portability", ["It."]))), 0)
     assert [passage.searched for passage in found] == ["Port -", "Portability It."]
     separate = (Section("", ["  one"], column="a"), Section("", ["two. " * 300], column="b"))
-    assert [(each.column, each.start) for each in passages_of(Document("a", separate), 0)] == [
-        ("a", 2),
-        ("b", 6),
-    ]
+    passages = passages_of(Document("a", separate, whole=True), 0)
+    assert [(each.column, each.start) for each in passages] == [("a", 2), ("b", 6)]
 
 
 # Long texts

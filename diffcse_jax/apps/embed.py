@@ -48,7 +48,7 @@ from diffcse_jax.io import (
 )
 from diffcse_jax.models.unread import added_up
 from diffcse_jax.search.passages import Passage, passages_of
-from diffcse_jax.search.reading import documents_with_text
+from diffcse_jax.search.reading import read_source
 from diffcse_jax.search.vector_store import (
     find_parts,
     input_state,
@@ -114,7 +114,7 @@ def _require_format(path: Path, output: str) -> None:
 
 def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
     """Yield the passages of a source with their documents, and count them."""
-    for number, document in enumerate(documents_with_text(source, ledger)):
+    for number, document in enumerate(read_source(source, ledger)):
         passages = passages_of(document, number)
         ledger.make("passage{s}", len(passages))
         yield from ((document, passage) for passage in passages)

@@ -28,7 +28,7 @@ from diffcse_jax.models import hf, layers
 from diffcse_jax.models.forward import fold_in_name
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.search.reading import documents_with_text
+from diffcse_jax.search.reading import read_source
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MOST_CHARACTERS = 1000  # different ones in a vocabulary. A word with another one becomes [UNK]
@@ -195,7 +195,7 @@ def texts_of(
         source = open_documents_to_search(name)
         ledger = Ledger(source.name)
         with Progress(f"{what} of {name}", "texts") as progress:
-            for document in documents_with_text(source, ledger):
+            for document in read_source(source, ledger):
                 is_empty = False
                 yield document.text()
                 progress.update(1)

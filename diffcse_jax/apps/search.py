@@ -36,7 +36,7 @@ from diffcse_jax.search.changes import plan
 from diffcse_jax.search.folder import Writer, is_index, writing
 from diffcse_jax.search.hits import Hit, Hits
 from diffcse_jax.search.index import Index
-from diffcse_jax.search.reading import documents_with_text, read_documents
+from diffcse_jax.search.reading import read_documents, read_source
 from diffcse_jax.search.recommended import recommended
 from diffcse_jax.search.settings import IndexSettings, Input, input_of
 from diffcse_jax.search.vector_store import VectorStore, find_store
@@ -336,7 +336,7 @@ def _read_queries(name: str, *, strict: bool) -> Iterator[list[str]]:
     ledger = Ledger(name, strict=strict, noun="quer{y}")
     source = _open_queries(name, ledger)
     texts: Iterable[str] = (
-        " ".join(document.text().split()) for document in documents_with_text(source, ledger)
+        " ".join(document.text().split()) for document in read_source(source, ledger)
     )
     if name != STDIN:
         texts = list(texts)

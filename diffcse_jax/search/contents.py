@@ -22,7 +22,7 @@ from diffcse_jax.documents.document import Document
 from diffcse_jax.errors import DataError
 from diffcse_jax.search.embeddings import StoredEmbeddings
 from diffcse_jax.search.lexical import LexicalIndex
-from diffcse_jax.search.passages import RULES, Passage
+from diffcse_jax.search.passages import PASSAGE_RULES, Passage
 
 SAMPLE_ROWS = 1024  # at most so many, evenly spaced, standardise the cosine similarities of a query
 TYPICAL_ROWS = 64  # whose nearest passages show which similarity is high
@@ -169,7 +169,7 @@ def digest_of(document: Document) -> bytes:
         [section.title, section.column, section.sentence_a_line, [*section.lines]]
         for section in document.sections
     ]
-    content = json.dumps([RULES, document.whole, parts])
+    content = json.dumps([PASSAGE_RULES, document.whole, parts])
     return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 

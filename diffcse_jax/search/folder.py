@@ -44,7 +44,7 @@ from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import MODES, STORAGES
 from diffcse_jax.search.settings import IndexSettings, Input
 from diffcse_jax.search.vector_store import EncoderRecord
-from diffcse_jax.search.words import RULES
+from diffcse_jax.search.words import WORD_RULES
 
 MANIFEST = INDEX_MANIFEST
 REMEDY = "Build the index again"
@@ -204,7 +204,7 @@ def _manifest(stored: Stored) -> Mapping[str, Any]:
         "measured": embeddings.measured if embeddings else 0,
         "typical": list(contents.typical),
         "language": lexical.language if lexical else "",
-        "words": RULES,
+        "words": WORD_RULES,
     }
 
 
@@ -459,7 +459,7 @@ def _lexical(reader: Reader, settings: IndexSettings, contents: Contents) -> Lex
     language = _value(reader, "language", str)
     rows = len(contents.passages)
     lexical = reader.words(lambda folder, arrays: _words(folder, arrays, language, rows))
-    if reader.settings.get("words") == RULES:
+    if reader.settings.get("words") == WORD_RULES:
         return lexical
     return LexicalIndex.build(contents.texts(), settings.language)
 

@@ -1,4 +1,4 @@
-"""What a search finds: hits with their places and snippets, and a word if nothing fits."""
+"""What a search finds: hits with their places and snippets, and a note if nothing fits."""
 
 import collections
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -36,7 +36,7 @@ from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
-from diffcse_jax.search.reading import count_documents, documents_with_text
+from diffcse_jax.search.reading import count_documents, read_source
 from diffcse_jax.search.settings import IndexSettings, Input, check_mode, input_of
 from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
@@ -525,7 +525,7 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
 def _read(source: Documents, *, show_progress: bool, strict: bool) -> Reading:
     """Return the documents of a source, and say what was read, or warn of what was not."""
     ledger = Ledger(source.name, strict=strict)
-    documents = list(documents_with_text(source, ledger))
+    documents = list(read_source(source, ledger))
     count_documents(documents, ledger)
     if show_progress:
         report(ledger)

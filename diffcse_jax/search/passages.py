@@ -20,7 +20,7 @@ PASSAGE_CHARACTERS = 512  # about 100 words
 LONGEST_TITLE = 256  # characters; a longer one is text
 OVERLAP = 0.125  # the largest share of a passage's tokens that the next passage repeats
 # Change this number when documents become other passages. Indexes are then brought up to date.
-RULES = "4"
+PASSAGE_RULES = "4"
 
 Span = tuple[int, int]  # characters of a text, from and to
 
@@ -43,28 +43,19 @@ class Passage(NamedTuple):
 def passages_of(document: Document, number: int) -> list[Passage]:
     """Return the passages of a document; none if it is blank.
 
-    A document that is `whole` stays one passage, and so does a column that the user named.
+    The sections of a `whole` document stay whole: its one text, or the columns that the user named.
     """
     passages = []
     start = 0
     for place, section in enumerate(document.sections):
         following = document.sections[place + 1].title if place + 1 < len(document.sections) else ""
-        is_whole = document.whole or section.column != ""
-        parts = _whole(section) if is_whole else _in_sentences(section, following)
+        parts = _whole(section) if document.whole else _in_sentences(section, following)
         passages += [
             Passage(number, encodable(title), encodable(text), start + offset, section.column)
             for title, text, offset in parts
         ]
         start += sum(map(len, section.lines)) + len(section.lines)
     return passages
-
-
-def has_text(document: Document) -> bool:
-    """Return whether a document has passages."""
-    texts = itertools.chain.from_iterable(
-        (section.title, *section.lines) for section in document.sections
-    )
-    return any(map(str.strip, texts))
 
 
 Part = tuple[str, str, int]  # the title and the text of a passage, and its place in the section

@@ -199,7 +199,7 @@ def _stems(contents: Contents, text: str) -> frozenset[str]:
     return stems
 
 
-# A word when nothing fits
+# Notes when nothing fits
 
 
 def _nothing(request: Request) -> str:

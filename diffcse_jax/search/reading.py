@@ -5,22 +5,16 @@ from collections.abc import Iterator, Sequence
 
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.find import STDIN
-from diffcse_jax.documents.ledger import EMPTY, Ledger
+from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.hosts import Progress, report
-from diffcse_jax.search.passages import has_text
 
 
-def documents_with_text(source: Documents, ledger: Ledger) -> Iterator[Document]:
-    """Yield the documents of a source. Blank ones are counted instead."""
+def read_source(source: Documents, ledger: Ledger) -> Iterator[Document]:
+    """Start a pass over a source. If texts are to be typed, say so."""
     if source.name == STDIN and sys.stdin.isatty():
         print("reading texts from the terminal, one per line; Ctrl-D ends them", file=sys.stderr)
-    for document in source.read(ledger):
-        if has_text(document):
-            yield document
-        else:
-            ledger.leave_out(EMPTY, document.place)
-            ledger.emptied.add(document.id)
+    return source.read(ledger)
 
 
 def read_documents(source: Documents, *, strict: bool = False) -> list[Document]:
@@ -31,7 +25,7 @@ def read_documents(source: Documents, *, strict: bool = False) -> list[Document]
     ledger = Ledger(source.name, strict=strict)
     documents = []
     with Progress(f"reading {source.name}", "documents") as progress:
-        for document in documents_with_text(source, ledger):
+        for document in read_source(source, ledger):
             documents.append(document)
             progress.update(1)
     count_documents(documents, ledger)

@@ -21,7 +21,7 @@ from diffcse_jax.documents.language import NAMES, NOT_A_LANGUAGE, described, lan
 from diffcse_jax.errors import ConfigError, require_extra
 
 # Change this number when texts become other words. BM25 of older indexes is then counted again.
-RULES = 2
+WORD_RULES = 2
 NO_LANGUAGE = "none"  # neither stems nor stop words
 MAIN_SHARE = 0.8  # of the letters in one language; with a smaller share, the language is unclear
 
