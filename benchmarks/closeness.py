@@ -16,8 +16,7 @@ from jaxtyping import Float32
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.documents.document import text_document
-from diffcse_jax.documents.ledger import Place
+from diffcse_jax.documents.document import Document, Section
 from diffcse_jax.evaluation.search_collections import read_collection
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import StoredEmbeddings
@@ -29,7 +28,7 @@ PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 def contents_of(texts: list[str], encoder: SentenceEncoder) -> Contents:
     """Return texts as the contents of an index."""
-    documents = [text_document(text, Place("corpus", row)) for row, text in enumerate(texts, 1)]
+    documents = [Document(str(row), (Section("", (text,)),)) for row, text in enumerate(texts, 1)]
     passages = [Passage(row, "", text) for row, text in enumerate(texts)]
     vectors = encoder.encode_document(texts, normalize=True)
     return Contents(

@@ -16,8 +16,7 @@ import numpy as np
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.documents.document import text_document
-from diffcse_jax.documents.ledger import Place
+from diffcse_jax.documents.document import Document, Section
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.contents import Contents, documents_table, passages_table
 from diffcse_jax.search.embeddings import StoredEmbeddings
@@ -48,7 +47,7 @@ def main() -> None:
     size = (len(texts), encoder.dimension)
     vectors = normalize(np.random.default_rng(0).normal(size=size).astype(np.float32))
     documents = documents_table(
-        (text_document(text, Place("text.txt", row)) for row, text in enumerate(texts, 1)), source=0
+        (Document(str(row), (Section("", (text,)),)) for row, text in enumerate(texts, 1)), source=0
     )
     passages = passages_table([Passage(row, "", text) for row, text in enumerate(texts)])
     words = LexicalIndex.build(texts)

@@ -12,8 +12,7 @@ from html_pages import checked
 
 from diffcse_jax.apps.demo import Page, SearchServer, _Handler, examples_of, serve, settings_of
 from diffcse_jax.commands import DemoOptions
-from diffcse_jax.documents.document import text_document
-from diffcse_jax.documents.ledger import Place
+from diffcse_jax.documents.document import Document, Section
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import write_json
 from diffcse_jax.search.hits import Hit, Hits
@@ -221,6 +220,6 @@ def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
 
 def test_examples_are_texts_of_documents():
     documents = [
-        text_document(f"Text number {number}.", Place("a.txt", number)) for number in range(10)
+        Document(str(number), (Section("", (f"Text number {number}.",)),)) for number in range(10)
     ]
     assert examples_of(documents) == ["Text number 0.", "Text number 3.", "Text number 6."]

@@ -118,8 +118,8 @@ def test_other_encodings_are_found_and_said(encoding):
     ledger = Ledger("a.txt")
     assert texts((sentence * 2).encode(encoding), ledger) == [sentence[:-1]] * 2
     assert ledger.lines() == [f"a.txt: not UTF-8; read as {encoding}"]
-    decoded = decode(sentence.encode(encoding))
-    assert decoded == (sentence, encoding, 0, (f"not UTF-8; read as {encoding}",))
+    note = f"not UTF-8; read as {encoding}"
+    assert decode(sentence.encode(encoding)) == (sentence, (note,))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,8 @@ def test_other_encodings_are_found_and_said(encoding):
     ],
 )
 def test_typographic_marks_are_those_of_windows(text, encoding):
-    assert decode(text.encode(encoding.replace("windows-", "cp")))[:2] == (text, encoding)
+    note = f"not UTF-8; read as {encoding}"
+    assert decode(text.encode(encoding.replace("windows-", "cp"))) == (text, (note,))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,8 @@ def test_bytes_far_from_the_start_that_are_not_utf8_are_said(monkeypatch):
     found = texts(plain.encode() + b"na\xefve\n" + plain.encode() + b"\xe9", ledger)
     assert found == [*plain.splitlines(), "na\u00efve", *plain.splitlines(), "é"]
     assert ledger.lines() == ["a.txt: not UTF-8 in 2 lines; read there as windows-1252"]
-    assert decode(plain.encode() + b"na\xefve\n").replaced == 1
+    (note,) = decode(plain.encode() + b"na\xefve\n").notes
+    assert note == "not UTF-8 in 1 line; read there as windows-1252"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.documents.document import Document, Section, text_document
+from diffcse_jax.documents.document import Document, Section
 from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
@@ -41,10 +41,14 @@ def texts_of(rows: int) -> list[str]:
     return [f"this is the {words[row % 3]} with number {row}" for row in range(rows)]
 
 
+def document_of(text: str, row: int) -> Document:
+    return Document(f"a.txt:{row}", (Section("", (text,)),), Place("a.txt", row))
+
+
 def contents_of(
     texts: list[str], vectors: np.ndarray | None, mode: str = "dense", storage: str = "float32"
 ) -> Contents:
-    documents = [text_document(text, Place(f"a.txt:{row}")) for row, text in enumerate(texts)]
+    documents = [document_of(text, row) for row, text in enumerate(texts)]
     passages = passages_table([Passage(row, "", text) for row, text in enumerate(texts)])
     words = None if mode == "dense" else LexicalIndex.build(texts)
     embeddings = None if vectors is None else StoredEmbeddings.of(normalize(vectors), storage)
@@ -156,7 +160,7 @@ def write_parts(
 ) -> None:
     folder.mkdir(exist_ok=True)
     rows = [
-        (text_document(text, Place("a.txt", row + 1)), Passage(row, "", text))
+        (document_of(text, row + 1), Passage(row, "", text))
         for row, text in enumerate(texts_of(len(vectors)))
     ]
     start = 0

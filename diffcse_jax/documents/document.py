@@ -104,12 +104,6 @@ class IdsOfFiles:
         )
 
 
-def text_document(text: str, place: Place, title: str = "") -> Document:
-    """Return the document of a row with a text and perhaps a title."""
-    section = Section(" ".join(title.split()), text.split("\n"))
-    return Document(id_of(place), (section,), place)
-
-
 def id_of(place: Place) -> str:
     """Return the id of a document that has none of its own: its file and row."""
     return f"{place.file}:{place.row}" if place.row else place.file

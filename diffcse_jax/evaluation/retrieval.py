@@ -296,7 +296,7 @@ def measure(
     return scores
 
 
-def check_count(queries: int) -> None:
+def require_two(queries: int) -> None:
     """Raise an error if there are too few queries to compare two systems."""
     if queries < 2:
         raise DataError("two systems can only be compared by two queries or more")
@@ -313,7 +313,7 @@ def compare(
         paired bootstrap; and `p` of a two-sided paired randomisation test (Smucker et al. 2007). A
         single query raises `DataError`.
     """
-    check_count(len(first))
+    require_two(len(first))
     differences = second - first
     if not differences.any():
         return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
@@ -330,7 +330,7 @@ def score_collection(encoder: Encoder, file: str, settings: EvaluationSettings) 
     other = None
     if settings.against:  # before the search, which takes long
         other = read_ranking(settings.against, collection, strict=settings.strict)
-        check_count(len(collection.queries))
+        require_two(len(collection.queries))
     ranking = search(encoder, collection)
     scores = measure(collection.judgements, ranking)
     result: dict[str, Any] = {

@@ -135,8 +135,8 @@ def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
 
 def _is_header(line: str) -> bool:
     """Return whether a line of a tsv file has the names of columns, and not an id and a text."""
-    own_id, *others = (field.strip().lower().replace("-", "_") for field in line.split("\t"))
-    return own_id in _ID_NAMES and others != [] and _TEXT_NAMES.issuperset(others)
+    first, *others = (field.strip().lower().replace("-", "_") for field in line.split("\t"))
+    return first in _ID_NAMES and others != [] and _TEXT_NAMES.issuperset(others)
 
 
 def _from_table(line: str) -> _Record:

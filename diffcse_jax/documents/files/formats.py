@@ -23,7 +23,7 @@ from diffcse_jax.documents.files.html import Sections, html_of_xhtml, html_secti
 from diffcse_jax.documents.files.pdf import EncryptedError, pdf_paragraphs
 from diffcse_jax.documents.files.rst import TooManySubstitutionsError, html_of_rst
 from diffcse_jax.documents.ledger import EMPTY, NO_TEXT
-from diffcse_jax.documents.text.encodings import decode
+from diffcse_jax.documents.text.encodings import REPLACEMENT, Decoded, decode
 from diffcse_jax.errors import MissingPackageError, UserError, counted, require_extra
 
 DAMAGED = "damaged"
@@ -107,7 +107,7 @@ def _checked(parsed: Parsed) -> Parsed | Unreadable:
 
     def repaired(text: str) -> str:
         nonlocal broken
-        text, number = BROKEN.subn("\ufffd", text)
+        text, number = NOT_STORABLE.subn(REPLACEMENT, text)
         broken += number
         return text
 
@@ -127,7 +127,7 @@ def _memory(text: str) -> int:
 
 # Text
 
-BROKEN = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of characters of UTF-16
+NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of characters of UTF-16
 CHARSET = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?([\w.:-]+)""", re.I)
 DECLARED_BEFORE = 4096  # bytes
 WEB_ENCODINGS = {  # browsers read the left ones as the right ones
@@ -137,23 +137,16 @@ WEB_ENCODINGS = {  # browsers read the left ones as the right ones
 }  # fmt: skip
 
 
-class Text(NamedTuple):
-    """The text of a file."""
-
-    text: str
-    notes: tuple[str, ...]
-
-
-def _decoded(content: bytes) -> Text:
+def _decoded(content: bytes) -> Decoded:
     """Decode a file."""
     decoded = decode(content)
     return _cleaned(decoded.text, decoded.notes)
 
 
-def _cleaned(text: str, notes: tuple[str, ...] = ()) -> Text:
+def _cleaned(text: str, notes: tuple[str, ...] = ()) -> Decoded:
     """End lines with line feeds, and replace what cannot be stored."""
-    text, broken = BROKEN.subn("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
-    return Text(text, (*notes, *_replaced_note(broken)))
+    text, broken = NOT_STORABLE.subn(REPLACEMENT, text.replace("\r\n", "\n").replace("\r", "\n"))
+    return Decoded(text, (*notes, *_replaced_note(broken)))
 
 
 def _replaced_note(number: int) -> tuple[str, ...]:
@@ -181,7 +174,7 @@ def _read_html(content: bytes, kind: str, with_code: bool) -> Parsed:
     return Parsed(sections, left_out, text.notes)
 
 
-def _decoded_page(content: bytes) -> Text:
+def _decoded_page(content: bytes) -> Decoded:
     """Decode a page as UTF-8, else as it says, else as it seems."""
     declared = _declared(content)
     is_ascii = declared.startswith("iso2022")  # which is no UTF-8, though its bytes are valid
@@ -346,7 +339,7 @@ def _read_notebook(content: bytes, kind: str, with_code: bool) -> Parsed:
 
 def _html_of_cell(cell: Mapping[str, Any]) -> str:
     source = cell.get("source", cell.get("input", ""))
-    text, _ = BROKEN.subn("\ufffd", source if isinstance(source, str) else "".join(source))
+    text, _ = NOT_STORABLE.subn(REPLACEMENT, source if isinstance(source, str) else "".join(source))
     if cell["cell_type"] == "markdown":
         return _html_of_markdown(text)
     tag = {"code": "pre", "heading": f"h{cell.get('level', 1)}"}.get(cell["cell_type"], "p")

@@ -243,12 +243,12 @@ def open_data_set(folder: Path, name: str) -> Table:
     splits = folder / SAVED_SPLITS
     if splits.is_file():
         split, note = chosen_split(_strings(_json(splits, name).get("splits"), splits), name)
-        table = open_saved(folder / split, f"{name}/{split}")
+        table = _open_saved(folder / split, f"{name}/{split}")
         return dataclasses.replace(table, name=name, notes=(*filter(None, [note]), *table.notes))
-    return open_saved(folder, name) if (folder / SAVED).is_file() else open_prepared(folder, name)
+    return _open_saved(folder, name) if (folder / SAVED).is_file() else _open_prepared(folder, name)
 
 
-def open_saved(folder: Path, name: str) -> Table:
+def _open_saved(folder: Path, name: str) -> Table:
     """Open one split that `datasets.save_to_disk` wrote: files of Arrow that `state.json` names."""
     path = folder / SAVED
     state = _json(path, name)
@@ -284,7 +284,7 @@ def _strings(names: Any, path: Path) -> list[str]:
     return names
 
 
-def open_prepared(folder: Path, name: str) -> Table:
+def _open_prepared(folder: Path, name: str) -> Table:
     """Open the train split of the one data set in or below a folder.
 
     tensorflow-datasets has prepared it as ArrayRecord; TensorFlow is not needed.

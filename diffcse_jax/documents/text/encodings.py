@@ -19,7 +19,7 @@ from diffcse_jax.errors import counted
 
 BLOCK = 1 << 20  # bytes that are read at once
 SAMPLE = 1 << 16  # bytes from which an encoding is guessed
-BROKEN = "\ufffd"  # stands for what cannot be decoded
+REPLACEMENT = "\ufffd"  # stands for what cannot be decoded
 # Escapes in JSON, and characters of damaged strings.
 HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -83,8 +83,6 @@ class Decoded(NamedTuple):
     """The text of a whole file."""
 
     text: str
-    encoding: str  # of most lines, such as `utf-8`, `windows-1252` or `utf-16-le`
-    replaced: int  # lines that are not in it, and were read in another one or with U+FFFD
     notes: tuple[str, ...]  # what was assumed, for people: `not UTF-8; read as windows-1252`
 
 
@@ -92,13 +90,12 @@ def decode(content: bytes) -> Decoded:
     """Decode a whole file. Its ends of lines stay, a byte-order mark does not."""
     decoder = Decoder()
     text = "".join(decoded(io.BytesIO(content), decoder))
-    number = decoder.in_fallback + decoder.broken
-    return Decoded(text, _label(decoder.encoding), number, (*decoder.assumed(), *decoder.found()))
+    return Decoded(text, (*decoder.assumed(), *decoder.exceptions()))
 
 
 def encodable(text: str) -> str:
     """Return a text with U+FFFD in place of halves of characters, which no encoding has."""
-    return text if text.isascii() else HALF_A_CHARACTER.sub(BROKEN, text)
+    return text if text.isascii() else HALF_A_CHARACTER.sub(REPLACEMENT, text)
 
 
 def decoded(stream: Bytes, decoder: "Decoder") -> Iterator[str]:
@@ -179,8 +176,8 @@ class Decoder:
             end = text.rfind("\n") + 1 or len(text.removesuffix("\r"))  # a line feed may follow
             end = end if part else len(text)
             rest = text[end:]
-            if BROKEN in text[:end]:
-                self.broken += sum(BROKEN in line for line in text[:end].split("\n"))
+            if REPLACEMENT in text[:end]:
+                self.broken += sum(REPLACEMENT in line for line in text[:end].split("\n"))
             yield text[:end]
 
     def block(self, block: bytes) -> str:
@@ -221,7 +218,7 @@ class Decoder:
         """Return the encoding for people, if it was guessed."""
         return [f"not UTF-8; read as {_label(self.encoding)}"] if self.is_guessed else []
 
-    def found(self) -> list[str]:
+    def exceptions(self) -> list[str]:
         """Return for people how many lines were not in the encoding of the text."""
         notes = []
         if self.in_fallback:
@@ -236,8 +233,8 @@ class Decoder:
 def _as_utf8(content: bytes) -> tuple[int, int]:
     """Return how many characters beyond ASCII are valid in UTF-8, and how many are not."""
     text = content.decode(UTF8, errors="replace")
-    lost = text.count(BROKEN) - content.count(BROKEN.encode())
-    return len(text) - _number(content, ASCII) - lost, lost
+    lost = text.count(REPLACEMENT) - content.count(REPLACEMENT.encode())
+    return len(text) - _count(content, ASCII) - lost, lost
 
 
 def _not_utf8(block: bytes) -> Iterator[bytes]:
@@ -258,7 +255,7 @@ def _guess(sample: bytes) -> str:
     """Return the encoding of bytes that are not UTF-8, as Python names it."""
     import chardet  # takes a tenth of a second, which few texts need
 
-    if len(sample) - _number(sample, ASCII) < FEWEST_BYTES and b"\x1b" not in sample:
+    if len(sample) - _count(sample, ASCII) < FEWEST_BYTES and b"\x1b" not in sample:
         return WINDOWS
     guess = chardet.detect(sample, include_encodings=(WINDOWS, *EAST_ASIAN, *OTHERS))["encoding"]
     encoding = codecs.lookup(guess or WINDOWS).name
@@ -287,7 +284,7 @@ def _wide_encoding(start: bytes) -> str:
     nuls = start.count(0)
     if 100 * nuls < max(len(start), 1):
         return ""
-    is_mostly_latin = 10 * _number(start, LATIN) > 6 * len(start)
+    is_mostly_latin = 10 * _count(start, LATIN) > 6 * len(start)
     if 4 * nuls < len(start) and (is_mostly_latin or _is_plain(start)):
         return ""  # text with a few NUL bytes
     encoding = min("utf-16-le", "utf-16-be", key=lambda each: _strangeness(start, each))
@@ -295,15 +292,17 @@ def _wide_encoding(start: bytes) -> str:
     return encoding if 40 * strange <= len(start) else ""
 
 
-def _number(content: bytes, of: bytes) -> int:
-    """Return how many bytes are one of some bytes."""
+def _count(content: bytes, of: bytes) -> int:
+    """Count the bytes of `content` that occur in `of`."""
     return len(content) - len(content.translate(None, of))
 
 
 def _strangeness(start: bytes, encoding: str) -> tuple[int, int]:
     """Return how many characters are not text, and how many blocks of 256 they come from."""
     text = start[: SAMPLE & ~1].decode(encoding, errors="replace")
-    strange = sum(not (each.isprintable() or each.isspace()) or each == BROKEN for each in text)
+    strange = sum(
+        not (each.isprintable() or each.isspace()) or each == REPLACEMENT for each in text
+    )
     return strange, len({ord(each) >> 8 for each in text})
 
 
@@ -313,7 +312,7 @@ def _is_plain(start: bytes) -> bool:
         codecs.getincrementaldecoder(UTF8)().decode(start)
     except UnicodeDecodeError:
         return False
-    return 20 * _number(start, CONTROLS) <= len(start)
+    return 20 * _count(start, CONTROLS) <= len(start)
 
 
 def _label(encoding: str) -> str:

@@ -83,28 +83,28 @@ class _Streams(io.RawIOBase):
     def readinto(self, target: Any) -> int:
         """Fill the start of a buffer. At the end, return 0."""
         while True:
-            given = b""
+            block = b""
             if self.stream.eof:
-                given = self._next_stream()
-                if not given:
+                block = self._next_stream()
+                if not block:
                     return 0
                 self.stream = self.start()
-            elif self.stream.needs_input and not (given := self.file.read(BLOCK)):
+            elif self.stream.needs_input and not (block := self.file.read(BLOCK)):
                 raise EOFError("it ends before the end of the stream")
-            found = self.stream.decompress(given, len(target))
-            if found:
-                target[: len(found)] = found
-                return len(found)
+            content = self.stream.decompress(block, len(target))
+            if content:
+                target[: len(content)] = content
+                return len(content)
 
     def _next_stream(self) -> bytes:
         """Return the start of the next stream, or nothing at the end of the file."""
-        given = self.stream.unused_data.lstrip(b"\0")
-        while not given:
+        start = self.stream.unused_data.lstrip(b"\0")
+        while not start:
             block = self.file.read(BLOCK)
             if not block:
                 return b""
-            given = block.lstrip(b"\0")
-        return given
+            start = block.lstrip(b"\0")
+        return start
 
     def close(self) -> None:
         """Close the file."""
@@ -290,5 +290,5 @@ def _decoded_blocks(stream: Bytes, name: str, ledger: Ledger) -> Iterator[str]:
                 ledger.note(f"{name}: {note}")
         yield text
     if decoder.in_fallback or decoder.broken:  # their numbers are known only now
-        for note in decoder.found():
+        for note in decoder.exceptions():
             ledger.note(f"{name}: {note}")
