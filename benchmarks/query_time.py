@@ -47,7 +47,8 @@ def main() -> None:
     size = (len(texts), encoder.dimension)
     vectors = normalize(np.random.default_rng(0).normal(size=size).astype(np.float32))
     documents = documents_table(
-        (Document(str(row), (Section("", (text,)),)) for row, text in enumerate(texts, 1)), source=0
+        (Document(str(row), (Section("", (text,)),)) for row, text in enumerate(texts, 1)),
+        input_number=0,
     )
     passages = passages_table([Passage(row, "", text) for row, text in enumerate(texts)])
     words = LexicalIndex.build(texts)

@@ -1,6 +1,6 @@
 """Search among embeddings and words: an index, nearest neighbours, and files of embeddings.
 
-    index.py      Index: what users call. It locks, encodes, and puts one `Contents` for another.
+    index.py      Index: what users call. It locks, encodes, and replaces its `Contents`.
       |
       |-- settings.py     how it is built (modes.py: the names), and which inputs it has read
       |-- contents.py     what it holds at one moment, and never changes:

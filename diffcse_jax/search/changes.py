@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.search.contents import PASSAGES, Contents, passages_table
@@ -45,29 +45,41 @@ class UpdatePlan(NamedTuple):
         order: Their rows in the old table, continued by the table of new ones.
         reuses: For each of them, the row whose passages it has, numbered in the same way: an old
             row if the text is the same.
+        old_rows: The number of rows of the old table.
         changes: What to tell the user.
     """
 
     order: Int[np.ndarray, " documents"]
     reuses: Int[np.ndarray, " documents"]
+    old_rows: int
     changes: Changes
+
+    @property
+    def is_new(self) -> Bool[np.ndarray, " documents"]:
+        """Whether the passages of a document have to be made."""
+        return self.reuses >= self.old_rows
+
+    @property
+    def new_rows(self) -> list[int]:
+        """The rows of the new table whose passages have to be made, in order."""
+        return (self.reuses[self.is_new] - self.old_rows).tolist()
 
 
 def plan(
-    old: pa.Table, new: pa.Table, how: How, source: int = 0, removed: Collection[str] = ()
+    old: pa.Table, new: pa.Table, how: How, input_number: int = 0, removed: Collection[str] = ()
 ) -> UpdatePlan:
-    """Plan a change. Both tables are of `contents.documents_table`; `source` numbers the input.
+    """Plan a change. Both tables are of `contents.documents_table`.
 
     An update also removes the documents with the ids in `removed`, unless they are also new.
     """
-    affected = _affected(old, new, how, source, removed)
+    affected = _affected(old, new, how, input_number, removed)
     same, changes = _matched(old, new, affected)
     order = _order(old, new, how, affected)
     first = len(old)
     reuses = np.array(
         [row if row < first else same.get(row - first, row) for row in order], np.int64
     )
-    return UpdatePlan(np.array(order, np.int64), reuses, changes)
+    return UpdatePlan(np.array(order, np.int64), reuses, first, changes)
 
 
 def without(old: pa.Table, ids: Iterable[str]) -> UpdatePlan:
@@ -77,11 +89,12 @@ def without(old: pa.Table, ids: Iterable[str]) -> UpdatePlan:
     if missing := sorted(gone.difference(keys)):
         raise DataError(f"the index has no document with the {_named(missing)}")
     order = np.array([row for row, key in enumerate(keys) if key not in gone], np.int64)
-    return UpdatePlan(order, order, Changes(removed=len(keys) - len(order), unchanged=len(order)))
+    changes = Changes(removed=len(keys) - len(order), unchanged=len(order))
+    return UpdatePlan(order, order, len(keys), changes)
 
 
 def _affected(
-    old: pa.Table, new: pa.Table, how: How, source: int, removed: Collection[str]
+    old: pa.Table, new: pa.Table, how: How, input_number: int, removed: Collection[str]
 ) -> list[int]:
     """Return the old rows that the change may replace.
 
@@ -92,14 +105,14 @@ def _affected(
     if how == "update":
         gone = ids.union(removed)
         return [row for row, key in enumerate(keys) if key in gone]
-    is_source = (np.asarray(old["source"]) == source) & (how == "replace")
-    if clashing := [key for row, key in enumerate(keys) if key in ids and not is_source[row]]:
+    is_replaced = (np.asarray(old["source"]) == input_number) & (how == "replace")
+    if clashing := [key for row, key in enumerate(keys) if key in ids and not is_replaced[row]]:
         raise DataError(
             f"the index already has documents with the {_named(clashing)}. Use `update` to replace "
             "them. On the command line, leave them out of this input or, if they are rows, name "
             "another --id_column"
         )
-    return np.flatnonzero(is_source).tolist()
+    return np.flatnonzero(is_replaced).tolist()
 
 
 def _named(ids: Sequence[str]) -> str:
@@ -160,7 +173,7 @@ def passages_after(
     """Return the passages after a change, with their rows in the old and then the new passages."""
     numbers = old.passages["document"].to_numpy()
     bounds = np.searchsorted(numbers, np.arange(len(old.documents) + 1))
-    is_new = planned.reuses >= len(old.documents)
+    is_new = planned.is_new
     new_bounds = np.searchsorted([each.document for each in passages], np.arange(is_new.sum() + 1))
     starts = np.zeros(len(is_new), np.int64)
     counts = np.zeros(len(is_new), np.int64)

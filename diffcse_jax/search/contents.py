@@ -78,11 +78,6 @@ class Contents:
         return same[self.passages["document"].to_numpy()] if len(same) else same
 
     @functools.cached_property
-    def stems(self) -> dict[str, frozenset[str]]:
-        """The stems of words that snippets have looked up."""
-        return {}
-
-    @functools.cached_property
     def sample(self) -> Float32[np.ndarray, "sample dimension"]:
         """Embeddings of passages, evenly spaced."""
         assert self.embeddings
@@ -114,11 +109,6 @@ class Contents:
         pairs, nearest = self.typical
         return (cosine - pairs) / max(nearest - pairs, 1e-6)
 
-    def texts(self) -> list[str]:
-        """Return what BM25 reads: passages after their titles."""
-        columns = (self.passages[name].to_pylist() for name in ("title", "text"))
-        return [Passage(0, title, text).searched for title, text in zip(*columns, strict=True)]
-
     def word_scores(self, text: str) -> Float32[np.ndarray, " passages"]:
         """Return the BM25 score of each passage."""
         return (
@@ -139,14 +129,14 @@ class Contents:
 # Tables
 
 
-def documents_table(documents: Iterable[Document], source: int) -> pa.Table:
-    """Return documents as a table."""
+def documents_table(documents: Iterable[Document], input_number: int) -> pa.Table:
+    """Return documents of an input as a table."""
     rows = [
         (
             readable(document.id),
             readable(document.place.file),
             document.place.row,
-            source,
+            input_number,
             digest_of(document),
             columns_text(document.columns),
         )
@@ -161,6 +151,12 @@ def passages_table(passages: Sequence[Passage]) -> pa.Table:
     """Return passages as a table."""
     columns = {name: [getattr(each, name) for each in passages] for name in PASSAGES.names}
     return pa.table(columns, schema=PASSAGES)
+
+
+def searched_texts(passages: pa.Table) -> list[str]:
+    """Return what BM25 reads: passages after their titles."""
+    columns = (passages[name].to_pylist() for name in ("title", "text"))
+    return [Passage(0, title, text).searched for title, text in zip(*columns, strict=True)]
 
 
 def digest_of(document: Document) -> bytes:

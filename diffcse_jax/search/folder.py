@@ -1,7 +1,7 @@
 """The folder of an index: a manifest, and the files that it names. Reading checks all of it.
 
 The manifest, `index.json`, is replaced at once. The other files never change: each save writes new
-ones, whose names contain a number of their own, and those of the save before stay until the next
+ones, whose names contain the id of the save, and those of the save before stay until the next
 one. So a reader finds the old index or the new one. Whatever else is in the folder is neither read
 nor removed.
 """
@@ -38,7 +38,7 @@ from diffcse_jax.io import (
     why_unreadable,
     write_json,
 )
-from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, Contents, Typical
+from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, Contents, Typical, searched_texts
 from diffcse_jax.search.embeddings import StoredEmbeddings, expected_arrays
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import MODES, STORAGES
@@ -131,52 +131,51 @@ class Writer:
         contents = stored.contents
         tables = {"documents": contents.documents, "passages": contents.passages}
         arrays = contents.embeddings.arrays() if contents.embeddings else {}
-        number = uuid.uuid4().hex
-        previous = self._number()
+        save_id = uuid.uuid4().hex
+        previous = self._saved_id()
         try:
             with disk_errors(self.folder, safe=_SAFE):
                 for name, table in tables.items():
                     with pa.ipc.new_file(
-                        self.folder / f"{name}-{number}.arrow", table.schema
+                        self.folder / f"{name}-{save_id}.arrow", table.schema
                     ) as sink:
                         sink.write_table(table)
                 for name, array in arrays.items():
-                    np.save(self.folder / f"{name}-{number}.npy", array)
+                    np.save(self.folder / f"{name}-{save_id}.npy", array)
                 if contents.lexical:
-                    words = self.folder / f"words-{number}"
+                    words = self.folder / f"words-{save_id}"
                     words.mkdir()
                     contents.lexical.save(words)
-                self._publish(_manifest(stored), number)
+                self._publish(_manifest(stored), save_id)
         finally:
-            is_published = self._number() == number
-            self._remove(
-                lambda other: other not in (number, previous) if is_published else other == number
-            )
+            is_published = self._saved_id() == save_id
+            kept = (save_id, previous)
+            self._remove(lambda other: other not in kept if is_published else other == save_id)
 
-    def _publish(self, settings: Mapping[str, Any], number: str) -> None:
+    def _publish(self, manifest: Mapping[str, Any], save_id: str) -> None:
         """Write the manifest, once all files are on disk."""
-        paths = [path for path in self.folder.iterdir() if _number_of(path) == number]
+        paths = [path for path in self.folder.iterdir() if _save_id_of(path) == save_id]
         files = [path for each in paths for path in (each.iterdir() if each.is_dir() else [each])]
         for path in (*files, *filter(Path.is_dir, paths), self.folder):
             sync(path)
         digests = {
             path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)
         }
-        content = {"format": INDEX_FORMAT, "number": number, **settings, "files": digests}
+        content = {"format": INDEX_FORMAT, "number": save_id, **manifest, "files": digests}
         write_json(self.folder / MANIFEST, content | {"sha256": json_digest(content)})
         sync(self.folder)
 
-    def _number(self) -> str:
-        """Return the number of the save that the manifest names; empty if there is none."""
+    def _saved_id(self) -> str:
+        """Return the id of the save that the manifest names; empty if there is none."""
         with contextlib.suppress(CheckpointError):
             return str(read_json_object(self.folder / MANIFEST).get("number", ""))
         return ""
 
     def _remove(self, is_old: Callable[[str], bool]) -> None:
-        """Remove the files of some saves, by their numbers. Readers keep what they have opened."""
+        """Remove the files of some saves, by their ids. Readers keep what they have opened."""
         for path in self.folder.iterdir():
-            number = _number_of(path)
-            if not number or not is_old(number):
+            save_id = _save_id_of(path)
+            if not save_id or not is_old(save_id):
                 continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -185,8 +184,8 @@ class Writer:
                 path.unlink()
 
 
-def _number_of(path: Path) -> str:
-    """Return the number of the save that wrote a file; empty if it is not ours."""
+def _save_id_of(path: Path) -> str:
+    """Return the id of the save that wrote a file; empty if it is not ours."""
     name = _FILE.fullmatch(path.name)
     return name[1] if name else ""
 
@@ -227,7 +226,7 @@ def read_index(folder: Path) -> Stored:
             try:
                 return _stored(reader)
             except _Damaged:
-                if _read_manifest(folder).number == reader.number:
+                if _read_manifest(folder).save_id == reader.save_id:
                     raise
     except _Damaged as error:
         raise CheckpointError(f"{error}. {REMEDY}") from error
@@ -245,10 +244,10 @@ def _read_manifest(folder: Path) -> "Reader":
         raise _Damaged(f"{path} differs from its checksum")
     if content.get("format") != INDEX_FORMAT:
         raise _Damaged(f"{path} has the format {content.get('format')!r}, not {INDEX_FORMAT!r}")
-    number, files = content.get("number"), content.get("files")
-    if not isinstance(number, str) or not isinstance(files, dict):
+    save_id, files = content.get("number"), content.get("files")
+    if not isinstance(save_id, str) or not isinstance(files, dict):
         raise _Damaged(f"{path} has no valid `number` and `files`")
-    return Reader(folder, number, files, content)
+    return Reader(folder, save_id, files, content)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,9 +255,9 @@ class Reader:
     """An index folder, as one manifest describes it."""
 
     folder: Path
-    number: str
+    save_id: str
     files: Mapping[str, Any]  # their SHA-256
-    settings: Mapping[str, Any]
+    manifest: Mapping[str, Any]
 
     def damaged(self, problem: str) -> CheckpointError:
         """Return an error about the manifest."""
@@ -266,7 +265,7 @@ class Reader:
 
     def table(self, name: str, schema: pa.Schema) -> pa.Table:
         """Map a table, and require its schema."""
-        path = self.folder / f"{name}-{self.number}.arrow"
+        path = self.folder / f"{name}-{self.save_id}.arrow"
         try:
             with self._opened(path) as file:
                 buffer = pa.py_buffer(_mapped(file))
@@ -284,7 +283,7 @@ class Reader:
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> Shaped[np.ndarray, "..."]:
         """Map an array, and require its type, its shape and finite numbers."""
-        path = self.folder / f"{name}-{self.number}.npy"
+        path = self.folder / f"{name}-{self.save_id}.npy"
         with self._opened(path) as file:
             array = _mapped_array(file, path)
         if (array.dtype.name, array.shape) != (dtype, shape):
@@ -297,7 +296,7 @@ class Reader:
 
         The files are compared with their checksums before, and stay open.
         """
-        folder = self.folder / f"words-{self.number}"
+        folder = self.folder / f"words-{self.save_id}"
         names = [name for name in self.files if name.startswith(f"{folder.name}/")]
         if not names:
             raise self.damaged("it names no words")
@@ -398,7 +397,7 @@ def _value(
     reader: Reader, key: str, kind: type[Any], is_valid: Callable[[Any], bool] = lambda value: True
 ) -> Any:
     """Return a value of the manifest; raise an error if it is missing or invalid."""
-    value = reader.settings.get(key)
+    value = reader.manifest.get(key)
     if type(value) is not kind or not is_valid(value):
         raise reader.damaged(f"`{key}` is {value!r:.60}")
     return value
@@ -433,7 +432,7 @@ def _contents(reader: Reader, settings: IndexSettings, encoder: EncoderRecord | 
     for name, table in (("documents", documents), ("passages", passages)):
         if len(table) != _value(reader, name, int):
             raise reader.damaged(
-                f"`{name}` is {reader.settings[name]}, but the table has {len(table)} rows"
+                f"`{name}` is {reader.manifest[name]}, but the table has {len(table)} rows"
             )
     numbers = passages["document"].to_numpy()
     if len(numbers) and (
@@ -459,9 +458,9 @@ def _lexical(reader: Reader, settings: IndexSettings, contents: Contents) -> Lex
     language = _value(reader, "language", str)
     rows = len(contents.passages)
     lexical = reader.words(lambda folder, arrays: _words(folder, arrays, language, rows))
-    if reader.settings.get("words") == WORD_RULES:
+    if reader.manifest.get("words") == WORD_RULES:
         return lexical
-    return LexicalIndex.build(contents.texts(), settings.language)
+    return LexicalIndex.build(searched_texts(contents.passages), settings.language)
 
 
 def _words(folder: Path, arrays: Arrays, language: str, rows: int) -> LexicalIndex:

@@ -129,6 +129,6 @@ def _at_words(text: str, start: int, end: int, first: int, last: int) -> tuple[i
     return start, end
 
 
-def plain_words(text: str) -> list[str]:
+def plain_words(text: str) -> frozenset[str]:
     """Return the words of three letters or more in lower case."""
-    return _PLAIN.findall(text.lower())
+    return frozenset(_PLAIN.findall(text.lower()))

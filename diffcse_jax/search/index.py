@@ -28,7 +28,7 @@ from diffcse_jax.models.foreign_text import foreign_texts
 from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.models.unread import added_up
 from diffcse_jax.search.changes import Changes, How, UpdatePlan, passages_after, plan, without
-from diffcse_jax.search.contents import Contents, documents_table
+from diffcse_jax.search.contents import Contents, documents_table, searched_texts
 from diffcse_jax.search.embeddings import Queries, StoredEmbeddings, Vectors, aligned
 from diffcse_jax.search.folder import Stored, Writer, is_index, read_index, writing
 from diffcse_jax.search.hits import Hits
@@ -144,9 +144,8 @@ class Index:
         if settings.mode != "lexical":
             embeddings = StoredEmbeddings.of(store.mapped(), settings.storage)
             record = store.encoder
-        contents = Contents(documents, passages, embeddings)
         if settings.mode != "dense" and len(passages):
-            lexical = _lexical(contents.texts(), settings.language, show_progress=True)
+            lexical = _lexical(searched_texts(passages), settings.language, show_progress=True)
         contents = Contents(documents, passages, embeddings, lexical)
         return cls.of(Stored(settings, contents, record), name=str(store.folder))
 
@@ -204,13 +203,13 @@ class Index:
     ) -> Changes:
         """Add documents. Raises `DataError` if the index already has one of their ids."""
         with self._changing:
+            # Texts without ids are numbered on. Longer numbers are codes, and may have thousands of
+            # digits, which Python refuses to read.
             numbers = [int(key) for key in self._contents.ids if key.isdecimal() and len(key) < 16]
-            record = self._input_of(texts)
-            source = self._open(texts, record, first=max(numbers, default=-1) + 1)
+            origin = self._origin_of(texts)
+            source = self._open(texts, origin, first=max(numbers, default=-1) + 1)
             reading = _read(source, show_progress=show_progress, strict=strict)
-            return self._put_recorded(
-                record, reading, "add", batch_size, show_progress=show_progress
-            )
+            return self._put(origin, reading, "add", batch_size, show_progress=show_progress)
 
     def update(
         self, texts: Any, *, batch_size: int = 64, show_progress: bool = False, strict: bool = False
@@ -221,12 +220,10 @@ class Index:
         from 0. Beside texts with ids, they are new documents.
         """
         with self._changing:
-            record = self._input_of(texts)
-            source = self._open(texts, record, taken=self._contents.ids)
+            origin = self._origin_of(texts)
+            source = self._open(texts, origin, taken=self._contents.ids)
             reading = _read(source, show_progress=show_progress, strict=strict)
-            return self._put_recorded(
-                record, reading, "update", batch_size, show_progress=show_progress
-            )
+            return self._put(origin, reading, "update", batch_size, show_progress=show_progress)
 
     def remove(self, ids: Any) -> Changes:
         """Remove documents by an id or several. Raises `DataError` if one is not there.
@@ -243,101 +240,89 @@ class Index:
 
     def put_input(
         self,
-        record: Input,
+        origin: Input,
         documents: Sequence[Document],
         *,
         batch_size: int = 64,
         show_progress: bool = False,
     ) -> Changes:
         """Bring the documents of an input up to date. Those of other inputs stay."""
+        reading = Reading(documents)
         with self._changing:
-            return self._put_recorded(
-                record, Reading(documents), "replace", batch_size, show_progress=show_progress
-            )
+            return self._put(origin, reading, "replace", batch_size, show_progress=show_progress)
 
-    def _input_of(self, texts: Any) -> Input:
+    def _origin_of(self, texts: Any) -> Input:
         """Return how an input was recorded when it was read before, or how it will be recorded."""
         new = input_of(texts, self.settings.id_column)
         return next((each for each in self.inputs if each.name == new.name), new)
 
-    def _put_recorded(
+    def _put(
         self,
-        record: Input,
+        origin: Input,
         reading: Reading,
         how: How,
         batch_size: int,
         *,
         show_progress: bool,
     ) -> Changes:
-        """Put documents, and record their input once that has succeeded."""
-        names = [each.name for each in self.inputs]
-        number = names.index(record.name) if record.name in names else len(names)
-        changes = self.put(reading, how, number, batch_size=batch_size, show_progress=show_progress)
-        if reading.documents and number == len(names):
-            self.inputs = (*self.inputs, record)
-        return changes
-
-    def put(
-        self,
-        reading: Reading,
-        how: How,
-        source: int,
-        *,
-        batch_size: int = 64,
-        show_progress: bool = False,
-    ) -> Changes:
-        """Add, update or replace documents that are read already. `source` numbers their input."""
+        """Add, update or replace documents, and record their input once that has succeeded."""
         check_count("batch_size", batch_size)
-        with self._changing:
-            old = self._contents
-            table = documents_table(reading.documents, source)
-            planned = plan(old.documents, table, how, source, reading.removed)
-            rows = planned.reuses[planned.reuses >= len(old.documents)] - len(old.documents)
-            new = [reading.documents[row] for row in rows.tolist()]
-            encoded = self._encoded(new, batch_size, show_progress=show_progress)
-            self._contents = self._after(planned, table, *encoded, show_progress=show_progress)
-            return planned.changes
+        names = [each.name for each in self.inputs]
+        number = names.index(origin.name) if origin.name in names else len(names)
+        table = documents_table(reading.documents, number)
+        planned = plan(self._contents.documents, table, how, number, reading.removed)
+        new = [reading.documents[row] for row in planned.new_rows]
+        made = self._passages_of(new, batch_size, show_progress=show_progress)
+        self._contents = self._after(planned, table, *made, show_progress=show_progress)
+        if reading.documents and number == len(names):
+            self.inputs = (*self.inputs, origin)
+        return planned.changes
 
     def _open(
-        self, texts: Any, record: Input, first: int = 0, taken: Collection[str] = ()
+        self, texts: Any, origin: Input, first: int = 0, taken: Collection[str] = ()
     ) -> Documents:
         if isinstance(texts, str | Path):
             return open_documents_to_search(
-                str(texts), "texts", columns=record.columns, id_column=record.id_column
+                str(texts), "texts", columns=origin.columns, id_column=origin.id_column
             )
-        return documents_in_memory(texts, id_column=record.id_column, first=first, taken=taken)
+        return documents_in_memory(texts, id_column=origin.id_column, first=first, taken=taken)
 
-    def _encoded(
+    def _passages_of(
         self, documents: Sequence[Document], batch_size: int, *, show_progress: bool
     ) -> tuple[list[Passage], Vectors | None]:
-        """Return the passages of documents, numbered from 0, with their embeddings."""
+        """Return the passages of documents, numbered from 0, and their embeddings if there are any.
+
+        An encoder splits passages that are longer than it reads.
+        """
         passages: list[Passage] = []
         for number, document in enumerate(documents):
             passages += passages_of(document, number)
         if not self.record:
             return passages, None
-        encoder = self._require_encoder()
-        prompt = self.record.prompt
         if self.settings.passages:
-            passages = encoder.split(passages, prompt)
-        vectors = aligned((len(passages), self.record.dimension), np.float32)
-        quiet = not show_progress
+            passages = self._require_encoder().split(passages, self.record.prompt)
         texts = [passage.searched for passage in passages]
+        return passages, self._encoded(texts, batch_size, show_progress=show_progress)
+
+    def _encoded(self, texts: Sequence[str], batch_size: int, *, show_progress: bool) -> Vectors:
+        """Return the embeddings of the texts of passages."""
+        assert self.record
+        encoder = self._require_encoder()
+        prompt = encoder.prompts.or_warned(self.record.prompt)
+        vectors = aligned((len(texts), self.record.dimension), np.float32)
         if warning := foreign_texts(encoder.name, encoder.languages, texts):
             warn_user(warning)
-        if passages and show_progress:
-            log_line(f"encoding {counted(len(passages), 'passage{s}')} with {encoder.name}")
-        with (
-            added_up(),
-            Progress("encoding", "passages", len(passages), quiet=quiet) as progress,
-        ):
-            for start in range(0, len(passages), ENCODED_AT_ONCE):
+        if texts and show_progress:
+            log_line(f"encoding {counted(len(texts), 'passage{s}')} with {encoder.name}")
+        progress = Progress("encoding", "passages", len(texts), quiet=not show_progress)
+        with added_up(), progress:
+            for start in range(0, len(texts), ENCODED_AT_ONCE):
                 some = texts[start : start + ENCODED_AT_ONCE]
                 vectors[start : start + len(some)] = encoder.encode(
-                    some, batch_size, normalize=True, prompt=encoder.prompts.or_warned(prompt)
+                    some, batch_size, normalize=True, prompt=prompt
                 )
                 progress.update(len(some))
-        return passages, vectors
+        return vectors
 
     def _after(
         self,
@@ -360,7 +345,7 @@ class Index:
             none = np.zeros((0, embeddings.dimension), np.float32)
             embeddings = embeddings.updated(order, none if vectors is None else vectors)
         if self.mode != "dense" and len(table):
-            texts = Contents(passages=table).texts()
+            texts = searched_texts(table)
             lexical = _lexical(texts, self.settings.language, show_progress=show_progress)
         return Contents(documents, table, embeddings, lexical)
 

@@ -3,6 +3,7 @@
 The scores are those of bm25s, in Lucene's variant. `words.py` says what a word is.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.search.words import Words, bm25s, choose_language
 
 K1, B = 1.2, 0.75
+MOST_STEMS = 1 << 18  # words whose stems are kept in memory
 
 
 class LexicalIndex:
@@ -26,6 +28,13 @@ class LexicalIndex:
         self.language = language
         self.words = Words(language)  # returns the words of a text
         self._bm25 = bm25s().BM25(k1=K1, b=B) if bm25 is None else bm25
+        words = self.words
+
+        @functools.lru_cache(MOST_STEMS)
+        def stems(text: str) -> frozenset[str]:
+            return frozenset(words(text))
+
+        self.stems = stems  # returns the different words: snippets look up the same ones often
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let pickle and copy make an equal index, without the lock and the stemmer."""

@@ -20,7 +20,6 @@ from diffcse_jax.search.lexical import best_rows, found_by_words
 CLOSE = 0.35
 FEWEST_DOCUMENTS = 20  # of an index whose similarities say what is usual
 FEWEST_SHARED = 0.25  # of a query's words in the best hit by words; below, a note says so
-MOST_STEMS = 1 << 18  # words whose stems are kept in memory
 
 
 class Request(NamedTuple):
@@ -140,7 +139,8 @@ def _hits(
 ) -> Hits:
     """Return the hits of a query: the passages at these places."""
     ranks = _ranks(contents, ranking.by_mode)
-    wanted = _stems(contents, text)
+    stems = contents.lexical.stems if contents.lexical else plain_words
+    wanted = stems(text)
     hits: list[Hit] = []
     has: list[frozenset[str]] = []  # the words of the query that each hit has
     for place in places.tolist():
@@ -148,10 +148,8 @@ def _hits(
         if request.threshold is not None and score < request.threshold:
             break
         passage, document = contents.row(row)
-        shared = matches(passage["text"], wanted, lambda word: _stems(contents, word))
-        has.append(
-            (wanted & _stems(contents, passage["title"])).union(*(match.stems for match in shared))
-        )
+        shared = matches(passage["text"], wanted, stems)
+        has.append((wanted & stems(passage["title"])).union(*(match.stems for match in shared)))
         hits.append(
             Hit(
                 score,
@@ -186,17 +184,6 @@ def _ranks(
         for number, document in enumerate(contents.document_of[best].tolist(), 1):
             ranks[document][mode] = number
     return ranks
-
-
-def _stems(contents: Contents, text: str) -> frozenset[str]:
-    """Return the words of a text as BM25 compares them or, without BM25, in lower case."""
-    known = contents.stems
-    if len(known) > MOST_STEMS:
-        known.clear()
-    if (stems := known.get(text)) is None:
-        words = contents.lexical.words(text) if contents.lexical else plain_words(text)
-        stems = known[text] = frozenset(words)
-    return stems
 
 
 # Notes when nothing fits
