@@ -7,6 +7,7 @@ mistakes are answered at once.
 import argparse
 import dataclasses
 import difflib
+import importlib
 import inspect
 import io
 import logging
@@ -39,13 +40,24 @@ Work = Callable[[], object]
 
 
 class Command(NamedTuple):
-    """A command: its options, and what imports the function for them that does the work.
+    """A command.
 
-    If that function returns a path, the path is printed. A number is the exit code.
+    Attributes:
+        options: The type of its options.
+        function: Does the work, with the options: `module:function`. Or a function that imports
+            what does the work. If the work returns a path, the path is printed. A number is the
+            exit code.
     """
 
     options: type[Options]
-    prepare: Callable[[Any], Work]
+    function: str | Callable[[Any], Work]
+
+    def work(self, options: Options) -> Work:
+        """Import what does the work, and return the work."""
+        if not isinstance(self.function, str):
+            return self.function(options)
+        module, _, name = self.function.partition(":")
+        return partial(getattr(importlib.import_module(module), name), options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Orbax logs each step of each save, and its errors several times.
             if not options.verbose:
                 logging.getLogger("absl").setLevel(logging.CRITICAL)
-            work = COMMANDS[name].prepare(options)
+            work = COMMANDS[name].work(options)
         try:
             result = work()
             if isinstance(result, Path):
@@ -169,6 +181,7 @@ def read_options(arguments: Sequence[str]) -> tuple[str, Options]:
     values = {each: _read(fields[each], text) for each, text in texts.items()}
     options = kind(**values, command=shlex.join(["diffcse", *arguments]))
     if isinstance(options, RunOptions):
+        # --strict is a short form of a key, after the others, so that the run records the key.
         strict = ["--config.data.on_bad_line=error"] if options.strict else []
         options = dataclasses.replace(options, overrides=(*rest, *strict))
     return name, options
@@ -198,7 +211,7 @@ def _refuse_misspelt(arguments: Iterable[str], flags: Iterable[str]) -> None:
             raise ConfigError(f"{argument!r} is not an option. Did you mean --{near[0]}?")
 
 
-# From options to work
+# From options to work, where that takes more than a call
 
 
 def _train(options: commands.TrainOptions) -> Work:
@@ -236,24 +249,6 @@ def _configuration(
     return config, named_workdir(options.workdir, name, config)
 
 
-def _study(options: commands.StudyOptions) -> Work:
-    from diffcse_jax.apps.study import run_study
-
-    return partial(run_study, options)
-
-
-def _init(options: commands.InitOptions) -> Work:
-    from diffcse_jax.apps.init import init
-
-    return partial(init, options)
-
-
-def _evaluate(options: commands.EvaluateOptions) -> Work:
-    from diffcse_jax.evaluation.runner import run
-
-    return partial(run, options)
-
-
 def _export(options: commands.ExportOptions) -> Work:
     from diffcse_jax.export import export
 
@@ -261,48 +256,18 @@ def _export(options: commands.ExportOptions) -> Work:
     return partial(export, options.model, options.output, **settings)
 
 
-def _encode(options: commands.EncodeOptions) -> Work:
-    from diffcse_jax.apps.embed import encode
-
-    return partial(encode, options)
-
-
-def _embed(options: commands.EmbedOptions) -> Work:
-    from diffcse_jax.apps.embed import embed
-
-    return partial(embed, options)
-
-
-def _search(options: commands.SearchOptions) -> Work:
-    from diffcse_jax.apps.search import search
-
-    return partial(search, options)
-
-
-def _report(options: commands.ReportOptions) -> Work:
-    from diffcse_jax.apps.report import write_report
-
-    return partial(write_report, options)
-
-
-def _demo(options: commands.DemoOptions) -> Work:
-    from diffcse_jax.apps.demo import serve
-
-    return partial(serve, options)
-
-
 COMMANDS = {
     "train": Command(commands.TrainOptions, _train),
-    "evaluate": Command(commands.EvaluateOptions, _evaluate),
-    "encode": Command(commands.EncodeOptions, _encode),
-    "embed": Command(commands.EmbedOptions, _embed),
-    "search": Command(commands.SearchOptions, _search),
+    "evaluate": Command(commands.EvaluateOptions, "diffcse_jax.evaluation.runner:run"),
+    "encode": Command(commands.EncodeOptions, "diffcse_jax.apps.embed:encode"),
+    "embed": Command(commands.EmbedOptions, "diffcse_jax.apps.embed:embed"),
+    "search": Command(commands.SearchOptions, "diffcse_jax.apps.search:search"),
     "export": Command(commands.ExportOptions, _export),
-    "init": Command(commands.InitOptions, _init),
+    "init": Command(commands.InitOptions, "diffcse_jax.apps.init:init"),
     "finetune": Command(commands.FinetuneOptions, _finetune),
-    "study": Command(commands.StudyOptions, _study),
-    "report": Command(commands.ReportOptions, _report),
-    "demo": Command(commands.DemoOptions, _demo),
+    "study": Command(commands.StudyOptions, "diffcse_jax.apps.study:run_study"),
+    "report": Command(commands.ReportOptions, "diffcse_jax.apps.report:write_report"),
+    "demo": Command(commands.DemoOptions, "diffcse_jax.apps.demo:serve"),
 }
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class Options:
 
     quiet: bool = option(False, "print warnings and errors only")
     verbose: bool = option(False, "also print the log messages of libraries")
+
+    # Not an option.
     command: str = "the same command"  # the whole command line, for messages
 
     def given(self, *names: str) -> dict[str, Any]:
@@ -59,6 +61,8 @@ class RunOptions(Options):
     strict: bool = option(
         False, "a file or text that cannot be used is an error (--config.data.on_bad_line=error)"
     )
+
+    # Not an option of its own.
     overrides: tuple[str, ...] = ()  # the arguments --config.KEY=VALUE and --finetune.KEY=VALUE
 
 
@@ -196,8 +200,11 @@ class EvaluationSettings:
         "transform embeddings by `whitening` or `dcl`, fitted on the file's text",
         metavar="METHOD:FILE",
     )
-    queries: Path | None = option(
-        None, "task `retrieval`: list the sentences nearest to each line", metavar="FILE"
+    queries_file: Path | None = option(
+        None,
+        "task `retrieval`: list the sentences nearest to each line",
+        flag="--queries",
+        metavar="FILE",
     )
     top_k: int = option(3, "sentences to list for each query", low=1)
     runs: Path | None = option(
@@ -210,7 +217,9 @@ class EvaluationSettings:
         "jax", "torch: compute embeddings with sentence-transformers", choices=("jax", "torch")
     )
     strict: bool = option(False, "stop at the first text of your own files that is left out")
-    model: str = ""  # the model that is evaluated; set for each model
+
+    # Not options: the program sets them for each model.
+    model: str = ""  # that is evaluated
     compared: tuple[str, ...] = ()  # all models, whose rankings get different names
 
 
@@ -405,9 +414,7 @@ class SearchOptions(EncoderOptions, TextOptions, ModeOptions):
     )
     as_json: bool = option(False, "print a JSON object for each query, one per line", flag="--json")
     model: str | None = option(None, f"{MODEL} (default: that of the embeddings)")
-    source: str = option(
-        REQUIRED, f"{INPUT}; or the output of `embed`, or an index", flag="--input", metavar="TEXT"
-    )
+    input: str = option(REQUIRED, f"{INPUT}; or the output of `embed`, or an index", metavar="TEXT")
     output: Path | None = option(
         None, "save the index there, or bring the index there up to date", metavar="DIR"
     )
@@ -457,7 +464,7 @@ class DemoOptions(TextOptions, ModeOptions):
 
     model: str = option(REQUIRED, MODEL)
     against: str | None = option(None, "a second model, shown next to the first", metavar="MODEL")
-    source: str = option(REQUIRED, INPUT, flag="--input", metavar="TEXT")
+    input: str = option(REQUIRED, INPUT, metavar="TEXT")
     top_k: int = option(10, "the number of hits", low=1)
     host: str = option("127.0.0.1", "the address to listen on")
     port: int = option(8000, "the port; 0: any free one", low=0, high=65535)

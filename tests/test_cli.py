@@ -1,4 +1,5 @@
 import ast
+import importlib
 import importlib.metadata
 import inspect
 import io
@@ -172,9 +173,12 @@ def test_values_are_read_by_type_and_what_is_not_given_is_none():
     assert run.workdir is None
 
 
-def test_each_command_prepares_its_own_options():
-    for command, (options, prepare) in COMMANDS.items():
-        assert inspect.get_annotations(prepare)["options"] is options, command
+def test_each_command_works_with_its_own_options():
+    for command, (options, function) in COMMANDS.items():
+        if isinstance(function, str):
+            module, _, name = function.partition(":")
+            function = getattr(importlib.import_module(module), name)
+        assert inspect.get_annotations(function)["options"] is options, command
 
 
 def test_each_option_is_read():

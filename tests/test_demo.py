@@ -196,10 +196,10 @@ def test_a_port_in_use_and_invalid_options(tmp_path):
     with pytest.raises(ConfigError, match="--host no such host --port 0"):
         SearchServer(page, ("no such host", 0))
     with pytest.raises(ConfigError, match="--against a is the same as --model"):
-        serve(DemoOptions(model="a", source="text.txt", against="a"))
+        serve(DemoOptions(model="a", input="text.txt", against="a"))
     Index(texts=["Rain falls."], mode="lexical").save(tmp_path / "index")
     with pytest.raises(ConfigError, match="index is an index or embeddings"):
-        serve(DemoOptions(model="a", source=f"{tmp_path}/index"))
+        serve(DemoOptions(model="a", input=f"{tmp_path}/index"))
 
 
 def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
@@ -208,12 +208,12 @@ def test_both_models_are_compared_in_the_mode_of_the_first(tmp_path):
         {"model": str(tmp_path), "against": "minilm"},
         {"model": str(tmp_path), "weight": 0.2},
     ):
-        settings = settings_of(DemoOptions(source="t", **options))
+        settings = settings_of(DemoOptions(input="t", **options))
         assert (settings.mode, settings.weight) == ("hybrid", 0.2)
-    options = DemoOptions(model="minilm", source="t", against=str(tmp_path))
+    options = DemoOptions(model="minilm", input="t", against=str(tmp_path))
     assert settings_of(options).mode == "dense"
     write_json(tmp_path / "search.json", {"mode": "lexical", "weight": 1.0})
-    options = DemoOptions(model=str(tmp_path), source="t")
+    options = DemoOptions(model=str(tmp_path), input="t")
     assert settings_of(options).mode == "lexical"
     assert settings_of(dataclasses.replace(options, against="minilm")).mode == "dense"
 

@@ -224,7 +224,7 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     vectors["f"] = -vectors["e"]  # found last
     write_stsb(tmp_path, "test", ROWS)
     (tmp_path / "queries.txt").write_text("a\n")
-    settings = EvaluationSettings(queries=tmp_path / "queries.txt", top_k=2)
+    settings = EvaluationSettings(queries_file=tmp_path / "queries.txt", top_k=2)
     results = STSB_RETRIEVAL.run(TableEncoder(vectors), tmp_path, settings)
     assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (
         2,

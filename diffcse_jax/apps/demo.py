@@ -64,14 +64,14 @@ def serve(options: DemoOptions) -> None:
             f"--against {options.against} is the same as --model. Name another model, or leave "
             "--against out"
         )
-    folder = expand_path(options.source)
-    if options.source != STDIN and (is_index(folder) or find_store(folder)):
+    folder = expand_path(options.input)
+    if options.input != STDIN and (is_index(folder) or find_store(folder)):
         raise ConfigError(
-            f"--input {options.source} is an index or embeddings. Name the text that it was made of"
+            f"--input {options.input} is an index or embeddings. Name the text that it was made of"
         )
     settings = settings_of(options)
     settings.check()
-    documents = read_documents(open_text(options.source, options), strict=options.strict)
+    documents = read_documents(open_text(options.input, options), strict=options.strict)
     names = filter(None, (options.model, options.against))
     models = {
         name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names
@@ -80,7 +80,7 @@ def serve(options: DemoOptions) -> None:
     page = Page(folder.name, len(documents), examples_of(documents), models, options.top_k)
     with SearchServer(page, address) as server:  # first: the port may be in use
         for index in models.values():
-            index.put_input(input_of(options.source), documents, show_progress=True)
+            index.put_input(input_of(options.input), documents, show_progress=True)
         for words in (1, 20):
             page.search("word " * words)  # compiles what queries of up to 32 tokens need
         _serve(server, options.host)

@@ -59,7 +59,7 @@ def _check(options: SearchOptions) -> None:
     """Raise `UserError` for options that do not fit together, before anything is read."""
     if not all(map(str.strip, options.queries)):
         raise DataError("QUERY: the text is empty. Give a query")
-    if options.source == options.queries_file == STDIN and not options.queries:
+    if options.input == options.queries_file == STDIN and not options.queries:
         raise ConfigError(
             "--input -: standard input cannot hold the queries, too. Give QUERY or --queries"
         )
@@ -76,10 +76,10 @@ def _check(options: SearchOptions) -> None:
 
 def _open(options: SearchOptions) -> Index:
     """Return the index to search, with its encoder, and save it if `--output` names a folder."""
-    folder = expand_path(options.source)
-    if options.source != STDIN and is_index(folder):
+    folder = expand_path(options.input)
+    if options.input != STDIN and is_index(folder):
         return _open_index(folder, options)
-    store = None if options.source == STDIN else find_store(folder)
+    store = None if options.input == STDIN else find_store(folder)
     if store:
         _refuse(options, ["columns", "id_column", "passages"], store.folder)
     if not options.output:
@@ -146,7 +146,7 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
     settings.check()
     if not has_store and settings.mode != "lexical" and not options.model:
         raise ConfigError(
-            f"{options.source} is text. Name the encoder with --model, for example --model minilm"
+            f"{options.input} is text. Name the encoder with --model, for example --model minilm"
         )
     return settings
 
@@ -173,7 +173,7 @@ def _check_threshold(options: SearchOptions, mode: str) -> None:
 
 def _read(options: SearchOptions) -> list[Document]:
     """Read the text. This comes before the encoder, which takes seconds to load."""
-    return read_documents(open_text(options.source, options), strict=options.strict)
+    return read_documents(open_text(options.input, options), strict=options.strict)
 
 
 def _build(
@@ -245,7 +245,7 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
     if recorded is None and not options.add:
         names = ", ".join(each.name or "texts given in Python" for each in index.inputs)
         raise ConfigError(
-            f"--output {options.output} is an index of {names}, not of --input {options.source}. "
+            f"--output {options.output} is an index of {names}, not of --input {options.input}. "
             "To search both, give --add. To replace the index, give --replace"
         )
     if recorded is None:
@@ -287,7 +287,7 @@ def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchO
     """Bring an index of embeddings up to date."""
     if old.inputs != (_input(options),):
         raise ConfigError(
-            f"--add {options.source}: only texts can be added to an index, not embeddings"
+            f"--add {options.input}: only texts can be added to an index, not embeddings"
         )
     if old.record:  # before the embeddings are copied
         old.record.require(store.encoder, old.name)
@@ -302,7 +302,7 @@ def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchO
 
 def _input(options: SearchOptions) -> Input:
     """Return how an index records the input."""
-    return input_of(options.source, options.id_column or "", options.columns)
+    return input_of(options.input, options.id_column or "", options.columns)
 
 
 # Hits

@@ -138,8 +138,8 @@ def score_retrieval(
     scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
     ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
     results: dict[str, Any] = recalls(ranks) | {"n": len(rows)}
-    if settings.queries:
-        queries = read_queries(settings.queries)
+    if settings.queries_file:
+        queries = read_queries(settings.queries_file)
         embeddings = encoder.encode(queries)  # sentences of one kind, with the default prompt
         results["examples"] = [
             {"query": query, "hits": best_hits(row, texts, settings.top_k)}

@@ -218,11 +218,11 @@ def _find_data(
 def _plan(settings: EvaluationSettings) -> dict[str, Task]:
     """Check the settings before hours are spent on them, and return the tasks by name."""
     names = expand_groups(settings.tasks.split(","), settings.mode)
-    if settings.queries:
+    if settings.queries_file:
         if "retrieval" not in names:
             raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")
         try:
-            retrieval.read_queries(settings.queries)
+            retrieval.read_queries(settings.queries_file)
         except DataError as error:
             raise DataError(f"--queries: {error}") from error
     kinds = {own_kind(name) for name in names}
