@@ -1,5 +1,6 @@
-"""Whether the time that a function takes grows with a text, and not with the square of its size."""
+"""Whether the work of a function grows with a text, and not with the square of its size."""
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -29,3 +30,25 @@ def assert_linear(call: Callable[[str], object], part: str) -> None:
     while (before := seconds(call, part * number)) < 0.01 and number < 64_000:
         number *= 2
     assert seconds(call, part * 4 * number) < 8 * before + 0.05
+
+
+def calls(call: Callable[[str], object], text: str) -> int:
+    """Return how many functions, of Python and of C, are called. It is the same in each run."""
+    count = 0
+
+    def enter(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(enter)
+    try:
+        call(text)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def assert_linear_calls(call: Callable[[str], object], make: Callable[[int], str]) -> None:
+    """Assert that four times the parts take about four times the calls, and not 16 times."""
+    call(make(1))  # what is done once
+    assert calls(call, make(200)) < 5 * calls(call, make(50))

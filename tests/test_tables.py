@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
-from growth import assert_small
+from growth import assert_linear_calls, assert_small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_fuzz import json_values, spoiled
@@ -29,13 +29,14 @@ from test_golden import PAIRS, Prepared
 
 from diffcse_jax.documents.find import find_source
 from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger
+from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.documents.tables import arrow as columnar
 from diffcse_jax.documents.tables import json as json_rows
 from diffcse_jax.documents.tables.arrow import data_set_folders
 from diffcse_jax.documents.tables.delimited import Form, records
 from diffcse_jax.documents.tables.formats import KINDS, open_table
 from diffcse_jax.documents.tables.table import Table
-from diffcse_jax.documents.tables.values import text_columns, text_of, without_missing
+from diffcse_jax.documents.tables.values import by_column, text_columns, text_of, without_missing
 from diffcse_jax.documents.text.lines import read_lines
 from diffcse_jax.errors import DataError
 
@@ -497,6 +498,19 @@ def test_an_object_is_rows_if_its_keys_name_no_columns(tmp_path, found, rows):
     assert values(table_of(tmp_path / "a.json", json.dumps(found))) == rows
 
 
+def test_new_keys_in_each_row_take_no_longer_than_other_text(tmp_path):
+    def parts(number: int) -> str:
+        rows = ({f"key {row} {key}": "Some words." for key in range(9)} for row in range(number))
+        return "\n".join(map(json.dumps, rows))
+
+    def open_and_read(content: str) -> None:
+        path = tmp_path / "a.jsonl"
+        path.write_text(content)
+        assert [*open_documents_to_search(str(path)).read(Ledger("a"))]
+
+    assert_linear_calls(open_and_read, parts)
+
+
 def test_keys_are_collected_from_many_rows(tmp_path):
     rows = [{"text": "The library opens."}] * 1500 + [{"text": "x", "late": "y"}]
     rows[1] = {"text": "The cafe is closed.", "headline": "Cafe"}
@@ -724,16 +738,16 @@ def test_columns_of_text_are_told_from_others():
     }  # fmt: skip
     everything = {**COLUMNS, **texts}
     rows = [{name: column[row] for name, column in everything.items()} for row in range(2)]
-    assert text_columns([*everything], rows) == tuple(texts)
+    assert text_columns([*everything], by_column(rows)) == tuple(texts)
 
 
 def test_repeated_words_are_a_category_unless_there_is_nothing_else():
     rows = [{"state": ["open", "closed"][n % 2], "text": f"{n} is a number"} for n in range(10)]
-    assert text_columns(["state", "text"], rows) == ("text",)
-    assert text_columns(["state"], rows) == ("state",)
-    assert text_columns(["x", "n"], [{"x": "a", "n": 1}]) == ("x",)
-    assert text_columns(["code"], [{"code": "0xdeadbeaf"}]) == ()
-    assert text_columns(["n"], [{"n": 1}]) == text_columns(["n"], []) == ()
+    assert text_columns(["state", "text"], by_column(rows)) == ("text",)
+    assert text_columns(["state"], by_column(rows)) == ("state",)
+    assert text_columns(["x", "n"], {"x": ["a"], "n": [1]}) == ("x",)
+    assert text_columns(["code"], {"code": ["0xdeadbeaf"]}) == ()
+    assert text_columns(["n"], {"n": [1]}) == text_columns(["n"], {}) == ()
 
 
 def test_all_extensions_are_known():

@@ -18,7 +18,13 @@ from diffcse_jax.documents.tables.layout import (
     layout_of,
     own_id,
 )
-from diffcse_jax.documents.tables.values import SAMPLE_ROWS, listed, text_columns, without_missing
+from diffcse_jax.documents.tables.values import (
+    SAMPLE_ROWS,
+    by_column,
+    listed,
+    text_columns,
+    without_missing,
+)
 from diffcse_jax.errors import DataError
 
 EXPECTED = (
@@ -87,19 +93,22 @@ def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
     """
     keys: dict[str, None] = {}
     seen: set[str] = set()  # keys with a value
-    sample: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for row in (values_of(text) for text in texts if isinstance(text, Mapping)):
         keys.update(dict.fromkeys(row))
         new = {key for key in row.keys() - seen if row[key] is not None}
-        if new or len(sample) < SAMPLE_ROWS:
-            sample.append(row)
+        if new or len(rows) < SAMPLE_ROWS:
+            rows.append(row)
             seen |= new
     if id_column and keys and id_column not in keys:
         raise DataError(
             f"the given dicts: no column {id_column!r}. It has: {listed(keys)}. Name one of "
             "these with id_column"
         )
-    strings = [key for key in keys if any(isinstance(row.get(key), str) for row in sample)]
+    sample = by_column(rows)
+    strings = [
+        key for key, values in sample.items() if any(isinstance(each, str) for each in values)
+    ]
     texts = text_columns([*keys], sample) or strings
     return layout_of("the given dicts", [*keys], texts, id_column) or Layout(("sentence",))
 

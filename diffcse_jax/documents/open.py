@@ -441,8 +441,8 @@ def _row_documents(of_tables: Sequence[_LaidOut], ledger: Ledger) -> Iterator[Do
             ledger.note(layout.note)
         read = dict.fromkeys((*table.columns, *layout.columns))
         for number, values in table.rows([*read], ledger, notes_late_text=layout.is_guessed):
-            if layout.id is None and table.is_open:  # later rows may have ids
-                layout = layout._replace(id=id_among(values))
+            if layout.id is None and table.is_open and (column := id_among(values)) is not None:
+                layout = dataclasses.replace(layout, id=column)  # later rows may have ids
             place = Place(table.name, number)
             if document := document_of(values, layout, place, ledger):
                 yield document

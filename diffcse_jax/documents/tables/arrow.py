@@ -261,7 +261,7 @@ def _open_saved(folder: Path, name: str) -> Table:
     files = tuple(folder / each for each in _strings(names, path))
     for file in files:
         _check(file, name)
-    return _arrow_files(files, name) if files else table_of(name, (), lambda *_: iter(()), ())
+    return _arrow_files(files, name) if files else table_of(name, (), lambda *_: iter(()), {})
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:

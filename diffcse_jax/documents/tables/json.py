@@ -59,8 +59,7 @@ def open_json(path: Path, name: str) -> Table:
         return _rows(values(ledger), name, ledger)
 
     sample = sample_of(read((), Ledger(name)))
-    columns = dict.fromkeys(column for row in sample for column in row)
-    return table_of(name, tuple(columns), read, sample, notes, is_open=True)
+    return table_of(name, tuple(sample), read, sample, notes, is_open=True)
 
 
 def _reader(path: Path, name: str) -> tuple[Callable[[Ledger], Values], tuple[str, ...]]:

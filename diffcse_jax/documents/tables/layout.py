@@ -1,7 +1,9 @@
 """Which columns of a table hold the id, the title and the text, and documents made of its rows."""
 
+import dataclasses
+import functools
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from diffcse_jax.documents.document import Document, Section, id_of
 from diffcse_jax.documents.ledger import (
@@ -19,7 +21,8 @@ from diffcse_jax.errors import DataError
 FIRST_INEXACT = 2.0**53  # from here on, floats leave out whole numbers
 
 
-class Layout(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Layout:
     """What the columns of a table hold.
 
     Attributes:
@@ -40,6 +43,23 @@ class Layout(NamedTuple):
     is_whole: bool = False
     note: str = ""
     is_guessed: bool = False
+
+    @functools.cached_property
+    def places(self) -> Mapping[str, Sequence[int]]:
+        """The places of each column of text. A user may name one twice."""
+        places: dict[str, list[int]] = {}
+        for place, column in enumerate(self.texts):
+            places.setdefault(column, []).append(place)
+        return places
+
+    def texts_in(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the columns of text that a row has, in time that grows with the row alone."""
+        places = sorted(place for column in values for place in self.places.get(column, ()))
+        return [self.texts[place] for place in places]
+
+    def reads(self, column: str) -> bool:
+        """Return whether a column holds a text, the title or the id."""
+        return column in self.places or column in (self.title, self.id)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -91,11 +111,10 @@ def document_of(
     sections = _sections(values, layout, place, ledger)
     if not sections:
         return None
-    read = set(layout.columns)  # but objects, for example, are not text
     others = {
         name: value
         for name, value in values.items()
-        if value is not None and (name not in read or _text(value) is None)
+        if value is not None and not (layout.reads(name) and _text(value) is not None)
     }
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
@@ -129,19 +148,21 @@ def _sections(
     values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
 ) -> tuple[Section, ...]:
     title = " ".join((_text_in(values, layout.title) or "").split())
-    if title and all(_is_blank(values.get(name)) for name in layout.texts):
+    columns = layout.texts_in(values)
+    if title and all(_is_blank(values[column]) for column in columns):
         return _title_alone(title, values, layout, place, ledger)
     texts: list[tuple[str, str]] = []  # columns and their texts
-    absent = []
-    for column in layout.texts:
-        text = _text_in(values, column)
+    are_absent = True
+    for column in columns:
+        text = _text(values[column])
         if text is None:
-            absent.append(_why_absent(values, column))
-        elif stripped := usable((text,), place, ledger):
+            continue
+        are_absent = False
+        if stripped := usable((text,), place, ledger):
             texts.append((column, stripped[0]))
     if not texts:
-        if len(absent) == len(layout.texts):  # otherwise `usable` has entered the reason
-            ledger.leave_out(absent[0], place)
+        if are_absent:  # otherwise `usable` has entered the reason
+            ledger.leave_out(_why_absent(values, layout.texts[0]), place)
         return ()
     if layout.are_separate:
         return tuple(Section("", text.split("\n"), column=column) for column, text in texts)
@@ -151,8 +172,8 @@ def _sections(
 
 def is_emptied(values: Mapping[str, Any], layout: Layout) -> bool:
     """Return whether a row has columns of text, and these are empty."""
-    there = [values[column] for column in layout.texts if column in values]
-    return bool(there) and all(map(_is_blank, there))
+    columns = layout.texts_in(values)
+    return bool(columns) and all(_is_blank(values[column]) for column in columns)
 
 
 def _is_blank(value: Any) -> bool:
@@ -167,7 +188,7 @@ def _title_alone(
     """Return the section of a row whose only text is its title."""
     if usable((title,), place, ledger) is None:
         return ()
-    if not any(column in values for column in layout.texts):  # another column may hold its text
+    if not layout.texts_in(values):  # another column may hold its text
         ledger.change("row{s} without the column of text", "kept with the title alone", place)
     return (Section(title, ()),)
 

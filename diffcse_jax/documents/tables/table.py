@@ -5,13 +5,15 @@ which columns hold text for people.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.tables.values import (
     CHOOSES,
     NumberedRow,
+    Sample,
+    by_column,
     is_scale,
     listed,
     text_columns,
@@ -69,7 +71,7 @@ class Table:
         late: dict[str, int] = {}  # the first rows with these keys
         for number, row in rows:
             if new := [key for key in row if key not in known and key not in late]:
-                late |= dict.fromkeys(text_columns(new, [row]), number)
+                late |= dict.fromkeys(text_columns(new, by_column([row])), number)
             yield number, row
         if late:
             keys = listed(f"{key} (line {number:,})" for key, number in late.items())
@@ -104,7 +106,7 @@ def table_of(
     name: str,
     columns: tuple[str, ...],
     read: Callable[[Sequence[str], Ledger], Iterator[NumberedRow]],
-    sample: Sequence[dict[str, Any]],
+    sample: Sample,
     notes: Sequence[str] = (),
     *,
     is_open: bool = False,
@@ -120,23 +122,21 @@ def table_of(
         list_columns=tuple(
             column
             for column in columns
-            if any(isinstance(row.get(column), list | tuple) for row in sample)
+            if any(isinstance(value, list | tuple) for value in sample.get(column, ()))
         ),
         scale_columns=tuple(
-            column for column in columns if is_scale(column, [row.get(column) for row in sample])
+            column for column in columns if is_scale(column, sample.get(column, ()))
         ),
     )
 
 
-def _nested(
-    columns: Sequence[str], sample: Sequence[Mapping[str, Any]], name: str
-) -> Iterator[str]:
+def _nested(columns: Sequence[str], sample: Sample, name: str) -> Iterator[str]:
     """Yield a note about columns that hold objects or lists of objects: their text is not read."""
-    nested = []
-    for column in columns:
-        values = [row[column] for row in sample if row.get(column) is not None]
-        if values and all(map(_is_nested, values)):
-            nested.append(column)
+    nested = [
+        column
+        for column in columns
+        if (values := sample.get(column)) and all(map(_is_nested, values))
+    ]
     if nested:
         yield f"{name}: text inside objects is not read ({listed(nested)})"
 

@@ -3,7 +3,7 @@
 import itertools
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffcse_jax.documents.text.encodings import decode
@@ -17,17 +17,32 @@ CHOOSES = "--columns (for training: data.columns) chooses others"
 # The number of the line or row, from 1, and the values of some columns. A missing value is None. A
 # key that a JSON object does not have is not there either.
 NumberedRow = tuple[int, dict[str, Any]]
+# The values of each column in some rows, without missing ones. Rows may have different columns.
+Sample = Mapping[str, Sequence[Any]]
 
 
-def sample_of(rows: Iterable[NumberedRow]) -> list[dict[str, Any]]:
-    """Return the first rows, fewer if they are long, with long texts cut off."""
-    sample = []
+def sample_of(rows: Iterable[NumberedRow]) -> Sample:
+    """Return the values of the first rows, fewer if they are long, with long texts cut off."""
+    return by_column(_first_rows(rows))
+
+
+def _first_rows(rows: Iterable[NumberedRow]) -> Iterator[dict[str, Any]]:
     size = 0
     for _, row in itertools.islice(rows, SAMPLE_ROWS):
         size += sum(len(value) for value in row.values() if isinstance(value, str | bytes | list))
-        sample.append({column: _cut(value) for column, value in row.items()})
+        yield {column: _cut(value) for column, value in row.items()}
         if size > SAMPLE_CHARACTERS:
             break
+
+
+def by_column(rows: Iterable[Mapping[str, Any]]) -> Sample:
+    """Return the values of each column that one of the rows has."""
+    sample: dict[str, list[Any]] = {}
+    for row in rows:
+        for column, value in row.items():
+            values = sample.setdefault(column, [])
+            if value is not None:
+                values.append(value)
     return sample
 
 
@@ -129,7 +144,7 @@ def is_scale(column: str, values: Iterable[Any]) -> bool:
 
     Such a column may grade the rows. Ids, years and counts are not scales.
     """
-    numbers = [_number(value) for value in values if value is not None]
+    numbers = [*map(_number, values)]
     steps = set(numbers)
     if ID_NAME.search(column) or None in steps:
         return False
@@ -171,27 +186,26 @@ class _Judged(NamedTuple):
     words: float
 
 
-def text_columns(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the columns whose values are text for people, judged by some rows.
+def text_columns(columns: Sequence[str], sample: Sample) -> tuple[str, ...]:
+    """Return the columns whose values are text for people.
 
     Text is phrases, even if they are repeated, and short values such as titles and names if most of
     them differ. A column of few short values that repeat (`open`, `closed`) is a category. Numbers,
     dates, truth values, ids, codes and addresses are not text. If no column is text, the categories
     are; without these, columns of letters: they are better read than left out.
     """
-    judged = {column: _judge([row.get(column) for row in rows]) for column in columns}
+    judged = {column: _judge(sample.get(column, ())) for column in columns}
     letters = [column for column in columns if judged[column] and not ID_NAME.search(column)]
     words = [column for column in letters if _has_words(judged[column])]
     texts = [column for column in words if _has_phrases_or_names(judged[column])]
     return tuple(texts or words or letters)
 
 
-def _judge(values: Iterable[Any]) -> list[_Judged]:
+def _judge(values: Sequence[Any]) -> list[_Judged]:
     """Return the texts of a column, or nothing if most of its values are not of letters."""
-    present = [value for value in values if value is not None]
-    judged = [_judged(value) for value in present if isinstance(value, str | bytes | list)]
+    judged = [_judged(value) for value in values if isinstance(value, str | bytes | list)]
     of_letters = sum(each.is_words or bool(WORD.fullmatch(each.text)) for each in judged)
-    return judged if 2 * of_letters > len(present) else []
+    return judged if 2 * of_letters > len(values) else []
 
 
 def _judged(value: Any) -> _Judged:
