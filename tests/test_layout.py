@@ -115,6 +115,7 @@ def test_documents_have_one_door():
         "documents.tables.arrow",
         "documents.tables.delimited",
         "documents.tables.json",
+        "documents.tables.records",
     )
     from_outside = {
         (module, imported)

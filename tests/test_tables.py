@@ -33,8 +33,8 @@ from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.documents.tables import arrow as columnar
 from diffcse_jax.documents.tables import json as json_rows
 from diffcse_jax.documents.tables.arrow import data_set_folders
-from diffcse_jax.documents.tables.delimited import Form, records
 from diffcse_jax.documents.tables.formats import KINDS, open_table
+from diffcse_jax.documents.tables.records import Dialect, records
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import by_column, text_columns, text_of, without_missing
 from diffcse_jax.documents.text.lines import read_lines
@@ -450,7 +450,7 @@ def test_each_line_of_a_csv_file_is_in_one_record(pieces, width, spans):
     lines = [*enumerate(io.StringIO("".join(pieces), newline="\n"), 1)]
     separator = "," if spans else "\t"
     lines = [(number, line.replace(",", separator)) for number, line in lines]
-    found = [*records(lines, Form(separator, spans_lines=spans, width=width))]
+    found = [*records(lines, Dialect(separator, spans_lines=spans, width=width))]
     read = [number for record in found for number in range(record.first, record.last + 1)]
     assert read == [number for number, _ in lines]
     for record in found:
@@ -463,7 +463,7 @@ def test_what_follows_the_rules_is_what_python_reads(rows):
     written = io.StringIO(newline="")
     csv.writer(written).writerows(rows)
     lines = enumerate(io.StringIO(written.getvalue(), newline="\n"), 1)
-    found = [record.fields for record in records(lines, Form(","))]
+    found = [record.fields for record in records(lines, Dialect(","))]
     python = [*csv.reader(io.StringIO(written.getvalue(), newline=""))]
     assert "\r" in written.getvalue().replace("\r\n", "") or found == [
         row or [""] for row in python
