@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from diffcse_jax.documents.ledger import NOWHERE, Ledger, Place
 from diffcse_jax.documents.sentences import canonical, sentences_of
-from diffcse_jax.errors import counted
 
 
 class Section(NamedTuple):
@@ -36,10 +35,7 @@ class Document:
     """A text with its identity.
 
     Attributes:
-        id: The value of the column `_id` or `id` (or of one that the user names), without white
-            space around it, after the path if an earlier file has the same id (see `IdsOfFiles`);
-            otherwise the path of the file and the row, such as `faq.csv:3`; for texts in memory a
-            number that is not the id of another.
+        id: Identifies the text; see `ids.py`.
         sections: The text.
         place: Where the text stands, for messages and hits.
         columns: The other columns of its row, which hits repeat.
@@ -71,42 +67,6 @@ class Documents:
     name: str
     read: Callable[[Ledger], Iterator[Document]]
     fingerprint: Callable[[], str]
-
-
-class IdsOfFiles:
-    """Ids of documents, which identify a document only within its file.
-
-    The first file with an id keeps it. In later files the path precedes it: `b.csv#7`.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[str, str] = {}  # the first file with each id
-        self._shared: dict[tuple[str, str], set[str]] = {}  # ids of two files
-
-    def of(self, own_id: str, file: str) -> str:
-        """Return the id of a document among those of all files."""
-        first = self._files.setdefault(own_id, file)
-        if first == file:
-            return own_id
-        self._shared.setdefault((first, file), set()).add(own_id)
-        return f"{file}#{own_id}"
-
-    def note(self) -> str:
-        """Return what was assumed about equal ids, for the user; empty if there were none."""
-        if not self._shared:
-            return ""
-        (first, file), ids = next(iter(self._shared.items()))
-        others = len(self._shared) - 1
-        more = f", and {counted(others, 'more pair{s}')} of files share ids" if others else ""
-        shared = counted(len(ids), "id{s}")
-        return (
-            f"{first} and {file} share {shared}{more}; each file's rows are documents of their own"
-        )
-
-
-def id_of(place: Place) -> str:
-    """Return the id of a document that has none of its own: its file and row."""
-    return f"{place.file}:{place.row}" if place.row else place.file
 
 
 def digest(text: str) -> int:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from diffcse_jax.documents.document import Document, Documents, Section
+from diffcse_jax.documents.ids import numbered_ids, row_id
 from diffcse_jax.documents.ledger import Ledger, Place, usable
 from diffcse_jax.documents.tables.layout import (
     Layout,
     document_of,
     is_emptied,
     layout_of,
-    own_id,
 )
 from diffcse_jax.documents.tables.values import (
     SAMPLE_ROWS,
@@ -73,7 +72,11 @@ def documents_in_memory(
 
     def read(ledger: Ledger) -> Iterator[Document]:
         layout = _layout_of(texts, id_column)
-        keys = _keys(texts, layout, first, taken)
+        ids = [
+            row_id(values_of(each), layout.id) if isinstance(each, Mapping) else ""
+            for each in texts
+        ]
+        keys = numbered_ids(ids, first, taken)
         for number, (text, key) in enumerate(zip(texts, keys, strict=True), first):
             if document := _document(text, number, layout, ledger):
                 yield dataclasses.replace(document, id=key)
@@ -111,17 +114,6 @@ def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
     ]
     texts = text_columns([*keys], sample) or strings
     return layout_of("the given dicts", [*keys], texts, id_column) or Layout(("sentence",))
-
-
-def _keys(
-    texts: Sequence[Any], layout: Layout, first: int, others: Collection[str]
-) -> Iterator[str]:
-    """Yield the id of each text: its own, or a number that is no text's own."""
-    ids = [own_id(values_of(text), layout) if isinstance(text, Mapping) else "" for text in texts]
-    taken = {*ids, *others} if any(ids) else {""}
-    free = (number for number in itertools.count(first + len(texts)) if str(number) not in taken)
-    for number, key in enumerate(ids, first):
-        yield key or (str(number) if str(number) not in taken else str(next(free)))
 
 
 def values_of(row: Mapping[Any, Any]) -> dict[str, Any]:

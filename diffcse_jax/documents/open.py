@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcse_jax.documents.docstrings import docstring_documents
-from diffcse_jax.documents.document import Document, Documents, IdsOfFiles, Section, id_of
+from diffcse_jax.documents.document import Document, Documents, Section
 from diffcse_jax.documents.files import formats
 from diffcse_jax.documents.files.pool import parse_files
 from diffcse_jax.documents.find import (
@@ -35,16 +35,15 @@ from diffcse_jax.documents.find import (
     find_source,
     fingerprint,
 )
+from diffcse_jax.documents.ids import IdsOfFiles, id_among, place_id, row_id
 from diffcse_jax.documents.ledger import EMPTY, NO_TEXT, Ledger, Place
 from diffcse_jax.documents.tables import formats as tables
 from diffcse_jax.documents.tables.delimited import TAB_EXTENSIONS
 from diffcse_jax.documents.tables.layout import (
     Layout,
     document_of,
-    id_among,
     is_emptied,
     layout_of,
-    own_id,
 )
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed
@@ -304,7 +303,7 @@ def _line_documents(name: str, blocks: Iterable[LineBlock], ledger: Ledger) -> I
     for block in blocks:
         for number, text in zip(block.numbers, block.texts, strict=True):
             place = Place(name, number)
-            yield Document(id_of(place), (Section("", (text,)),), place, whole=True)
+            yield Document(place_id(place), (Section("", (text,)),), place, whole=True)
 
 
 def _paragraph_documents(file: Path, ledger: Ledger) -> Iterator[Document]:
@@ -322,7 +321,7 @@ def _paragraph_documents(file: Path, ledger: Ledger) -> Iterator[Document]:
         place = Place(name, numbers[0])
         if lines[0].strip():
             ledger.keep()
-            yield Document(id_of(place), (Section("", lines),), place)
+            yield Document(place_id(place), (Section("", lines),), place)
 
 
 def _has_blank_lines(file: Path) -> bool:
@@ -447,4 +446,4 @@ def _row_documents(of_tables: Sequence[_LaidOut], ledger: Ledger) -> Iterator[Do
             if document := document_of(values, layout, place, ledger):
                 yield document
             elif is_emptied(values, layout):
-                ledger.emptied.add(own_id(values, layout) or id_of(place))
+                ledger.emptied.add(row_id(values, layout.id) or place_id(place))

@@ -17,10 +17,10 @@ import pyarrow as pa
 from jaxtyping import Bool
 
 from diffcse_jax.documents.document import Document, Documents
+from diffcse_jax.documents.ids import as_id
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.memory import documents_in_memory
 from diffcse_jax.documents.open import open_documents_to_search
-from diffcse_jax.documents.tables.layout import as_id
 from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
 from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.io import expand_path

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Bool, Float, Int
 
-from diffcse_jax.documents.document import Document, IdsOfFiles
+from diffcse_jax.documents.document import Document
+from diffcse_jax.documents.ids import IdsOfFiles
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, read_json_object

@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffcse_jax.documents.document import Document, Section, id_of
+from diffcse_jax.documents.document import Document, Section
+from diffcse_jax.documents.ids import id_among, place_id, row_id
 from diffcse_jax.documents.ledger import (
     EMPTY,
     MISSING_KEY,
@@ -14,11 +15,8 @@ from diffcse_jax.documents.ledger import (
     Place,
     usable,
 )
-from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
+from diffcse_jax.documents.tables.names import TEXT_COLUMNS, TITLE_COLUMN
 from diffcse_jax.documents.tables.values import CHOOSES, text_of
-from diffcse_jax.errors import DataError
-
-FIRST_INEXACT = 2.0**53  # from here on, floats leave out whole numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +66,6 @@ class Layout:
         return (*self.texts, *(column for column in others if column is not None))
 
 
-def id_among(columns: Container[str]) -> str | None:
-    """Return the column that identifies rows by its name, or None."""
-    return next((each for each in ID_COLUMNS if each in columns), None)
-
-
 def layout_of(
     name: str,
     columns: Sequence[str],
@@ -118,30 +111,7 @@ def document_of(
     }
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
-    return Document(own_id(values, layout) or id_of(place), sections, place, others, is_whole)
-
-
-def own_id(values: Mapping[str, Any], layout: Layout) -> str:
-    """Return the id that a row has; empty if it has none."""
-    value = None if layout.id is None else values.get(layout.id)
-    return "" if value is None else as_id(value)
-
-
-def as_id(value: Any) -> str:
-    """Return an id as text, without white space around it.
-
-    If one id of a column is missing, pandas makes the others 1.0, 2.0 and so on. Raises `DataError`
-    for a float that may have lost digits of the id that it was made of.
-    """
-    if isinstance(value, float) and value.is_integer():
-        if abs(value) >= FIRST_INEXACT:
-            raise DataError(
-                f"the id {value:.0f} is a float, which does not hold all digits of so large a "
-                "number: two ids may have become one. Read the ids as text or as whole numbers (in "
-                "pandas: dtype=str or dtype='Int64')"
-            )
-        return str(int(value))
-    return (_text(value) or "").strip()
+    return Document(row_id(values, layout.id) or place_id(place), sections, place, others, is_whole)
 
 
 def _sections(
