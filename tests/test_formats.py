@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from diffcse_jax.documents.files import formats
 from diffcse_jax.documents.files import html as pages
 from diffcse_jax.documents.files.formats import Parsed, Unreadable, parse
+from diffcse_jax.documents.files.office import OFFICE
 
 
 def parsed(content: bytes | str, kind: str = ".md", *, with_code: bool = False) -> Parsed:
@@ -559,7 +560,7 @@ def test_notebooks():
 )  # fmt: skip
 def test_what_cannot_be_read_has_a_reason(content, kind, reason):
     content = content.encode() if isinstance(content, str) else content
-    if kind in formats.OFFICE:
+    if kind in OFFICE:
         pytest.importorskip("kreuzberg")
     assert parse(content, kind, with_code=False) == Unreadable(reason)
 

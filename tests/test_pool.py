@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_read_costs_only_itself(tmp_path, monkeypatch):
     cut.write_bytes(gzip.compress(b"<p>Text")[:20])
     empty.write_bytes(b"")
     monkeypatch.setattr(pool, "SECONDS", 3)
-    monkeypatch.setattr(formats, "MOST_BYTES", 2_000_000 - 1)
+    monkeypatch.setattr(pool, "MOST_BYTES", 2_000_000 - 1)
     found = list(parse_files([slow, good, large, cut, empty, missing, good], with_code=True))
     assert found[1] == found[6] == parsed(good, good.read_text())
     reasons = [each.reason for each in found if isinstance(each, Unreadable)]

@@ -6,21 +6,19 @@ only read documents import this file, so it imports little, and libraries where 
 """
 
 import codecs
-import collections
 import contextlib
 import html
-import io
 import json
 import re
 import sys
 import tomllib
-import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.files import EXTRA
+from diffcse_jax.documents.files import EXTRA, EncryptedError, TooLargeError
 from diffcse_jax.documents.files.html import Sections, html_of_xhtml, html_sections
-from diffcse_jax.documents.files.pdf import EncryptedError, pdf_paragraphs
+from diffcse_jax.documents.files.office import OFFICE, OFFICE_EXTRA, PARTS, SHEETS, office_markdown
+from diffcse_jax.documents.files.pdf import pdf_paragraphs
 from diffcse_jax.documents.files.rst import TooManySubstitutionsError, html_of_rst
 from diffcse_jax.documents.ledger import EMPTY, NO_TEXT
 from diffcse_jax.documents.text.encodings import REPLACEMENT, Decoded, decode
@@ -32,7 +30,6 @@ TOO_LARGE = "larger than 256 MB"
 OUT_OF_MEMORY = "needs too much memory"
 TOO_DEEP = "nested too deeply"
 ENDLESS = "with names that stand for too much text"
-MOST_BYTES = 256 << 20  # of a file, decompressed
 MOST_MEMORY = 256 << 20  # bytes of memory that the titles and lines of a document may take
 
 
@@ -86,10 +83,6 @@ def lacks_library(kind: str) -> bool:
         except UserError:
             return True
     return False
-
-
-class TooLargeError(Exception):
-    """A document that unpacks to more than `MOST_BYTES`."""
 
 
 _REASONS: dict[type[BaseException], str] = {
@@ -348,104 +341,16 @@ def _html_of_cell(cell: Mapping[str, Any]) -> str:
 
 # Office
 
-OFFICE_EXTRA = "office"
-OPEN_XML = "application/vnd.openxmlformats-officedocument"
-OPEN_DOCUMENT = "application/vnd.oasis.opendocument"
-OFFICE = {  # what the library kreuzberg reads, by extension
-    ".docx": f"{OPEN_XML}.wordprocessingml.document",
-    ".docm": f"{OPEN_XML}.wordprocessingml.document",
-    ".doc": "application/msword",
-    ".pptx": f"{OPEN_XML}.presentationml.presentation",
-    ".pptm": f"{OPEN_XML}.presentationml.presentation",
-    ".ppt": "application/vnd.ms-powerpoint",
-    ".xlsx": f"{OPEN_XML}.spreadsheetml.sheet",
-    ".xlsm": f"{OPEN_XML}.spreadsheetml.sheet",
-    ".xls": "application/vnd.ms-excel",
-    ".ods": f"{OPEN_DOCUMENT}.spreadsheet",
-    ".odt": f"{OPEN_DOCUMENT}.text",
-    ".epub": "application/epub+zip",
-    ".rtf": "application/rtf",
-    ".eml": "message/rfc822",
-    ".msg": "application/vnd.ms-outlook",
-    ".fb2": "application/x-fictionbook+xml",
-}
-SHEETS = {".xlsx", ".xlsm", ".xls", ".ods"}  # which are all tables
-PARTS = {*SHEETS, ".pptx", ".pptm", ".ppt", ".epub"}  # of equal rank, each with a heading
-ZIP, OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0"  # at the start of a file
-ENCRYPTED_PART = "EncryptedPackage".encode("utf-16-le")
-MARKUP_PARTS = (".xml", ".xhtml", ".html", ".htm")
-KEPT_PARTS = ("[Content_Types].xml", "META-INF/container.xml")
-REFERENCE = re.compile(r"&(?:amp|lt|gt|#\d{1,7}|#[xX][\da-fA-F]{1,6});")
-FOOTNOTE_NUMBER = re.compile(r"\[\^\d+\](?!:)")
-UNREAD_PARTS = {  # by the start of a name
-    "ppt/notesSlides/notesSlide": "note{s} of a slide",
-    "word/comments": "part{s} with comments",
-    "word/header": "page header{s}",
-    "word/footer": "page footer{s}",
-}
-STAND_INS = {"&": "\ue0a6", "<": "\ue0a7", ">": "\ue0a8"}  # private use
-
 
 def _read_office(content: bytes, kind: str, with_code: bool) -> Parsed:
-    """Read an office document as the Markdown that kreuzberg makes of it."""
-    if content.startswith(OLE) and ENCRYPTED_PART in content:
-        raise EncryptedError
-    kreuzberg = require_extra("kreuzberg", OFFICE_EXTRA)
-    config = kreuzberg.ExtractionConfig(use_cache=False, output_format="markdown", disable_ocr=True)
-    unread: Mapping[str, int] = {}
-    if content.startswith(ZIP):
-        unread = _unread_parts(content)
-        content = _with_stand_ins(content)
-    text = kreuzberg.extract_bytes_sync(content, OFFICE[kind], config).content
-    text = FOOTNOTE_NUMBER.sub("", text)
-    for character, stand_in in STAND_INS.items():
-        text = text.replace(stand_in, html.escape(character))
+    """Read an office document. The parts of some kinds are of equal rank, each with a heading."""
+    markdown, unread = office_markdown(content, kind)
     sections, left_out = html_sections(
-        _html_of_markdown(text),
+        _html_of_markdown(markdown),
         with_code=with_code or kind in SHEETS,
         first_is_title=kind not in PARTS,
     )
     return Parsed(sections, {**left_out, **unread}, ())
-
-
-def _unread_parts(content: bytes) -> Mapping[str, int]:
-    """Return how many parts of a zip file kreuzberg leaves out, by kind."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        names = archive.namelist()
-    counts: collections.Counter[str] = collections.Counter()
-    for start, kind in UNREAD_PARTS.items():
-        counts[kind] += sum(name.startswith(start) for name in names)
-    return +counts
-
-
-def _with_stand_ins(content: bytes) -> bytes:
-    """Return a zip file in which other characters stand for `&`, `<` and `>` of texts.
-
-    Kreuzberg 4.10 loses them in docx (`AT&T` becomes `ATT`), and takes them for tags in epub.
-    """
-    packed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(packed, "w") as new:
-        if sum(part.file_size for part in old.infolist()) > MOST_BYTES:
-            raise TooLargeError
-        for part in old.infolist():
-            data = old.read(part)
-            if part.filename.endswith(MARKUP_PARTS) and part.filename not in KEPT_PARTS:
-                data = _with_stand_ins_in(data)
-            new.writestr(part.filename, data)
-    return packed.getvalue()
-
-
-def _with_stand_ins_in(data: bytes) -> bytes:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return data
-
-    def character(reference: re.Match[str]) -> str:
-        text = html.unescape(reference[0])
-        return STAND_INS.get(text, text)
-
-    return REFERENCE.sub(character, text).encode(errors="replace")
 
 
 _Reader = Callable[[bytes, str, bool], Parsed]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.files import EXTRA
+from diffcse_jax.documents.files import EXTRA, EncryptedError
 from diffcse_jax.errors import require_extra
 
 PASSWORD_ERROR = 4  # FPDF_ERR_PASSWORD
@@ -27,10 +27,6 @@ LEADERS = re.compile(r"\.{4}|(?: \.){4}|(?:\. ){4}")  # to the number of a page
 DASHES = r"[-\u2013\u2014\s]*"
 PAGE_NUMBER = re.compile(rf"{DASHES}(\d{{1,4}}|(?=[ivx])x{{0,3}}(ix|iv|v?i{{0,3}})){DASHES}")
 DIGITS = re.compile(r"\d+")
-
-
-class EncryptedError(Exception):
-    """A pdf that only opens with a password."""
 
 
 class Line(NamedTuple):

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.files import child, formats
+from diffcse_jax.documents.files import MOST_BYTES, child, formats
 from diffcse_jax.documents.files.formats import Parsed, Unreadable
 from diffcse_jax.documents.text.lines import extension, open_bytes
 from diffcse_jax.errors import DataError, UserError
@@ -80,10 +80,10 @@ class _Task(NamedTuple):
 
     def parse(self, by: "_Process") -> Parsed | Unreadable:
         """Read the file in another process."""
-        content = self._content(formats.MOST_BYTES)
+        content = self._content(MOST_BYTES)
         if isinstance(content, Unreadable):
             return content
-        if len(content) > formats.MOST_BYTES:
+        if len(content) > MOST_BYTES:
             return Unreadable(formats.TOO_LARGE)
         return by.parse(content, extension(self.file), with_code=self.with_code)
 
