@@ -10,8 +10,8 @@ from diffcse_jax.documents.language import detector
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.embeddings import check_storage
-from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT, MODES
+from diffcse_jax.search.words import Words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class IndexSettings:
         check_storage(self.storage)
         if self.mode != "dense":
             # This needs packages, and a language that they know.
-            LexicalIndex(self.language or "english")
+            Words(self.language or "english")
             if not self.language:
                 detector()
 
