@@ -36,7 +36,7 @@ from diffcse_jax.errors import (
 )
 from diffcse_jax.models.tokenizer import cutting_tokenizer, largest_token, tokenise
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 META = "meta.json"
 BLOCK_ROWS = 1000  # rows that are tokenised and written at once
 # The number of a row's document, whether it continues the row before, and its `Kind`.
