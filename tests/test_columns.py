@@ -28,6 +28,11 @@ PAIRS = ("query", "pos", "neg")
         (("sentence1", "sentence2"), ("sentence1", "sentence2"), ()),
         (("question", "answer", "source"), ("question", "answer"), ("source",)),
         (("answer", "query"), ("query", "answer"), ()),
+        (
+            ("question", "answer", "target_lang", "label_text"),
+            ("question", "answer"),
+            ("target_lang", "label_text"),
+        ),
         (("anchor", "positive", "score"), ("anchor", "positive"), ("score",)),
     ],
 )
@@ -48,6 +53,9 @@ def test_known_names_have_their_parts(available, names, unused):
         (("sentence1", "sentence2", "relatedness_score"), "relatedness_score grades the pairs"),
         (("question", "answer", "isCorrect"), "isCorrect grades the pairs"),
         (("sentence1", "sentence2", "Is Duplicate"), "Is Duplicate grades the pairs"),
+        (("sentence1", "sentence2", "humanScore"), "humanScore grades the pairs"),
+        (("sentence1", "sentence2", "cos_sim"), "cos_sim grades the pairs"),
+        (("sentence1", "sentence2", "label 2", "grade_1"), "grade_1, label 2 grades the pairs"),
         (("query", "positive", "answer"), "query, positive and answer are names of several kinds"),
         (("sentence", "positive", "negative_1"), "sentence, positive and negative_1 are names of"),
     ],

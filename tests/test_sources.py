@@ -110,13 +110,26 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     assert opened(f"{folder}{name}", columns=("text",)).fingerprint() != before
 
 
-@pytest.mark.parametrize("grades", [(4.8, 0.0), (True, False), ("yes", "no"), (1, 0)])
+GRADES_OF_PAIRS = [
+    (4.8, 0.0),
+    (True, False),
+    ("yes", "N"),
+    (1, 0),
+    (1 / 3, 2e-05),
+    ("0,5", "1,0"),
+    ("50%", "100 %"),
+    tuple(n / 60 for n in range(20)),  # similarities, which do not repeat
+    tuple(n / 4 for n in range(20)) * 2,
+]
+
+
+@pytest.mark.parametrize("grades", GRADES_OF_PAIRS)
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_pairs_beside_a_column_of_few_numbers_are_refused(tmp_path, grades, suffix):
     file = tmp_path / f"pairs{suffix}"
     rows = [
         {"sentence1": f"A cat {n} sleeps.", "sentence2": f"A dog {n} runs.", "how_close": grade}
-        for n, grade in enumerate(grades * 3)
+        for n, grade in enumerate(grades if len(grades) > 2 else grades * 3)
     ]
     table = pa.Table.from_pylist(rows)
     if suffix == ".parquet":
@@ -125,14 +138,14 @@ def test_pairs_beside_a_column_of_few_numbers_are_refused(tmp_path, grades, suff
         pyarrow.csv.write_csv(table, file)
     else:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"how_close grades the pairs.*`diffcse finetune`"):
+    with pytest.raises(DataError, match=r"how_close holds few numbers.*`diffcse finetune`"):
         opened(file)
-    assert len(list(opened(file, columns=("sentence1", "sentence2")).rows())) == 6
+    assert len(list(opened(file, columns=("sentence1", "sentence2")).rows())) == len(rows)
 
 
 def test_columns_of_years_counts_and_ids_beside_pairs_are_not_grades(tmp_path):
-    rows = "".join(f"Q{n}?,A{n}.,{n % 2},{2020 + n % 2},1\n" for n in range(6))
-    (tmp_path / "a.csv").write_text(f"question,answer,user_id,year,version\n{rows}")
+    rows = "".join(f"Q{n}?,A{n}.,{n % 2},{2020 + n % 2},1,{n}.99\n" for n in range(6))
+    (tmp_path / "a.csv").write_text(f"question,answer,user_id,year,version,price\n{rows}")
     assert len(list(opened(tmp_path / "a.csv").rows())) == 6
 
 

@@ -15,6 +15,10 @@ from diffcse_jax.documents.tables.names import LIST_NAMES, NAMES, PAIR_NAMES, is
 from diffcse_jax.documents.tables.values import text_of, without_missing
 
 ADVICE = "Name the columns in data.columns"
+CURES = (
+    "Use graded pairs to evaluate (eval.pairs_file) or with `diffcse finetune`. If all pairs are "
+    "positives, drop the column or name the others in data.columns"
+)
 MOST_NEGATIVES = 7  # of a row: FlagEmbedding's groups have eight texts by default
 NO_POSITIVE = "of a query without a positive"
 NO_QUERY = "of a row without a query"
@@ -69,12 +73,17 @@ def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
     if rivals := sorted(filter(_has_a_part, first.unused)):
         names = f"{', '.join(first.names)} and {', '.join(rivals)}"
         return f"{names} are names of several kinds of pairs. {ADVICE}"
-    grades = sorted(name for name in first.unused if is_grade(name) or name in scales)
-    if grades and first.positive not in ("positive", "pos"):
+    if first.positive in ("positive", "pos"):
+        return ""
+    grades = sorted(filter(is_grade, first.unused))
+    if grades:
         return (
-            f"{', '.join(grades)} grades the pairs, so that not all of them are positives. Use "
-            "graded pairs to evaluate (eval.pairs_file) or with `diffcse finetune`. If all pairs "
-            "are positives, drop the column or name the others in data.columns"
+            f"{', '.join(grades)} grades the pairs, so that not all of them are positives. {CURES}"
+        )
+    if possible := sorted(name for name in first.unused if name in scales):
+        return (
+            f"{', '.join(possible)} holds few numbers or truth values, or similarities: if it "
+            f"grades the pairs, not all of them are positives. {CURES}"
         )
     return ""
 

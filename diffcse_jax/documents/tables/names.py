@@ -1,5 +1,7 @@
 """The names of columns by which their part is known: ids, titles, texts, pairs and grades."""
 
+import re
+
 ID_COLUMNS = ("_id", "id")
 TITLE_COLUMN = "title"
 TEXT_COLUMNS = ("text", "sentence")  # the known names of a text
@@ -21,16 +23,31 @@ NAMES = frozenset(name for names in (*PAIR_NAMES, LIST_NAMES) for name in names 
 GRADES = frozenset(("label", "labels", "gold", "gold_label", "target", "grade", "rating", "score"))
 GRADES |= {"similarity", "similarity_score", "relatedness", "relatedness_score", "relevance"}
 GRADES |= {"relevance_score", "relevant", "is_relevant", "correct", "is_correct", "duplicate"}
-GRADES |= {"is_duplicate", "match", "is_match", "entailment"}
+GRADES |= {
+    "is_duplicate",
+    "match",
+    "is_match",
+    "entailment",
+    "sim",
+    "judgment",
+    "judgement",
+    "stars",
+}
+_CAPITAL_IN_WORD = re.compile("(?<=[a-z])(?=[A-Z])")
 
 
 def is_grade(name: str) -> bool:
-    """Return whether a column grades pairs by its name, in any spelling: `isDuplicate`, `Score`."""
-    return _letters(name) in _GRADE_LETTERS
+    """Return whether a column grades pairs by its name, in any spelling: `isDuplicate`, `Score`.
+
+    Its last word may also say so, before a number: `human_score`, `label 2`.
+    """
+    words = re.findall(r"[^\W\d_]+", _CAPITAL_IN_WORD.sub(" ", name))
+    last = words[-1] if words else ""
+    return any(_letters(each) in _GRADE_LETTERS for each in (name, last))
 
 
 def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.casefold()))
 
 
-_GRADE_LETTERS = frozenset(map(_letters, GRADES))
+_GRADE_LETTERS = frozenset(map(_letters, GRADES | {f"{name}s" for name in GRADES}))

@@ -1,6 +1,7 @@
 """Values of tables: missing, text for people, or something else; and the names of columns."""
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,22 +135,31 @@ def text_of(value: Any) -> str | None:
 
 # Scales
 
-TRUTH = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
-MOST_STEPS = 11  # of a scale: 0 to 10
+TRUTH = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0}
+MOST_STEPS = 11  # of a scale of whole numbers: 0 to 10
+MOST_FINE_STEPS = 101  # of a scale with decimals: 0 to 10 by tenths
 HIGHEST_STEP = 100  # years and counts are higher
+# Of a CSV file: 0.1 + 0.2 with all its digits, 1e-05, 0,5 and 50%.
+DECIMAL = re.compile(r"([+-]?\d{1,9}(?:[.,]\d{1,20})?(?:[eE][+-]?\d{1,2})?)\s?%?", re.ASCII)
 
 
 def is_scale(column: str, values: Iterable[Any]) -> bool:
     """Return whether the values of a column are few numbers or truth values that repeat.
 
-    Such a column may grade the rows. Ids, years and counts are not scales.
+    Such a column may grade the rows, and so may one of decimals between -1 and 1, which are
+    similarities or probabilities. Ids, years and counts are not scales.
     """
     numbers = [*map(_number, values)]
-    steps = set(numbers)
-    if ID_NAME.search(column) or None in steps:
+    known = [number for number in numbers if number is not None]
+    if ID_NAME.search(column) or len(known) < len(numbers):
         return False
-    is_low = all(number is not None and abs(number) <= HIGHEST_STEP for number in steps)
-    return is_low and 2 <= len(steps) <= min(MOST_STEPS, len(numbers) / 2)
+    steps = set(known)
+    highest = max(map(abs, steps), default=math.inf)
+    has_decimals = any(number % 1 for number in steps if math.isfinite(number))
+    if has_decimals and highest <= 1:
+        return len(steps) >= 2
+    most = MOST_FINE_STEPS if has_decimals else MOST_STEPS
+    return highest <= HIGHEST_STEP and 2 <= len(steps) <= min(most, len(known) / 2)
 
 
 def _number(value: Any) -> float | None:
@@ -159,12 +169,12 @@ def _number(value: Any) -> float | None:
     text = value.strip().casefold() if isinstance(value, str) else ""
     if text in TRUTH:
         return TRUTH[text]
-    return float(text) if NUMBER.fullmatch(text) else None
+    decimal = DECIMAL.fullmatch(text)
+    return float(decimal[1].replace(",", ".")) if decimal else None
 
 
 # Text for people
 
-NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?", re.ASCII)
 ID_NAME = re.compile(r"(?i:^(.*[_\-. ])?(id|ids|uuid|guid)$)|[a-z](Id|ID|Uuid|UUID)$")
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://|www\.|mailto:)\S|\S+@\S+\.\S+$", re.IGNORECASE)
 SCRIPT_WITHOUT_SPACES = re.compile(
