@@ -153,10 +153,18 @@ def test_an_id_that_may_have_lost_digits_is_refused(tmp_path):
     file = tmp_path / "a.parquet"
     ids = [10.0**17 + 1, 3.0]
     pq.write_table(pa.table({"id": ids, "text": ["One apple.", "Two pears."]}), file)
-    with pytest.raises(DataError, match=r"the id 100000000000000000 is a float.*dtype='Int64'"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet, line 1: the id 1e\+17 is a float.*dtype='Int64'"
+    ):
         searched(file)
+    for written in ("1.23457E+17", "1e+17", "-9007199254740992.0"):
+        (tmp_path / "a.csv").write_text(f"id,text\n{written},One apple.\n1e17,Two pears.\n")
+        with pytest.raises(DataError, match=r"a\.csv, line 2: the id .* is a float"):
+            searched(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("id,text\n1e17,A hash.\n1.0,A.\n2e+05,B.\n1e+1,C.\n")
+    assert len(searched(tmp_path / "a.csv")[0]) == 4
     rows = [{"id": each, "text": f"Text {each}."} for each in ids]
-    with pytest.raises(DataError, match="is a float"):
+    with pytest.raises(DataError, match=r"line 1: the id 1e\+17 is a float"):
         list(documents_in_memory(rows).read(Ledger("given")))
 
 

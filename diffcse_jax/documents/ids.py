@@ -7,15 +7,18 @@
 """
 
 import itertools
+import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from diffcse_jax.documents.ledger import Place
+from diffcse_jax.documents.ledger import NOWHERE, Place
 from diffcse_jax.documents.tables.names import ID_COLUMNS
 from diffcse_jax.documents.tables.values import text_of
 from diffcse_jax.errors import DataError, counted
 
 FIRST_INEXACT = 2.0**53  # from here on, floats leave out whole numbers
+# How pandas and spreadsheets write such a number to a csv: 1.23457E+17, 9007199254740992.0.
+INEXACT_TEXT = re.compile(r"[+-]?(\d(\.\d+)?[eE]\+\d{2,3}|\d{16,}\.0)", re.ASCII)
 
 
 def place_id(place: Place) -> str:
@@ -28,29 +31,35 @@ def id_among(columns: Container[str]) -> str | None:
     return next((each for each in ID_COLUMNS if each in columns), None)
 
 
-def row_id(values: Mapping[str, Any], column: str | None) -> str:
+def row_id(values: Mapping[str, Any], column: str | None, place: Place = NOWHERE) -> str:
     """Return the id that a row has in a column; empty if it has none."""
     value = None if column is None else values.get(column)
-    return "" if value is None else as_id(value)
+    return "" if value is None else as_id(value, place)
 
 
-def as_id(value: Any) -> str:
+def as_id(value: Any, place: Place = NOWHERE) -> str:
     """Return an id as text, without white space around it.
 
     If one id of a column is missing, pandas makes the others 1.0, 2.0 and so on. Raises `DataError`
-    for a float that may have lost digits of the id that it was made of.
+    for a float that may have lost digits of the id that it was made of, also as text.
     """
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, float) and value.is_integer():
-        if abs(value) >= FIRST_INEXACT:
-            raise DataError(
-                f"the id {value:.0f} is a float, which does not hold all digits of so large a "
-                "number: two ids may have become one. Read the ids as text or as whole numbers (in "
-                "pandas: dtype=str or dtype='Int64')"
-            )
-        return str(int(value))
-    return (text_of(value) or "").strip()
+    if isinstance(value, float):
+        _require_all_digits(value, value, place)
+        return str(int(value)) if value.is_integer() else str(value)
+    text = (text_of(value) or "").strip()
+    if INEXACT_TEXT.fullmatch(text):
+        _require_all_digits(text, float(text), place)
+    return text
+
+
+def _require_all_digits(value: float | str, number: float, place: Place) -> None:
+    if abs(number) >= FIRST_INEXACT:
+        at = f"{place}: " if str(place) else ""
+        raise DataError(
+            f"{at}the id {value} is a float, which does not hold all digits of so large a number: "
+            "two ids may have become one. Read the ids as text or as whole numbers (in pandas: "
+            "dtype=str or dtype='Int64'), and write the file again"
+        )
 
 
 def numbered_ids(ids: Sequence[str], first: int, others: Collection[str]) -> Iterator[str]:

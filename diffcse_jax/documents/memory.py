@@ -73,8 +73,8 @@ def documents_in_memory(
     def read(ledger: Ledger) -> Iterator[Document]:
         layout = _layout_of(texts, id_column)
         ids = [
-            row_id(values_of(each), layout.id) if isinstance(each, Mapping) else ""
-            for each in texts
+            row_id(values_of(each), layout.id, Place(row=row)) if isinstance(each, Mapping) else ""
+            for row, each in enumerate(texts, first + 1)
         ]
         keys = numbered_ids(ids, first, taken)
         for number, (text, key) in enumerate(zip(texts, keys, strict=True), first):

@@ -446,4 +446,4 @@ def _row_documents(of_tables: Sequence[_LaidOut], ledger: Ledger) -> Iterator[Do
             if document := document_of(values, layout, place, ledger):
                 yield document
             elif is_emptied(values, layout):
-                ledger.emptied.add(row_id(values, layout.id) or place_id(place))
+                ledger.emptied.add(row_id(values, layout.id, place) or place_id(place))

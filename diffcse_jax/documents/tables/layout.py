@@ -111,7 +111,9 @@ def document_of(
     }
     ledger.keep()
     is_whole = layout.is_whole or layout.are_separate
-    return Document(row_id(values, layout.id) or place_id(place), sections, place, others, is_whole)
+    return Document(
+        row_id(values, layout.id, place) or place_id(place), sections, place, others, is_whole
+    )
 
 
 def _sections(
