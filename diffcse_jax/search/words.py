@@ -21,7 +21,7 @@ from diffcse_jax.documents.language import NAMES, NOT_A_LANGUAGE, described, lan
 from diffcse_jax.errors import ConfigError, require_extra
 
 # Change this number when texts become other words. BM25 of older indexes is then counted again.
-WORD_RULES = 2
+WORD_RULES = 3
 NO_LANGUAGE = "none"  # neither stems nor stop words
 MAIN_SHARE = 0.8  # of the letters in one language; with a smaller share, the language is unclear
 
@@ -99,12 +99,28 @@ _LEVELS = (
     ),
     _Level(_compiled("[.,]")),  # `2.14`
 )
-# Digits in groups of three: `1,000`, `1.000.000`, `1'000`.
-_GROUPED = _compiled(rf"\p{{Nd}}{{1,3}} ([,.]|{_APOSTROPHE}) \p{{Nd}}{{3}} (?:\1\p{{Nd}}{{3}})*")
+# Digits in groups of three, or as in India: `1,000`, `1.000.000,50`, `1'000`, `1_000`, `1,00,000`.
+_GROUPED = _compiled(
+    rf"""
+    (?<whole>
+    \p{{Nd}}{{1,3}} (?<joint>[,._]|{_APOSTROPHE}) \p{{Nd}}{{3}} (?:\g<joint>\p{{Nd}}{{3}})*
+    | \p{{Nd}}{{1,2}} (?:,\p{{Nd}}{{2}})+ ,\p{{Nd}}{{3}} )
+    (?<decimals> (?!\g<joint>)[.,]\p{{Nd}}+ )?
+    """
+)
+_OTHER_DIGITS = _compiled(r"[\p{Nd}--[0-9]]")
+_SEPARATORS_OF_DIGITS = str.maketrans({"\u066b": ".", "\u066c": ","})  # Arabic
 _SPACE_IN_NUMBER = _compiled(r"(?<=\p{Nd})[\u00a0\u2009\u202f](?=\p{Nd}{3}(?!\p{Nd}))")
-# Letters that Persian and Arabic write differently, in Arabic and in Persian.
-_AS_IN_ARABIC = str.maketrans({"\u06a9": "\u0643", "\u06cc": "\u064a", "\u0649": "\u064a"})
-_AS_IN_PERSIAN = str.maketrans({"\u0643": "\u06a9", "\u064a": "\u06cc", "\u0649": "\u06cc"})
+# Arabic letters without the hamza, and what Persian and Arabic write differently.
+_ALEF = dict.fromkeys("\u0622\u0623\u0625\u0671", "\u0627")
+_AS_IN_ARABIC = str.maketrans(
+    {"\u06a9": "\u0643", **dict.fromkeys("\u0626\u0649\u06cc", "\u064a"), "\u0624": "\u0648"}
+    | _ALEF
+)
+_AS_IN_PERSIAN = str.maketrans(
+    {"\u0643": "\u06a9", **dict.fromkeys("\u0626\u0649\u064a", "\u06cc"), "\u0624": "\u0648"}
+    | _ALEF
+)
 # Letters that are not a letter and an accent: strokes and ligatures.
 _PLAIN_LETTERS = str.maketrans(
     {
@@ -200,7 +216,8 @@ def tokens_of(text: str) -> list[tuple[str, str]]:
     text = _MARKS.sub(r"\1", _IGNORED.sub("", text))
     text = text.replace("\u00b4", "'").replace("\u02bc", "'")  # which NFKC does not turn into one
     text = unicodedata.normalize("NFKC", _SPACE_IN_NUMBER.sub(",", text))
-    text = _POINTS.sub("", text)
+    text = _POINTS.sub("", text).translate(_SEPARATORS_OF_DIGITS)
+    text = _OTHER_DIGITS.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
     if not _HAS_UNSPACED.search(text):
         return _TOKENS.findall(text)
     tokens: list[tuple[str, str]] = []
@@ -219,8 +236,8 @@ def parts_of(token: str) -> list[str]:
     if token.isalpha() and (token.islower() or token[1:].islower()):
         return [token]
     if grouped := _GROUPED.fullmatch(token):
-        pieces = token.split(grouped[1])
-        return [*pieces, "".join(pieces)]
+        pieces = grouped["whole"].split(grouped["joint"] or ",")
+        return [*pieces, *parts_of("".join(pieces) + (grouped["decimals"] or ""))]
     for level in _LEVELS:
         pieces = level.boundary.split(token)
         if len(pieces) > 1:
