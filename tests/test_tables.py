@@ -544,6 +544,8 @@ ROWS = [{"a": "x"}, {"b": "y"}]
         ('{"b": [null, {"a": "x"}]}', ROWS[:1], "the rows are those of 'b'"),
         ('{"b": [null]}', [{"b": [None]}], ""),
         ('{"a": [{"b": {"c": "text"}}]}', [{"b": {"c": "text"}}], "the rows are those of 'a'"),
+        ('{"a": "x"} {"b": "y"}', ROWS, ""),
+        ("\n".join(json.dumps(row, indent=1) for row in ROWS), ROWS, ""),
         ("", [], ""),
         ("[]", [], ""),
     ],
@@ -555,11 +557,24 @@ def test_a_json_file_holds_a_list_or_lines_or_an_object(tmp_path, content, rows,
     assert table.notes[:1] == ((f"a.json: {note}",) if note else ())
 
 
+@pytest.mark.parametrize("extension", [".json", ".jsonl", ".jsonl.gz"])
+def test_objects_over_several_lines_are_rows(tmp_path, extension):
+    path = tmp_path / f"a{extension}"
+    content = "\n".join(json.dumps(row, indent=1) for row in ROWS).encode()
+    path.write_bytes(gzip.compress(content) if extension.endswith(".gz") else content)
+    rows, _ = read(open_table(path, path.name))
+    assert [row for _, row in rows] == ROWS
+    path = tmp_path / "b.jsonl"
+    path.write_bytes(content[:-3])
+    with pytest.raises(DataError, match=r"b\.jsonl, item 2 is not valid JSON"):
+        read(open_table(path, path.name))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('[{"a": 1}, {"b"', "a.json, item 2 is not valid JSON: Expecting ':' delimiter"),
-        ("[1 2]", "a.json, item 1 is not valid JSON: '2' stands where ',' should be"),
+        ("[1 2]", "a.json, item 2 is not valid JSON: '2' stands where ',' should be"),
         ("[1] 2", "'2' stands where the end should be. A json file holds a list"),
         ("[" * 100_000, "a.json, item 1 is not valid JSON: maximum recursion depth"),
         ("{\n", "a.json is not valid JSON"),

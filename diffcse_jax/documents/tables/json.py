@@ -1,6 +1,7 @@
 """Rows of JSON files: an object on each line, a list, or an object that holds lists.
 
-A list is read item by item, so that memory holds a part of it.
+An object may also take several lines, and a line several objects. Lists are read item by item, so
+that memory holds a part of them.
 """
 
 import functools
@@ -69,8 +70,12 @@ def _reader(path: Path, name: str) -> tuple[Callable[[Ledger], Values], tuple[st
     if not start.startswith(("[", "{")) or _has_values_on_lines(start):
         return lines, ()
     if start.startswith("["):
-        return functools.partial(_list, path, name), ()
-    if extension(path) != ".json":  # one object is one row
+        return functools.partial(_items, _list, path, name), ()
+    end = _end_of_value(start)
+    is_json = extension(path) == ".json"
+    if start[end:].strip() if is_json and end else "\n" in start[:end]:
+        return functools.partial(_items, _sequence, path, name), ()
+    if not is_json:  # one object is one row
         return lines, ()
     _, notes = _of_object(_object(path, name, Ledger(name)), name)
 
@@ -84,6 +89,14 @@ def _reader(path: Path, name: str) -> tuple[Callable[[Ledger], Values], tuple[st
 def _start(blocks: Iterator[str]) -> str:
     """Return the first block that is not blank."""
     return next((block.lstrip() for block in blocks if block.strip()), "")
+
+
+def _end_of_value(start: str) -> int:
+    """Return where the first value ends; 0 if it is not complete."""
+    try:
+        return DECODER.raw_decode(start)[1]
+    except (ValueError, RecursionError):
+        return 0
 
 
 def _has_values_on_lines(start: str) -> bool:
@@ -146,27 +159,38 @@ def _lines(path: Path, name: str, ledger: Ledger) -> Values:
             yield Value(number, value, bool(ESCAPED_HALF.search(line)))
 
 
-# A list
+# A list, or values in a row
 
 
-def _list(path: Path, name: str, ledger: Ledger) -> Values:
-    """Yield the items of a list."""
-    window = _Window(read_text(path, name, ledger))
+def _items(
+    read: Callable[["_Window"], Iterator[tuple[Any, str]]], path: Path, name: str, ledger: Ledger
+) -> Values:
+    """Yield values that `read` finds in a file, numbered."""
     number = 0
     try:
-        window.expect("[")
-        while window.next() != "]":
-            number += 1
-            value, text = window.value()
+        for number, (value, text) in enumerate(read(_Window(read_text(path, name, ledger))), 1):
             yield Value(number, value, bool(ESCAPED_HALF.search(text)))
-            if window.next() != "]":
-                window.expect(",")
-        window.expect("]")
-        window.expect("")
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", None) or error
-        place = f", item {number}" if number else ""
-        raise DataError(f"{name}{place} is not valid JSON: {reason}. {EXPECTED}") from error
+        raise DataError(
+            f"{name}, item {number + 1} is not valid JSON: {reason}. {EXPECTED}"
+        ) from error
+
+
+def _list(window: "_Window") -> Iterator[tuple[Any, str]]:
+    window.expect("[")
+    while window.next() != "]":
+        yield window.value()
+        if window.next() != "]":
+            window.expect(",")
+    window.expect("]")
+    window.expect("")
+
+
+def _sequence(window: "_Window") -> Iterator[tuple[Any, str]]:
+    """Yield values on several lines each, as `jq` writes them, or several on a line."""
+    while window.next():
+        yield window.value()
 
 
 class _Window:
