@@ -294,6 +294,7 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(
         index, "--output", index, "--add", "x"
     )
     assert "Name the encoder with --model" in error(text, "x")
+    assert "cannot read missing.txt: no such file" in error("missing.txt", "x")
     assert "--top_k: -1 is below 1" in error(text, *model, "--top_k", "-1", "x")
     assert "QUERY: the text is empty" in error(text, *model, " ")
     monkeypatch.setattr(

@@ -214,10 +214,12 @@ def test_odd_lines_of_pairs_are_counted(name, content, odd, tmp_path, capsys):
         ("a.jsonl", '{"query": "a", "positive": ["b"]}\n{"query": "c", "positive": ["d"]}\n'),
     ],
 )
-def test_names_say_which_text_of_a_pair_is_the_query(name, content, tmp_path):
+def test_names_say_which_text_of_a_pair_is_the_query(name, content, tmp_path, capsys):
     path = tmp_path / name
     path.write_text(content)
     assert retrieval.read_retrieval_pairs(str(path)) == [("a", "b"), ("c", "d")]
+    # These may be the first pair of a file without a header.
+    assert ("read the columns ask and find" in capsys.readouterr().err) == ("ask" in content)
 
 
 @pytest.mark.parametrize(

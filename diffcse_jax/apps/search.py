@@ -20,7 +20,7 @@ import regex
 from diffcse_jax.apps import load_encoder, open_text, print_in_utf8
 from diffcse_jax.commands import SearchOptions
 from diffcse_jax.documents.document import Document, Documents
-from diffcse_jax.documents.find import STDIN
+from diffcse_jax.documents.find import STDIN, find_source
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.open import (
     documents_to_search,
@@ -145,6 +145,7 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
     _check_options_of_mode(options, settings.mode)
     settings.check()
     if not has_store and settings.mode != "lexical" and not options.model:
+        find_source(options.input, "--input")  # raises if nothing is there
         raise ConfigError(
             f"{options.input} is text. Name the encoder with --model, for example --model minilm"
         )

@@ -21,7 +21,7 @@ from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.open import open_pairs
 from diffcse_jax.documents.sentences import canonical
 from diffcse_jax.documents.tables.table import Table
-from diffcse_jax.errors import DataError, require_extra
+from diffcse_jax.errors import DataError, printable, require_extra
 from diffcse_jax.evaluation import (
     Embeddings,
     Encoder,
@@ -225,6 +225,8 @@ def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
 def _pairs_of_table(table: Table, ledger: Ledger) -> Iterator[tuple[str, str]]:
     columns = table.columns
     wanted = columns if len(columns) == 2 and not training_columns(columns) else ()
+    if wanted:  # a file without a header would lose its first pair
+        ledger.note(f"{table.name}: read the columns {' and '.join(map(printable, wanted))}")
     corpus = open_corpus(DataConfig(train_file=table.name, pairs="columns", columns=wanted))
     for row in corpus.rows(ledger):
         if len(row.texts) > 1:
