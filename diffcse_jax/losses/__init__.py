@@ -14,11 +14,13 @@ from diffcse_jax.losses.loss import (
     Table,
     View,
 )
+from diffcse_jax.models.layers import Network
 
 __all__ = [
     "GeneratorOptions",
     "Loss",
     "Metrics",
+    "Network",
     "PretrainedCheckpoints",
     "RunInfo",
     "Table",
