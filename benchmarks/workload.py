@@ -161,7 +161,15 @@ def synthetic_store(
     token_ids[offsets[1:] - 1] = SEP
     token_ids.flush()
     (folder / "meta.json").write_text(
-        json.dumps({"columns": ["text"], "max_length": length, "account": [], "dtype": "uint16"})
+        json.dumps(
+            {
+                "columns": ["text"],
+                "max_length": length,
+                "account": [],
+                "beyond_limits": [],
+                "dtype": "uint16",
+            }
+        )
     )
     return TokenStore(folder)
 

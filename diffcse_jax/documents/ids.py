@@ -46,7 +46,7 @@ def as_id(value: Any, place: Place = NOWHERE) -> str:
     if isinstance(value, float):
         _require_all_digits(value, value, place)
         return str(int(value)) if value.is_integer() else str(value)
-    text = (text_of(value) or "").strip()
+    text = (value if isinstance(value, str) else text_of(value) or "").strip()
     if INEXACT_TEXT.fullmatch(text):
         _require_all_digits(text, float(text), place)
     return text
