@@ -262,18 +262,22 @@ def is_partial(path: Path) -> bool:
 def _remove_abandoned(folder: Path) -> None:
     """Remove the files and folders that processes which have ended began to write in a folder."""
     for path in folder.glob("*.tmp"):
-        if not _is_abandoned(path):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-            continue
-        with contextlib.suppress(OSError):
-            path.unlink()
+        if _is_abandoned(path):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that it holds. What cannot be removed stays."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 @functools.cache
 def _remove_abandoned_once(folder: Path) -> None:
-    """Do the same once in this process: a folder to which many files are written is large."""
+    """Remove these at most once in this process: a folder to which it writes much is large."""
     _remove_abandoned(folder)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 from diffcse_jax.errors import ConfigError
 
@@ -58,7 +58,8 @@ def option(
 def item_type(field: dataclasses.Field) -> tuple[type, bool]:
     """Return the type of a field, or of the items of a tuple, and whether the field is a tuple."""
     kinds = [kind for kind in get_args(field.type) if kind not in (type(None), Ellipsis)]
-    return kinds[0] if kinds else field.type, get_origin(field.type) is tuple  # type: ignore[return-value]
+    item = cast(type, kinds[0] if kinds else field.type)
+    return item, get_origin(field.type) is tuple
 
 
 def check_value(name: str, value: Any, field: dataclasses.Field) -> Any:

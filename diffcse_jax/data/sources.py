@@ -86,7 +86,7 @@ def _require_one_kind(opened: Opened, columns: Sequence[str]) -> None:
         )
     if not kinds:
         remedy = "Do not name columns" if columns else "Set data.pairs, for example to 'lead'"
-        raise DataError(f"{opened.source.name}: these files contain documents. {remedy}")
+        raise DataError(f"{source.name}: these files contain documents. {remedy}")
 
 
 # Lines
@@ -96,7 +96,10 @@ def _corpus_of_lines(opened: Opened, data: DataConfig) -> Corpus:
     """Return the lines of txt files, or the sentences of docstrings, as rows of one text."""
     source = opened.source
     if missing := [column for column in data.columns if column not in SENTENCE]:
-        raise DataError(f"{source.name}: no column {missing[0]!r}: each line is a sentence")
+        raise DataError(
+            f"{source.name}: no column {missing[0]!r}, because each line is a sentence. Leave "
+            "data.columns out"
+        )
 
     def read(ledger: Ledger) -> Iterator[Iterator[Row]]:
         _account_for_others(opened, ledger)

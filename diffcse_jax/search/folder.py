@@ -13,7 +13,6 @@ import math
 import mmap
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from diffcse_jax.io import (
     json_digest,
     lock,
     read_json_object,
+    remove,
     sha256,
     sync,
     why_unreadable,
@@ -175,13 +175,8 @@ class Writer:
         """Remove the files of some saves, by their ids. Readers keep what they have opened."""
         for path in self.folder.iterdir():
             save_id = _save_id_of(path)
-            if not save_id or not is_old(save_id):
-                continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-                continue
-            with contextlib.suppress(OSError):
-                path.unlink()
+            if save_id and is_old(save_id):
+                remove(path)
 
 
 def _save_id_of(path: Path) -> str:
