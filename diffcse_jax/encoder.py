@@ -22,7 +22,7 @@ import numpy as np
 import transformers
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Float32, Int32
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
@@ -38,13 +38,14 @@ from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.text_settings import max_length_of
 from diffcse_jax.models.their_names import ATTRIBUTES, OF_ENCODE, OF_LOADING, check_arguments
 from diffcse_jax.models.tokenizer import (
+    Tokens,
     check_token_ids,
     load_tokenizer,
     tokenise,
     unlimited_tokenizer,
 )
 from diffcse_jax.models.transformer import TransformerConfig
-from diffcse_jax.models.unread import Reader, UnknownTokens, mostly_unknown, report_unread
+from diffcse_jax.models.unread import Reader, report_unread
 from diffcse_jax.run_folder.finding import find_run, finished_export
 from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.index import Index, check_count, find_index
@@ -128,7 +129,6 @@ class SentenceEncoder:
         self._index: Index | None = None
         self._has_warned_of_prompts = False
         self._backend = unlimited_tokenizer(tokenizer)
-        self._unknown_tokens = UnknownTokens.of(tokenizer)
         # A lock, because the backend holds the length that it truncates to.
         self._tokenizing = threading.Lock()
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
@@ -358,15 +358,14 @@ class SentenceEncoder:
         texts = checked_sentences(sentences)
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         limit = self.max_length if max_length is None else min(max_length, self.config.max_length)
-        token_ids, cut = self._tokenize([prompt + text for text in distinct], limit)
+        token_ids, cut, unknown = self._tokenize([*distinct], limit, prompt)
         if limit == max_length:  # the caller has asked for this limit, the model does not need it
             cut = [False] * len(distinct)
-        unknown = self._mostly_unknown(token_ids, prompt)
         report_unread(
             Reader(self.name, limit),
             texts=len(texts),
             cut=sum(cut[distinct[text]] for text in texts),
-            unknown=sum(bool(unknown[distinct[text]]) for text in texts),
+            unknown=sum(unknown[distinct[text]] for text in texts),
         )
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
@@ -448,22 +447,12 @@ class SentenceEncoder:
                 filled_tokens[row] = tokens[: len(token_ids[row])].astype(np.int32)
         return filled_tokens
 
-    def mostly_unknown(self, texts: Sequence[str]) -> Bool[np.ndarray, " texts"]:
-        """Return which texts consist mostly of words that the tokenizer does not know.
+    def largely_unknown(self, texts: Sequence[str]) -> list[bool]:
+        """Return which texts consist largely of words that the tokenizer does not know.
 
-        Different texts of such words have the same embedding.
+        Texts that differ only in such words have the same embedding.
         """
-        token_ids, _ = self._tokenize([*texts], self.max_length)
-        return self._mostly_unknown(token_ids, "")
-
-    def _mostly_unknown(
-        self, token_ids: list[list[int]], prompt: str
-    ) -> Bool[np.ndarray, " texts"]:
-        offsets = np.cumsum([0, *map(len, token_ids)])
-        flat = np.fromiter(itertools.chain.from_iterable(token_ids), np.int64, offsets[-1])
-        with self._tokenizing:
-            others = len(self._backend.encode(prompt).ids)
-        return mostly_unknown(flat, offsets, self._unknown_tokens, others)
+        return self._tokenize(texts, self.max_length).unknown
 
     def similarity(
         self,
@@ -599,7 +588,8 @@ class SentenceEncoder:
         A title that takes more than half of the room becomes a part of the text.
         """
         special = self._backend.num_special_tokens_to_add(is_pair=False)
-        _, cut = self._tokenize([prompt + each.searched for each in passages], self.max_length)
+        texts = [each.searched for each in passages]
+        cut = self._tokenize(texts, self.max_length, prompt).cut
         parts: list[Passage] = []
         with self._tokenizing:
             self._backend.no_truncation()
@@ -713,14 +703,14 @@ class SentenceEncoder:
             yield rows, self._padded([token_ids[row] for row in rows], count, length)
             start += count
 
-    def _tokenize(self, sentences: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
-        """Return the tokens of sentences, at most `limit` each, and whether each was truncated."""
+    def _tokenize(self, sentences: Sequence[str], limit: int, prompt: str = "") -> Tokens:
+        """Return the tokens of sentences after a prompt, at most `limit` each."""
         least = self._backend.num_special_tokens_to_add(is_pair=False) + 1
         if limit < least:
             raise ConfigError(f"max_length={limit}: expected at least {least} tokens, or None")
         with self._tokenizing:
             self._backend.enable_truncation(limit, direction=self.tokenizer.truncation_side)
-            return tokenise(self._backend, sentences)
+            return tokenise(self._backend, sentences, self.tokenizer.unk_token_id, [prompt])
 
     def _padded(self, token_ids: list[list[int]], rows: int, length: int) -> IdsAndMask:
         """Return token ids and attention mask, padded to `rows` and to `length`."""

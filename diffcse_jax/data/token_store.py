@@ -36,7 +36,7 @@ from diffcse_jax.errors import (
 )
 from diffcse_jax.models.tokenizer import cutting_tokenizer, largest_token, tokenise
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 META = "meta.json"
 BLOCK_ROWS = 1000  # rows that are tokenised and written at once
 # The number of a row's document, whether it continues the row before, and its `Kind`.
@@ -164,10 +164,15 @@ class TokenStore(Examples):
         # What was read and what was left out when the store was built, one sentence a line.
         self.account = tuple(meta["account"])
         self.is_new = False  # this process has just built it
-        self.unknown = 0.0  # the share of sentences that consist mostly of unknown words
+        self.unknown_count = meta["unknown"]  # sentences that consist largely of unknown words
         self.token_ids = np.memmap(folder / "token_ids", meta["dtype"], mode="r")
         self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
         self._rows = np.load(folder / "rows.npy", mmap_mode="r")
+
+    @property
+    def unknown(self) -> float:
+        """The share of sentences that consist largely of words that the tokenizer lacks."""
+        return self.unknown_count / max(len(self.offsets) - 1, 1)
 
     @property
     def documents(self) -> Int[np.ndarray, " rows"]:
@@ -234,7 +239,11 @@ def build_or_open(
                         print(f"warning: {printable_message(now.damage)}", file=sys.stderr)
                     with io.replace_dir(folder) as new:
                         write = functools.partial(
-                            _write_arrays, backend=backend, prompts=prompts, on_rows=on_rows
+                            _write_arrays,
+                            backend=backend,
+                            unknown_id=tokenizer.unk_token_id,
+                            prompts=prompts or [""] * len(corpus.columns),
+                            on_rows=on_rows,
                         )
                         _build(corpus, new, write, text=text, max_length=max_length)
                     is_new = True
@@ -266,14 +275,14 @@ def _state(folder: Path) -> _State:
 def _build(
     corpus: Corpus,
     folder: Path,
-    write_arrays: Callable[[Corpus, Ledger, Path], np.dtype],
+    write_arrays: Callable[[Corpus, Ledger, Path], Mapping[str, Any]],
     *,
     text: str,
     max_length: int,
 ) -> None:
     """Write a store of a corpus whose fingerprint is `text`."""
     ledger = corpus.new_ledger()
-    dtype = write_arrays(corpus, ledger, folder)
+    of_arrays = write_arrays(corpus, ledger, folder)
     if corpus.fingerprint() != text:
         raise DataError(f"{corpus.name} changed while it was read. Start again once it is complete")
     meta = {
@@ -281,7 +290,7 @@ def _build(
         "max_length": max_length,
         "account": ledger.account() if ledger.has_remarks else [],
         "beyond_limits": sorted(ledger.beyond_limits),
-        "dtype": dtype.name,
+        **of_arrays,
     }
     io.write_sealed(folder / META, meta, [*folder.iterdir()])
 
@@ -292,31 +301,30 @@ def _write_arrays(
     folder: Path,
     *,
     backend: tokenizers.Tokenizer,
+    unknown_id: int | None,
     prompts: Sequence[str],
     on_rows: Callable[[int], None],
-) -> np.dtype:
-    """Write the arrays of a store, block by block, and return the type of token ids."""
+) -> Mapping[str, Any]:
+    """Write the arrays of a store, block by block, and return what `meta.json` says of them."""
     assert backend.truncation is not None
     longest = backend.truncation["max_length"]
-    prompts = prompts or [""] * len(corpus.columns)
     dtype = np.dtype(np.uint16 if largest_token(backend)[0] < 1 << 16 else np.uint32)
     ends = [np.zeros(1, np.int64)]  # one array per block
     kinds = [np.zeros(0, ROW)]
+    unknown = 0
     rows = corpus.rows(ledger)
     with (folder / "token_ids").open("wb") as file:
         while block := list(itertools.islice(rows, BLOCK_ROWS)):
             kinds.append(np.array([(row.document, row.follows, row.kind) for row in block], ROW))
-            sentences, cut = tokenise(backend, _prompted(block, prompts))
-            lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+            texts = [text for row in block for text in row.texts]
+            tokens = tokenise(backend, texts, unknown_id, prompts)
+            lengths = np.fromiter(map(len, tokens.ids), np.int64, len(texts))
             ends.append(ends[-1][-1] + np.cumsum(lengths))
-            tokens = itertools.chain.from_iterable(sentences)
-            file.write(np.fromiter(tokens, dtype, lengths.sum()).tobytes())
-            ledger.make(f"text{{s}} cut to {longest} tokens", sum(cut))
+            flat = itertools.chain.from_iterable(tokens.ids)
+            file.write(np.fromiter(flat, dtype, lengths.sum()).tobytes())
+            unknown += sum(tokens.unknown)
+            ledger.make(f"text{{s}} cut to {longest} tokens", sum(tokens.cut))
             on_rows(len(block))
     np.save(folder / "offsets.npy", np.concatenate(ends))
     np.save(folder / "rows.npy", np.concatenate(kinds))
-    return dtype
-
-
-def _prompted(rows: Sequence[Row], prompts: Sequence[str]) -> list[str]:
-    return [prompt + text for row in rows for prompt, text in zip(prompts, row.texts, strict=True)]
+    return {"dtype": dtype.name, "unknown": unknown}

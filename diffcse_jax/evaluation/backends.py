@@ -23,7 +23,8 @@ from diffcse_jax.io import read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
 from diffcse_jax.models.text_settings import TEXT_SETTINGS, text_settings
-from diffcse_jax.models.unread import Reader, UnknownTokens, mostly_unknown, report_unread
+from diffcse_jax.models.tokenizer import cutting_tokenizer, tokenise
+from diffcse_jax.models.unread import Reader, report_unread
 from diffcse_jax.run_folder.finding import model_of
 from diffcse_jax.search.reading import read_documents
 
@@ -112,18 +113,13 @@ class TorchEncoder:
     ) -> Embeddings:
         """Return embeddings. Sentences longer than the model's positions are cut."""
         prompt = self.prompts.choose(prompt)
-        texts = [prompt + each for each in sentences]
-        token_ids = self._tokenizer(texts, verbose=False)["input_ids"]
-        offsets = np.cumsum([0, *map(len, token_ids)])
-        others = len(self._tokenizer(prompt)["input_ids"])
-        unknown = mostly_unknown(
-            np.concatenate(token_ids), offsets, UnknownTokens.of(self._tokenizer), others
-        )
+        backend = cutting_tokenizer(self._tokenizer, self._max_length)
+        tokens = tokenise(backend, sentences, self._tokenizer.unk_token_id, [prompt])
         report_unread(
             Reader(self._name, self._max_length),
-            texts=len(texts),
-            cut=int((np.diff(offsets) > self._max_length).sum()),
-            unknown=int(unknown.sum()),
+            texts=len(sentences),
+            cut=sum(tokens.cut),
+            unknown=sum(tokens.unknown),
         )
         embeddings = self._model.encode(
             [*sentences], prompt=prompt, batch_size=batch_size, show_progress_bar=False

@@ -40,7 +40,8 @@ class TrainingTokens(NamedTuple):
 
     def of(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
         """Return the tokens of texts, which are cut to `max_length`."""
-        return tokenise(cutting_tokenizer(self.tokenizer, max_length), texts)[0]
+        backend = cutting_tokenizer(self.tokenizer, max_length)
+        return tokenise(backend, texts).ids
 
 
 class Blanks(NamedTuple):

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 import transformers
@@ -12,6 +13,7 @@ import transformers
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.text_settings import text_settings
+from diffcse_jax.models.unread import largely_unknown
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
 # Characters per wanted token that are tokenised first. English has 4 to 5 per token.
@@ -151,30 +153,50 @@ def check_token_ids(
         )
 
 
+class Tokens(NamedTuple):
+    """Texts as tokens."""
+
+    ids: list[list[int]]  # of each text, with special tokens
+    cut: list[bool]  # whether the text was truncated
+    unknown: list[bool]  # whether it consists largely of words that the tokenizer does not know
+
+
 def tokenise(
-    backend: tokenizers.Tokenizer, texts: Sequence[str]
-) -> tuple[list[list[int]], list[bool]]:
-    """Return the tokens of texts, with special tokens, and whether each text was truncated.
+    backend: tokenizers.Tokenizer,
+    texts: Sequence[str],
+    unknown_id: int | None = None,
+    prompts: Sequence[str] = ("",),
+) -> Tokens:
+    """Return the tokens of texts, and what of them is not read.
 
     The part of a long text that is kept as a rule, up to a space, is tokenised first. The whole
     text is tokenised only if that gives too few tokens, so the part that is cut costs nothing.
+
+    Args:
+        backend: The tokenizer, which truncates texts.
+        texts: The texts.
+        unknown_id: The token of all unknown words. None: the tokenizer has none, or nobody asks.
+        prompts: What stands in front of texts: of the first, the second, ..., and from the start.
     """
     assert backend.truncation is not None
     size = READ_FIRST * backend.truncation["max_length"]
     part = _end if backend.truncation["direction"] == "left" else _beginning
-    ids: list[list[int]] = []
-    cut: list[bool] = []
-    for first in range(0, len(texts), TEXTS_AT_ONCE):
-        group = texts[first : first + TEXTS_AT_ONCE]
-        parts = [part(text, size) if len(text) > size else text for text in group]
-        for text, kept, encoding in zip(
-            group, parts, backend.encode_batch_fast(parts), strict=True
-        ):
-            if len(kept) < len(text) and not encoding.overflowing:  # too few tokens
-                (encoding,) = backend.encode_batch_fast([text])
-            ids.append(encoding.ids)
-            cut.append(bool(encoding.overflowing))
-    return ids, cut
+    tokens = Tokens([], [], [])
+    prompted = zip(itertools.cycle(prompts), texts)
+    while group := list(itertools.islice(prompted, TEXTS_AT_ONCE)):
+        whole = [prompt + text for prompt, text in group]
+        parts = [part(text, size) if len(text) > size else text for text in whole]
+        encodings = backend.encode_batch_fast(parts)
+        for row, text in enumerate(whole):
+            if len(parts[row]) < len(text) and not encodings[row].overflowing:  # too few tokens
+                parts[row] = text
+                (encodings[row],) = backend.encode_batch_fast([text])
+        ids = [encoding.ids for encoding in encodings]
+        lengths = [len(prompt) for prompt, _ in group]
+        tokens.ids.extend(ids)
+        tokens.cut.extend(bool(encoding.overflowing) for encoding in encodings)
+        tokens.unknown.extend(largely_unknown(backend, parts, lengths, ids, unknown_id))
+    return tokens
 
 
 def _beginning(text: str, size: int) -> str:

@@ -7,14 +7,16 @@ words of more than 100 characters in BERT's. Texts of such words have the same e
 import collections
 import contextlib
 import threading
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import transformers
-from jaxtyping import Bool, Int, Integer
+import tokenizers
 
 from diffcse_jax.errors import warn_user
+
+LARGE_SHARE = 1 / 4  # of a text's letters, in unknown words
+WIDE = 3  # letters that a wide one, such as a Chinese character, counts as
 
 
 class Reader(NamedTuple):
@@ -22,18 +24,6 @@ class Reader(NamedTuple):
 
     name: str
     max_length: int
-
-
-class UnknownTokens(NamedTuple):
-    """The ids of tokens that stand for unknown words. None: the tokenizer never gives one."""
-
-    word: int | None  # all unknown words, such as [UNK]
-    space: int | None = None  # the space before a word, alone: SentencePiece's before unknown words
-
-    @classmethod
-    def of(cls, tokenizer: transformers.PreTrainedTokenizerFast) -> "UnknownTokens":
-        """Return those of a tokenizer."""
-        return cls(tokenizer.unk_token_id, tokenizer.backend_tokenizer.token_to_id("\u2581"))
 
 
 class _Open(threading.local):
@@ -45,48 +35,64 @@ class _Open(threading.local):
 _open = _Open()
 
 
-def mostly_unknown(
-    token_ids: Integer[np.ndarray, " tokens"],
-    offsets: Int[np.ndarray, " texts_and_1"],
-    unknown: UnknownTokens,
-    others: int | Int[np.ndarray, " texts"],
-) -> Bool[np.ndarray, " texts"]:
-    """Return which texts consist mostly of words that the tokenizer does not know.
+def largely_unknown(
+    backend: tokenizers.Tokenizer,
+    texts: Sequence[str],
+    prompts: Sequence[int],
+    token_ids: Sequence[list[int]],
+    unknown_id: int | None,
+) -> list[bool]:
+    """Return which texts have a large share of their letters in words that the tokenizer lacks.
 
-    These are more than half of their tokens, without tokens of a space alone.
+    Tokens are no measure: in a script without spaces, a whole clause is one unknown token. The
+    places of tokens in a text cost time, so they are asked for only if it has an unknown one.
 
     Args:
-        token_ids: The tokens of all texts.
-        offsets: Where each text starts in `token_ids`, and the end of the last one.
-        unknown: The tokens of unknown words.
-        others: The number of special tokens and of tokens of the prompt in each text.
+        backend: The tokenizer, which may truncate texts.
+        texts: The texts.
+        prompts: How many characters at the beginning of each text are not counted.
+        token_ids: The tokens of each text.
+        unknown_id: The token of all unknown words. None: the tokenizer never gives one.
     """
-    lengths = np.diff(offsets) - others
-    if unknown.word is None or not (counts := _counts(token_ids, offsets, unknown.word)).any():
-        return np.zeros(len(lengths), bool)
-    if unknown.space is not None:
-        lengths = lengths - _counts(token_ids, offsets, unknown.space)
-    return 2 * counts > np.maximum(lengths, 0)
+    found = [unknown_id in ids for ids in token_ids]
+    rows = [row for row, has_unknown in enumerate(found) if has_unknown]
+    for row, encoding in zip(rows, backend.encode_batch([texts[row] for row in rows]), strict=True):
+        skipped = prompts[row]
+        # Special tokens around the text have no extent.
+        spans = [
+            (token, max(start, skipped), end)
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if max(start, skipped) < end
+        ]
+        unknown = sum(
+            _letters(texts[row][start:end]) for token, start, end in spans if token == unknown_id
+        )
+        found[row] = unknown > 0 and unknown >= LARGE_SHARE * _letters(
+            texts[row][spans[0][1] : spans[-1][2]]
+        )
+    return found
 
 
-def _counts(
-    token_ids: Integer[np.ndarray, " tokens"], offsets: Int[np.ndarray, " texts_and_1"], token: int
-) -> Int[np.ndarray, " texts"]:
-    """Return how often each text has a token."""
-    return np.diff(np.searchsorted(np.flatnonzero(token_ids == token), offsets))
+def _letters(text: str) -> int:
+    """Return the number of characters that are not white space. Wide letters count more."""
+    return sum(
+        WIDE if char.isalpha() and unicodedata.east_asian_width(char) == "W" else 1
+        for char in text
+        if not char.isspace()
+    )
 
 
 def describe_unknown(count: int, texts: int, model: str) -> str:
-    """Return what is wrong with texts that consist mostly of unknown words, and what to do."""
+    """Return what is wrong with texts that consist largely of unknown words, and what to do."""
     verb = "consists" if count == 1 else "consist"
     return (
-        f"{count:,} of {texts:,} texts {verb} mostly of words that {model} does not know: use a "
+        f"{count:,} of {texts:,} texts {verb} largely of words that {model} does not know: use a "
         "multilingual encoder, or `--mode lexical`"
     )
 
 
 def report_unread(reader: Reader, *, texts: int, cut: int, unknown: int) -> None:
-    """Warn of texts that were cut or consist mostly of unknown words, or add them up."""
+    """Warn of texts that were cut or consist largely of unknown words, or add them up."""
     counts = collections.Counter(texts=texts, cut=cut, unknown=unknown)
     if _open.counts is None:
         _warn(reader, counts)

@@ -79,7 +79,7 @@ class Record:
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # of the items of a checkpoint
     digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # share of the training sentences that consist mostly of words that the tokenizer does not know
+    # share of the training sentences that consist largely of words that the tokenizer does not know
     unknown: float = 0.0
 
     @property

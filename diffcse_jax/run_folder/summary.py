@@ -147,7 +147,7 @@ class RunSummary:
         mixed = len(environments) > 1
         unknown = self.baseline.unknown if self.baseline else 0.0
         reasons = {
-            f"{unknown:.2%} of the training sentences consist mostly of words that the starting "
+            f"{unknown:.2%} of the training sentences consist largely of words that the starting "
             "checkpoint does not know": unknown,
             f"{skipped_steps} skipped because the loss or gradient was NaN or infinite": skipped,
             "the gradient was 0 at some steps, so nothing was learned there": stalled,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool
 
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.ids import as_id
@@ -67,7 +66,7 @@ class Encoder(Protocol):
 
     def record(self, prompt: str = "") -> EncoderRecord: ...
 
-    def mostly_unknown(self, texts: Sequence[str]) -> Bool[np.ndarray, " texts"]: ...
+    def largely_unknown(self, texts: Sequence[str]) -> list[bool]: ...
 
 
 class Index:
@@ -400,7 +399,7 @@ class Index:
         mode = self.checked_mode(mode)
         unknown: frozenset[str] = frozenset()
         if mode == "hybrid" and self._encoder:
-            unknown = frozenset(itertools.compress(texts, self._encoder.mostly_unknown(texts)))
+            unknown = frozenset(itertools.compress(texts, self._encoder.largely_unknown(texts)))
         request = Request(texts, vectors, mode, check_count("top_k", top_k), threshold, unknown)
         return rank(self._contents, request, self.settings.weight)
 

@@ -217,7 +217,7 @@ def _note(
             f"The best hit has only {shared} of the {asked} words of this query." if is_poor else ""
         )
     if "dense" not in ranking.by_mode and request.mode == "hybrid":
-        return "Found by words only: the model does not know most words of this query."
+        return "Found by words only: the model does not know many words of this query."
     has_words = request.mode == "hybrid" and len(ranking.by_mode["lexical"]) > 0
     if closeness is not None and closeness < CLOSE:
         by_words = ""

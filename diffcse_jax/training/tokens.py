@@ -11,7 +11,7 @@ from diffcse_jax.documents.language import SAMPLE_TEXTS
 from diffcse_jax.errors import counted
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.models.foreign_text import foreign_texts
-from diffcse_jax.models.unread import UnknownTokens, describe_unknown, mostly_unknown
+from diffcse_jax.models.unread import describe_unknown
 
 SECONDS_BEFORE_BAR = 1.0  # a store that is found needs no bar
 
@@ -38,7 +38,10 @@ def open_tokens(
     log_line(f"{verb} {corpus.name}: {rows}, {tokens}, in {store.folder}")
     for line in store.account:
         log_line(line)
-    store.unknown = _warn_of_unknown(store, corpus.name, tokenizer, prompts)
+    if store.unknown_count:
+        sentences = len(store.offsets) - 1
+        problem = describe_unknown(store.unknown_count, sentences, "the model")
+        log_line(f"warning: {corpus.name}: {problem}")
     if store.is_new and not corpus.reading:  # rows of documents need further passes
         row = zip(corpus.columns, next(corpus.rows()).texts, strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
@@ -67,21 +70,3 @@ def warn_of_languages(
     texts = tokenizer.batch_decode(sentences, skip_special_tokens=True)
     if warning := foreign_texts(model, languages, texts):
         log_line(f"warning: {warning}")
-
-
-def _warn_of_unknown(
-    store: TokenStore,
-    name: str,
-    tokenizer: transformers.PreTrainedTokenizerFast,
-    prompts: Sequence[str],
-) -> float:
-    """Return the share of sentences that consist mostly of unknown words, and warn of them."""
-    others = [len(tokenizer(prompt)["input_ids"]) for prompt in prompts or [""]]
-    of_sentences = np.resize(others, len(store.offsets) - 1)
-    unknown = mostly_unknown(
-        store.token_ids, store.offsets, UnknownTokens.of(tokenizer), of_sentences
-    )
-    count = int(unknown.sum())
-    if count:
-        log_line(f"warning: {name}: {describe_unknown(count, len(unknown), 'the model')}")
-    return count / max(len(unknown), 1)
