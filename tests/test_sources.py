@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -166,6 +167,35 @@ def test_an_id_that_may_have_lost_digits_is_refused(tmp_path):
     rows = [{"id": each, "text": f"Text {each}."} for each in ids]
     with pytest.raises(DataError, match=r"line 1: the id 1e\+17 is a float"):
         list(documents_in_memory(rows).read(Ledger("given")))
+
+
+@pytest.mark.parametrize(("kind", "first"), [("float16", 2**11), ("float32", 2**24)])
+def test_floats_of_few_bits_lose_digits_of_ids_earlier(tmp_path, kind, first):
+    for key, is_refused in ((first - 1, False), (first, True)):
+        ids = np.array([key, 3], kind)
+        table = pa.table({"id": ids, "text": ["One apple.", "Two pears."]})
+        pq.write_table(table, tmp_path / "a.parquet")
+        frame = table.to_pandas()
+        given = (
+            table,
+            frame,
+            datasets.Dataset(table),
+            [{"id": each, "text": f"Text {each}."} for each in ids],
+        )
+        for source in given:
+            with (
+                pytest.raises(DataError, match=rf"the id {first}\.0 is a float")
+                if is_refused
+                else contextlib.nullcontext()
+            ):
+                documents = [*documents_in_memory(source).read(Ledger("given"))]
+                assert [each.id for each in documents] == [str(key), "3"]
+        with (
+            pytest.raises(DataError, match=r"a\.parquet, line 1: the id .* is a float")
+            if is_refused
+            else contextlib.nullcontext()
+        ):
+            assert len(searched(tmp_path / "a.parquet")[0]) == 2
 
 
 @pytest.mark.parametrize("pattern", ["**", "**/", "**/*.md", "**/**/*.md"])

@@ -11,12 +11,14 @@ import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from diffcse_jax.documents.ledger import NOWHERE, Place
 from diffcse_jax.documents.tables.names import ID_COLUMNS
-from diffcse_jax.documents.tables.values import text_of
+from diffcse_jax.documents.tables.values import RoundedFloat, as_stored, text_of
 from diffcse_jax.errors import DataError, counted
 
-FIRST_INEXACT = 2.0**53  # from here on, floats leave out whole numbers
+FIRST_INEXACT = 2.0**53  # from here on, floats of 64 bits leave out whole numbers
 # How pandas and spreadsheets write such a number to a csv: 1.23457E+17, 9007199254740992.0.
 INEXACT_TEXT = re.compile(r"[+-]?(\d(\.\d+)?[eE]\+\d{2,3}|\d{16,}\.0)", re.ASCII)
 
@@ -43,6 +45,8 @@ def as_id(value: Any, place: Place = NOWHERE) -> str:
     If one id of a column is missing, pandas makes the others 1.0, 2.0 and so on. Raises `DataError`
     for a float that may have lost digits of the id that it was made of, also as text.
     """
+    if isinstance(value, np.floating):
+        value = as_stored(float(value), value.dtype.name)
     if isinstance(value, float):
         _require_all_digits(value, value, place)
         return str(int(value)) if value.is_integer() else str(value)
@@ -53,7 +57,7 @@ def as_id(value: Any, place: Place = NOWHERE) -> str:
 
 
 def _require_all_digits(value: float | str, number: float, place: Place) -> None:
-    if abs(number) >= FIRST_INEXACT:
+    if isinstance(number, RoundedFloat) or abs(number) >= FIRST_INEXACT:
         at = f"{place}: " if str(place) else ""
         raise DataError(
             f"{at}the id {value} is a float, which does not hold all digits of so large a number: "

@@ -19,7 +19,9 @@ from diffcse_jax.documents.tables.layout import (
 )
 from diffcse_jax.documents.tables.values import (
     SAMPLE_ROWS,
+    as_stored,
     by_column,
+    first_inexact,
     listed,
     text_columns,
     without_missing,
@@ -42,16 +44,40 @@ def as_texts(texts: Any) -> Iterable[Any]:
     """
     # polars has the first method, and pyarrow the second.
     if rows := getattr(texts, "to_dicts", None) or getattr(texts, "to_pylist", None):
-        return rows()
+        return _as_stored(rows(), texts)
     if hasattr(texts, "columns") and hasattr(texts, "to_dict"):  # pandas
-        return texts.to_dict("records")
+        return _as_stored(texts.to_dict("records"), texts)
     is_text = isinstance(texts, str | bytes | Mapping)  # a mapping has columns, or splits
     if is_text or not isinstance(texts, Iterable):
         kind = type(texts).__name__
         if isinstance(texts, Mapping):
             kind += f" with the keys {', '.join(map(str, [*texts][:5]))}"
         raise DataError(f"cannot read texts from a {kind}. {EXPECTED}")
-    return texts
+    return _as_stored(texts, texts)
+
+
+def _as_stored(rows: Iterable[Any], table: Any) -> Iterable[Any]:
+    """Return the rows of a table, in which floats say if their column has rounded them."""
+    short = {name: kind for name, kind in _types(table) if first_inexact(kind)}
+    if not short:
+        return rows
+    return [
+        {name: as_stored(value, short.get(str(name), "")) for name, value in row.items()}
+        for row in rows
+    ]
+
+
+def _types(table: Any) -> Iterator[tuple[str, str]]:
+    """Yield the names and types of the columns of a table."""
+    if features := getattr(table, "features", None):  # datasets
+        names, types = [*features], [getattr(each, "dtype", "") for each in features.values()]
+    elif hasattr(table, "dtypes"):  # pandas and polars
+        names, types = [*table.columns], [*table.dtypes]
+    elif schema := getattr(table, "schema", None):  # pyarrow
+        names, types = schema.names, schema.types
+    else:
+        return
+    yield from zip(map(str, names), map(str, types), strict=True)
 
 
 def documents_in_memory(

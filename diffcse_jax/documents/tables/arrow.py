@@ -18,6 +18,7 @@ from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.tables.table import Table, table_of
 from diffcse_jax.documents.tables.values import (
     NumberedRow,
+    as_stored,
     chosen_split,
     listed,
     sample_of,
@@ -178,6 +179,8 @@ class _Values:
             values = column.to_pylist()
         except NOT_IN_PYTHON:
             values = [self._value(scalar) for scalar in column]
+        if pa.types.is_floating(column.type):
+            values = [as_stored(value, str(column.type)) for value in values]
         return [*map(without_missing, values)]
 
     def _value(self, scalar: pa.Scalar) -> Any:
@@ -325,4 +328,6 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, np.floating):
+        return as_stored(value.tolist(), value.dtype.name)
     return _plain(value.tolist()) if isinstance(value, np.ndarray | np.generic) else value

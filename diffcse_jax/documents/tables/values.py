@@ -116,6 +116,33 @@ def without_missing(value: Any) -> Any:
         return None
 
 
+# Floats of these types, by NumPy's and Arrow's names, leave out whole numbers from here on.
+FIRST_INEXACT = {"float16": 2.0**11, "halffloat": 2.0**11, "float32": 2.0**24, "float": 2.0**24}
+
+
+class RoundedFloat(float):
+    """A float that may have lost digits of a whole number: it was kept in few bits."""
+
+
+def first_inexact(kind: str) -> float | None:
+    """Return from where on a type of short floats leaves out whole numbers; None for other types.
+
+    The name may be that of pandas or polars, such as `Float32` and `float[pyarrow]`.
+    """
+    return FIRST_INEXACT.get(kind.partition("[")[0].lower())
+
+
+def as_stored(value: Any, kind: str) -> Any:
+    """Return a value of a column of this type, or number of this type, that says if it is rounded.
+
+    All other values are returned as they are.
+    """
+    first = first_inexact(kind)
+    if first and isinstance(value, float) and abs(value) >= first:
+        return RoundedFloat(value)
+    return value
+
+
 def text_of(value: Any) -> str | None:
     """Return a value as text, or None if it is missing or is not text.
 
