@@ -111,6 +111,16 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     assert opened(f"{folder}{name}", columns=("text",)).fingerprint() != before
 
 
+def write_rows(file, rows):
+    table = pa.Table.from_pylist(rows)
+    if file.suffix == ".parquet":
+        pq.write_table(table, file)
+    elif file.suffix == ".csv":
+        pyarrow.csv.write_csv(table, file)
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 GRADES_OF_PAIRS = [
     (4.8, 0.0),
     (True, False),
@@ -132,16 +142,25 @@ def test_pairs_beside_a_column_of_few_numbers_are_refused(tmp_path, grades, suff
         {"sentence1": f"A cat {n} sleeps.", "sentence2": f"A dog {n} runs.", "how_close": grade}
         for n, grade in enumerate(grades if len(grades) > 2 else grades * 3)
     ]
-    table = pa.Table.from_pylist(rows)
-    if suffix == ".parquet":
-        pq.write_table(table, file)
-    elif suffix == ".csv":
-        pyarrow.csv.write_csv(table, file)
-    else:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(file, rows)
     with pytest.raises(DataError, match=r"how_close holds few numbers.*`diffcse finetune`"):
         opened(file)
     assert len(list(opened(file, columns=("sentence1", "sentence2")).rows())) == len(rows)
+
+
+@pytest.mark.parametrize("early", [1, None])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_grades_that_only_later_rows_show_are_seen(tmp_path, early, suffix):
+    kinds = [early] * 1000 + [1, 0, 1, 0]
+    write_rows(
+        tmp_path / f"pairs{suffix}",
+        [
+            {"question": f"Q{n}?", "answer": f"A{n}.", "kind": kind, "same": early}
+            for n, kind in enumerate(kinds)
+        ],
+    )
+    with pytest.raises(DataError, match="kind holds few numbers"):
+        opened(tmp_path / f"pairs{suffix}")
 
 
 def test_columns_of_years_counts_and_ids_beside_pairs_are_not_grades(tmp_path):

@@ -213,6 +213,9 @@ def _columns(name: str, tables: Sequence[Table], wanted: Sequence[str]) -> _Colu
     if len(available) == 1:
         return _Columns(available)
     scales = {column for table in tables for column in table.scale_columns}
+    if known := training_columns(available, scales):
+        for table in tables:
+            scales.update(table.late_scales(known.unused))
     known = training_columns(available, scales)
     if known is None:
         reason = why_not(available, scales)

@@ -5,7 +5,7 @@ which columns hold text for people.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from diffcse_jax.documents.ledger import Ledger
@@ -13,8 +13,8 @@ from diffcse_jax.documents.tables.values import (
     CHOOSES,
     NumberedRow,
     Sample,
+    Scale,
     by_column,
-    is_scale,
     listed,
     text_columns,
 )
@@ -33,7 +33,10 @@ class Table:
         is_open: Later rows may have other columns.
         text_columns: The columns with text for people; see `values.text_columns`.
         list_columns: The columns of which some of the first values are lists.
-        scale_columns: The columns of few numbers or truth values, which may grade the rows.
+        scale_columns: The columns of few numbers or truth values, which may grade the rows; see
+            `values.Scale`.
+        undecided: The columns that may be so after all, such as one with the same number in all of
+            the first rows.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Table:
     text_columns: tuple[str, ...]
     list_columns: tuple[str, ...]
     scale_columns: tuple[str, ...]
+    undecided: tuple[str, ...]
 
     def rows(
         self, columns: Sequence[str], ledger: Ledger, *, notes_late_text: bool = False
@@ -80,6 +84,21 @@ class Table:
                 f"{CHOOSES}"
             )
 
+    def late_scales(self, columns: Collection[str]) -> Iterator[str]:
+        """Yield those of the columns that only later rows show to be of few numbers.
+
+        If there are undecided ones among them, the whole table is read.
+        """
+        scales = {column: Scale(column) for column in self.undecided if column in columns}
+        rows = self.read([*scales], Ledger(self.name)) if scales else iter(())
+        for _, row in rows:
+            for column, scale in scales.items():
+                if (value := row.get(column)) is not None:
+                    scale.add(value)
+            if not any(scale.is_possible for scale in scales.values()):
+                break
+        yield from (column for column, scale in scales.items() if scale.is_one)
+
     def require(self, columns: Sequence[str], option: str) -> None:
         """Raise `DataError` if the table lacks a column that the user named with an option.
 
@@ -112,6 +131,7 @@ def table_of(
     is_open: bool = False,
 ) -> Table:
     """Return a table whose columns are judged by a sample of its rows; see `values.sample_of`."""
+    scales = {column: Scale(column, sample.get(column, ())) for column in columns}
     return Table(
         name=name,
         columns=columns,
@@ -124,9 +144,8 @@ def table_of(
             for column in columns
             if any(isinstance(value, list | tuple) for value in sample.get(column, ()))
         ),
-        scale_columns=tuple(
-            column for column in columns if is_scale(column, sample.get(column, ()))
-        ),
+        scale_columns=tuple(column for column, scale in scales.items() if scale.is_one),
+        undecided=tuple(column for column, scale in scales.items() if scale.is_undecided),
     )
 
 

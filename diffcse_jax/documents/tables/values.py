@@ -170,23 +170,63 @@ HIGHEST_STEP = 100  # years and counts are higher
 DECIMAL = re.compile(r"([+-]?\d{1,9}(?:[.,]\d{1,20})?(?:[eE][+-]?\d{1,2})?)\s?%?", re.ASCII)
 
 
-def is_scale(column: str, values: Iterable[Any]) -> bool:
-    """Return whether the values of a column are few numbers or truth values that repeat.
+class Scale:
+    """The numbers of a column that may grade its rows.
 
-    Such a column may grade the rows, and so may one of decimals between -1 and 1, which are
+    A scale is few numbers or truth values that repeat, or decimals between -1 and 1, which are
     similarities or probabilities. Ids, years and counts are not scales.
     """
-    numbers = [*map(_number, values)]
-    known = [number for number in numbers if number is not None]
-    if ID_NAME.search(column) or len(known) < len(numbers):
-        return False
-    steps = set(known)
-    highest = max(map(abs, steps), default=math.inf)
-    has_decimals = any(number % 1 for number in steps if math.isfinite(number))
-    if has_decimals and highest <= 1:
-        return len(steps) >= 2
-    most = MOST_FINE_STEPS if has_decimals else MOST_STEPS
-    return highest <= HIGHEST_STEP and 2 <= len(steps) <= min(most, len(known) / 2)
+
+    def __init__(self, column: str, values: Iterable[Any] = ()) -> None:
+        self._steps: set[float] = set()
+        self._count = 0
+        self._has_decimals = False
+        self.is_possible = not ID_NAME.search(column)
+        for value in values:
+            self.add(value)
+
+    def add(self, value: Any) -> None:
+        """Take a further value of the column into account."""
+        if not self.is_possible:
+            return
+        number = _number(value)
+        if number is None:
+            self.is_possible = False
+            return
+        self._count += 1
+        if number not in self._steps:
+            self._add_step(number)
+
+    def _add_step(self, number: float) -> None:
+        self._has_decimals |= math.isfinite(number) and number % 1 != 0
+        if not abs(number) <= HIGHEST_STEP:
+            self.is_possible = False
+        elif len(self._steps) < MOST_FINE_STEPS:
+            self._steps.add(number)
+        elif not self._are_similarities or abs(number) > 1:
+            self.is_possible = False
+
+    @property
+    def _are_similarities(self) -> bool:
+        return self._has_decimals and max(map(abs, self._steps)) <= 1
+
+    @property
+    def _are_few(self) -> bool:
+        most = MOST_FINE_STEPS if self._has_decimals else MOST_STEPS
+        return self._are_similarities or len(self._steps) <= most
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the column is a scale by the values so far."""
+        if not self.is_possible or len(self._steps) < 2:
+            return False
+        repeats = self._are_similarities or 2 * len(self._steps) <= self._count
+        return self._are_few and repeats
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the column is no scale yet, but further values may make it one."""
+        return self.is_possible and self._are_few and not self.is_one
 
 
 def _number(value: Any) -> float | None:
