@@ -11,7 +11,9 @@ from test_sts import TableEncoder, write_stsb
 from diffcse_jax.config import Config, DataConfig, EvalConfig
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.documents import docstrings
+from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import CachedEncoder, dev, metrics, senteval_data, systems
+from diffcse_jax.evaluation.graded_pairs import read_graded_pairs
 from diffcse_jax.evaluation.metrics import RetrievalMetric, general_sentences, paired_interval
 from diffcse_jax.evaluation.queries import halve, held_out_queries, queries_of_documents
 from diffcse_jax.evaluation.runner import find_task
@@ -86,6 +88,40 @@ def test_a_file_of_pairs_chooses_and_others_are_reported(tmp_path, capsys):
     assert evaluation.metric == "pairs_spearman"
     assert measured.scores == pytest.approx({"pairs_spearman": -100, beside[0]: 75})
     assert [len(values) for values in measured.outcomes] == [3]  # of the metric that chooses
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "id,sentence1,sentence2,score\nx,a,b,1\ny,a,c,2\nz,a,d,3.5\n"),
+        ("a.csv", "one text,other text,human_score\na,b,1\na,,2\na,c,\na,c,2\na,d,3.5\n"),
+        ("a.tsv", "Score\tfirst\tsecond\n1\ta\tb\n2\ta\tc\n\n3.5\ta\td\n"),
+        ("a.tsv", "question\tanswer\tsim\na\tb\t1\na\tb\na\tc\t2\na\td\t3.5\n"),
+        ("a.txt", "1\ta\tb\n2\ta\tc\n3.5\ta\td\tmore\n"),
+        ("a.jsonl", '["a", "b", 1]\n["a", "c", 2]\n["a", "d", 3.5]\n["a", "d", 3.5]\n' * 2),
+    ],
+)
+def test_graded_pairs_are_read_as_other_pairs(tmp_path, capsys, name, text):
+    (tmp_path / name).write_text(text)
+    pairs = read_graded_pairs(tmp_path / name)
+    rows = {*zip(*pairs, strict=True)}
+    assert rows == {("a", "b", 1.0), ("a", "c", 2.0), ("a", "d", 3.5)}
+    odd = "a,,2" in text or "a\tb\na" in text
+    assert ("without a score and two sentences" in capsys.readouterr().err) == odd
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "score,label,text\n1,2,a\n", "It has: score, label, text. Name the columns"),
+        ("a.tsv", "a\tb\n", r"a\.tsv, line 1: without a score .* 'a\\tb'. Name the columns"),
+        ("a.tsv", "1\ta\n", r"no score with two sentences\. .* line 1"),
+    ],
+)
+def test_files_without_graded_pairs_say_what_to_do(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_graded_pairs(tmp_path / name)
 
 
 def test_regressions_beyond_chance(monkeypatch, capsys):

@@ -283,8 +283,8 @@ class EvalConfig:
     )
     pairs_file: str = option(
         "",
-        "pairs for the `pairs_*` metrics, separated by tabs; for `pairs_retrieval` also csv, json "
-        "or Parquet, or `docstrings`",
+        "pairs for the `pairs_*` metrics, separated by tabs, or csv, json or Parquet; for "
+        "`pairs_retrieval` also `docstrings`",
     )
     batch_size: int = option(64, "sentences per batch when encoding", low=1, changes="nothing")
     keep_start: bool = option(

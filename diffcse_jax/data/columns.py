@@ -16,9 +16,9 @@ from diffcse_jax.documents.tables.values import text_of, without_missing
 
 ADVICE = "Name the columns in data.columns"
 CURES = (
-    "Use graded pairs with the metric pairs_spearman (eval.pairs_file, a score and two sentences "
-    "in each line, separated by tabs) or `diffcse finetune`. If all pairs are positives, drop the "
-    "column or name the others in data.columns"
+    "Use graded pairs with the metric pairs_spearman (eval.pairs_file reads such a file) or "
+    "`diffcse finetune`. If all pairs are positives, drop the column or name the others in "
+    "data.columns"
 )
 MOST_NEGATIVES = 7  # of a row: FlagEmbedding's groups have eight texts by default
 NO_POSITIVE = "of a query without a positive"

@@ -17,6 +17,7 @@ from diffcse_jax.data.split import Split
 from diffcse_jax.documents.document import digest
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import retrieval, search_collections
+from diffcse_jax.evaluation.graded_pairs import read_graded_pairs
 from diffcse_jax.evaluation.masked_lm import TrainingTokens
 from diffcse_jax.evaluation.queries import (
     HELD_OUT_PAIRS,
@@ -25,8 +26,8 @@ from diffcse_jax.evaluation.queries import (
     held_out_queries,
     training_halves,
 )
-from diffcse_jax.evaluation.senteval_data import LabelledColumns, senteval_folder, size_problem
-from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs
+from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
+from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path
 from diffcse_jax.run_folder.records import FEWEST
@@ -135,7 +136,7 @@ def _texts(
             "collection": search_collections.read_collection(expand_path(file), strict=is_strict)
         }
     path = expand_path(options.pairs_file)  # the metric is pairs_spearman
-    pairs = read_pairs(path, LabelledColumns(0, (1, 2), labels=(-1e9, 1e9)))
+    pairs = read_graded_pairs(path, strict=is_strict)
     if np.ptp(pairs.gold) == 0:
         raise DataError(
             f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores"

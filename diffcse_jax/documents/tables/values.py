@@ -189,7 +189,7 @@ class Scale:
         """Take a further value of the column into account."""
         if not self.is_possible:
             return
-        number = _number(value)
+        number = number_of(value)
         if number is None:
             self.is_possible = False
             return
@@ -229,7 +229,7 @@ class Scale:
         return self.is_possible and self._are_few and not self.is_one
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
     """Return a number, a truth value or the text of one as a number; None for other values."""
     if isinstance(value, bool | int | float):
         return float(value)
