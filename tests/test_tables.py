@@ -591,6 +591,32 @@ def test_a_list_is_read_whatever_its_extension(tmp_path, content):
     assert values(table_of(tmp_path / "a.jsonl", content)) == [("x",), ("y",)]
 
 
+@pytest.mark.parametrize("content", ['["x", 1]\n["y", null]\n', '[["x", 1], ["y", null]]'])
+def test_lists_have_numbered_columns(tmp_path, content):
+    rows, _ = read(table_of(tmp_path / "a.jsonl", content))
+    assert [row for _, row in rows] == [
+        {"column 1": "x", "column 2": 1},
+        {"column 1": "y", "column 2": None},
+    ]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("count", [2, 100_000])
+def test_an_object_with_rows_is_read_whatever_its_extension(tmp_path, indent, count):
+    content = json.dumps({"version": "1.0", "data": [{"a": "x"}] * count}, indent=indent)
+    table = table_of(tmp_path / "a.jsonl", content)
+    assert values(table) == [("x",)] * count
+    assert table.notes == ("a.jsonl: the rows are those of 'data'",)
+
+
+@pytest.mark.parametrize(
+    "row", [{"a": "Some text.", "b": [{"c": "d"}]}, {"a": ["x"], "b": ["y"]}, {"a": "x"}]
+)
+def test_an_object_on_the_only_line_is_a_row(tmp_path, row):
+    rows, _ = read(table_of(tmp_path / "a.jsonl", json.dumps(row)))
+    assert [row for _, row in rows] == [row]
+
+
 def test_lines_that_are_not_objects_are_entered_in_the_ledger(tmp_path):
     deep = "[" * 100_000
     content = f'{{"a": NaN}}\n[1]\n\n"text"\n{deep}\n{{"a": {"9" * 5000}}}\n{{"a": 1, "a": 2}}\n'

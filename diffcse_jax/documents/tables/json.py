@@ -1,10 +1,12 @@
 """Rows of JSON files: an object on each line, a list, or an object that holds lists.
 
-An object may also take several lines, and a line several objects. Lists are read item by item, so
+A row may also be a string, or a list of values that are called `column 1`, `column 2` and so on. An
+object may also take several lines, and a line several objects. Lists are read item by item, so
 that memory holds a part of them.
 """
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,11 +74,16 @@ def _reader(path: Path, name: str) -> tuple[Callable[[Ledger], Values], tuple[st
     if start.startswith("["):
         return functools.partial(_items, _list, path, name), ()
     end = _end_of_value(start)
-    is_json = extension(path) == ".json"
-    if start[end:].strip() if is_json and end else "\n" in start[:end]:
-        return functools.partial(_items, _sequence, path, name), ()
-    if not is_json:  # one object is one row
-        return lines, ()
+    sequence = functools.partial(_items, _sequence, path, name)
+    if extension(path) == ".json":
+        if end and start[end:].strip():
+            return sequence, ()
+    else:
+        first, _, rest = start.partition("\n")
+        is_on_lines = "\n" in start[:end] or (first.strip() == "{" and rest)
+        rows = sequence if is_on_lines else lines
+        if not _is_one_table(rows(Ledger(name))):  # one object is one row
+            return rows, ()
     _, notes = _of_object(_object(path, name, Ledger(name)), name)
 
     def values(ledger: Ledger) -> Values:
@@ -111,11 +118,24 @@ def _has_values_on_lines(start: str) -> bool:
     return bool(rest.strip())
 
 
+def _is_one_table(values: Values) -> bool:
+    """Return whether there is one object, which has a list of objects and no text of its own."""
+    objects = [each.value for each in itertools.islice(values, 2)]
+    if len(objects) != 1 or not isinstance(objects[0], dict):
+        return False
+    fields = objects[0].values()
+    has_text = any(isinstance(value, str) and is_words(value) for value in fields)
+    return not has_text and any(isinstance(each, list) and _are_rows(each, dict) for each in fields)
+
+
 def _rows(values: Values, name: str, ledger: Ledger) -> Iterator[NumberedRow]:
-    """Yield values that are objects or strings. Others are entered in the ledger."""
+    """Yield values that are objects, strings or lists with strings, as rows.
+
+    Others are entered in the ledger.
+    """
     mended_rows = 0
     for number, value, may_have_halves in values:
-        row = {"sentence": value} if isinstance(value, str) else value
+        row = _row(value)
         try:
             mended = _mended(row) if may_have_halves else row
         except RecursionError:
@@ -128,6 +148,17 @@ def _rows(values: Values, name: str, ledger: Ledger) -> Iterator[NumberedRow]:
     if mended_rows:
         rows = counted(mended_rows, "row{s}")
         ledger.note(f"{name}: broken characters (halves of escapes) in {rows} became U+FFFD")
+
+
+def _row(value: Any) -> Any:
+    """Return a string, or a list with strings, by names of columns; other values as they are."""
+    if isinstance(value, str):
+        return {"sentence": value}
+    if not isinstance(value, list) or not any(isinstance(each, str) for each in value):
+        return value
+    if any(isinstance(each, list | dict) for each in value):
+        return value
+    return {f"column {number}": each for number, each in enumerate(value, 1)}
 
 
 def _mended(value: Any) -> Any:
@@ -297,9 +328,9 @@ def _of_object(fields: Mapping[str, Any], name: str) -> tuple[list[Any], tuple[s
     values = lists.get("data", [])
     if _are_rows(names, str) and _are_rows(values, list):
         columns, repeated = unique_names([each or "" for each in names], name)
-        # A row of another length is not an object, so that it is left out.
+        # A row of another length is left out.
         rows = [
-            dict(zip(columns, row, strict=True)) if row and len(row) == len(columns) else row
+            dict(zip(columns, row, strict=True)) if row and len(row) == len(columns) else None
             for row in values
         ]
         note = f"{name}: the rows are those of 'data', below the names in 'columns'"
