@@ -472,7 +472,7 @@ def test_systems_are_compared_by_the_queries_that_judge():
     assert hybrid.weight > 0  # the others, which words alone answer, chose it
 
 
-def test_copies_of_a_text_are_one_target_for_every_system():
+def test_copies_of_a_text_are_one_target_for_every_system(capsys):
     """Also in the statistics of BM25. Otherwise five copies of a target would be five that compete."""
     questions = [f"{text[0]} {number} {text.split()[1]}" for text in TARGETS for number in range(5)]
     copies = [
@@ -481,6 +481,7 @@ def test_copies_of_a_text_are_one_target_for_every_system():
     ]
     metric = RetrievalMetric("pairs_retrieval", 64, questions, copies)
     found = systems.compare_systems({"letters": letters()}, metric)
+    assert capsys.readouterr().err.count("BM25: ") == 1  # how it reads the words
     assert [system.score for system in found] == [100, 100, 100]
     assert metric.units == "50 queries of 10 groups with equal texts"
     once = RetrievalMetric("pairs_retrieval", 64, questions[::5], TARGETS)

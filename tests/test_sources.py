@@ -23,10 +23,10 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus, open_split
 from diffcse_jax.data.token_store import Corpus
 from diffcse_jax.documents.document import Document, Section
-from diffcse_jax.documents.find import find_source
+from diffcse_jax.documents.find import LINK_OUT, LINK_TO_FOLDER, find_source
 from diffcse_jax.documents.ledger import EMPTY, Ledger
 from diffcse_jax.documents.memory import documents_in_memory
-from diffcse_jax.documents.open import open_documents_to_search
+from diffcse_jax.documents.open import BESIDE_FILES, open_documents_to_search
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.settings import IndexSettings
@@ -229,7 +229,7 @@ def test_patterns_of_any_depth_do_not_follow_links(tmp_path, pattern):
     assert [document.id.partition("#")[0] for document in documents] == [
         f"{tmp_path}/{name}/a.md" for name in "abc"
     ]
-    assert ledger.unread["a link to a folder"].count == 9
+    assert ledger.unread[LINK_TO_FOLDER].count == 9
 
 
 @pytest.mark.parametrize("name", ["", "/*", "/**", "/**/*"])
@@ -246,7 +246,7 @@ def test_links_that_leave_the_folder_are_read_only_if_the_user_wants_it(tmp_path
     source = find_source(f"{folder}{name}")
     assert [file.name for file in source.files] == ["a.md"]
     reasons = {skipped.reason for skipped in source.skipped}
-    assert "a link to a file outside the folder" in reasons
+    assert LINK_OUT in reasons
     followed = find_source(f"{folder}{name}", follow_links=True)
     assert {file.resolve().name for file in followed.files} == {"a.md", "secret.md"}
 
@@ -304,6 +304,17 @@ def test_a_pipe_with_the_name_of_a_data_set_is_not_waited_for(tmp_path):
     documents, ledger = searched(tmp_path)
     assert f"{tmp_path}/a.md" in [document.id for document in documents]
     assert any("dataset_info.json" in line for line in ledger.lines())
+
+
+def test_rows_of_files_leave_out_a_data_set_beside_them_without_opening_it(tmp_path):
+    (tmp_path / "saved").mkdir()
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / "saved" / name).write_text("{}")  # which would be refused
+    (tmp_path / "rows.csv").write_text("sentence1,sentence2\nOne.,Two.\n")
+    corpus = opened(tmp_path)
+    ledger = corpus.new_ledger()
+    assert [row.texts for row in corpus.rows(ledger)] == [("One.", "Two.")]
+    assert ledger.unread[BESIDE_FILES].count == 1
 
 
 def test_files_beside_a_saved_data_set_are_listed(tmp_path):

@@ -21,7 +21,7 @@ from diffcse_jax.commands import HEADS, HIDDEN_SIZE, VOCABULARY_SIZE, InitOption
 from diffcse_jax.documents.find import STDIN
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.open import open_documents_to_search
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, counted
 from diffcse_jax.export import write_checkpoint
 from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.models import hf, layers
@@ -64,9 +64,10 @@ def init(options: InitOptions) -> Path:
     sizes = checkpoint.config
     arrays = [*checkpoint.transformer.values(), *(checkpoint.mlm_head or {}).values()]
     numbers = sum(array.size for array in arrays)
+    blocks = counted(sizes.num_blocks, "block{s}")
     head = "with" if checkpoint.mlm_head else "without"
     log_line(
-        f"{sizes.num_blocks} blocks of {sizes.hidden_size}, {sizes.vocab_size:,} tokens, {head} a "
+        f"{blocks} of {sizes.hidden_size}, {sizes.vocab_size:,} tokens, {head} a "
         f"masked-LM head: {numbers:,} parameters, SHA-256 {checkpoint.digest()[:16]}"
     )
     return output

@@ -164,24 +164,18 @@ class _Columns:
 
 def _corpus_of_tables(opened: Opened, data: DataConfig) -> Corpus:
     """Return the rows of tables."""
-    # Beside files, data sets are not read: their rows may be the same.
-    is_of_files = bool(opened.source.files)
-    data_sets = {str(folder) for folder in opened.source.data_sets if is_of_files}
-    readable = [table for table in opened.tables if table.name not in data_sets]
-    if not readable:
+    if not opened.tables:
         raise NoSentencesError(f"{opened.source.name}: no row with a column was found")
-    columns = _columns(opened.source.name, readable, data.columns)
-    for table in readable:
+    columns = _columns(opened.source.name, opened.tables, data.columns)
+    for table in opened.tables:
         table.require(columns.read, "data.columns")
 
     def read(ledger: Ledger) -> Iterator[list[Row]]:
         _account_for_others(opened, ledger)
-        for name in data_sets:
-            ledger.skip_file(name, NO_ROWS)
         if columns.note:
             ledger.note(columns.note)
         documents = itertools.count()
-        for table in readable:
+        for table in opened.tables:
             ledger.count_file()
             rows = table.rows(columns.read, ledger, notes_late_text=not data.columns)
             for number, values in rows:

@@ -31,8 +31,9 @@ NOT_PATHS = (WIKI1M, DOCSTRINGS, STDIN)  # names with a meaning of their own
 LINES = (".txt", ".text")
 KNOWN_NAMES = f"Known names: {WIKI1M}, {DOCSTRINGS}"
 KNOWN_EXTENSIONS = (*tables.KINDS, *formats.KINDS)
-LINK_TO_FOLDER = "a link to a folder"
-LINK_OUT = "a link to a file outside the folder"
+_FOLLOWED = "(--follow_links, for training data.follow_links, reads it)"
+LINK_TO_FOLDER = f"a link to a folder {_FOLLOWED}"
+LINK_OUT = f"a link to a file outside the folder {_FOLLOWED}"
 NOT_TEXT = ("image", "audio", "video", "font", "text/css", "text/javascript")  # kinds of media
 
 

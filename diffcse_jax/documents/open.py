@@ -59,6 +59,7 @@ from diffcse_jax.errors import DataError
 
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
 WITHOUT_COLUMNS = "without columns"
+BESIDE_FILES = "a data set beside files, which may have the same rows"
 
 
 # Sorting
@@ -105,13 +106,19 @@ def open_source(
         name: A file, folder, pattern or known name; see `find_source`.
         option: The option that named it, for errors.
         columns: Columns that the user named; see `open_table`.
-        of_rows: Each line of txt files is a text, also in a folder.
+        of_rows: Each line of txt files is a text, also in a folder. A data set beside files is not
+            read.
         follow_links: See `find_source`.
     """
     source = find_source(name, option, follow_links=follow_links)
     lines: list[Path] = []
     prose: list[Path] = []
-    of_tables = [*source.data_sets]
+    of_tables: list[Path] = []
+    unread = source.skipped
+    if of_rows and source.files:
+        unread += tuple(Skipped(str(folder), BESIDE_FILES) for folder in source.data_sets)
+    else:
+        of_tables += source.data_sets
     are_lines = source.is_file or of_rows
     for path, kind in source.files.items():
         if kind in LINES and are_lines:
@@ -120,7 +127,7 @@ def open_source(
             prose.append(path)
         else:
             of_tables.append(path)
-    opened = Opened(source, tuple(lines), (), tuple(prose), source.skipped)
+    opened = Opened(source, tuple(lines), (), tuple(prose), unread)
     return _with_tables(opened, of_tables, columns) if of_tables else opened
 
 

@@ -16,9 +16,11 @@ from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval
 from diffcse_jax.evaluation.answers import first_rows, groups_of
 from diffcse_jax.evaluation.hybrid_weight import choose_weight
 from diffcse_jax.evaluation.metrics import RetrievalMetric, paired_interval
+from diffcse_jax.hosts import log_line
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.words import choose_language
 
 BM25 = "BM25"
 HYBRID = "mrr with BM25"
@@ -124,7 +126,10 @@ def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) ->
 def _word_scores(metric: RetrievalMetric) -> Scores:
     """Return the BM25 score of each target for each query. Copies of a target are indexed once."""
     copies = groups_of([canonical(text) for text in metric.targets])
-    index = LexicalIndex.build([metric.targets[row] for row in first_rows(copies)])
+    texts = [metric.targets[row] for row in first_rows(copies)]
+    choice = choose_language(texts)
+    log_line(f"BM25: {choice}")
+    index = LexicalIndex.build(texts, choice.language)
     return np.stack([index.scores(query) for query in metric.queries])[:, copies]
 
 

@@ -50,7 +50,7 @@ class LexicalIndex:
             for text in texts
         ]
         if not vocabulary:
-            raise DataError("the texts contain no words that BM25 could count. Use mode='dense'")
+            raise DataError("the texts have no words that BM25 could count. Use the mode 'dense'")
         index._bm25.index((rows, vocabulary), create_empty_token=False, show_progress=False)
         return index
 

@@ -72,7 +72,7 @@ def _check_threshold(request: Request) -> None:
     if threshold is not None and request.mode == "hybrid":
         raise ConfigError(
             f"threshold={threshold}: the scores of a hybrid search only compare the texts that one "
-            "query finds. Leave the threshold out, or search with mode='dense'"
+            "query finds. Leave the threshold out, or search in the mode 'dense'"
         )
 
 
