@@ -59,6 +59,7 @@ def store_of(folder: Path, lengths: np.ndarray, documents: list[int] | None = No
         "max_length": LONGEST,
         "account": [],
         "beyond_limits": [],
+        "unknown": 0,
         "dtype": "uint16",
     }
     (folder / "meta.json").write_text(json.dumps(meta))
