@@ -14,7 +14,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --max-wor
 	--no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-fast fuzz faults lint types docs reference tpu coverage constraints
+.PHONY: help setup quickstart test test-fast fuzz faults lint types docs reference tpu coverage constraints \
+	release-quick release-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,7 +51,7 @@ types: $(VENV)/dev.stamp ## check static types of the package
 docs: $(VENV)/dev.stamp ## build the documentation into docs/_build; a broken link is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . docs/_build
 
-reference: $(VENV)/dev.stamp ## rewrite the table of configuration keys in docs/keys.md
+reference: $(VENV)/dev.stamp ## rewrite what docs/keys.md and docs/stability.md repeat of the code
 	$(BIN)/python docs/reference.py --write
 
 tpu: $(VENV)/dev.stamp ## compile a small train step by the TPU's own compiler, on any machine (installs libtpu, 0.5 GB)
@@ -62,6 +63,12 @@ coverage: $(VENV)/dev.stamp ## run all tests and report which lines none of them
 
 constraints: ## resolve and pin anew what the requirements need in turn (python3.11 and python3.12 on the PATH)
 	$(PYTHON) scripts/constraints.py
+
+release-quick: $(VENV)/dev.stamp ## build the wheel and check its metadata
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/release_check.py --quick
+
+release-check: $(VENV)/dev.stamp ## and try it in clean environments: each Python, lowest and newest versions, each extra
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/release_check.py $(OPTIONS)
 
 REQUIREMENTS := requirements.txt requirements-minilm.txt constraints.txt pyproject.toml
 

@@ -20,7 +20,7 @@ import figures  # noqa: E402, of this folder
 import reference  # noqa: E402, of this folder
 
 project = "diffcse_jax"
-author = "the authors of diffcse_jax"
+author = "The diffcse_jax authors"
 project_copyright = "MIT licence"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"

@@ -1,26 +1,27 @@
-"""The tables of configuration keys in docs/keys.md, and names for docs/python.md.
+"""What pages repeat of the code: configuration keys, stable names, and names for docs/python.md.
 
-They are made from the configuration itself.
-
-python docs/reference.py            prints them
-python docs/reference.py --write    rewrites them in docs/keys.md (`make reference`)
+python docs/reference.py            prints the keys and the stable names
+python docs/reference.py --write    rewrites them in docs/keys.md and docs/stability.md
+                                    (`make reference`)
 """
 
 import argparse
 import dataclasses
 import inspect
+import pkgutil
 import re
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import diffcse_jax
+from diffcse_jax.cli import COMMANDS, flag_of, options_of
 from diffcse_jax.config import Config, known_keys
 from diffcse_jax.losses import Loss
 from diffcse_jax.losses.finetune import LabelledTask
 
-PAGE = Path(__file__).with_name("keys.md")
-BEGIN, END = "<!-- keys: written by docs/reference.py -->", "<!-- end of keys -->"
+BEGIN, END = "<!-- written by docs/reference.py -->", "<!-- end of what is written -->"
 LOSSES = (
     "contrastive",
     "diffcse",
@@ -58,6 +59,27 @@ MODULES: dict[str, dict[str, Sequence[str]]] = {
         "diffcse_jax.apps.finetune": ("TaskModel",),
     },
     "Errors": {"diffcse_jax.errors": ()},
+}
+# Functions and classes, and the members of classes that other code may call. Of other classes, the
+# arguments alone are stable.
+STABLE = (
+    *(f"diffcse_jax.{name}" for name in diffcse_jax.__all__),
+    "diffcse_jax.search.index.Index",
+    "diffcse_jax.apps.study.Study",
+    "diffcse_jax.evaluation.EvaluationSettings",
+    "diffcse_jax.evaluation.runner.evaluate_model",
+    "diffcse_jax.evaluation.retrieval.retrieval_scores",
+    "diffcse_jax.export.export",
+)
+STABLE_MEMBERS = {
+    "Callback": ("on_start", "on_step", "on_evaluation", "on_save", "on_end"),
+    "Index": ("add", "load", "remove", "save", "search", "update"),
+    "SentenceEncoder": (
+        *("from_pretrained", "encode", "encode_document", "encode_query", "similarity"),
+        *("similarity_pairwise", "get_embedding_dimension", "max_seq_length", "build_index"),
+        *("search", "search_hits", "save_index", "load_index", "index"),
+    ),
+    "Config": ("from_dict", "to_dict"),
 }
 
 
@@ -166,25 +188,68 @@ def _directives(module: str, names: Sequence[str]) -> Iterator[str]:
     yield "```\n"
 
 
-def rewritten(text: str) -> str:
-    """Return the text of the page with its tables made anew."""
+def stable_names() -> str:
+    """Return the signatures of what is stable: names in Python, and commands with their options."""
+    lines = ["```text"]
+    for name in STABLE:
+        found = pkgutil.resolve_name(name)
+        lines.append(_signature(name, found))
+        for member in STABLE_MEMBERS.get(found.__name__, ()):
+            lines.append("    " + _signature(f".{member}", inspect.getattr_static(found, member)))
+    lines += ["```", "", "```text"]
+    for name, command in COMMANDS.items():
+        flags = " ".join(flag_of(field) for field in options_of(command.options))
+        lines.append(f"diffcse {name} {flags}")
+    return "\n".join([*lines, "```", ""])
+
+
+def _signature(name: str, each: Any) -> str:
+    """Return a name with its arguments, without their types, and `...` for defaults of our own."""
+    if isinstance(each, property) or (isinstance(each, type) and issubclass(each, BaseException)):
+        return name
+    function = each.__func__ if isinstance(each, classmethod) else each
+    arguments = []
+    for argument in inspect.signature(function).parameters.values():
+        is_plain = isinstance(argument.default, str | int | float | tuple | None)
+        default = argument.default if is_plain or argument.default is argument.empty else _DOTS
+        if argument.name not in ("self", "cls"):
+            arguments.append(argument.replace(annotation=argument.empty, default=default))
+    return name + str(inspect.Signature(arguments))
+
+
+class _Dots:
+    def __repr__(self) -> str:
+        return "..."
+
+
+_DOTS = _Dots()
+
+
+WRITTEN = {"keys.md": keys_table, "stability.md": stable_names}
+
+
+def rewritten(page: str, text: str) -> str:
+    """Return the text of a page in this folder, with what is written by this script made anew."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert begin, f"docs/keys.md has no line {BEGIN}"
-    assert end, f"docs/keys.md has no line {END}"
-    return f"{before}{begin}\n\n{keys_table()}\n{end}{after}"
+    assert begin, f"docs/{page} has no line {BEGIN}"
+    assert end, f"docs/{page} has no line {END}"
+    return f"{before}{begin}\n\n{WRITTEN[page]()}\n{end}{after}"
 
 
 def main() -> None:
-    """Print or rewrite the tables."""
+    """Print or rewrite the pages."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="rewrite docs/keys.md")
-    if parser.parse_args().write:
-        PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(keys_table())
+    parser.add_argument("--write", action="store_true", help="rewrite the pages")
+    is_to_write = parser.parse_args().write
+    for page, content in WRITTEN.items():
+        file = Path(__file__).with_name(page)
+        if is_to_write:
+            file.write_text(rewritten(page, file.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            print(content())
 
 
 if __name__ == "__main__":

