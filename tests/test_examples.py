@@ -1,0 +1,111 @@
+"""The examples run as they stand, on a small encoder and for fewer steps."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from tiny_model import write_tiny_model
+
+from diffcse_jax import SentenceEncoder
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+# A warning does not end a notebook.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    """What its cells printed."""
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
+    return "".join(output.get("text", "") for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    {
+        "adapt": ("before training", "step 0: mean reciprocal rank", "after"),
+        "paper_row": ("SimCSE ", "DiffCSE ", "before, "),
+        "vector_store": ("documents, such as s", "BadZipFile: zipfile.BadZipFile, "),
+    }.items(),
+)
+def test_it_was_executed_in_order_without_an_error(name, shown):
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    assert len([line for cell in cells for line in cell.source.splitlines() if line]) <= 48
+    assert not [
+        output for cell in cells for output in cell.outputs if output.output_type == "error"
+    ]
+    text = text_of(notebook)
+    assert all(part in text for part in shown)
+    assert str(Path.home()) not in text
+
+
+def run_cells(name: str, replaced: dict[str, str]) -> dict[str, Any]:
+    """Run the cells of a notebook here, which takes less than a kernel, and return its variables."""
+    cells = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    for old, new in replaced.items():
+        assert old in code
+        code = code.replace(old, new)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch) -> Path:
+    """Return an empty folder, in which the test works; exports are not compared with PyTorch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory, minilm_dir) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model", minilm_dir, blocks=1)
+
+
+@pytest.mark.slow
+def test_documents_are_adapted(tiny_model, workspace):
+    smaller = (
+        f'settings |= {{"train.steps": 2, "model.name_or_path": "{tiny_model}", '
+        '"data.max_length": 16, "mesh.data": 1}\nencoder, '
+    )
+    run_cells("adapt", {"\nencoder, ": f"\n{smaller}", '"minilm"': f'"{tiny_model}", pooler="avg"'})
+    assert (workspace / "runs/notebook/export/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_row_of_a_paper_runs(tiny_model, workspace):
+    model = f'settings = {{"model.name_or_path": "{tiny_model}", "mesh.data": 1, "train.packing": "off",'
+    smaller = {"settings = {": model, ": 20,": ": 2,", ": 10,": ": 2,", ": 32,": ": 8,"}
+    runs = run_cells("paper_row", smaller)["runs"]
+    assert [*runs] == ["SimCSE", "DiffCSE"]
+    assert all(run.verdict for run in runs.values())
+
+
+def test_a_vector_store_is_searched_beside_an_index(tiny_model):
+    pytest.importorskip("faiss")
+    names = run_cells("vector_store", {'"minilm"': f'"{tiny_model}", pooler="avg"'})
+    assert names["by_words"]("BadZipFile", 1) == ["zipfile.BadZipFile"]
+    (name,) = names["by_meaning"](names["texts"][3], 1)
+    assert name == names["ids"][3]
+    assert "shutil.rmtree" not in names["search"]("shutil.rmtree")
+
+
+def test_the_service_answers(tiny_model, tmp_path, monkeypatch):
+    """`scripts/release_check.py` asks three workers."""
+    pytest.importorskip("fastapi")
+    encoder = SentenceEncoder.from_pretrained(tiny_model)
+    encoder.build_index(["a man plays the guitar", "nobody sings"])
+    encoder.save_index(tmp_path / "index")
+    monkeypatch.setenv("DIFFCSE_INDEX", str(tmp_path / "index"))
+    monkeypatch.setenv("DIFFCSE_MODEL", str(tiny_model))
+    answer = runpy.run_path(str(EXAMPLES / "service.py"))["search"]("nobody sings", 1)
+    assert [hit.snippet for hit in answer.hits] == ["nobody sings"]
