@@ -10,6 +10,7 @@ import tomllib
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_run import environment, run_settings
 
@@ -27,6 +28,7 @@ from diffcse_jax.config import (
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.export.card import command_of
 from diffcse_jax.losses import Loss
+from diffcse_jax.losses.total import checked
 
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
 EXAMPLE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -117,10 +119,11 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
     assert command_of(config).endswith("# from Python, with `losses` for mine")
     with pytest.raises(ConfigError, match=r"^losses\['contrast'\]: the name 'contrast' is taken"):
         settings_of_losses({"contrast": my_losses.Spread()})
-    with pytest.raises(ConfigError, match="'spread' is taken by a loss of another package"):
-        settings_of_losses({"spread": my_losses.Spread()})
+    assert settings_of_losses({"spread": my_losses.Spread(weight=0.5)}) == {"spread.weight": 0.5}
     with pytest.raises(ConfigError, match=r"losses\['mine'\] is off: its weight is 0"):
         settings_of_losses({"mine": my_losses.Spread()})
+    with pytest.raises(ConfigError, match=r"^mine\.weight: -1.0 is below 0.0"):
+        settings_of_losses({"mine": my_losses.Spread(weight=-1.0)})
     with pytest.raises(ConfigError, match=r"expected an instance .* got <class"):
         settings_of_losses({"mine": my_losses.Spread})
 
@@ -130,6 +133,8 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
 
     with pytest.raises(ConfigError, match=r"<locals>.Local of a loss cannot be found by its name"):
         settings_of_losses({"mine": Local(weight=1.0)})
+    with pytest.raises(ConfigError, match="'spread' is taken by an installed loss"):
+        settings_of_losses({"spread": Local(weight=1.0)})
     my_losses.Plain = dataclasses.make_dataclass(
         "Plain", [("weight", float, 1.0)], bases=(Loss,), frozen=True
     )
@@ -137,6 +142,22 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
         ConfigError, match=r"my_losses:Plain\): declare weight with diffcse_jax.options.option"
     ):
         Config.from_dict({"mine.class": "my_losses:Plain"})
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (np.float32(1), "the loss mine must return two things: its value and a dict of metrics"),
+        (
+            (np.ones(3), {}),
+            r"the loss mine: its value has the shape \(3,\), but must be one number",
+        ),
+        ((1.0, {"norm": np.ones(3)}), r"the loss mine: its metric norm has the shape \(3,\)"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_named(returned, message):
+    with pytest.raises(ConfigError, match=message):
+        checked("mine", returned)
 
 
 @pytest.mark.parametrize("key", ["spread.weight", "installed.weight", "installed"])

@@ -312,24 +312,35 @@ def settings_of_losses(losses: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys and values of losses that were given to `train`, with their classes.
 
     Raises:
-        ConfigError: A name is taken, or a later process could not find a class.
+        ConfigError: A name is taken, an option has a wrong value, or a later process could not find
+            a class.
     """
+    if not isinstance(losses, Mapping):
+        raise ConfigError(
+            "losses: give a dict of losses by name, such as {'mine': MyLoss(weight=0.1)}, not "
+            f"{type(losses).__name__}"
+        )
     values: dict[str, Any] = {}
     installed = installed_losses()
     for name, loss in losses.items():
-        taken_by = f"a loss of another package, {installed[name]}" if name in installed else ""
-        _check_name(name, f"losses[{name!r}]", taken_by=taken_by)
+        is_installed = installed.get(name) is type(loss)  # an object of the class of an entry point
+        taken = name in installed and not is_installed
+        _check_name(name, f"losses[{name!r}]", taken_by="an installed loss" if taken else "")
         if not (isinstance(loss, Loss) and dataclasses.is_dataclass(loss)):
             raise ConfigError(
                 f"losses[{name!r}]: expected an instance of a dataclass that extends Loss, got "
                 f"{loss!r}"
             )
+        _check_class(name, f"losses[{name!r}]", type(loss))
+        for field in dataclasses.fields(loss):
+            key = f"{name}.{field.name}"
+            values[key] = check_value(key, getattr(loss, field.name), field)
         if loss.active() is None:
             raise ConfigError(
                 f"losses[{name!r}] is off: its weight is 0. Give it a weight, such as 0.1"
             )
-        values[f"{name}{CLASS}"] = class_path(loss)
-        values |= {f"{name}.{key}": value for key, value in dataclasses.asdict(loss).items()}
+        if not is_installed:
+            values[f"{name}{CLASS}"] = class_path(loss)
     return values
 
 

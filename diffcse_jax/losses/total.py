@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses.loss import Loss, Metrics, RunInfo
 from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
@@ -53,7 +54,7 @@ def total_loss(
     metrics = Metrics()
     for name, loss in losses.items():
         own_key = fold_in_name(key, name)
-        value, own_metrics = loss.loss(forward, inputs[name], own_key)
+        value, own_metrics = checked(name, loss.loss(forward, inputs[name], own_key))
         shorter_sizes = matryoshka.sizes if loss.compares_embeddings else ()
         for size in shorter_sizes:
             value_at_size, _ = loss.loss(forward.prefix(size), inputs[name], own_key)
@@ -75,3 +76,26 @@ def total_loss(
             "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
         }
     return total, metrics | {"loss": total}
+
+
+def checked(name: str, returned: Any) -> tuple[Float[Array, ""], Metrics]:
+    """Return the value and the metrics that a loss returned.
+
+    Raises:
+        ConfigError: They are something else, so that JAX would fail without the name of the loss.
+    """
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
+        raise ConfigError(
+            f"the loss {name} must return two things: its value and a dict of metrics"
+        )
+    value, metrics = returned
+    numbers = {"its value": value} | {
+        f"its metric {key}": number for key, number in metrics.items()
+    }
+    for what, number in numbers.items():
+        if shape := jnp.shape(number):
+            raise ConfigError(
+                f"the loss {name}: {what} has the shape {shape}, but must be one number, such as "
+                "the mean over the batch"
+            )
+    return value, metrics
