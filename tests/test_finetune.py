@@ -147,6 +147,8 @@ def test_tables_of_any_kind(tmp_path, capsys):
             {},
             r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'first'\. It has: column 1",
         ),
+        # of a name that is misspelt on the command line
+        ("text\n", {"file": ""}, r"^finetune\.tasks\.mine\.file is empty\. Name the file"),
         (CLASSES, {"labels": ("low", "low", "high", "mid")}, "Give two or more different classes"),
         (
             CLASSES.replace("sentence 0,0", "sentence 0,rare"),

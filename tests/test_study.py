@@ -115,6 +115,16 @@ def study(tmp_path, capsys):
             "error: /nowhere/start does not exist. A needs it as model.name_or_path.",
         ),
         (
+            "variants={'A': {}}, dev_tasks=('STS12',)",
+            [],
+            "mine: dev_tasks: STS12 has no dev split",
+        ),
+        (
+            VARIANTS,
+            ["--tasks", "sts,STS17"],
+            "error: mine: tasks: unknown task 'STS17'. Did you mean STS16?",
+        ),
+        (
             VARIANTS,
             ["--variants", "C"],
             "error: --variants: mine has no 'C'. It has: plain, with DCL",

@@ -35,7 +35,7 @@ def test_groups_expand_once_and_unknown_tasks_are_refused_with_the_nearest_one(t
         expand_groups(["STS14"], "dev")
     with pytest.raises(
         ConfigError,
-        match=r"unknown task 'STS17'\. Did you mean STS16\? Known .* pairs_retrieval:FILE",
+        match=r"unknown task 'STS17'\. Did you mean STS16\? Known .* pairs_retrieval:FILE, retrieval:FOLDER$",
     ):
         expand_groups(["STS17"], "test")
 

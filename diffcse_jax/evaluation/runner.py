@@ -116,7 +116,9 @@ def _full_name(name: str) -> str:
         return full_name
     near = difflib.get_close_matches(_plain(name), known, n=1)
     hint = f"Did you mean {known[near[0]]}? " if near else ""
-    names = ", ".join([*NAMES, *TASKS, *(f"{kind}:FILE" for kind in OWN)])
+    of_files = (f"{kind}:FILE" for kind in OWN if kind != search_collections.COLLECTION)
+    own = [*of_files, f"{search_collections.COLLECTION}:FOLDER"]
+    names = ", ".join([*NAMES, *TASKS, *own])
     raise ConfigError(f"unknown task {name!r}. {hint}Known tasks: {names}")
 
 

@@ -87,7 +87,7 @@ def describe_unknown(count: int, texts: int, model: str) -> str:
     verb = "consists" if count == 1 else "consist"
     return (
         f"{count:,} of {texts:,} texts {verb} largely of words that {model} does not know: use a "
-        "multilingual encoder, or `--mode lexical`"
+        "multilingual encoder, or search by words (mode lexical)"
     )
 
 

@@ -70,6 +70,8 @@ def read_tasks(config: Config) -> list[TaskData]:
 def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> TaskData:
     """Read and split the files of a task, which are relative to a folder."""
     key = f"finetune.tasks.{name}"
+    if not task.file:
+        raise ConfigError(f"{key}.file is empty. Name the file of this task, or correct its name")
     if len(task.texts) not in (1, 2):
         raise ConfigError(
             f"{key}.texts={task.texts}: give one column for single sentences, two for pairs"

@@ -17,7 +17,7 @@ from diffcse_jax.apps.finetune.tasks import TaskData, labels_of, read_tasks
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config, flat
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.token_store import Corpus, Row
+from diffcse_jax.data.token_store import Corpus, Row, TokenStore
 from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.dev import DevEvaluation
@@ -60,11 +60,13 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     steps = train.steps or train.epochs * (rows // train.batch_size)
     order = by_ratio([data.task.ratio for data in tasks], steps, train.seed_of("order"))
     counts = np.bincount(order, minlength=len(tasks)).tolist()
+    stores = [_tokens(config, data, start) for data in tasks]
     sources = {
-        data.name: _batches(config, data, start, mesh, count)
-        for data, count in zip(tasks, counts, strict=True)
+        data.name: _batches(config, data, store, start, mesh=mesh, steps=count)
+        for data, store, count in zip(tasks, stores, counts, strict=True)
     }
     source = Mixture(sources, order)
+    sentences = [len(store) * len(store.columns) for store in stores]
 
     # 3. The networks. The heads may be trained first.
     open_run(
@@ -103,6 +105,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
         optimizer=make_optimizer(config.optim, steps, around=resting),
         source=source,
         text=text,
+        unknown=float(np.average([store.unknown for store in stores], weights=sentences)),
         evaluation=DevEvaluation(TasksMetric(AVERAGE, config.eval.batch_size, tasks), text),
         sentences=sentences_of,
         model_of=model_of,
@@ -148,12 +151,9 @@ def open_start_or_run(config: Config, mesh: Mesh) -> tuple[Config, StartingCheck
     return networks.prepare_start(config, mesh, saved.checkpoint, saved.recorded)
 
 
-def _batches(
-    config: Config, data: TaskData, start: StartingCheckpoint, mesh: Mesh, steps: int
-) -> BatchSource:
-    """Return the batches of one task."""
+def _tokens(config: Config, data: TaskData, start: StartingCheckpoint) -> TokenStore:
+    """Return the tokens of one task's training rows."""
     columns = data.task.texts
-    prompt = start.recorded.prompts.default
     rows = [(row.line, row.texts) for row in data.train]
 
     def read(_: Ledger) -> Iterator[list[Row]]:
@@ -162,10 +162,22 @@ def _batches(
 
     corpus = Corpus(str(data.file), columns, read, partial(io.json_digest, rows))
     length = config.data.max_length
-    cache = config.data.cache_dir
-    prompts = [prompt] * len(columns)
+    prompts = [start.recorded.prompts.default] * len(columns)
+    return open_tokens(corpus, start.tokenizer, length, config.data.cache_dir, prompts=prompts)
+
+
+def _batches(
+    config: Config,
+    data: TaskData,
+    store: TokenStore,
+    start: StartingCheckpoint,
+    *,
+    mesh: Mesh,
+    steps: int,
+) -> BatchSource:
+    """Return the batches of one task."""
     return BatchSource(
-        open_tokens(corpus, start.tokenizer, length, cache, prompts=prompts),
+        store,
         batch_size=config.train.batch_size,
         steps=steps,
         seed=config.train.seed_of("order"),

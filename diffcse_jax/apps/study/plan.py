@@ -12,6 +12,7 @@ from diffcse_jax.apps.study.record import StudyRecord
 from diffcse_jax.apps.study.run import StudyRun
 from diffcse_jax.config import OWN_POOLER, Config, configuration, read_overrides
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.evaluation import runner
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -62,6 +63,7 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
     """
     if not study.variants:
         raise ConfigError(f"{name}: a study needs variants")
+    _check_tasks(name, study)
     of_tunings = [
         argument for argument in overrides if argument.lstrip("-").startswith("finetune.")
     ]
@@ -94,6 +96,15 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
                 f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one"
             )
     return Plan(name, study, runs)
+
+
+def _check_tasks(name: str, study: Study) -> None:
+    """Refuse tasks that no encoder can be scored on, before hours are spent on training."""
+    for field, mode in (("tasks", "test"), ("dev_tasks", "dev")):
+        try:
+            runner.expand_groups(getattr(study, field), mode)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {field}: {error}") from error
 
 
 def _encoders(
