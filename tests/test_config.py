@@ -77,6 +77,7 @@ def test_overrides_are_read_in_the_type_of_the_key(argument, key, value):
             "unknown key difference.lambda; did you mean difference.weight?",
         ),
         ("--config.optim.lr=1", "unknown key optim.lr; did you mean optim.learning_rate?"),
+        ("--config.diference.weight=1", "unknown key diference.weight; did you mean difference.w"),
         ("--config.batch_size=1", "unknown key batch_size; did you mean train.batch_size?"),
         ("--config.model=minilm", "unknown key model; did you mean model.name_or_path?"),
         (

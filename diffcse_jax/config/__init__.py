@@ -441,8 +441,10 @@ def _nearest_key(key: str) -> str:
     name = {"lambda": "weight", "lr": "learning_rate"}.get(name, name)
     meant = f"{group}{dot}{name}"
     near = [known for known in keys if known == meant or known.startswith(f"{meant}.")]
-    near = near or [known for known in keys if known.endswith(f".{name}")]  # of another group
-    near = near or difflib.get_close_matches(meant, keys, n=1, cutoff=0.6)
+    of_other_groups = [known for known in keys if known.endswith(f".{name}")]
+    if dot:  # the group may be misspelt, and several groups have a `weight`
+        of_other_groups = difflib.get_close_matches(meant, of_other_groups, n=1, cutoff=0.0)
+    near = near or of_other_groups or difflib.get_close_matches(meant, keys, n=1, cutoff=0.6)
     return near[0] if near else ""
 
 

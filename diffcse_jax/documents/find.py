@@ -87,7 +87,7 @@ def find_source(
     if not name:
         raise DataError(f"{option} is empty. Name a file or a folder. {KNOWN_NAMES}")
     if name == WIKI1M:
-        file = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}")
+        file = hub_file(WIKI1M_FILE, f"Fetch it and set {option}=/path/{WIKI1M_FILE}")
         return Source(name, {file: extension(file)}, is_file=True)
     if is_pattern(name):
         return _matching(option, name, follow_links)

@@ -6,7 +6,6 @@ A few steps of each row are timed.
 import contextlib
 import dataclasses
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from diffcse_jax.apps.study.run import NOT_STARTED, StudyRun
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import counted
 from diffcse_jax.hosts import duration, log_line
+from diffcse_jax.io import replace_dir
 from diffcse_jax.training.callbacks import Callback, Training
 
 STEPS = 12  # that are timed, with a dev evaluation after each half
@@ -139,8 +139,10 @@ def probe(config: Config, folder: Path) -> Cost | None:
     values |= {"eval.patience": 0, "eval.max_drop": 0.0}
     values |= {"eval.guard": config.eval.guard or config.eval.max_drop > 0}
     watch = _Stopwatch()
-    with tempfile.TemporaryDirectory(dir=folder) as temporary, contextlib.suppress(_Ended):
-        api.run(Config.from_dict(values), Path(temporary) / "probe", [watch])
+    # The next one removes what a killed process leaves.
+    with contextlib.suppress(_Ended), replace_dir(folder / "timing") as temporary:
+        api.run(Config.from_dict(values), temporary / "probe", [watch])
+        raise _Ended  # so that the folder is not kept
     if watch.training is None:
         return None
     between = [
