@@ -28,7 +28,7 @@ from diffcse_jax.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings(
     *("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:truncated"),
-    *("ignore:.*was trained with prompts", "ignore:.*mostly of words"),
+    *("ignore:.*was trained with prompts", "ignore:.*largely of words"),
 )
 
 WORDS = [*"abcdefgh", "cat", "Cat", "dog", "dogs", "##s", "caf", "##e", "##\u00e9", "\u732b"]
