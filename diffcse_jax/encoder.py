@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import transformers
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
@@ -38,11 +37,12 @@ from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.text_settings import max_length_of
 from diffcse_jax.models.their_names import ATTRIBUTES, OF_ENCODE, OF_LOADING, check_arguments
 from diffcse_jax.models.tokenizer import (
+    FastTokenizer,
+    Tokenizer,
     Tokens,
     check_token_ids,
-    load_tokenizer,
+    read_tokenizer,
     tokenise,
-    unlimited_tokenizer,
 )
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.models.unread import Reader, report_unread
@@ -54,6 +54,8 @@ from diffcse_jax.search.texts import Sentences, checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord
 
 if TYPE_CHECKING:
+    import transformers
+
     from diffcse_jax.run_folder.checkpoints import SavedEncoder
 
 # Token ids, and the attention mask.
@@ -91,7 +93,7 @@ class SentenceEncoder:
         self,
         config: TransformerConfig,
         transformer: Mapping[str, Any],
-        tokenizer: transformers.PreTrainedTokenizerFast,
+        tokenizer: FastTokenizer,
         record: RecordedPooler,
         *,
         dtype: DTypeLike = jnp.float32,
@@ -113,7 +115,7 @@ class SentenceEncoder:
             )
         check_token_ids(tokenizer, config.vocab_size, config.type_vocab_size, name)
         self.config = config
-        self.tokenizer = tokenizer
+        self._tokenizer = Tokenizer.of(tokenizer)
         self.pooler = sentence_head.applied(pooler)  # with the modules after it
         self.name = name
         self.mlm_head = mlm_head
@@ -128,7 +130,7 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        self._backend = unlimited_tokenizer(tokenizer)
+        self._backend = self._tokenizer.backend_tokenizer
         # A lock, because the backend holds the length that it truncates to.
         self._tokenizing = threading.Lock()
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
@@ -169,6 +171,11 @@ class SentenceEncoder:
                 "want in from_pretrained. Only max_length can be set"
             )
         super().__setattr__(name, value)
+
+    @property
+    def tokenizer(self) -> "transformers.PreTrainedTokenizerFast":
+        """The tokenizer, as transformers reads it. transformers is imported at its first use."""
+        return self._tokenizer.of_transformers()
 
     @property
     def max_length(self) -> int:
@@ -273,7 +280,7 @@ class SentenceEncoder:
             head=record.head or model.pooler,
             truncate_dim=record.truncate_dim if truncate_dim is None else truncate_dim,
         )
-        tokenizer = load_tokenizer(model.folder)
+        tokenizer = read_tokenizer(model.folder)
         longest = max_length_of(model.folder, model.config.max_length)
         options: dict[str, Any] = {
             "dtype": dtype,
@@ -301,7 +308,7 @@ class SentenceEncoder:
         names = ("dtype", "max_length", "name", "mlm_head", "languages")
         options = {name: getattr(self, name) for name in names}
         make = functools.partial(
-            type(self), self.config, transformer, self.tokenizer, recorded, **options
+            type(self), self.config, transformer, self._tokenizer.copy(), recorded, **options
         )
         return make, (), {"_index": self._index}
 
@@ -431,12 +438,12 @@ class SentenceEncoder:
         Raises:
             CheckpointError: The model has no masked-LM head, or its tokenizer no mask token.
         """
-        mask_id = self.tokenizer.mask_token_id
+        mask_id = self._tokenizer.mask_token_id
         if self.mlm_head is None or mask_id is None:
             raise CheckpointError(
                 f"{self.name} is not a masked LM: it has no masked-LM head or no mask token"
             )
-        vocabulary = Vocabulary(len(self.tokenizer), mask_id, ())
+        vocabulary = Vocabulary(len(self._tokenizer), mask_id, ())
         forward = compiled_masked_lm(self.config, vocabulary, self.dtype, self._mesh)
         params = layers.prefixed(layers.subset(self.params, "transformer"), "transformer")
         params |= layers.prefixed(self.mlm_head, "mlm_head")
@@ -662,8 +669,8 @@ class SentenceEncoder:
             settings["head"] = self.sentence_head.layers
         if self.max_length != self.config.max_length:
             settings["max_length"] = self.max_length
-        if self.tokenizer.truncation_side != "right":
-            settings["truncation_side"] = self.tokenizer.truncation_side
+        if self._tokenizer.truncation_side != "right":
+            settings["truncation_side"] = self._tokenizer.truncation_side
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         with self._tokenizing:
             self._backend.no_truncation()
@@ -709,8 +716,8 @@ class SentenceEncoder:
         if limit < least:
             raise ConfigError(f"max_length={limit}: expected at least {least} tokens, or None")
         with self._tokenizing:
-            self._backend.enable_truncation(limit, direction=self.tokenizer.truncation_side)
-            return tokenise(self._backend, sentences, self.tokenizer.unk_token_id, [prompt])
+            self._backend.enable_truncation(limit, direction=self._tokenizer.truncation_side)
+            return tokenise(self._backend, sentences, self._tokenizer.unk_token_id, [prompt])
 
     def _padded(self, token_ids: list[list[int]], rows: int, length: int) -> IdsAndMask:
         """Return token ids and attention mask, padded to `rows` and to `length`."""

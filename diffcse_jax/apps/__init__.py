@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from diffcse_jax.commands import EmbedOptions, EncodeOptions, SearchOptions, TextOptions
 from diffcse_jax.documents.document import Documents
 from diffcse_jax.documents.open import open_documents_to_search
@@ -47,6 +45,8 @@ def print_in_utf8() -> None:
 
 def render(template: str, **values: Any) -> str:
     """Render a page from its template in `templates/`; text is escaped."""
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,

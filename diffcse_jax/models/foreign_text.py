@@ -1,23 +1,27 @@
 """Which languages a model is for, and whether texts are in others."""
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.repocard import metadata_load
+import yaml
 
 from diffcse_jax.documents.language import NAMES, NOT_A_LANGUAGE, detector, languages_of
 from diffcse_jax.errors import UserError
 
 FOREIGN_SHARE = 0.1  # of the text, from which a warning says so
 FEWEST_TEXTS = 20  # whose languages are certain
+_METADATA = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 
 
 def read_card(folder: Path) -> Mapping[str, Any]:
     """Return the metadata of a model's card; empty if it is missing or invalid."""
     with contextlib.suppress(Exception):  # the YAML may raise anything
-        return metadata_load(folder / "README.md") or {}
+        metadata = _METADATA.match((folder / "README.md").read_text(encoding="utf-8-sig"))
+        card = yaml.safe_load(metadata[1]) if metadata else {}
+        return card if isinstance(card, dict) else {}
     return {}
 
 

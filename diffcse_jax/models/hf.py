@@ -6,6 +6,7 @@ the way, because PyTorch stores (out, in). One error names all missing, unknown 
 tensors of a checkpoint, and those with NaN. Code in a checkpoint never runs.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -13,11 +14,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import transformers
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import log_line, quiet_transformers
@@ -25,6 +26,7 @@ from diffcse_jax.io import read_sealed
 from diffcse_jax.models import files, layers
 from diffcse_jax.models.families import (
     Family,
+    Stated,
     bert,
     distilbert,
     electra,
@@ -60,6 +62,8 @@ FAMILIES: dict[str, Family] = {  # by the `model_type` in a checkpoint's `config
 }
 # What turns a configuration of other code into that of transformers, by its `model_type`.
 CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte, "nomic_bert": nomic_bert.as_nomic_bert}
+# What transformers turns into `rope_parameters`.
+_OTHER_ROTARY_KEYS = re.compile("^(?!rope_parameters$).*(rope|rotary)")
 MOST_BLOCKS = 256
 LARGEST_SIZE = 10**7
 MOST_PROBLEMS = 50  # the largest number that an error lists
@@ -254,6 +258,8 @@ def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> di
 
 def architecture(config: TransformerConfig, *, has_mlm_head: bool) -> str:
     """Return transformers' class name for an encoder, with or without a masked-LM head."""
+    import transformers
+
     kind = "ForMaskedLM" if has_mlm_head else "Model"
     return transformers.CONFIG_MAPPING[config.family].__name__.replace("Config", kind)
 
@@ -284,31 +290,53 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
         )
     family = FAMILIES[model_type]
     try:
-        if model_type not in transformers.CONFIG_MAPPING:
-            raise ValueError(
-                f"transformers {transformers.__version__} does not know the model_type "
-                f"{model_type!r}. Install a release that does. If none does, convert config.json "
-                "to a model_type that transformers knows: add a function to CONVERTED in "
-                "diffcse_jax/models/hf.py (docs/extending.md)"
-            )
         for key, required in family.supported.items():
             _expect(hf_config.get(key) in (required, None), key, repr(required), hf_config.get(key))
         for key in ("num_hidden_layers", "n_layers"):  # transformers makes a list of them
             value = hf_config.get(key, 1)
             is_count = type(value) is int and 1 <= value <= MOST_BLOCKS
             _expect(is_count, key, f"a whole number from 1 to {MOST_BLOCKS}", value)
-        with quiet_transformers():
-            parsed = transformers.CONFIG_MAPPING[model_type].from_dict(
-                copy.deepcopy(dict(hf_config))
-            )
-        _expect(
-            type(parsed.pad_token_id) is int, "pad_token_id", "a whole number", parsed.pad_token_id
-        )
-        config = family.sizes(parsed)
-        _check(config)
+        return _stated_sizes(hf_config, family) or _checked_sizes(_completed(hf_config), family)
     except Exception as error:  # transformers raises errors of many types
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{source}: config.json: {reason}") from error
+
+
+def _stated_sizes(hf_config: Mapping[str, Any], family: Family) -> TransformerConfig | None:
+    """Return the sizes if `config.json` states all of them as transformers writes them.
+
+    Otherwise return None: transformers has the defaults, and names what is wrong. It takes seconds
+    to import.
+    """
+    if any(_OTHER_ROTARY_KEYS.search(key) for key in hf_config):
+        return None
+    with contextlib.suppress(Exception):
+        return _checked_sizes(SimpleNamespace(**hf_config), family)
+    return None
+
+
+def _completed(hf_config: Mapping[str, Any]) -> Stated:
+    """Return the configuration as transformers reads it."""
+    import transformers
+
+    model_type = hf_config["model_type"]
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise ValueError(
+            f"transformers {transformers.__version__} does not know the model_type "
+            f"{model_type!r}. Install a release that does. If none does, convert config.json "
+            "to a model_type that transformers knows: add a function to CONVERTED in "
+            "diffcse_jax/models/hf.py (docs/extending.md)"
+        )
+    with quiet_transformers():
+        return transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(hf_config)))
+
+
+def _checked_sizes(stated: Stated, family: Family) -> TransformerConfig:
+    """Return the sizes, or raise an error that names what is not supported."""
+    pad_token_id = stated.pad_token_id
+    _expect(type(pad_token_id) is int, "pad_token_id", "a whole number", pad_token_id)
+    config = family.sizes(stated)
+    _check(config)
     return config
 
 
@@ -322,7 +350,8 @@ def _check(config: TransformerConfig) -> None:
         "word_size",
     ):
         value = getattr(config, name)
-        _expect(1 <= value <= LARGEST_SIZE, name, f"from 1 to {LARGEST_SIZE:,}", value)
+        is_size = type(value) is int and 1 <= value <= LARGEST_SIZE
+        _expect(is_size, name, f"from 1 to {LARGEST_SIZE:,}", value)
     _expect(config.type_vocab_size >= 0, "type_vocab_size", "at least 0", config.type_vocab_size)
     _expect(config.norm_epsilon > 0, "layer_norm_eps or norm_eps", "above 0", config.norm_epsilon)
     for base in config.rotary_bases:

@@ -7,18 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from scipy.spatial.distance import cdist
 
 from diffcse_jax.batch import RowKeys, TokenRows
 from diffcse_jax.models.poolers import AVERAGED_LAYERS, CLS_POOLERS
 
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
+
+
+def _distances(a: np.ndarray, b: np.ndarray, metric: str) -> np.ndarray:
+    from scipy.spatial.distance import cdist  # half a second to import, and rarely needed
+
+    return cdist(a, b, metric)
+
+
 # How embeddings are compared, by the names of sentence-transformers: distances are negative.
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda a, b: np.inner(normalize(a), normalize(b)),
     "dot": np.inner,
-    "euclidean": lambda a, b: -cdist(a, b),
-    "manhattan": lambda a, b: -cdist(a, b, "cityblock"),
+    "euclidean": lambda a, b: -_distances(a, b, "euclidean"),
+    "manhattan": lambda a, b: -_distances(a, b, "cityblock"),
 }
 
 

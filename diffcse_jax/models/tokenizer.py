@@ -1,19 +1,24 @@
 """The tokenizer of a Hugging Face folder, and texts as token ids."""
 
+import copy
+import dataclasses
 import itertools
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import tokenizers
-import transformers
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.files import why_pointer
+from diffcse_jax.models.plain_tokenizer import read_as_it_stands
 from diffcse_jax.models.text_settings import text_settings
 from diffcse_jax.models.unread import largely_unknown
+
+if TYPE_CHECKING:
+    import transformers
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
 # Characters per wanted token that are tokenised first. English has 4 to 5 per token.
@@ -26,11 +31,98 @@ def has_tokenizer(folder: Path) -> bool:
     return any(os.path.isfile(folder / name) for name in TOKENIZER_FILES)
 
 
-def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
+@runtime_checkable
+class FastTokenizer(Protocol):
+    """What encoding needs of a tokenizer: a `Tokenizer`, or a fast one of transformers."""
+
+    backend_tokenizer: tokenizers.Tokenizer
+    truncation_side: str
+    model_input_names: Any
+    unk_token_id: int | None
+    mask_token_id: int | None
+
+    def __len__(self) -> int: ...
+
+
+@dataclasses.dataclass
+class Tokenizer:
+    """A tokenizer for encoding, by transformers' names.
+
+    Attributes:
+        backend_tokenizer: Without padding and truncation.
+        source: The folder that it is from, or transformers' tokenizer.
+    """
+
+    backend_tokenizer: tokenizers.Tokenizer
+    truncation_side: str
+    model_input_names: Sequence[str]
+    unk_token_id: int | None
+    mask_token_id: int | None
+    source: Any
+
+    @classmethod
+    def of(cls, tokenizer: FastTokenizer) -> "Tokenizer":
+        """Return that of transformers' tokenizer, which is not changed, or the same object."""
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer
+        return cls(
+            unlimited_tokenizer(tokenizer),
+            tokenizer.truncation_side,
+            tokenizer.model_input_names,
+            tokenizer.unk_token_id,
+            tokenizer.mask_token_id,
+            tokenizer,
+        )
+
+    def __len__(self) -> int:
+        return self.backend_tokenizer.get_vocab_size()
+
+    def copy(self) -> "Tokenizer":
+        """Return one with a backend of its own."""
+        return dataclasses.replace(self, backend_tokenizer=copy.deepcopy(self.backend_tokenizer))
+
+    def of_transformers(self) -> "transformers.PreTrainedTokenizerFast":
+        """Return transformers' tokenizer."""
+        if isinstance(self.source, Path):
+            self.source = load_tokenizer(self.source)
+        return self.source
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Read the tokenizer of a Hugging Face folder for encoding, or raise `CheckpointError`.
+
+    It gives the ids that `load_tokenizer` gives. transformers is imported only for a folder that
+    needs its conversion.
+    """
+    _check_files(folder)
+    read = read_as_it_stands(folder)
+    if read is None:
+        return Tokenizer.of(load_tokenizer(folder))
+    backend, settings = read
+    _prepare(backend, folder, splits_special=bool(settings.values.get("split_special_tokens")))
+    backend.no_truncation()
+    backend.no_padding()
+    unk, mask = (
+        backend.token_to_id(settings.tokens[name]) if name in settings.tokens else None
+        for name in ("unk", "mask")
+    )
+    return Tokenizer(
+        backend,
+        settings.truncation_side,
+        settings.input_names,
+        unk,
+        mask,
+        folder,
+    )
+
+
+def load_tokenizer(folder: Path) -> "transformers.PreTrainedTokenizerFast":
     """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`.
 
     Code in the folder never runs.
     """
+    import transformers
+
     _check_files(folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -48,23 +140,28 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
         raise CheckpointError(
             f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer. Add a tokenizer.json"
         )
+    _prepare(tokenizer.backend_tokenizer, folder, splits_special=tokenizer.split_special_tokens)
+    return tokenizer
+
+
+def _prepare(backend: tokenizers.Tokenizer, folder: Path, *, splits_special: bool) -> None:
+    """Raise `CheckpointError` if a tokenizer cannot be used; let it read as the folder records."""
     try:
-        tokenizer.backend_tokenizer.encode("\u16a0")  # a rune
+        backend.encode("\u16a0")  # a rune
     except (
         Exception
     ) as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
         raise CheckpointError(
             f"{folder}: the tokenizer cannot read an unknown word: {error}"
         ) from error
-    if tokenizer.split_special_tokens:
+    if splits_special:
         raise CheckpointError(
             f"{folder}: tokenizer_config.json: split_special_tokens is true, which is not "
             "supported. Use sentence-transformers for this model, or set it to false if texts "
             "never contain special tokens"
         )
     if text_settings(folder).lower_case:
-        _put_into_lower_case(tokenizer.backend_tokenizer)
-    return tokenizer
+        _put_into_lower_case(backend)
 
 
 def _put_into_lower_case(backend: tokenizers.Tokenizer) -> None:
@@ -94,7 +191,7 @@ def _check_files(folder: Path) -> None:
             )
 
 
-def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> tokenizers.Tokenizer:
+def unlimited_tokenizer(tokenizer: FastTokenizer) -> tokenizers.Tokenizer:
     """Return a copy of the tokenizer's backend without padding and truncation."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
@@ -102,9 +199,7 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
     return backend
 
 
-def cutting_tokenizer(
-    tokenizer: transformers.PreTrainedTokenizerFast, max_length: int
-) -> tokenizers.Tokenizer:
+def cutting_tokenizer(tokenizer: FastTokenizer, max_length: int) -> tokenizers.Tokenizer:
     """Return a copy of the tokenizer's backend that cuts texts, on the side that the model asks."""
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
@@ -116,13 +211,13 @@ def largest_token(backend: tokenizers.Tokenizer) -> tuple[int, str]:
 
     The tokens that it puts around a text have ids of their own, perhaps outside its vocabulary.
     """
-    around = backend.encode("")
-    ids = itertools.chain(backend.get_vocab().items(), zip(around.tokens, around.ids, strict=True))
-    return max((number, token) for token, number in ids)
+    around, vocabulary = backend.encode(""), backend.get_vocab()
+    ids = zip(vocabulary.values(), vocabulary, strict=True)
+    return max(itertools.chain(ids, zip(around.ids, around.tokens, strict=True)))
 
 
 def check_token_ids(
-    tokenizer: transformers.PreTrainedTokenizerFast, embeddings: int, token_types: int, source: str
+    tokenizer: FastTokenizer, embeddings: int, token_types: int, source: str
 ) -> None:
     """Raise `CheckpointError` if a model lacks the embedding of an id that its tokenizer may give.
 

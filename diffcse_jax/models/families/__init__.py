@@ -9,12 +9,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import transformers
-
 from diffcse_jax.models.transformer import TransformerConfig
 
-# It is only named, because its module imports PyTorch.
-PreTrainedConfig: TypeAlias = "transformers.PreTrainedConfig"
+# What `config.json` states, as attributes: transformers' configuration, or a namespace.
+Stated: TypeAlias = Any
 # Our modules by the checkpoint's names. Several of ours, joined by "+", are stacked there.
 Modules = Mapping[str, str]
 
@@ -24,7 +22,8 @@ class Family:
     """The particulars of a family. Each table maps the checkpoint's name of a module to ours.
 
     Attributes:
-        sizes: Reads the sizes. Raises ValueError, with a message for users.
+        sizes: Reads the sizes from the keys that transformers writes. Raises ValueError, with a
+            message for users, and AttributeError for a key that is not there.
         prefix: What stands before the encoder's names inside a model with a head.
         modules: The modules outside the blocks.
         block_prefix: What stands before a block's number.
@@ -39,7 +38,7 @@ class Family:
         discriminator_head: The head for replaced tokens. Empty: none.
     """
 
-    sizes: Callable[[PreTrainedConfig], TransformerConfig]
+    sizes: Callable[[Stated], TransformerConfig]
     prefix: str
     modules: Modules
     block_prefix: str

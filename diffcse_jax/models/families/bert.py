@@ -1,8 +1,10 @@
 """BERT (Devlin et al. 2019)."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from diffcse_jax.models.families import Family, PreTrainedConfig
+from diffcse_jax.models.families import Family, Stated
 from diffcse_jax.models.transformer import TransformerConfig
 
 EMBEDDINGS = {
@@ -18,27 +20,29 @@ FEED_FORWARD = {
 }
 
 
-def sizes(config: PreTrainedConfig, **names: str) -> TransformerConfig:
+def sizes(
+    config: Stated, names: Mapping[str, str] = MappingProxyType({}), **fixed: Any
+) -> TransformerConfig:
     """Read the sizes of an encoder whose configuration has BERT's keys.
 
-    Some may have other names.
+    Some may have other names, and some may be fixed.
     """
 
     def value(key: str) -> Any:
-        return getattr(config, names.get(key, key))
+        return fixed[key] if key in fixed else getattr(config, names.get(key, key))
 
-    num_blocks = config.num_hidden_layers
+    num_blocks = value("num_hidden_layers")
     hidden_dropout = value("hidden_dropout_prob")
     return TransformerConfig(
         family=config.model_type,
         vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
+        hidden_size=value("hidden_size"),
         num_blocks=num_blocks,
-        num_heads=config.num_attention_heads,
+        num_heads=value("num_attention_heads"),
         intermediate_size=value("intermediate_size"),
         max_positions=config.max_position_embeddings,
-        type_vocab_size=getattr(config, "type_vocab_size", 0),
-        norm_epsilon=getattr(config, names.get("layer_norm_eps", "layer_norm_eps"), 1e-12),
+        type_vocab_size=value("type_vocab_size"),
+        norm_epsilon=value("layer_norm_eps"),
         activation=value("hidden_act"),
         pad_token_id=config.pad_token_id,
         embedding_dropout=hidden_dropout,

@@ -2,10 +2,13 @@
 
 import dataclasses
 
-from diffcse_jax.models.families import Family, PreTrainedConfig, bert
+from diffcse_jax.models.families import Family, Stated, bert
 from diffcse_jax.models.transformer import TransformerConfig
 
 NAMES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
     "intermediate_size": "hidden_dim",
     "hidden_act": "activation",
     "hidden_dropout_prob": "dropout",
@@ -13,10 +16,10 @@ NAMES = {
 }
 
 
-def sizes(config: PreTrainedConfig) -> TransformerConfig:
+def sizes(config: Stated) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    like_bert = bert.sizes(config, **NAMES)
-    return dataclasses.replace(like_bert, type_vocab_size=0, attention_output_dropout=False)
+    like_bert = bert.sizes(config, NAMES, type_vocab_size=0, layer_norm_eps=1e-12)
+    return dataclasses.replace(like_bert, attention_output_dropout=False)
 
 
 DISTILBERT = Family(

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens
-from diffcse_jax.models.families import PreTrainedConfig, bert
+from diffcse_jax.models.families import Stated, bert
 from diffcse_jax.models.layers import Dense
 from diffcse_jax.models.transformer import InputEmbeddings, TransformerConfig
 
@@ -30,7 +30,7 @@ class ElectraEmbeddings(InputEmbeddings):
         return embedded if self.project is None else self.project(embedded)
 
 
-def sizes(config: PreTrainedConfig) -> TransformerConfig:
+def sizes(config: Stated) -> TransformerConfig:
     """Read the sizes of a generator or a discriminator."""
     like_bert = bert.sizes(config)
     size = config.embedding_size

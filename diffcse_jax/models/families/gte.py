@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
+from diffcse_jax.models.families import Family, Stated, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 # There is only one object, so equal sizes are equal.
@@ -36,7 +36,7 @@ def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
     return converted
 
 
-def sizes(config: PreTrainedConfig) -> TransformerConfig:
+def sizes(config: Stated) -> TransformerConfig:
     """Read the sizes of an encoder."""
     like_bert = bert.sizes(config)
     rope = config.rope_parameters

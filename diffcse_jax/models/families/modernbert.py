@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens, unpack
-from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
+from diffcse_jax.models.families import Family, Stated, bert, rotary_base
 from diffcse_jax.models.layers import dropout
 from diffcse_jax.models.transformer import Block, LogitBias, TransformerConfig, split_keys
 
@@ -61,14 +61,13 @@ NAMES = {
 }
 
 
-def sizes(config: PreTrainedConfig) -> TransformerConfig:
+def sizes(config: Stated) -> TransformerConfig:
     """Read the sizes of an encoder."""
     if config.local_attention < 2:
         raise ValueError(f"local_attention must be at least 2, not {config.local_attention}")
     bases = {kind: rotary_base(rope) for kind, rope in config.rope_parameters.items()}
     return dataclasses.replace(
-        bert.sizes(config, **NAMES),
-        type_vocab_size=0,  # some have others, which nothing reads
+        bert.sizes(config, NAMES, type_vocab_size=0),  # some have others, which nothing reads
         embedding_dropout=config.embedding_dropout,
         mlm_activation=config.classifier_activation,
         mlm_transform_bias=False,

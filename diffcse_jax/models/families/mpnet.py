@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from diffcse_jax.models.families import PreTrainedConfig, bert, roberta
+from diffcse_jax.models.families import Stated, bert, roberta
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 
@@ -45,11 +45,10 @@ def relative_buckets(positions: int) -> Int[np.ndarray, "positions positions"]:
     return (bucket + half * (relative > 0)).astype(np.int32)
 
 
-def sizes(config: PreTrainedConfig) -> TransformerConfig:
+def sizes(config: Stated) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    return dataclasses.replace(
-        roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias
-    )
+    like_roberta = roberta.sizes(config, type_vocab_size=0)
+    return dataclasses.replace(like_roberta, attention_bias=RelativeAttentionBias)
 
 
 MPNET = dataclasses.replace(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from diffcse_jax.models.families import Family, PreTrainedConfig, bert, rotary_base
+from diffcse_jax.models.families import Family, Stated, bert, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 # There is only one object, so equal sizes are equal. Its norms have biases.
@@ -38,7 +38,7 @@ def as_nomic_bert(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**renamed, **values}
 
 
-def sizes(config: PreTrainedConfig) -> TransformerConfig:
+def sizes(config: Stated) -> TransformerConfig:
     """Read the sizes of an encoder."""
     like_bert = bert.sizes(config)
     base = rotary_base(config.rope_parameters)

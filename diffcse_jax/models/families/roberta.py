@@ -4,11 +4,12 @@ Tokens are numbered from the padding id + 1. The position of padding is the padd
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
 from diffcse_jax.batch import TokenRows, Tokens, pack_ids
-from diffcse_jax.models.families import PreTrainedConfig, bert
+from diffcse_jax.models.families import Stated, bert
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import InputEmbeddings, TransformerConfig, trained_where
 
@@ -24,10 +25,10 @@ class RobertaEmbeddings(InputEmbeddings):
         return trained_where(numbers != self.pad_token_id, table(numbers))
 
 
-def sizes(config: PreTrainedConfig) -> TransformerConfig:
+def sizes(config: Stated, **fixed: Any) -> TransformerConfig:
     """Read the sizes of any encoder with RoBERTa's positions and masked-LM head."""
     offset = config.pad_token_id + 1
-    like_bert = bert.sizes(config)
+    like_bert = bert.sizes(config, **fixed)
     return dataclasses.replace(
         like_bert, position_offset=offset, mlm_activation="gelu", embeddings=RobertaEmbeddings
     )
