@@ -53,6 +53,7 @@ from diffcse_jax.search.vector_store import (
     find_parts,
     input_state,
     read_settings,
+    row_of,
     rows_table,
     state_of,
     vector_table,
@@ -141,7 +142,8 @@ def _json_lines(
     rows: Sequence[Placed], vectors: Float32[np.ndarray, "rows dimension"]
 ) -> Iterator[str]:
     """Yield an object for each text, with the shortest numbers that are exact in float32."""
-    for row, vector in zip(rows_table(rows).to_pylist(), vectors, strict=True):
+    for (document, passage), vector in zip(rows, vectors, strict=True):
+        row = row_of(document, passage)
         columns = json.loads(row.pop("columns") or "{}")
         del row["document"]
         kept = {name: value for name, value in row.items() if value is not None and value != ""}

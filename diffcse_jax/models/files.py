@@ -8,13 +8,15 @@ transformer, whose files are in the folder itself or in the folder that the list
 import contextlib
 import functools
 import importlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors import safe_open
 
 from diffcse_jax.errors import CheckpointError, UserError, require_extra
 from diffcse_jax.hosts import log_line
@@ -40,6 +42,16 @@ _OTHER_WEIGHTS = (
     *(".bin", ".ckpt", ".gguf", ".h5", ".msgpack"),
     *(".onnx", ".ot", ".pt", ".pth", ".safetensors"),
 )
+# Types of tensors by their names in safetensors.
+_TYPES = {
+    **{f"F{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    "BOOL": np.dtype(bool),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
 Reader = Callable[[Path], dict[str, np.ndarray]]
 _POINTER = b"version https://git-lfs"  # the beginning of a file that Git LFS has not replaced
 MOST_NAMES = 5  # the largest number of files or folders that an error lists
@@ -222,7 +234,10 @@ def expect(is_valid: bool, path: Path, key: str, value: Any, expected: str) -> N
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a folder, or raise CheckpointError."""
+    """Read the tensors of a folder, or raise CheckpointError.
+
+    Copy what is kept: arrays may be parts of a file, which another process may write to.
+    """
     readers: dict[str, Reader] = {WEIGHTS: _read_safe, PICKLED: _read_pickled}
     for name, read in readers.items():
         whole = folder / name
@@ -273,10 +288,23 @@ def _files_of_index(index: Path) -> list[Path]:
 
 
 def _read_safe(path: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a file, which is mapped into memory: what is not used is not read."""
     try:
-        return load_file(path)
+        with safe_open(path, framework="numpy"):  # checks the header
+            content = np.memmap(path, np.uint8, "r")
+        begin = 8 + int.from_bytes(content[:8].tobytes(), "little")
+        header = json.loads(content[8:begin].tobytes())
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, tensor in header.items():
+            first, end = tensor["data_offsets"]
+            values = content[begin + first : begin + end].view(_TYPES[tensor["dtype"]])
+            tensors[name] = values.reshape(tensor["shape"])
+    except KeyError as error:
+        raise CheckpointError(f"cannot read {path}: it holds values of the type {error}") from error
     except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
         raise CheckpointError(f"cannot read {path}: {error}") from error
+    return tensors
 
 
 def _read_pickled(path: Path) -> dict[str, np.ndarray]:

@@ -224,8 +224,8 @@ def _read_parts(
                 problems.append(f"not finite: {hf_name} holds values that are NaN or infinite")
             else:
                 for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
-                    parts[part][name] = np.ascontiguousarray(
-                        each.T if ours.transposed else each, dtype=np.float32
+                    parts[part][name] = np.array(
+                        each.T if ours.transposed else each, np.float32, order="C"
                     )
     return parts, problems, unknown
 

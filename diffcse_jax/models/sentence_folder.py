@@ -498,7 +498,7 @@ def _tensor(module: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
         )
     if not np.isfinite(tensor).all():
         raise CheckpointError(f"{module}: its tensor {name} holds values that are NaN or infinite")
-    return tensor
+    return np.array(tensor)
 
 
 def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> RecordedPooler:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int
 
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.search.contents import PASSAGES, Contents, passages_table
+from diffcse_jax.search.contents import PASSAGES, Contents, passages_table, whole_numbers
 from diffcse_jax.search.passages import Passage
 
 NAMED = 5  # ids that an error names
@@ -171,7 +171,7 @@ def passages_after(
     planned: UpdatePlan, old: Contents, passages: Sequence[Passage]
 ) -> tuple[Int[np.ndarray, " rows"], pa.Table]:
     """Return the passages after a change, with their rows in the old and then the new passages."""
-    numbers = old.passages["document"].to_numpy()
+    numbers = whole_numbers(old.passages["document"])
     bounds = np.searchsorted(numbers, np.arange(len(old.documents) + 1))
     is_new = planned.is_new
     new_bounds = np.searchsorted([each.document for each in passages], np.arange(is_new.sum() + 1))

@@ -75,7 +75,7 @@ class Contents:
         """The document of each passage: the first row with the same id."""
         firsts: dict[str, int] = {}
         same = np.array([firsts.setdefault(key, row) for row, key in enumerate(self.ids)], np.int64)
-        return same[self.passages["document"].to_numpy()] if len(same) else same
+        return same[whole_numbers(self.passages["document"])] if len(same) else same
 
     @functools.cached_property
     def sample(self) -> Float32[np.ndarray, "sample dimension"]:
@@ -127,6 +127,15 @@ class Contents:
 
 
 # Tables
+
+
+def whole_numbers(column: pa.ChunkedArray) -> Int[np.ndarray, " rows"]:
+    """Return a column of int64 without missing values.
+
+    Its `to_numpy` would import pandas, which takes a second.
+    """
+    chunks = [np.from_dlpack(chunk) for chunk in column.chunks]
+    return np.concatenate([np.zeros(0, np.int64), *chunks])
 
 
 def documents_table(documents: Iterable[Document], input_number: int) -> pa.Table:

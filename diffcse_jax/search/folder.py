@@ -38,7 +38,14 @@ from diffcse_jax.io import (
     why_unreadable,
     write_json,
 )
-from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, Contents, Typical, searched_texts
+from diffcse_jax.search.contents import (
+    DOCUMENTS,
+    PASSAGES,
+    Contents,
+    Typical,
+    searched_texts,
+    whole_numbers,
+)
 from diffcse_jax.search.embeddings import StoredEmbeddings, expected_arrays
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import MODES, STORAGES
@@ -429,7 +436,7 @@ def _contents(reader: Reader, settings: IndexSettings, encoder: EncoderRecord | 
             raise reader.damaged(
                 f"`{name}` is {reader.manifest[name]}, but the table has {len(table)} rows"
             )
-    numbers = passages["document"].to_numpy()
+    numbers = whole_numbers(passages["document"])
     if len(numbers) and (
         numbers[0] < 0 or numbers[-1] >= len(documents) or (np.diff(numbers) < 0).any()
     ):

@@ -26,7 +26,13 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_use
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, read_json_object
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.contents import DOCUMENTS, PASSAGES, columns_text, readable
+from diffcse_jax.search.contents import (
+    DOCUMENTS,
+    PASSAGES,
+    columns_text,
+    readable,
+    whole_numbers,
+)
 from diffcse_jax.search.embeddings import Vectors
 from diffcse_jax.search.passages import Passage
 
@@ -120,7 +126,7 @@ class VectorStore:
             tables.append(_rows(part))
             inputs.append(np.full(len(tables[-1]), names.index(name)))
         rows = pa.concat_tables(tables)
-        numbers = np.stack([np.concatenate(inputs), rows["document"].to_numpy()])
+        numbers = np.stack([np.concatenate(inputs), whole_numbers(rows["document"])])
         is_first = np.ones(len(rows), bool)
         is_first[1:] = (np.diff(numbers) != 0).any(axis=0)
         return _documents(rows, is_first), _passages(rows, np.cumsum(is_first) - 1)
@@ -165,18 +171,22 @@ def _passages(rows: pa.Table, documents: Int[np.ndarray, " rows"]) -> pa.Table:
 
 def rows_table(rows: Sequence[tuple[Document, Passage]]) -> pa.Table:
     """Return passages with their documents, as a Parquet file holds them."""
-    columns = {
-        "document": [passage.document for _, passage in rows],
-        "id": [readable(document.id) for document, _ in rows],
-        "file": [readable(document.place.file) for document, _ in rows],
-        "line": [document.place.row or None for document, _ in rows],
-        "column": [passage.column or None for _, passage in rows],
-        "title": [passage.title for _, passage in rows],
-        TEXT: [passage.text for _, passage in rows],
-        "start": [passage.start for _, passage in rows],
-        "columns": [columns_text(document.columns) for document, _ in rows],
+    return pa.Table.from_pylist([row_of(*each) for each in rows], schema=ROWS)
+
+
+def row_of(document: Document, passage: Passage) -> dict[str, Any]:
+    """Return a passage with its document as a row of `ROWS`."""
+    return {
+        "document": passage.document,
+        "id": readable(document.id),
+        "file": readable(document.place.file),
+        "line": document.place.row or None,
+        "column": passage.column or None,
+        "title": passage.title,
+        TEXT: passage.text,
+        "start": passage.start,
+        "columns": columns_text(document.columns),
     }
-    return pa.table(columns, schema=ROWS)
 
 
 def vector_table(
