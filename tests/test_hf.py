@@ -211,6 +211,15 @@ def test_sizes_and_rates_are_those_of_the_config_file(family):
     assert config.max_length == LENGTH + 4 - 2 * from_2
 
 
+@pytest.mark.parametrize("family", hf.FAMILIES)
+def test_sizes_that_the_config_file_states_are_those_that_transformers_reads(family):
+    values = transformers.CONFIG_MAPPING[family](pad_token_id=1).to_diff_dict()
+    stated = hf._stated_sizes(values, hf.FAMILIES[family])
+    assert stated == hf._checked_sizes(hf._completed(values), hf.FAMILIES[family])
+    del values["vocab_size"]
+    assert hf._stated_sizes(values, hf.FAMILIES[family]) is None
+
+
 def test_gte_checkpoints_of_the_authors_have_other_names_and_another_scaling_of_positions(tmp_path):
     factor, head_size = 8.0, HIDDEN // 3
     values = {
@@ -565,6 +574,12 @@ def test_unusable_config_is_explained(changes, message, capfd):
     with pytest.raises(CheckpointError, match=f"^model: .*{message}"):
         hf.transformer_config(hf_config_of("bert") | changes, source="model")
     assert "[transformers]" not in capfd.readouterr().err
+
+
+def test_what_is_read_does_not_change_with_the_file(folder):
+    checkpoint = read(str(folder))
+    arrays = [*checkpoint.transformer.values(), *checkpoint.mlm_head.values()]
+    assert {array.base for array in arrays if array.base is not None} == set()
 
 
 def test_missing_and_damaged_files_are_named(folder):

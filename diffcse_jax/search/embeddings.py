@@ -253,13 +253,13 @@ def nearest(
     size = _power_of_two(len(vectors), BLOCK_ROWS)
     count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
     batches = [
-        jnp.asarray(_padded(queries[start : start + count], count))
+        jax.device_put(_padded(queries[start : start + count], count))
         for start in range(0, len(queries), count)
     ]
     shape = (count, _power_of_two(k))
-    best: list[Best] = [
-        (jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))
-    ] * len(batches)
+    # Of NumPy: outside `jax.jit`, each call of jax.numpy is a program to compile or load.
+    none = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
+    best: list[Best] = [jax.device_put(none)] * len(batches)
     running: collections.deque[list[Best]] = collections.deque()
     for first in range(0, len(vectors), BLOCK_ROWS):
         block = np.asarray(vectors[first : first + BLOCK_ROWS])
