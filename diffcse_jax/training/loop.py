@@ -53,7 +53,7 @@ class Run:
     optimizer: optax.GradientTransformationExtraArgs
     source: Batches  # all batches
     text: str  # identifies the text that they are made of
-    unknown: float = 0.0  # the share of its sentences that consist mostly of unknown words
+    unknown: float = 0.0  # the share of its sentences that consist largely of unknown words
     evaluation: DevEvaluation
     sentences: Callable[[int], Sequence[Any]]  # the sentences of a step's batch, as JSON values
     callbacks: Sequence[Callback] = ()
