@@ -34,7 +34,7 @@ import time
 import tomllib
 import urllib.request
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="release_check_") as scratch:
         wheel = build(Path(scratch))
         check_metadata(wheel)
-        pythons = {} if options.quick else dict(find_pythons(options.pythons))
+        pythons = {} if options.quick else find_pythons(options.pythons)
         for version, python in pythons.items() if "pythons" in parts else ():
             for bound in options.bounds:
                 check_python(wheel, python, f"{version}-{bound}", options)
@@ -160,6 +160,8 @@ def check_metadata(wheel: Path) -> None:
         f"these do not name version {version}": {
             name for name, text in texts.items() if version not in text
         },
+        f"{CITATION} does not name the homepage": {PROJECT["urls"]["Homepage"]}
+        - {*texts[CITATION].split()},
     }
     for fault, items in faults.items():
         if items:
@@ -170,16 +172,18 @@ def check_metadata(wheel: Path) -> None:
 # Pythons
 
 
-def find_pythons(versions: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield those of the versions that are on the PATH or that pyenv has, with their programs."""
+def find_pythons(versions: Sequence[str]) -> dict[str, str]:
+    """Return the programs of those versions that are on the PATH or that pyenv has."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = {}
     for version in versions:
         name = f"python{version}"
         programs = [shutil.which(name), *sorted(pyenv.glob(f"versions/{version}.*/bin/{name}"))]
-        found = next((str(program) for program in programs if program and runs(program)), None)
-        print(f"Python {version}: {found or 'NOT FOUND, so it is not checked'}", flush=True)
-        if found:
-            yield version, found
+        for program in programs:
+            if program and runs(program):
+                found[version] = str(program)
+        print(f"Python {version}: {found.get(version, 'NOT FOUND, so it is not checked')}")
+    return found or sys.exit(f"release check: none of these Pythons found: {', '.join(versions)}")
 
 
 def runs(python: str | Path) -> bool:

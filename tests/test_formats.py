@@ -579,7 +579,7 @@ def test_a_missing_or_broken_library_is_named(monkeypatch, kind, library, extra)
     monkeypatch.setattr(
         importlib, "import_module", lambda name: (fail if name.startswith(library) else usual)(name)
     )
-    reason = f"needs the extra {extra}: pip install 'diffcse_jax[{extra}]'"
+    reason = f"unreadable without the extra {extra}: pip install 'diffcse_jax[{extra}]'"
     assert parse(b"Text.", kind, with_code=False) == Unreadable(reason)
     assert formats.lacks_library(kind)
     reason = parse(b"Text.", kind, with_code=False).reason
