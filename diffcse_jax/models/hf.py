@@ -26,6 +26,7 @@ from diffcse_jax.io import read_sealed
 from diffcse_jax.models import files, layers
 from diffcse_jax.models.families import (
     Family,
+    Modules,
     Stated,
     bert,
     distilbert,
@@ -195,10 +196,13 @@ def _read_parts(
     tensors: Tensors, config: TransformerConfig
 ) -> tuple[dict[str, Any], list[str], set[str]]:
     """Return our parameters of each part, problems of tensors, and the names of other tensors."""
+    family = FAMILIES[config.family]
     parts: dict[str, Any] = {}
     problems: list[str] = []
-    unknown = {name for name in tensors if not re.fullmatch(FAMILIES[config.family].ignored, name)}
+    unknown = {name for name in tensors if not re.fullmatch(family.ignored, name)}
     for part in _PARTS:
+        if part != "transformer" and not _may_hold(tensors, getattr(family, part)):
+            continue
         expected = _tensors_of(part, config)
         telling = _TELLING_TENSOR.get(part)
         shown = {
@@ -210,24 +214,34 @@ def _read_parts(
         parts[part] = {}
         for hf_name, ours in expected.items():
             array = tensors.get(hf_name)
-            if array is None:
-                problems.append(f"missing: {hf_name}")
-            elif array.shape != ours.shape:
-                problems.append(
-                    f"wrong shape: {hf_name} is {array.shape}, config.json says {ours.shape}"
+            if problem := _problem(hf_name, array, ours.shape):
+                problems.append(problem)
+                continue
+            assert array is not None
+            for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
+                parts[part][name] = np.array(
+                    each.T if ours.transposed else each, np.float32, order="C"
                 )
-            elif array.dtype.name not in FLOATS:
-                problems.append(
-                    f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read"
-                )
-            elif not np.isfinite(array).all():
-                problems.append(f"not finite: {hf_name} holds values that are NaN or infinite")
-            else:
-                for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
-                    parts[part][name] = np.array(
-                        each.T if ours.transposed else each, np.float32, order="C"
-                    )
     return parts, problems, unknown
+
+
+def _may_hold(tensors: Tensors, modules: Modules) -> bool:
+    """Return whether a tensor has the name of a module. Only then its network is sketched."""
+    begins = tuple(f"{theirs}." for theirs in modules)
+    return any(name.startswith(begins) for name in tensors)
+
+
+def _problem(name: str, array: np.ndarray | None, shape: tuple[int, ...]) -> str:
+    """Return what is wrong with a tensor; empty if nothing is."""
+    if array is None:
+        return f"missing: {name}"
+    if array.shape != shape:
+        return f"wrong shape: {name} is {array.shape}, config.json says {shape}"
+    if array.dtype.name not in FLOATS:
+        return f"unsupported: {name} holds {array.dtype}. Quantised weights cannot be read"
+    if not np.isfinite(array).all():
+        return f"not finite: {name} holds values that are NaN or infinite"
+    return ""
 
 
 def _problems_of_generator(parts: Mapping[str, Any], tensors: Tensors, family: Family) -> list[str]:

@@ -172,9 +172,12 @@ def _is_word_piece(backend: Tokenizer, unk: str) -> bool:
 
 
 def _numbered(backend: Tokenizer, settings: Settings, name: str) -> tuple[str, int]:
-    """Return a special token and its id."""
+    """Return a special token and its id. Raise an error if the vocabulary lacks it."""
     token = settings.tokens[name]
-    return token, backend.token_to_id(token)
+    number = backend.token_to_id(token)
+    if number is None:
+        raise ValueError(f"{token!r} is not in the vocabulary")
+    return token, number
 
 
 def _bert(backend: Tokenizer, settings: Settings) -> _Parts:
@@ -213,9 +216,8 @@ def _roberta(backend: Tokenizer, settings: Settings) -> _Parts:
 
 def _xlm_roberta(backend: Tokenizer, settings: Settings) -> _Parts:
     scheme = "always" if settings.values.get("add_prefix_space", True) else "never"
-    space = {"replacement": "\u2581", "prepend_scheme": scheme}
     pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**space)]
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme=scheme)]
     )
     bos, eos = (_numbered(backend, settings, name) for name in ("bos", "eos"))
     ends = processors.TemplateProcessing(
@@ -231,7 +233,7 @@ def _xlm_roberta(backend: Tokenizer, settings: Settings) -> _Parts:
         normalizer,
         pre_tokenizer,
         ends,
-        decoders.Metaspace(**space),
+        decoders.Metaspace(prepend_scheme=scheme),
     )
 
 
