@@ -14,6 +14,7 @@ from benchmarks import (
     loss_gradients,
     profile_step,
     search_collections,
+    startup,
     torch_twin,
     train_step,
     workload,
@@ -149,6 +150,13 @@ def test_train_step_command(tmp_path):
     assert sides["ours"]["step_seconds"].keys() == {"median", "min", "max", "turns"}
     medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
+
+
+def test_starts_are_compared_by_medians():
+    ours, theirs = [(1.0, 2.0), (2.0, 2.0), (9.0, 2.0)], [(6.0, 2.0)] * 3
+    record = startup._summary({"ours": ours, "sentence_transformers": theirs})
+    assert record["ratios"] == {"sentence_transformers": {"processor": 3.0, "clock": 1.0}}
+    assert record["ours"]["processor"] == {"median": 2.0, "min": 1.0, "max": 9.0, "turns": 3}
 
 
 def test_kernels_of_a_profile_are_counted_by_step_and_kind():
