@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
-from growth import assert_linear_calls, assert_small
+from growth import assert_linear, assert_linear_calls, assert_small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_fuzz import json_values, spoiled
@@ -36,7 +36,14 @@ from diffcse_jax.documents.tables.arrow import data_set_folders
 from diffcse_jax.documents.tables.formats import KINDS, open_table
 from diffcse_jax.documents.tables.records import Dialect, records
 from diffcse_jax.documents.tables.table import Table
-from diffcse_jax.documents.tables.values import by_column, text_columns, text_of, without_missing
+from diffcse_jax.documents.tables.values import (
+    by_column,
+    is_words,
+    sample_of,
+    text_columns,
+    text_of,
+    without_missing,
+)
 from diffcse_jax.documents.text.lines import read_lines
 from diffcse_jax.errors import DataError
 
@@ -827,6 +834,25 @@ def test_time_grows_with_the_number_of_columns(tmp_path):
         return read_all(tmp_path / "a.parquet")
 
     assert_small(read, lambda number: " ".join(f"c{each}" for each in range(number)), 1_000)
+
+
+def test_time_grows_with_the_number_of_signs_in_a_text():
+    assert_linear(lambda text: is_words(f"{text} ends here"), "@.")
+    assert not is_words("somebody@example.com")
+    assert is_words("write to somebody@example.com")
+
+
+def test_a_sample_holds_only_the_start_of_nested_values():
+    """A compressed row of 20 kB may hold a million lists."""
+    values = {"lists": [[1], "a", {"b": 2}] * 1000, "object": {"c": [0] * 1000}}
+    sample = sample_of([(1, values)])
+    assert sample == {"lists": [[(), "a", {}] * 33 + [()]], "object": [{}]}
+
+
+def test_a_number_may_be_larger_than_a_float(tmp_path):
+    row = json.dumps({"text": "The library opens.", "number": 10**400})
+    table = table_of(tmp_path / "a.jsonl", f"{row}\n{row}\n")
+    assert (table.text_columns, table.scale_columns) == (("text",), ())
 
 
 def test_rows_may_lack_a_hundred_columns_or_half(tmp_path):

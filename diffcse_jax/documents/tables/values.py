@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,11 @@ def by_column(rows: Iterable[Mapping[str, Any]]) -> Sample:
 
 
 def _cut(value: Any) -> Any:
+    """Return as much of a value as is judged. Of what is nested, only the kind is."""
+    if isinstance(value, list):
+        return [_cut(() if isinstance(part, list | tuple) else part) for part in value[:MOST_PARTS]]
+    if isinstance(value, dict):
+        return {}
     return value[:LONGEST_JUDGED] if isinstance(value, str | bytes) else value
 
 
@@ -232,7 +238,7 @@ class Scale:
 def number_of(value: Any) -> float | None:
     """Return a number, a truth value or the text of one as a number; None for other values."""
     if isinstance(value, bool | int | float):
-        return float(value)
+        return float(value) if abs(value) <= sys.float_info.max else math.inf
     text = value.strip().casefold() if isinstance(value, str) else ""
     if text in TRUTH:
         return TRUTH[text]
@@ -243,7 +249,10 @@ def number_of(value: Any) -> float | None:
 # Text for people
 
 ID_NAME = re.compile(r"(?i:^(.*[_\-. ])?(id|ids|uuid|guid)$)|[a-z](Id|ID|Uuid|UUID)$")
-ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://|www\.|mailto:)\S|\S+@\S+\.\S+$", re.IGNORECASE)
+# That it has no white space is asked first: otherwise each `@` would be tried with each point.
+ADDRESS = re.compile(
+    r"([a-z][a-z0-9+.-]*://|www\.|mailto:)\S|(?=\S+$)\S[^@]*@\S+\.\S+$", re.IGNORECASE
+)
 SCRIPT_WITHOUT_SPACES = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff\uac00-\ud7af]"
 )
@@ -253,6 +262,7 @@ DIGIT = re.compile(r"\d")
 THREE_LETTERS = re.compile(LETTER + "{3}")  # in contrast to `5 kg`
 NOT_WORDS = {"true", "false", "yes", "no", "none", "null", "nan", "n/a"}
 LONGEST_JUDGED = 2000  # characters of a value
+MOST_PARTS = 100  # of a list that are judged
 LETTERS_OF_A_WORD = 2  # in scripts without spaces, roughly
 WORDS_OF_A_PHRASE = 4
 
