@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from diffcse_jax.documents import sentences as rules
 from diffcse_jax.documents.docstrings import spans_of
-from diffcse_jax.documents.sentences import paragraphs, sentences_of, split_sentences
+from diffcse_jax.documents.sentences import canonical, paragraphs, sentences_of, split_sentences
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,8 @@ def test_text_without_spaces_has_words_and_joins_without_spaces():
 def test_time_grows_with_the_size_of_a_paragraph(part):
     assert_linear(split_sentences, part)
     assert_linear(spans_of, part)
+
+
+def test_normalising_runs_of_marks_takes_linear_time():
+    assert_linear(canonical, "\u0301\u0323")
+    assert canonical("e\u0323\u0301") == canonical("e\u0301\u0323")

@@ -32,6 +32,9 @@ _MARK_AFTER_SPACE = regex.compile(r"\s[?!]$")
 _CJK = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}"
 _SA = r"\p{Line_Break=SA}"
 _WORD = regex.compile(rf"[{_CJK}]{{1,2}}|{_SA}{{1,4}}|[^\s{_CJK}{_SA}]+")
+# Unicode's Stream-Safe Text Format. Normalisation sorts runs of marks, in quadratic time.
+LONGEST_RUN_OF_MARKS = 30
+_MARKS = regex.compile(rf"(\p{{M}}{{{LONGEST_RUN_OF_MARKS}}})\p{{M}}++")
 _CJK_SPACE = regex.compile(rf"(?<=[{_CJK}])\s+(?=[{_CJK}])")
 
 
@@ -135,7 +138,13 @@ def some_words(text: str, start: int, stop: int | None = None) -> str:
 
 def canonical(text: str) -> str:
     """Return a text without its case, wrapping and encoding of letters, for comparisons."""
-    return _CJK_SPACE.sub("", " ".join(unicodedata.normalize("NFKC", text).casefold().split()))
+    normalized = unicodedata.normalize("NFKC", with_few_marks(text))
+    return _CJK_SPACE.sub("", " ".join(normalized.casefold().split()))
+
+
+def with_few_marks(text: str) -> str:
+    """Return a text that can be normalised in linear time: long runs of marks are cut."""
+    return text if text.isascii() else _MARKS.sub(r"\1", text)
 
 
 def joined_passages(sentences: Sequence[str], characters: int) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import regex
 
 from diffcse_jax.documents.language import NAMES, NOT_A_LANGUAGE, described, languages_of
+from diffcse_jax.documents.sentences import with_few_marks
 from diffcse_jax.errors import ConfigError, require_extra
 
 # Change this number when texts become other words. BM25 of older indexes is then counted again.
@@ -26,8 +27,6 @@ NO_LANGUAGE = "none"  # neither stems nor stop words
 MAIN_SHARE = 0.8  # of the letters in one language; with a smaller share, the language is unclear
 
 DOTLESS_I = "\u0131"
-# Unicode's Stream-Safe Text Format. Normalisation sorts runs of marks, in quadratic time.
-LONGEST_RUN_OF_MARKS = 30
 
 _CHARACTER = r"[\p{L}\p{M}\p{N}]"
 _UNSPACED = r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{scx=Hang}\p{Line_Break=SA}]"
@@ -55,7 +54,6 @@ def _tokens(other_than: str = "") -> str:
 _IGNORED = _compiled(r"\p{Default_Ignorable_Code_Point}+")
 # Arabic vowel signs and the stroke that lengthens a word; Hebrew points and accents.
 _POINTS = _compiled(r"[\u0640[\p{M}&&[\p{scx=Arab}\p{scx=Hebr}]]]+")
-_MARKS = _compiled(rf"(\p{{M}}{{{LONGEST_RUN_OF_MARKS}}})\p{{M}}++")
 _HAS_UNSPACED = _compiled(rf"[{_CHARACTER}&&{_UNSPACED}]")
 _TOKENS = _compiled(f"{_tokens()})")
 _MIXED_TOKENS = _compiled(rf"{_tokens('--' + _UNSPACED)} | [{_CHARACTER}&&{_UNSPACED}]++)")
@@ -213,7 +211,7 @@ def tokens_of(text: str) -> list[tuple[str, str]]:
     """
     if text.isascii():
         return _TOKENS.findall(text)
-    text = _MARKS.sub(r"\1", _IGNORED.sub("", text))
+    text = with_few_marks(_IGNORED.sub("", text))
     text = text.replace("\u00b4", "'").replace("\u02bc", "'")  # which NFKC does not turn into one
     text = unicodedata.normalize("NFKC", _SPACE_IN_NUMBER.sub(",", text))
     text = _POINTS.sub("", text).translate(_SEPARATORS_OF_DIGITS)
