@@ -251,6 +251,41 @@ def test_links_that_leave_the_folder_are_read_only_if_the_user_wants_it(tmp_path
     assert {file.resolve().name for file in followed.files} == {"a.md", "secret.md"}
 
 
+def test_no_pattern_leads_through_a_link_that_leaves_its_folder(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret.md").write_text("Outside.")
+    (tmp_path / "folder/more").mkdir(parents=True)
+    (tmp_path / "folder/more/a.md").write_text("Inside.")
+    (tmp_path / "folder/link").symlink_to(tmp_path / "outside")
+    documents, ledger = searched(f"{tmp_path}/folder/*/*.md")
+    assert [*map(text_of, documents)] == ["Inside."]
+    assert ledger.unread["a link to a folder"].count == 1
+    named, _ = searched(f"{tmp_path}/folder/link/*.md")
+    assert [*map(text_of, named)] == ["Outside."]
+
+
+def test_a_data_set_with_links_that_leave_its_folder_is_not_read(tmp_path):
+    datasets.Dataset.from_dict({"text": ["Outside."]}).save_to_disk(tmp_path / "outside")
+    (tmp_path / "folder").mkdir()
+    for file in (tmp_path / "outside").iterdir():
+        (tmp_path / "folder" / file.name).symlink_to(file)
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / "folder" / name).unlink()
+        (tmp_path / "folder" / name).write_bytes((tmp_path / "outside" / name).read_bytes())
+    with pytest.raises(DataError, match="1 a data set with links to files outside the folder"):
+        searched(tmp_path / "folder")
+    documents, _ = searched(tmp_path / "folder", follow_links=True)
+    assert [*map(text_of, documents)] == ["Outside."]
+
+
+def test_a_link_to_itself_is_named_and_the_rest_is_read(tmp_path):
+    (tmp_path / "a.md").write_text("A text.")
+    (tmp_path / "loop.md").symlink_to("loop.md")
+    documents, ledger = searched(tmp_path)
+    assert [*map(text_of, documents)] == ["A text."]
+    assert "Too many levels of symbolic links" in ledger.summary()
+
+
 def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_read(tmp_path, monkeypatch):
     (tmp_path / "closed").mkdir()
     (tmp_path / "a.md").write_text("A text.")

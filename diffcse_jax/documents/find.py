@@ -34,6 +34,7 @@ KNOWN_EXTENSIONS = (*tables.KINDS, *formats.KINDS)
 _FOLLOWED = "(--follow_links, for training data.follow_links, reads it)"
 LINK_TO_FOLDER = f"a link to a folder {_FOLLOWED}"
 LINK_OUT = f"a link to a file outside the folder {_FOLLOWED}"
+WITH_LINKS_OUT = f"a data set with links to files outside the folder {_FOLLOWED}"
 NOT_TEXT = ("image", "audio", "video", "font", "text/css", "text/javascript")  # kinds of media
 
 
@@ -132,9 +133,11 @@ def _checked(
     """Return the source of these files. Raise `DataError` if none is of a known kind."""
     files, others = _once(paths)
     data_sets = () if is_file else data_set_folders(files)
+    links = [Path(each.name) for each in skipped if each.reason == LINK_OUT]
+    linked = [folder for folder in data_sets if any(folder in link.parents for link in links)]
     collections = {file.parent for file in files if file.name.startswith("corpus.jsonl")}
     usable: dict[Path, str] = {}
-    left = [*skipped, *others]
+    left = [*skipped, *others, *(Skipped(str(folder), WITH_LINKS_OUT) for folder in linked)]
     for file in files:
         kind = extension(file)
         reason = _why_skipped(file, kind, collections, is_named=is_file)
@@ -145,6 +148,7 @@ def _checked(
             usable[file] = kind
         else:
             left.append(reason)
+    data_sets = tuple(folder for folder in data_sets if folder not in linked)
     if not usable and not data_sets:
         ledger = Ledger(name)
         enter_skipped(left, ledger)
@@ -179,8 +183,9 @@ def _matches(pattern: str, follow_links: bool) -> _Matches:
         above = [each for each in path.parents if each == start or start in each.parents]
         if index := next(filter(is_index, [path, *above] if is_folder else above), None):
             skipped[index] = _index(index)
-        elif not follow_links and _leaves(path, start):
-            skipped[path] = Skipped(str(path), LINK_TO_FOLDER if is_folder else LINK_OUT)
+        elif not follow_links and (link := _link_out([*reversed(above), path], start)):
+            reason = LINK_TO_FOLDER if os.path.isdir(link) else LINK_OUT
+            skipped[link] = Skipped(str(link), reason)
         elif is_folder:
             folders[path] = None
         else:
@@ -243,7 +248,14 @@ def _walk(
 
 def _leaves(path: Path, folder: Path) -> bool:
     """Return whether a path is a link to something outside a folder."""
-    return os.path.islink(path) and not path.resolve().is_relative_to(folder.resolve())
+    if not os.path.islink(path):
+        return False
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _link_out(paths: Iterable[Path], folder: Path) -> Path | None:
+    """Return the first path that is a link to something outside a folder, if there is one."""
+    return next((path for path in paths if _leaves(path, folder)), None)
 
 
 def _index(folder: Path) -> Skipped:
