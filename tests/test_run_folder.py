@@ -250,6 +250,11 @@ def test_the_true_name_of_a_base_model(tmp_path):
         "mine", "org/parent", {"license": "other", "license_name": "own"}, ("de", "no")
     )
     assert local("---\nlicense: [\n---\n") == BaseModel("mine")
+    doubled = "".join(f"- &a{each} [*a{each - 1}, *a{each - 1}]\n" for each in range(1, 60))
+    assert local(f"---\nlanguage:\n- &a0 [de]\n{doubled}---\n") == BaseModel("mine")
+    (tmp_path / "mine/README.md").unlink()
+    os.mkfifo(tmp_path / "mine/README.md")
+    assert describe_base_model(str(tmp_path / "mine"), tmp_path / "mine", {}) == BaseModel("mine")
 
 
 # Records: metrics, the starting checkpoint's scores, the selection, and the environment of each

@@ -1,6 +1,7 @@
 """Which languages a model is for, and whether texts are in others."""
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,25 @@ FEWEST_TEXTS = 20  # whose languages are certain
 _METADATA = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 
 
+class _WithoutAliases(yaml.SafeLoader):
+    """Reads YAML without aliases. A few of these may stand for millions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next value."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError
+        return super().compose_node(parent, index)
+
+
 def read_card(folder: Path) -> Mapping[str, Any]:
-    """Return the metadata of a model's card; empty if it is missing or invalid."""
+    """Return the metadata of a model's card; empty if it is missing, invalid or has aliases."""
+    path = folder / "README.md"
+    if not os.path.isfile(path):  # reading a pipe would never end
+        return {}
     with contextlib.suppress(Exception):  # the YAML may raise anything
-        metadata = _METADATA.match((folder / "README.md").read_text(encoding="utf-8-sig"))
-        card = yaml.safe_load(metadata[1]) if metadata else {}
-        return card if isinstance(card, dict) else {}
+        block = _METADATA.match(path.read_text(encoding="utf-8-sig"))
+        metadata = yaml.load(block[1], _WithoutAliases) if block else None
+        return metadata if isinstance(metadata, dict) else {}
     return {}
 
 
