@@ -113,6 +113,15 @@ def test_what_cannot_be_used_is_counted_with_its_place(tmp_path, capsys):
     ]
 
 
+def test_numbers_are_ids_unless_they_lost_digits(tmp_path):
+    large = 10**400
+    corpus = [{"_id": large, "text": "a"}, {"_id": 7.0, "text": "b"}]
+    collection = read_collection(write_beir(tmp_path / "a", [*CORPUS, *corpus]))
+    assert {str(large), "7"} <= collection.documents.keys()
+    with pytest.raises(DataError, match=r"corpus.jsonl, line 1: the id 1e\+17 is a float"):
+        read_collection(write_beir(tmp_path / "b", [{"_id": 1e17, "text": "a"}, *CORPUS]))
+
+
 def test_a_lost_line_is_an_error_if_asked_for(beir):
     read_collection(beir, strict=True)
     (beir / "qrels/test.tsv").write_text(JUDGEMENTS + "q7\td1\t1\n")

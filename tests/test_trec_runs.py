@@ -56,7 +56,7 @@ def test_runs_of_other_programs_are_read_as_they_are(tmp_path, capsys):
     ids = ["a%20b", "a b", "http://x/S%C3%A3o", "d1"]
     collection = Collection(dict.fromkeys(ids, ""), {"q1": "", "q 2": ""}, {})
     (tmp_path / "run").write_text(
-        "\ufeffq1 Q0 a%20b 1 0.5 it\r\n\n# a comment\nq1\t0\thttp://x/S%C3%A3o  2 -1e-3 it\nother Q0 d1 1 9 it\n"
+        f"\ufeffq1 Q0 a%20b {'1' * 5000} 0.5 it\r\n\n# a comment\nq1\t0\thttp://x/S%C3%A3o  2 -1e-3 it\nother Q0 d1 1 9 it\n"
         "q 2\tQ0\ta b\t1\t7\tits name\nq1 Q0 d9 9 0 it\nq1 Q0 a%20b 9 0.25 it\n",
         encoding="utf-8",
     )

@@ -6,13 +6,13 @@ and one warning says so for the whole collection.
 
 import contextlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcse_jax.documents.ids import as_id
 from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.text.encodings import encodable
 from diffcse_jax.errors import DataError
@@ -112,7 +112,7 @@ def _read_texts(path: Path, what: str, ledger: Ledger) -> dict[str, str]:
         if is_header:
             ledger.note(f"{path}: the first line names the columns: {', '.join(line.split())}")
             continue
-        record = _from_json(line) if is_json else _from_table(line)
+        record = _from_json(line, place) if is_json else _from_table(line)
         key, text, problem, has_title_alone = record
         if problem:
             ledger.leave_out(problem, place)
@@ -146,14 +146,14 @@ def _from_table(line: str) -> _Record:
     return _Record(key.strip(), text.strip())
 
 
-def _from_json(line: str) -> _Record:
-    """Return the id of an object, and its title and text."""
+def _from_json(line: str, place: Place) -> _Record:
+    """Return the id of an object, and its title and text. A float that lost digits is refused."""
     row = None
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
     if not isinstance(row, dict):
         return _Record(problem="without a JSON object")
-    key = _as_text(row.get("_id")).strip() or _as_text(row.get("id")).strip()
+    key = _as_id(row.get("_id"), place) or _as_id(row.get("id"), place)
     if not key:
         return _Record(problem="without an id")
     title = _as_text(row.get("title"))
@@ -166,12 +166,18 @@ def _from_json(line: str) -> _Record:
     return _Record(key, joined.strip(), has_title_alone="text" not in row)
 
 
+def _as_id(value: Any, place: Place) -> str:
+    """Return an id as text, or an empty text if a value is not one. See `ids.as_id`."""
+    text = _as_text(value)
+    return as_id(value if isinstance(value, float) else text, place) if text else ""
+
+
 def _as_text(value: Any) -> str:
     """Return a string or number as text. Other values, such as null and NaN, are empty."""
     if isinstance(value, str):
         return encodable(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number and not math.isnan(value) else ""
+    return str(value) if is_number and value == value else ""
 
 
 # Judgements

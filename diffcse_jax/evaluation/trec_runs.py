@@ -125,11 +125,11 @@ def read_ranking(
 class _Order:
     """Whether scores rise or fall with the ranks, by query. Distances rise."""
 
-    last: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    last: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     rising: set[str] = dataclasses.field(default_factory=set)
     falling: set[str] = dataclasses.field(default_factory=set)  # or not in the order of ranks
 
-    def see(self, query: str, rank: int, score: float) -> None:
+    def see(self, query: str, rank: float, score: float) -> None:
         """Compare a hit with the one before."""
         if query in self.last:
             last_rank, last_score = self.last[query]
@@ -140,7 +140,7 @@ class _Order:
         self.last[query] = rank, score
 
 
-def _hit(fields: Sequence[str], place: str) -> tuple[str, str, int, float]:
+def _hit(fields: Sequence[str], place: str) -> tuple[str, str, float, float]:
     """Return the query, the document, the rank and the score of a line. `place` is for errors.
 
     A rank that is not a number is 0, since only scores count.
@@ -153,7 +153,7 @@ def _hit(fields: Sequence[str], place: str) -> tuple[str, str, int, float]:
         raise DataError(f"{place}: {expected}. If ids contain blanks, use tabs") from error
     if not math.isfinite(value):
         raise DataError(f"{place}: the score {score[:60]!r} is not a finite number")
-    return query, document, int(rank) if rank.isdecimal() else 0, value
+    return query, document, float(rank) if rank.isdecimal() else 0, value
 
 
 # Files
