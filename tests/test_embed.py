@@ -3,6 +3,7 @@
 import errno
 import gzip
 import io
+import itertools
 import json
 import os
 import sys
@@ -22,6 +23,8 @@ from diffcse_jax import cli
 from diffcse_jax.apps import embed as app
 from diffcse_jax.apps.search import LINES_PER_HIT
 from diffcse_jax.commands import EmbedOptions
+from diffcse_jax.documents.files.formats import Unreadable
+from diffcse_jax.documents.files.pool import parse_files
 from diffcse_jax.documents.language import detector
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, DataError, InUseError
@@ -599,6 +602,22 @@ def test_files_and_lines_without_text_are_skipped(tmp_path, shards, capsys):
     )
     np.testing.assert_array_equal(vectors, vectors.astype(np.float16))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-3)
+
+
+def test_a_file_beyond_a_limit_is_named_again_by_later_commands(tmp_path, monkeypatch):
+    (tmp_path / "texts").mkdir()
+    for name in ("a.md", "b.md"):
+        (tmp_path / "texts" / name).write_text("A text.")
+    late = Unreadable("took longer than 60 seconds", is_limit=True)
+
+    def limited(files, *, with_code):
+        yield from (late, *itertools.islice(parse_files(files, with_code=with_code), 1, None))
+
+    monkeypatch.setattr("diffcse_jax.documents.open.parse_files", limited)
+    cli.main(arguments(tmp_path, input=f"{tmp_path}/texts"))
+    assert [row["file"] for row in read(tmp_path / "out")["texts"]] == [f"{tmp_path}/texts/b.md"]
+    with pytest.warns(UserWarning, match="out lacks what took too long .*/a.md. To try again, rem"):
+        cli.main(arguments(tmp_path, input=f"{tmp_path}/texts"))
 
 
 def test_what_has_changed_since_the_folder_was_begun_is_refused(

@@ -26,6 +26,7 @@ from diffcse_jax.commands import EmbedOptions, EncodeOptions
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.find import enter_skipped, find_source, is_pattern
 from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import (
     CheckpointError,
@@ -35,6 +36,7 @@ from diffcse_jax.errors import (
     InUseError,
     NoSentencesError,
     counted,
+    warn_user,
 )
 from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.io import (
@@ -327,16 +329,26 @@ class _Job:
                     raise InUseError(f"{error}. Wait until it ends, or {advice}") from error
                 with held:
                     self.write_state(path, digests[path])
-                    self.write_state(
-                        path, digests[path], self.write_parts(path, inputs[path], progress)
-                    )
+                    ledger = Ledger(path, strict=self.options.strict)
+                    parts = self.write_parts(path, inputs[path], ledger, progress)
+                    self.write_state(path, digests[path], parts, ledger.beyond_limits)
 
-    def write_state(self, path: str, digest: str = "", parts: Sequence[str] | None = None) -> None:
-        """Record an input, its SHA-256 once it is read, and its Parquet files if all are there."""
-        write_json(
-            input_state(self.output, path),
-            ({"sha256": digest} if digest else {}) | {"parts": parts},
-        )
+    def write_state(
+        self,
+        path: str,
+        digest: str = "",
+        parts: Sequence[str] | None = None,
+        beyond_limits: Sequence[str] = (),
+    ) -> None:
+        """Record an input, its SHA-256 once it is read, and its Parquet files if all are there.
+
+        `beyond_limits` are files that were left out by a limit of time or memory.
+        """
+        state: dict[str, Any] = {"sha256": digest} if digest else {}
+        state["parts"] = parts
+        if beyond_limits:
+            state["beyond_limits"] = beyond_limits
+        write_json(input_state(self.output, path), state)
 
     def is_done(self, path: str, digest: str) -> bool:
         """Return whether an input is embedded and its files exist; refuse one that changed."""
@@ -355,12 +367,20 @@ class _Job:
         written = isinstance(parts, list) and all(
             (self.output / str(part)).is_file() for part in parts
         )
-        return written and earlier.get("sha256") == digest
+        is_done = written and earlier.get("sha256") == digest
+        if is_done and (missing := earlier.get("beyond_limits")):
+            warn_user(
+                f"{self.output} lacks what took too long or too much memory when {path} was "
+                f"embedded: {listed(missing)}. To try again, remove {state} and the Parquet files "
+                "of this name"
+            )
+        return is_done
 
-    def write_parts(self, path: str, source: Documents, progress: Progress) -> list[str]:
+    def write_parts(
+        self, path: str, source: Documents, ledger: Ledger, progress: Progress
+    ) -> list[str]:
         """Write the missing Parquet files of an input, and return the names of all."""
         parts: list[str] = []
-        ledger = Ledger(path, strict=self.options.strict)
         rows = _placed(source, ledger)
         while chunk := list(itertools.islice(rows, self.settings["rows_per_file"])):
             parts.append(f"{Path(path).name}.{len(parts):06d}.parquet")
