@@ -175,6 +175,8 @@ class _Markup:
         self._text = require_extra("docutils.nodes", EXTRA).Text
         self._parse = self.inliner.parse
         self.inliner.parse = self._bounded
+        # Addresses become links, whose text they are. docutils would call itself for each.
+        self.inliner.implicit_inline = lambda text, _: [self._text(text)] if text else []
 
     def _bounded(self, text: str, *context: Any) -> Any:
         if len(text) * sum(map(text.count, MARKUP)) <= MOST_MARKUP:
