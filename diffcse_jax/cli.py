@@ -144,13 +144,18 @@ def _settings(field: dataclasses.Field) -> dict[str, Any]:
     if is_named:
         settings |= {"dest": field.name, "required": field.default is REQUIRED}
     if kind is bool:
-        is_open = field.default is None
-        return settings | {"action": argparse.BooleanOptionalAction if is_open else "store_true"}
+        action = argparse.BooleanOptionalAction if _can_be_negated(field) else "store_true"
+        return settings | {"action": action}
     shown_choices = f"{{{','.join(choices)}}}" if choices else ""
     settings["metavar"] = metavar or shown_choices or flag.removeprefix("--").upper()
     if is_tuple:
         settings |= {"nargs": "+" if is_named else "*", "action": "extend"}
     return settings
+
+
+def _can_be_negated(field: dataclasses.Field) -> bool:
+    """Return whether an option is a switch with a second form, such as `--no-passages`."""
+    return item_type(field)[0] is bool and field.default is None
 
 
 def _help(field: dataclasses.Field) -> str:
@@ -170,14 +175,11 @@ def read_options(arguments: Sequence[str]) -> tuple[str, Options]:
     name = texts.pop("name")
     kind = COMMANDS[name].options
     fields = {field.name: field for field in options_of(kind)}
-    if rest and issubclass(kind, RunOptions):
-        _refuse_misspelt(rest, map(flag_of, fields.values()))
-    elif rest:
-        has_hyphen = any(re.match("--(?!no-)[a-z]+-", argument) for argument in rest)
-        spelling = "Options have underscores, such as --top_k. " if has_hyphen else ""
-        parser.error(
-            f"unrecognized arguments: {' '.join(rest)}. {spelling}See diffcse {name} --help"
-        )
+    flags = [flag_of(field) for field in fields.values()]
+    flags += [f"--no-{each}" for each, field in fields.items() if _can_be_negated(field)]
+    _refuse_misspelt(rest, flags)
+    if rest and not issubclass(kind, RunOptions):  # the others are read with the configuration
+        parser.error(f"unrecognized arguments: {' '.join(rest)}. See diffcse {name} --help")
     values = {each: _read(fields[each], text) for each, text in texts.items()}
     options = kind(**values, command=shlex.join(["diffcse", *arguments]))
     if isinstance(options, RunOptions):
@@ -200,7 +202,7 @@ def _read(field: dataclasses.Field, text: str | bool | list[str]) -> Any:
 def _refuse_misspelt(arguments: Iterable[str], flags: Iterable[str]) -> None:
     """Raise `ConfigError` for an argument that is almost an option.
 
-    Other arguments are read with the keys of the configuration, which takes seconds to import.
+    Keys of the configuration take seconds to import, so they are read later.
     """
     names = [flag.removeprefix("--") for flag in flags]
     for argument in arguments:

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
+from numpy.typing import ArrayLike
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
@@ -121,6 +122,7 @@ class SentenceEncoder:
         self.mlm_head = mlm_head
         self.languages = languages
         self.prompts = record.prompts
+        self._backend = unlimited_tokenizer(tokenizer)
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
         self.sentence_head = sentence_head
@@ -188,6 +190,7 @@ class SentenceEncoder:
             raise ConfigError(
                 f"max_length={length}: {self.name} reads at most {self.config.max_length} tokens"
             )
+        self._require_room(length)
         self._max_length = length
 
     max_seq_length = max_length  # its name in sentence-transformers
@@ -315,11 +318,11 @@ class SentenceEncoder:
     def encode(
         self,
         sentences: Sentences,
+        *,
         batch_size: int = 64,
         normalize: bool = False,
         show_progress: bool = False,
         max_length: int | None = None,
-        *,
         prompt: str | None = None,
         prompt_name: str | None = None,
         **others: Any,
@@ -364,7 +367,9 @@ class SentenceEncoder:
         batch_size = check_count("batch_size", batch_size)
         texts = checked_sentences(sentences)
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        limit = self.max_length if max_length is None else min(max_length, self.config.max_length)
+        limit = self.max_length
+        if max_length is not None:
+            limit = min(check_count("max_length", max_length), self.config.max_length)
         token_ids, cut, unknown = self._tokenize([*distinct], limit, prompt)
         if limit == max_length:  # the caller has asked for this limit, the model does not need it
             cut = [False] * len(distinct)
@@ -463,30 +468,38 @@ class SentenceEncoder:
 
     def similarity(
         self,
-        a: Sentences | Float32[np.ndarray, "*rows dimension"],
-        b: Sentences | Float32[np.ndarray, "*columns dimension"],
+        a: Sentences | ArrayLike,
+        b: Sentences | ArrayLike,
     ) -> Float32[np.ndarray, "*rows_and_columns"]:
         """Return the similarities of all pairs, shape (len(a), len(b)).
 
-        One string adds no axis. Texts are encoded first; embeddings of this model are taken as they
-        are. Similarities are those of the cosine, unless the model records another function
+        One string adds no axis. Texts are encoded first. Embeddings of this model, shapes
+        (dimension,) and (texts, dimension), are taken as they are: an array, a tensor or a list of
+        rows. Similarities are those of the cosine, unless the model records another function
         (`similarity_fn_name`).
         """
-        return pooling.similarities(
-            self._embedded(a), self._embedded(b), self.sentence_head.similarity
-        )
+        rows, columns = self._embedded(a), self._embedded(b)
+        if rows.shape[-1] != columns.shape[-1]:
+            raise ConfigError(
+                f"embeddings of {rows.shape[-1]} and of {columns.shape[-1]} dimensions cannot be "
+                "compared"
+            )
+        return pooling.similarities(rows, columns, self.sentence_head.similarity)
 
-    def _embedded(
-        self, texts: Sentences | Float32[np.ndarray, "*texts dimension"]
-    ) -> Float32[np.ndarray, "*texts dimension"]:
-        if isinstance(texts, np.ndarray) and texts.dtype.kind == "f":
-            return texts
+    def _embedded(self, texts: Sentences | ArrayLike) -> Float32[np.ndarray, "*texts dimension"]:
+        """Encode texts, and return embeddings as an array."""
+        first = next(iter(texts), "") if isinstance(texts, list | tuple) else texts
+        if not isinstance(first, str):
+            with contextlib.suppress(ValueError):  # rows of different lengths
+                rows = np.asarray(texts)
+                if rows.dtype.kind == "f" and rows.ndim:
+                    return rows.astype(np.float32, copy=False)
         return self.encode(texts)
 
     def similarity_pairwise(
         self,
-        a: Sentences | Float32[np.ndarray, "*rows dimension"],
-        b: Sentences | Float32[np.ndarray, "*rows dimension"],
+        a: Sentences | ArrayLike,
+        b: Sentences | ArrayLike,
     ) -> Float32[np.ndarray, "*rows"]:
         """Return the similarity of each row of `a` with the same row of `b`; see `similarity`."""
         rows, others = self._embedded(a), self._embedded(b)
@@ -710,11 +723,15 @@ class SentenceEncoder:
             yield rows, self._padded([token_ids[row] for row in rows], count, length)
             start += count
 
-    def _tokenize(self, sentences: Sequence[str], limit: int, prompt: str = "") -> Tokens:
-        """Return the tokens of sentences after a prompt, at most `limit` each."""
+    def _require_room(self, limit: int) -> None:
+        """Raise `ConfigError` for a length that special tokens alone fill."""
         least = self._backend.num_special_tokens_to_add(is_pair=False) + 1
         if limit < least:
-            raise ConfigError(f"max_length={limit}: expected at least {least} tokens, or None")
+            raise ConfigError(f"max_length={limit}: expected at least {least} tokens")
+
+    def _tokenize(self, sentences: Sequence[str], limit: int, prompt: str = "") -> Tokens:
+        """Return the tokens of sentences after a prompt, at most `limit` each."""
+        self._require_room(limit)
         with self._tokenizing:
             self._backend.enable_truncation(limit, direction=self._tokenizer.truncation_side)
             return tokenise(self._backend, sentences, self._tokenizer.unk_token_id, [prompt])

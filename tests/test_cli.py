@@ -115,7 +115,7 @@ def test_commands_describe_themselves_under_their_names(diffcse):
     code, printed = diffcse("report", "--model", "runs/a", "runs/my-b")
     assert (code, "unrecognized arguments: runs/my-b. See diffcse" in printed.err) == (2, True)
     code, printed = diffcse("search", "--input", "text.txt", "--top-k", "3", "words")
-    assert (code, "--top-k. Options have underscores, such as --top_k" in printed.err) == (2, True)
+    assert (code, "'--top-k' is not an option. Did you mean --top_k?" in printed.err) == (2, True)
     code, printed = diffcse(
         "embed", "--model", "minilm", "--input", "text.txt", "--output", "gs://bucket/embeddings"
     )

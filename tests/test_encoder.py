@@ -7,6 +7,7 @@ import runpy
 import jax
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
@@ -80,6 +81,11 @@ def test_one_text_an_iterator_and_no_text(tiny):
     np.testing.assert_allclose(tiny.similarity(iter(SENTENCES), "a dog"), expected, atol=1e-6)
     np.testing.assert_allclose(tiny.similarity(many, one), expected, atol=1e-6)
     assert tiny.similarity(SENTENCES, ["a dog", "no"]).shape == (5, 2)
+    assert tiny.similarity([], "a dog").shape == (0,)
+    for rows in (torch.from_numpy(many), [*many], many.tolist()):
+        np.testing.assert_allclose(tiny.similarity(rows, one), expected, atol=1e-6)
+    with pytest.raises(ConfigError, match="of 5 and of 16 dimensions cannot be compared"):
+        tiny.similarity(many[:, :5], many)
     tiny.build_index(iter(SENTENCES))
     assert [hits[0][0] for hits in tiny.search(iter(SENTENCES), top_k=1)] == SENTENCES
 
@@ -120,6 +126,7 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
     [
         (b"bytes", "expected a string or an iterable of strings, got bytes"),
         ({"a": "b"}, "got dict"),
+        ({"a", "b"}, "a set has no order"),
         (["a", None], r"sentence 1 is None \(NoneType\), not a string"),
         ([("a", "b")], "an embedding of its own: give one flat list"),
         (["the cat", "caf\udce9"], r"sentence 1: 'caf\\udce9' contains a lone surrogate"),
@@ -136,6 +143,13 @@ def test_options_are_checked(tiny, tiny_dir):
         tiny.encode(["a dog"], batch_size=0)
     with pytest.raises(ConfigError, match=r"max_length=2: expected .*3 tokens"):
         tiny.encode(["a dog"], max_length=2)
+    with pytest.raises(ConfigError, match=r"max_length=2: expected .*3 tokens"):
+        tiny.max_length = 2
+    with pytest.raises(ConfigError, match="max_length='2': expected a whole number"):
+        tiny.encode(["a dog"], max_length="2")
+    # Versions of sentence-transformers differ in what the second argument is.
+    with pytest.raises(TypeError, match="positional"):
+        tiny.encode(["a dog"], 32, True)
     for dtype in ("float16", "nonsense"):
         with pytest.raises(ConfigError, match=f"dtype='{dtype}': use 'float32' or 'bfloat16'"):
             SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", dtype=dtype)

@@ -26,7 +26,7 @@ from diffcse_jax.io import json_digest, sha256
 from diffcse_jax.models import pooling
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
 from diffcse_jax.search.folder import MANIFEST, writing
-from diffcse_jax.search.index import Index
+from diffcse_jax.search.index import Index, find_index
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import STORAGES
 from diffcse_jax.search.reading import read_documents
@@ -537,6 +537,13 @@ def test_a_reader_keeps_its_index_and_an_interrupted_save_leaves_the_old_one(tmp
     assert found(reader, "red fox") == expected  # the removed files stay mapped
     with writing(tmp_path, wait=False), pytest.raises(InUseError, match="is in use by process"):
         writing(tmp_path, wait=False).__enter__()
+
+
+def test_a_folder_whose_first_save_did_not_end_says_so(tmp_path):
+    with writing(tmp_path, wait=False):
+        pass
+    with pytest.raises(CheckpointError, match=r"is not an index yet.* Run it again"):
+        find_index(tmp_path)
 
 
 def test_another_encoder_is_refused(tmp_path):

@@ -54,9 +54,9 @@ def test_text_is_a_file_named_by_its_content():
     ("texts", "message"),
     [
         ([], "the list of texts to train on is empty"),
-        ([("a", "b"), ("c",)], "text 2 is ('c',). Give strings"),
+        ([("a", "b"), ("c",)], "text 2 is ('c',). Give a list of strings"),
         ([("a", "b"), ("c", "d", "e")], "text 2 has 3 columns (sentence, positive, hard_negative)"),
-        (["a", 2], "text 2 is 2. Give strings"),
+        (["a", 2], "text 2 is 2. Give a list of strings"),
     ],
 )
 def test_what_is_not_text_is_named(texts, message):
@@ -69,7 +69,9 @@ def test_tables_are_converted():
     frame = pd.DataFrame(columns | {"positive": ["e f", "g h", math.nan]})
     for table in (frame, pa.table(columns)):
         assert rows_of(write_sentences(as_texts(table))) == [("a b", "e f"), ("c d", "g h")]
-    with pytest.raises(DataError, match=r"a dict with the keys sentence, positive\. Give strings"):
+    with pytest.raises(
+        DataError, match=r"a dict with the keys sentence, positive\. Give a list of strings"
+    ):
         as_texts(columns)
 
 
@@ -178,7 +180,7 @@ def test_all_strings_are_documents_or_in_the_ledger(texts):
 
 @pytest.mark.parametrize("given", ["one string", {"text": ["a"]}, 7, [1], [["a", "b"]]])
 def test_other_things_are_refused(given):
-    with pytest.raises(DataError, match="Give strings"):
+    with pytest.raises(DataError, match="Give a list of strings"):
         documents_of(given)
 
 

@@ -56,7 +56,7 @@ def text_of(document: Document) -> str:
         ("/dev/zero", "--input: cannot read /dev/zero: it is a pipe or a device."),
         ("{}/pipe.txt", "pipe.txt: it is a pipe or a device"),
         ("{}/a\0b.txt", "embedded null byte"),
-        ("{}/sentence.txt", "no such file. Known names: wiki1m, docstrings"),
+        ("{}/sentence.txt", "no such file. Name a file, a folder, docstrings or wiki1m"),
         ("{}/empty", "empty: no file of a known kind (none found)"),
         ("{}/none-*.txt", "none-*.txt. Check the pattern, and put it in quotes"),
         ("{}/a.odd", "a.odd: no file of a known kind (skipped 1 file: 1 of the kind .odd"),

@@ -9,7 +9,17 @@ from diffcse_jax.commands import EmbedOptions, EncodeOptions, SearchOptions, Tex
 from diffcse_jax.documents.document import Documents
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.io import expand_path
+from diffcse_jax.models.files import find_folder, read_model_config, transformer_folder
+from diffcse_jax.run_folder.finding import find_run, finished_export
 from diffcse_jax.search.vector_store import EncoderRecord
+
+
+def require_model(name: str) -> None:
+    """Raise `CheckpointError` if there is no such model. Text may take long to read before it."""
+    path = expand_path(name)
+    if finished_export(path) is None and not find_run(path):
+        read_model_config(transformer_folder(find_folder(name)))
 
 
 def load_encoder(

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from diffcse_jax.apps import open_text, render
+from diffcse_jax.apps import open_text, render, require_model
 from diffcse_jax.commands import DemoOptions
 from diffcse_jax.documents.document import Document
 from diffcse_jax.documents.find import STDIN
@@ -71,8 +71,10 @@ def serve(options: DemoOptions) -> None:
         )
     settings = settings_of(options)
     settings.check()
+    names = [*filter(None, (options.model, options.against))]
+    for name in names:
+        require_model(name)
     documents = read_documents(open_text(options.input, options), strict=options.strict)
-    names = filter(None, (options.model, options.against))
     models = {
         name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names
     }

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from diffcse_jax import hosts
-from diffcse_jax.apps import load_encoder, open_text, print_in_utf8
+from diffcse_jax.apps import load_encoder, open_text, print_in_utf8, require_model
 from diffcse_jax.commands import EmbedOptions, EncodeOptions
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.find import enter_skipped, find_source, is_pattern
@@ -80,6 +80,7 @@ def encode(options: EncodeOptions) -> None:
     if output != STDOUT:
         _require_format(path, output)
     is_npy = path.suffix == ".npy"
+    require_model(options.model)
     rows: list[Placed] = []
     for source in [open_text(each, options) for each in options.inputs]:
         # A row of .npy is known by its number alone, so none may be missing.
@@ -88,7 +89,7 @@ def encode(options: EncodeOptions) -> None:
         report(ledger)
     vectors = load_encoder(options).encode(
         [passage.searched for _, passage in rows],
-        options.batch_size,
+        batch_size=options.batch_size,
         normalize=options.normalize,
         show_progress=True,
         prompt_name=options.prompt_name,
@@ -400,7 +401,7 @@ class _Job:
         texts = [passage.searched for _, passage in rows]
         vectors = self.encoder.encode(
             texts,
-            self.options.batch_size,
+            batch_size=self.options.batch_size,
             normalize=normalize,
             prompt=self.encoder.prompts.or_warned(prompt),
         )

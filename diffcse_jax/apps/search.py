@@ -17,7 +17,7 @@ from typing import Any
 
 import regex
 
-from diffcse_jax.apps import load_encoder, open_text, print_in_utf8
+from diffcse_jax.apps import load_encoder, open_text, print_in_utf8, require_model
 from diffcse_jax.commands import SearchOptions
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.find import STDIN, find_source
@@ -33,7 +33,7 @@ from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError, pr
 from diffcse_jax.hosts import log_line, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.changes import plan
-from diffcse_jax.search.folder import Writer, is_index, writing
+from diffcse_jax.search.folder import Writer, is_index, require_ended, writing
 from diffcse_jax.search.hits import Hit, Hits
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.reading import read_documents, read_source
@@ -79,6 +79,7 @@ def _open(options: SearchOptions) -> Index:
     folder = expand_path(options.input)
     if options.input != STDIN and is_index(folder):
         return _open_index(folder, options)
+    require_ended(folder)
     store = None if options.input == STDIN else find_store(folder)
     if store:
         _refuse(options, ["columns", "id_column", "passages"], store.folder)
@@ -149,6 +150,8 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
         raise ConfigError(
             f"{options.input} is text. Name the encoder with --model, for example --model minilm"
         )
+    if options.model and settings.mode != "lexical":
+        require_model(options.model)
     return settings
 
 

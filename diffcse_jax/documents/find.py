@@ -29,7 +29,7 @@ STDIN = "-"
 NOT_PATHS = (WIKI1M, DOCSTRINGS, STDIN)  # names with a meaning of their own
 # Files of lines, or of documents between blank lines. In a folder, each is read as one document.
 LINES = (".txt", ".text")
-KNOWN_NAMES = f"Known names: {WIKI1M}, {DOCSTRINGS}"
+KNOWN_NAMES = f"Name a file, a folder, {DOCSTRINGS} or {WIKI1M}"
 KNOWN_EXTENSIONS = (*tables.KINDS, *formats.KINDS)
 _FOLLOWED = "(--follow_links, for training data.follow_links, reads it)"
 LINK_TO_FOLDER = f"a link to a folder {_FOLLOWED}"
@@ -86,7 +86,7 @@ def find_source(
     if name in (DOCSTRINGS, STDIN):
         return Source(name, is_docstrings=name == DOCSTRINGS, is_stdin=name == STDIN)
     if not name:
-        raise DataError(f"{option} is empty. Name a file or a folder. {KNOWN_NAMES}")
+        raise DataError(f"{option} is empty. {KNOWN_NAMES}")
     if name == WIKI1M:
         file = hub_file(WIKI1M_FILE, f"Fetch it and set {option}=/path/{WIKI1M_FILE}")
         return Source(name, {file: extension(file)}, is_file=True)

@@ -29,8 +29,8 @@ from diffcse_jax.documents.tables.values import (
 from diffcse_jax.errors import DataError
 
 EXPECTED = (
-    "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys "
-    "are columns"
+    "Give a list of strings; of tuples of strings (sentence, positive, hard negatives); or of "
+    "dicts, whose keys are columns"
 )
 
 # A sentence, a pair, a triple or more, or columns by name.
@@ -161,7 +161,9 @@ def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Documen
     if isinstance(text, Mapping):
         return document_of(values_of(text), layout, place, ledger)
     if not isinstance(text, str):
-        raise DataError(f"text {number} is {text!r:.60}, not a string or a dict. {EXPECTED}")
+        raise DataError(
+            f"text {number} is {text!r:.60}, not a string, nor a dict, whose keys are columns"
+        )
     stripped = usable((text,), place, ledger)
     if stripped is None:
         return None

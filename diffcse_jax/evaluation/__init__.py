@@ -24,7 +24,7 @@ class Encoder(Protocol):
     prompts: Prompts
 
     def encode(
-        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+        self, sentences: Sequence[str], *, batch_size: int = 64, prompt: str | None = None
     ) -> Embeddings:
         """Return one embedding per sentence.
 
@@ -44,7 +44,7 @@ class CachedEncoder:
         self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
 
     def encode(
-        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+        self, sentences: Sequence[str], *, batch_size: int = 64, prompt: str | None = None
     ) -> Embeddings:
         """Return one embedding per sentence."""
         prompt = self.prompts.choose(prompt)

@@ -109,7 +109,7 @@ class TorchEncoder:
             )
 
     def encode(
-        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+        self, sentences: Sequence[str], *, batch_size: int = 64, prompt: str | None = None
     ) -> Embeddings:
         """Return embeddings. Sentences longer than the model's positions are cut."""
         prompt = self.prompts.choose(prompt)
@@ -146,7 +146,7 @@ class PostProcessed:
         self._encoder, self._mean, self._matrix = encoder, mean, matrix
 
     def encode(
-        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+        self, sentences: Sequence[str], *, batch_size: int = 64, prompt: str | None = None
     ) -> Embeddings:
         """Return transformed embeddings."""
         return (

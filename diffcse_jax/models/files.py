@@ -191,7 +191,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         return read_json_object(path)
     inside = sorted(str(each.parent.relative_to(folder)) for each in _models_inside(folder))
     named = f" It contains folders of models: {_listed(inside)}. Name one." if inside else ""
-    missing = f"{folder} has no config.json; is it a Hugging Face model folder?"
+    missing = f"{folder} has no config.json, so it is neither a Hugging Face model nor a run."
     raise CheckpointError(missing + named)
 
 

@@ -130,8 +130,12 @@ class Prompts:
     def replaced(self, by_name: Mapping[str, str], default_name: str | None) -> "Prompts":
         """Return the prompts with others in the place of those of the same names.
 
-        Raise ConfigError if the default name is unknown.
+        Raise ConfigError if they are not prompts by name, or if the default name is unknown.
         """
+        if not (isinstance(by_name, Mapping) and all(isinstance(p, str) for p in by_name.values())):
+            raise ConfigError(
+                f"prompts={by_name!r}: expected prompts by name, such as {{'query': 'query: '}}"
+            )
         prompts = Prompts({**self.by_name, **by_name}, default_name or self.default_name)
         prompts.choose(prompt_name=prompts.default_name)
         return prompts
@@ -520,9 +524,9 @@ def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> Re
         return record
     if not explicit:
         raise CheckpointError(
-            f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}. The "
-            "authors of DiffCSE and of unsupervised SimCSE evaluate with cls_before_pooler, those "
-            "of supervised SimCSE with cls"
+            f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}. Name it "
+            "with --pooler (in Python: pooler='avg'). The authors of DiffCSE and of unsupervised "
+            "SimCSE evaluate with cls_before_pooler, those of supervised SimCSE with cls"
         )
     if " + " in explicit:
         has = whole or "no recorded pooler"
@@ -546,8 +550,10 @@ def checked_truncation(truncate_dim: int | None, size: int) -> int | None:
 
     Raise a ConfigError if the embedding has fewer.
     """
-    if truncate_dim is not None and not 1 <= truncate_dim <= size:
+    if truncate_dim is not None and not (
+        isinstance(truncate_dim, int | np.integer) and 1 <= truncate_dim <= size
+    ):
         raise ConfigError(
-            f"truncate_dim={truncate_dim}: the embedding size is {size}. Keep 1 to {size}"
+            f"truncate_dim={truncate_dim!r}: the embedding size is {size}. Keep 1 to {size}"
         )
     return truncate_dim

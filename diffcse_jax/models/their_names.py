@@ -128,5 +128,5 @@ def check_arguments(function: str, arguments: Mapping[str, Any], known: Argument
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
         usual, instead = known[name]
-        if value != usual:
+        if value != usual and not (usual is None and value == {}):  # no options are given
             raise ConfigError(f"{name}={value!r}: {instead}")

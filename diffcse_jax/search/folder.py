@@ -118,13 +118,26 @@ def _require_own(folder: Path) -> None:
     if is_index(folder):
         return
     for path in sorted(folder.iterdir()):
-        # What a first save leaves that was interrupted.
-        is_leftover = path.name == _LOCK or is_partial(path) or _FILE.fullmatch(path.name)
-        if not is_leftover:
+        if not _is_leftover(path):
             raise CheckpointError(
                 f"{folder} is not empty and not an index of this program: it holds {path.name}. "
                 "Choose another folder"
             )
+
+
+def _is_leftover(path: Path) -> bool:
+    """Return whether a first save that did not end has left this file."""
+    return path.name == _LOCK or is_partial(path) or bool(_FILE.fullmatch(path.name))
+
+
+def require_ended(folder: Path) -> None:
+    """Raise `CheckpointError` for a folder whose first save did not end."""
+    inside = [*folder.iterdir()] if folder.is_dir() else []
+    if inside and (folder / _LOCK).exists() and all(map(_is_leftover, inside)):
+        raise CheckpointError(
+            f"{folder} is not an index yet: the command that writes it runs still, or was stopped. "
+            "Run it again"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,14 @@ from diffcse_jax.models.unread import added_up
 from diffcse_jax.search.changes import Changes, How, UpdatePlan, passages_after, plan, without
 from diffcse_jax.search.contents import Contents, documents_table, searched_texts
 from diffcse_jax.search.embeddings import Queries, StoredEmbeddings, Vectors, aligned
-from diffcse_jax.search.folder import Stored, Writer, is_index, read_index, writing
+from diffcse_jax.search.folder import (
+    Stored,
+    Writer,
+    is_index,
+    read_index,
+    require_ended,
+    writing,
+)
 from diffcse_jax.search.hits import Hits
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT
@@ -282,7 +289,10 @@ class Index:
     ) -> Documents:
         if isinstance(texts, str | Path):
             return open_documents_to_search(
-                str(texts), "texts", columns=origin.columns, id_column=origin.id_column
+                str(texts),
+                "texts (a string is a path)",
+                columns=origin.columns,
+                id_column=origin.id_column,
             )
         return documents_in_memory(texts, id_column=origin.id_column, first=first, taken=taken)
 
@@ -318,7 +328,7 @@ class Index:
             for start in range(0, len(texts), ENCODED_AT_ONCE):
                 some = texts[start : start + ENCODED_AT_ONCE]
                 vectors[start : start + len(some)] = encoder.encode(
-                    some, batch_size, normalize=True, prompt=prompt
+                    some, batch_size=batch_size, normalize=True, prompt=prompt
                 )
                 progress.update(len(some))
         return vectors
@@ -407,9 +417,8 @@ class Index:
         """Return the mode of a search, by default the index's; refuse one that it lacks."""
         if check_mode(mode or self.mode) != self.mode and self.mode != "hybrid":
             raise ConfigError(
-                f"{self.name} was built with mode={self.mode!r}, so mode={mode!r} cannot search "
-                f"it. Search with mode={self.mode!r}, or build the index again with mode='hybrid', "
-                "which has all modes"
+                f"{self.name} was built in mode {self.mode} and cannot be searched in mode {mode}. "
+                f"Search in mode {self.mode}, or build it again in mode hybrid, which has all modes"
             )
         return mode or self.mode
 
@@ -494,6 +503,7 @@ def find_index(path: Path, encoder: Encoder | None = None) -> Index:
     """Open an index folder or the output of `diffcse embed`; raise `DataError` if it is neither."""
     if is_index(path):
         return Index.load(path, encoder)
+    require_ended(path)
     store = find_store(path)
     if store is None:
         raise DataError(

@@ -1,6 +1,6 @@
 """Sentences that a caller gives."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from diffcse_jax.errors import DataError
@@ -16,6 +16,8 @@ def checked_sentences(sentences: Any) -> list[str]:
         raise DataError(
             f"expected a string or an iterable of strings, got {kind}. Of a table, give one column"
         )
+    if isinstance(sentences, Set):
+        raise DataError("a set has no order, so no row could be told from another. Give a list")
     texts = [sentences] if isinstance(sentences, str) else list(sentences)
     for number, text in enumerate(texts):
         if not isinstance(text, str):

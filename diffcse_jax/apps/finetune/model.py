@@ -83,7 +83,9 @@ def embed(
 ) -> Float32[np.ndarray, "sides rows hidden"]:
     """Return the embeddings of the first sentences of rows and, for pairs, of the second."""
     sentences = [text for row in texts for text in row]
-    embeddings = encoder.encode(sentences, batch_size, prompt=encoder.prompts.default, **options)
+    embeddings = encoder.encode(
+        sentences, batch_size=batch_size, prompt=encoder.prompts.default, **options
+    )
     return np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0)
 
 
