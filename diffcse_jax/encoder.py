@@ -122,7 +122,7 @@ class SentenceEncoder:
         self.mlm_head = mlm_head
         self.languages = languages
         self.prompts = record.prompts
-        self._backend = unlimited_tokenizer(tokenizer)
+        self._backend = self._tokenizer.backend_tokenizer
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
         self.sentence_head = sentence_head
@@ -132,7 +132,6 @@ class SentenceEncoder:
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
         self._has_warned_of_prompts = False
-        self._backend = self._tokenizer.backend_tokenizer
         # A lock, because the backend holds the length that it truncates to.
         self._tokenizing = threading.Lock()
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
@@ -486,7 +485,7 @@ class SentenceEncoder:
             )
         return pooling.similarities(rows, columns, self.sentence_head.similarity)
 
-    def _embedded(self, texts: Sentences | ArrayLike) -> Float32[np.ndarray, "*texts dimension"]:
+    def _embedded(self, texts: Any) -> Float32[np.ndarray, "*texts dimension"]:
         """Encode texts, and return embeddings as an array."""
         first = next(iter(texts), "") if isinstance(texts, list | tuple) else texts
         if not isinstance(first, str):

@@ -64,7 +64,8 @@ def parse(content: bytes, kind: str, *, with_code: bool) -> Parsed | Unreadable:
         parsed = read(content, kind, with_code)
     except MissingPackageError:
         extra = OFFICE_EXTRA if kind in OFFICE else EXTRA
-        return Unreadable(f"unreadable without the extra {extra}: pip install 'diffcse_jax[{extra}]'")
+        command = f"pip install 'diffcse_jax[{extra}]'"
+        return Unreadable(f"unreadable without the extra {extra}: {command}")
     except UserError as error:  # a library is broken
         return Unreadable(f"not read, because {' '.join(str(error).split())}")
     except KeyboardInterrupt:
