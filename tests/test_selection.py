@@ -134,6 +134,10 @@ def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tm
         "recommends --model tiny --mode hybrid --weight 0.5. Its own model is searched with --mode "
         "hybrid" in printed
     )
+    advice = {"mode": "lexical", "weight": 0, "instead": {"model": "tiny", "mode": "hybrid"}}
+    write_json(tmp_path / SEARCH, advice)
+    assert recommended(str(tmp_path)) == ("lexical", None)
+    assert "by words alone (--mode lexical), without its own model" in capsys.readouterr().err
     kept = decide(LOST, CLEAR, keep_start=True, compared=[start, dense])
     assert (kept.recommended, kept.search) == (dense, start)
     way, printed = searched(kept)

@@ -190,8 +190,8 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if os.path.isfile(path):
         return read_json_object(path)
     inside = sorted(str(each.parent.relative_to(folder)) for each in _models_inside(folder))
-    named = f" It contains folders of models: {_listed(inside)}. Name one." if inside else ""
-    missing = f"{folder} has no config.json, so it is neither a Hugging Face model nor a run."
+    named = f". It contains folders of models: {_listed(inside)}. Name one." if inside else ""
+    missing = f"{folder} has no config.json, so it is neither a Hugging Face model nor a run"
     raise CheckpointError(missing + named)
 
 

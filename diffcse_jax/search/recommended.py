@@ -44,6 +44,9 @@ def _described(model: str | None, advice: Mapping[str, Any]) -> str:
     mode = f"--mode {advice['mode']}"
     if instead:
         options = " ".join(f"--{name} {value}" for name, value in instead.items() if value)
-        return f"the run of {model} recommends {options}. Its own model is searched with {mode}"
+        how = f"Its own model is searched with {mode}"
+        if advice["mode"] == "lexical":
+            how = f"This search is by words alone ({mode}), without its own model"
+        return f"the run of {model} recommends {options}. {how}"
     others = "" if advice["mode"] == "dense" else ". --mode dense compares embeddings only"
     return f"{model} recommends {mode}, which is used{others}"
