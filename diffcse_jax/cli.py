@@ -254,7 +254,9 @@ def _configuration(
 def _export(options: commands.ExportOptions) -> Work:
     from diffcse_jax.export import export
 
-    settings = options.given("truncate_dim", "with_onnx", "hub_id", "license", "language")
+    settings = options.given(
+        "truncate_dim", "onnx", "text", "pooler", "hub_id", "license", "language"
+    )
     return partial(export, options.model, options.output, **settings)
 
 

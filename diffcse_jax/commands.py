@@ -24,6 +24,8 @@ PASSAGES = (
     "split texts that are longer than the model reads into overlapping passages, instead of "
     "truncating them"
 )
+BACKENDS = ("jax", "onnx")
+FORMS = ("float32", "float16", "int8")  # of ONNX files
 # The sizes of a model of random weights.
 HIDDEN_SIZE = 256
 HEADS = 4
@@ -214,7 +216,10 @@ class EvaluationSettings:
         None, "compare nDCG@10 with that of a run in TREC's form", metavar="FILE"
     )
     backend: str = option(
-        "jax", "torch: compute embeddings with sentence-transformers", choices=("jax", "torch")
+        "jax",
+        "what computes embeddings: torch is sentence-transformers, onnx is ONNX Runtime, which "
+        "reads what `diffcse export --onnx` has written",
+        choices=("jax", "torch", "onnx"),
     )
     strict: bool = option(False, "stop at the first text of your own files that is left out")
 
@@ -248,20 +253,32 @@ class EvaluateOptions(EvaluationSettings, Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportOptions(Options):
-    """Write a trained model as a Hugging Face and sentence-transformers folder.
+    """Write a model as a Hugging Face and sentence-transformers folder, also with an ONNX file.
 
     `diffcse train` has already written RUN/export. This command writes another folder, with other
-    settings.
+    settings or in another form, of a run or of any other model.
 
       diffcse export --model runs/mine --output mine_128 --truncate_dim 128
+      diffcse export --model minilm --output minilm_int8 --onnx int8
     """
 
-    model: Path = option(REQUIRED, "the folder of a run, or one checkpoint in it", metavar="RUN")
+    model: str = option(REQUIRED, MODEL)
     output: Path = option(REQUIRED, "the folder to write", metavar="DIR")
     truncate_dim: int | None = option(
         None, "record that embeddings are cut to this size", metavar="SIZE"
     )
-    with_onnx: bool = option(False, "add onnx/model.onnx, checked against the model", flag="--onnx")
+    onnx: str | None = option(
+        None,
+        "add onnx/model.onnx in this form: int8 for CPUs, float16 for GPUs",
+        choices=FORMS,
+    )
+    text: str | None = option(
+        None,
+        f"compare the ONNX file with the model on this {INPUT} (default: general sentences)",
+        flag="--input",
+        metavar="TEXT",
+    )
+    pooler: str | None = option(None, "the pooler of a model that records none", read=check_pooler)
     hub_id: str | None = option(
         None, "the model's id on the hub, for the card", metavar="USER/NAME"
     )
@@ -288,6 +305,12 @@ class EncoderOptions(Options):
         None,
         "precision of the computation (default: float32, or that of stored embeddings)",
         choices=("float32", "bfloat16"),
+    )
+    backend: str | None = option(
+        None,
+        "what computes embeddings (default: jax, or that of stored embeddings); onnx reads what "
+        "`diffcse export --onnx` has written",
+        choices=BACKENDS,
     )
     batch_size: int = option(64, "texts encoded at a time", metavar="N", low=1)
 
@@ -463,6 +486,12 @@ class DemoOptions(TextOptions, ModeOptions):
     """
 
     model: str = option(REQUIRED, MODEL)
+    backend: str = option(
+        "jax",
+        "what computes embeddings of --model, not of --against; onnx reads what `diffcse export "
+        "--onnx` has written",
+        choices=BACKENDS,
+    )
     against: str | None = option(None, "a second model, shown next to the first", metavar="MODEL")
     input: str = option(REQUIRED, INPUT, metavar="TEXT")
     top_k: int = option(10, "the number of hits", low=1)

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,14 @@ from jaxtyping import Float32, Int32
 from numpy.typing import ArrayLike
 
 from diffcse_jax.batch import Vocabulary
+from diffcse_jax.commands import BACKENDS
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress, keep_compiled
 from diffcse_jax.io import expand_path
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.foreign_text import read_card, stated_languages
 from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
+from diffcse_jax.models.graph import Graph
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.poolers import check_pooler
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from diffcse_jax.run_folder.checkpoints import SavedEncoder
 
 # Token ids, and the attention mask.
-IdsAndMask = tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]
+IdsAndMask = tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]
 
 # Programs for several devices may deadlock if two threads start them at once.
 _devices_lock = threading.RLock()
@@ -88,6 +90,7 @@ class SentenceEncoder:
         name: The name of the model, for records and errors.
         mlm_head: The parameters of a masked-LM head on the transformer, for `fill_masks`.
         languages: The languages that the model is for, as its card states them.
+        graph: Computes embeddings in place of the parameters.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class SentenceEncoder:
         name: str = "an encoder without a name",
         mlm_head: Params | None = None,
         languages: tuple[str, ...] = (),
+        graph: Graph | None = None,
     ):
         pooler = check_pooler(record.pooler)
         sentence_head = record.sentence_head.of(pooler)
@@ -121,6 +125,7 @@ class SentenceEncoder:
         self.name = name
         self.mlm_head = mlm_head
         self.languages = languages
+        self.graph = graph
         self.prompts = record.prompts
         self._backend = self._tokenizer.backend_tokenizer
         self.max_length = config.max_length if max_length is None else max_length
@@ -128,6 +133,8 @@ class SentenceEncoder:
         self.sentence_head = sentence_head
         self.recorded = record._replace(pooler=pooler, sentence_head=sentence_head)
         size = sentence_head.embedding_size(pooler, config.hidden_size)
+        if graph is not None:
+            size = graph.dimension  # which may be cut already
         self.truncate_dim = checked_truncation(record.truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
@@ -142,7 +149,8 @@ class SentenceEncoder:
                 (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
             )
             sharding = NamedSharding(mesh, PartitionSpec())
-            params = jax.device_put(params, sharding)
+            if graph is None:
+                params = jax.device_put(params, sharding)
         self.params: Params = params  # of the transformer and of its head
         self._mesh = sharding.mesh
         self._is_made = True
@@ -204,6 +212,7 @@ class SentenceEncoder:
         truncate_dim: int | None = None,
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
+        backend: str = "jax",
         **others: Any,
     ) -> "SentenceEncoder":
         """Load an encoder.
@@ -222,6 +231,8 @@ class SentenceEncoder:
                 the folder records.
             prompts: Prompts by name, which replace recorded ones of the same names.
             default_prompt_name: The name of the prompt of texts for which none is chosen.
+            backend: What computes embeddings: `jax`, or `onnx` for ONNX Runtime, which reads the
+                file that `diffcse export --onnx` has written.
             **others: Names of sentence-transformers are accepted with a value that changes nothing,
                 such as `device=None`.
 
@@ -236,6 +247,7 @@ class SentenceEncoder:
             "dtype": _checked_dtype(dtype),
             "prompts": prompts,
             "default_prompt_name": default_prompt_name,
+            "backend": backend,
         }
         name, path = str(path_or_id), expand_path(path_or_id)
         export = finished_export(path)
@@ -244,7 +256,7 @@ class SentenceEncoder:
 
             return cls.from_saved(read_encoder(path), name=name, **options)
         model = hf.read(str(export or name))
-        return cls._of(model, sentence_folder.recorded(model), name, **options)
+        return cls.of(model, sentence_folder.recorded(model), name, **options)
 
     @classmethod
     def from_saved(
@@ -254,7 +266,7 @@ class SentenceEncoder:
 
         Options are those of `from_pretrained`.
         """
-        return cls._of(
+        return cls.of(
             saved.checkpoint,
             saved.recorded,
             name or f"the checkpoint of step {saved.step}",
@@ -262,7 +274,7 @@ class SentenceEncoder:
         )
 
     @classmethod
-    def _of(
+    def of(
         cls,
         model: hf.Pretrained,
         record: RecordedPooler,
@@ -273,7 +285,18 @@ class SentenceEncoder:
         dtype: DTypeLike = jnp.float32,
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
+        backend: str = "jax",
     ) -> "SentenceEncoder":
+        """Return the encoder of a checkpoint that is in memory, and of what its folder records.
+
+        Options are those of `from_pretrained`.
+        """
+        graph = None
+        if backend == "onnx":
+            _require_as_exported(record, pooler, dtype)
+            graph = Graph(model.root, name)
+        elif backend != "jax":
+            raise ConfigError(f"backend={backend!r}: use one of {', '.join(BACKENDS)}")
         record = sentence_folder.with_pooler(record, pooler, name)
         if prompts is not None or default_prompt_name is not None:
             chosen = record.prompts.replaced(prompts or {}, default_prompt_name)
@@ -290,12 +313,18 @@ class SentenceEncoder:
             "name": name,
             "mlm_head": model.mlm_head,
             "languages": stated_languages(read_card(model.folder)),
+            "graph": graph,
         }
         return cls(model.config, model.transformer, tokenizer, record, **options)
 
     def __repr__(self) -> str:
         options = f"pooler={self.pooler!r}, dimension={self.dimension}, dtype={self.dtype.name!r}"
-        return f"SentenceEncoder({self.name!r}, {options})"
+        return f"SentenceEncoder({self.name!r}, {options}, backend={self.backend!r})"
+
+    @property
+    def backend(self) -> str:
+        """What computes embeddings, `jax` or `onnx`."""
+        return "jax" if self.graph is None else "onnx"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let pickle and copy make an equal encoder from NumPy arrays.
@@ -307,7 +336,7 @@ class SentenceEncoder:
         recorded = self.recorded._replace(
             head=head, sentence_head=self.sentence_head._replace(params=head)
         )
-        names = ("dtype", "max_length", "name", "mlm_head", "languages")
+        names = ("dtype", "max_length", "name", "mlm_head", "languages", "graph")
         options = {name: getattr(self, name) for name in names}
         make = functools.partial(
             type(self), self.config, transformer, self._tokenizer.copy(), recorded, **options
@@ -453,7 +482,7 @@ class SentenceEncoder:
         params |= layers.prefixed(self.mlm_head, "mlm_head")
         filled_tokens = [np.zeros(0, np.int32)] * len(token_ids)
         for rows, batch in self._batches(list(token_ids), batch_size):
-            filled = np.asarray(forward(params, *batch))
+            filled = np.asarray(forward(params, *map(self._spread, batch)))
             for row, tokens in zip(rows, filled, strict=False):
                 filled_tokens[row] = tokens[: len(token_ids[row])].astype(np.int32)
         return filled_tokens
@@ -654,15 +683,21 @@ class SentenceEncoder:
                 "ranks by cosine"
             )
         return EncoderRecord(
-            self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt
+            self.name,
+            self.pooler,
+            self.dtype.name,
+            self.dimension,
+            self.fingerprint(),
+            prompt,
+            self.backend,
         )
 
     def fingerprint(self) -> str:
         """Return a hash of all that determines an embedding.
 
-        These are the sizes, weights, pooler, precision and tokenizer. The hash covers values only,
-        no names of classes or modules, so it stays the same when code moves. Values that equal
-        their default are left out, so that new options do not change it.
+        These are the sizes, weights or ONNX file, pooler, precision and tokenizer. The hash covers
+        values only, no names of classes or modules, so it stays the same when code moves. Values
+        that equal their default are left out, so that new options do not change it.
         """
         sizes = {}
         for field in dataclasses.fields(self.config):
@@ -687,6 +722,9 @@ class SentenceEncoder:
         with self._tokenizing:
             self._backend.no_truncation()
             digest.update(self._backend.to_str().encode())
+        if self.graph is not None:
+            digest.update(self.graph.digest().encode())
+            return digest.hexdigest()[:32]
         for name, array in sorted(self.params.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.asarray(array).tobytes())
@@ -696,25 +734,32 @@ class SentenceEncoder:
         self, token_ids: list[list[int]], batch_size: int
     ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
         """Yield numbers of sentences and their embeddings, longest sentences first."""
-        pooler, modules = self.recorded.pooler, self.sentence_head.layers
-        forward = compiled_forward(self.config, pooler, self.dtype, self._mesh, modules)
+        forward = self._forward()
         batches = self._batches(token_ids, batch_size)
-        running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
+        running: collections.deque[tuple[list[int], Any]] = collections.deque()
         while True:
             # Two batches wait while the device computes one.
             for rows, batch in itertools.islice(batches, 3 - len(running)):
-                running.append((rows, forward(self.params, *batch)))
+                running.append((rows, forward(*batch)))
             if not running:
                 return
             rows, computed = running.popleft()
             yield rows, np.asarray(computed)[: len(rows), : self.dimension]
+
+    def _forward(self) -> Callable[..., Any]:
+        """Return what computes embeddings of padded rows: `(input_ids, attention_mask) -> ...`."""
+        if self.graph is not None:
+            return self.graph
+        pooler, modules = self.recorded.pooler, self.sentence_head.layers
+        compiled = compiled_forward(self.config, pooler, self.dtype, self._mesh, modules)
+        return lambda *batch: compiled(self.params, *map(self._spread, batch))
 
     def _batches(
         self, token_ids: list[list[int]], batch_size: int
     ) -> Iterator[tuple[list[int], IdsAndMask]]:
         """Yield numbers of sentences, their token ids and mask, longest first, in few shapes."""
         by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
-        on_cpu = self._mesh.devices.flat[0].platform == "cpu"
+        on_cpu = self.graph is not None or self._mesh.devices.flat[0].platform == "cpu"
         shapes = Shapes(batch_size, self.config.max_length, on_cpu, self._mesh.size)
         start = 0
         for count, length in shapes.of([len(token_ids[row]) for row in by_length]):
@@ -742,10 +787,24 @@ class SentenceEncoder:
         for row, ids in enumerate(token_ids):
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
-        # Rows are spread over the mesh.
+        return input_ids, attention_mask
+
+    def _spread(self, rows: Int32[np.ndarray, "rows length"]) -> Int32[jax.Array, "rows length"]:
+        """Return an array whose rows are spread over the devices."""
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
-        spread = functools.partial(jax.make_array_from_callback, (rows, length), sharding)
-        return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)
+        return jax.make_array_from_callback(rows.shape, sharding, rows.__getitem__)
+
+
+def _require_as_exported(record: RecordedPooler, pooler: str | None, dtype: DTypeLike) -> None:
+    """Raise `ConfigError` for options that an ONNX file cannot follow."""
+    whole = record.sentence_head.applied(record.pooler) if record.pooler else ""
+    if pooler not in (None, "", whole):
+        raise ConfigError(f"pooler={pooler!r}: the ONNX file applies {whole}. Leave the pooler out")
+    if _checked_dtype(dtype).name != "float32":
+        raise ConfigError(
+            f"dtype={_checked_dtype(dtype).name!r}: the precision is that of the ONNX file. Leave "
+            "it out"
+        )
 
 
 def _checked_dtype(dtype: Any) -> np.dtype:

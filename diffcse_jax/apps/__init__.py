@@ -26,9 +26,10 @@ def load_encoder(
     options: EncodeOptions | EmbedOptions | SearchOptions, record: EncoderRecord | None = None
 ) -> SentenceEncoder:
     """Load the encoder that options name. What they leave out is as recorded."""
-    chosen = options.given("model", "pooler", "truncate_dim", "precision")
+    chosen = options.given("model", "pooler", "truncate_dim", "precision", "backend")
     if record:
-        recorded = {name: getattr(record, name) for name in ("model", "pooler", "precision")}
+        names = ("model", "pooler", "precision", "backend")
+        recorded = {name: getattr(record, name) for name in names}
         chosen = recorded | {"truncate_dim": record.dimension} | chosen
     model, precision = chosen.pop("model"), chosen.pop("precision", "float32")
     return SentenceEncoder.from_pretrained(model, dtype=precision, **chosen)

@@ -59,7 +59,7 @@ def settings_of(options: DemoOptions) -> IndexSettings:
 
 def serve(options: DemoOptions) -> None:
     """Index a text with each model and serve its search page until Ctrl-C."""
-    if options.against == options.model:
+    if options.against == options.model and options.backend == "jax":
         raise ConfigError(
             f"--against {options.against} is the same as --model. Name another model, or leave "
             "--against out"
@@ -75,8 +75,14 @@ def serve(options: DemoOptions) -> None:
     for name in names:
         require_model(name)
     documents = read_documents(open_text(options.input, options), strict=options.strict)
+    encoders = [SentenceEncoder.from_pretrained(options.model, backend=options.backend)]
+    if options.against:
+        encoders.append(SentenceEncoder.from_pretrained(options.against))
     models = {
-        name: Index.of_settings(settings, SentenceEncoder.from_pretrained(name)) for name in names
+        encoder.name if encoder.backend == "jax" else f"{encoder.name} ({encoder.backend})": (
+            Index.of_settings(settings, encoder)
+        )
+        for encoder in encoders
     }
     address = (options.host, options.port)
     page = Page(folder.name, len(documents), examples_of(documents), models, options.top_k)

@@ -5,6 +5,7 @@ PyTorch's are an independent computation.
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -38,11 +39,13 @@ WRITTEN = ("config", "modules.json", TEXT_SETTINGS)
 
 
 def load_encoder(model: str, settings: EvaluationSettings) -> Encoder:
-    """Load a model on the backend `jax` or `torch`, and post-process its embeddings if asked.
+    """Load a model on a backend, and post-process its embeddings if asked.
 
     For the folder of a run, `torch` loads the run's export.
     """
-    load: Callable[..., Encoder] = SentenceEncoder.from_pretrained
+    load: Callable[..., Encoder] = partial(
+        SentenceEncoder.from_pretrained, backend=settings.backend
+    )
     if settings.backend == "torch":
         load = TorchEncoder
         model = model_of(model)

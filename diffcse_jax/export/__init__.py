@@ -1,4 +1,4 @@
-"""Write a trained model as a Hugging Face folder, and check it.
+"""Write an encoder as a Hugging Face folder, and check it.
 
 sentence-transformers reads the folder as well. The folder is read back, also by PyTorch if
 installed, and compared with the encoder before it gets its name.
@@ -9,21 +9,28 @@ import functools
 import importlib.util
 import itertools
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
 
 from diffcse_jax import io
-from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, UserError, printable, require_extra, warn_user
+from diffcse_jax.commands import FORMS
+from diffcse_jax.encoder import SentenceEncoder, require_finite
+from diffcse_jax.errors import (
+    CheckpointError,
+    ConfigError,
+    UserError,
+    printable,
+    require_extra,
+    warn_user,
+)
 from diffcse_jax.export.card import model_card, recorded_results
+from diffcse_jax.export.graph import Closeness, convert_graph, own_texts, write_graph
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.models import files, hf, sentence_folder
-from diffcse_jax.models.pooling import normalize
+from diffcse_jax.models.graph import GRAPH
 from diffcse_jax.models.text_settings import max_length_of, text_settings
 from diffcse_jax.models.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.models.unread import unreported
@@ -33,7 +40,7 @@ from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.start import is_hub_id, read_base_model
 
 TOLERANCE = 1e-4  # relative to the largest absolute value in the embeddings
-GRAPH = "onnx/model.onnx"
+CARD = "README.md"
 
 SAMPLES = (
     "A man is playing a guitar on stage.",
@@ -57,45 +64,63 @@ _TOKENIZER_FILES = (
 _PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
 
 
+class Source(NamedTuple):
+    """What is exported."""
+
+    checkpoint: hf.Pretrained
+    encoder: SentenceEncoder  # of the checkpoint, with its pooler and the size of its embeddings
+    saved: SavedEncoder | None = None  # of a run
+
+
 def export(
-    model: Path,
+    model: str | Path,
     output: Path,
     truncate_dim: int | None = None,
     *,
-    with_onnx: bool = False,
+    onnx: str = "",
+    text: str = "",
+    pooler: str | None = None,
     hub_id: str | None = None,
     license: str | None = None,
     language: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the encoder of a run or checkpoint as a Hugging Face folder.
+    """Write an encoder as a Hugging Face folder.
 
     Args:
-        model: A run's folder, for the encoder that it has selected, or a checkpoint in it.
+        model: A run's folder, for the encoder that it has selected, a checkpoint in it, or any
+            model that `SentenceEncoder.from_pretrained` loads.
         output: The folder to write. An earlier export there is replaced.
         truncate_dim: The size that readers of the folder cut embeddings to. None: they are not cut.
-        with_onnx: Add an ONNX file.
-        hub_id: The model's id on the hub, `USER/NAME`, for the model card.
-        license: The license for the model card, if it differs from the base model's.
-        language: The codes of languages for the model card, if they differ from those of the
-            training text.
+        onnx: Add an ONNX file in this form, `float32`, `float16` or `int8`. Empty: none.
+        text: A file or folder of the user's own text, to compare the ONNX file with the model.
+        pooler: For a model that records none.
+        hub_id: The model's id on the hub, `USER/NAME`, for the model card of a run.
+        license: The license for that card, if it differs from the base model's.
+        language: The codes of languages for that card, if they differ from those of the training
+            text.
 
     Returns:
         The content of `export_check.json` without checksums: for each reader of the folder, the
         largest difference between its embeddings of sample sentences and those of the encoder in
-        memory.
+        memory, and how close the ONNX file is.
 
     Raises:
         UserError: There is nothing to export, an option is invalid, `output` has other content or
             cannot be written, or the embeddings differ. A failed export leaves no files, and an
             earlier one stays.
     """
-    source = io.expand_path(model)
     output = io.expand_path(output).resolve()
-    for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if with_onnx else ():
+    if onnx not in ("", *FORMS):
+        raise ConfigError(f"onnx={onnx!r}: use one of {', '.join(FORMS)}")
+    for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if onnx else ():
         require_extra(package, "onnx")
-    saved = read_encoder(source)
-    sentence_folder.checked_truncation(truncate_dim, saved.checkpoint.embedding_size(saved.pooler))
-    results = recorded_results(source, saved, truncate_dim)
+    texts = own_texts(text) if text else ()
+    source = _read(model, pooler, truncate_dim)
+    of_card = {"hub_id": hub_id, "license": license, "language": language}
+    if source.saved is None and (given := [name for name, value in of_card.items() if value]):
+        raise ConfigError(
+            f"--{given[0]} is for the model card of a run. {model} keeps its own README.md"
+        )
     safe = "The checkpoints and any earlier export are complete."
     with io.disk_errors(output, safe=safe, instead="name another folder"):
         is_empty = output.is_dir() and not any(output.iterdir())
@@ -104,51 +129,103 @@ def export(
                 f"{output} is not empty and not an earlier export. Name another folder"
             )
         with io.replace_dir(output) as folder:
-            write_folder(saved, folder, truncate_dim)
-            if saved.selection.search:
-                io.write_json(folder / SEARCH, dict(saved.selection.search))
-            if with_onnx:
-                write_onnx(folder, truncate_dim)
-            check = check_folder(saved, folder, truncate_dim)
+            write_folder(source, folder)
+            if onnx:
+                write_graph(folder, source.encoder.truncate_dim)
+            check = check_folder(source.encoder, folder)
+            if onnx:
+                check["onnx"] = convert_graph(folder, onnx, source.encoder, texts)._asdict()
             io.write_sealed(folder / files.EXPORT_CHECK, check, folder.rglob("*"))
-            card = model_card(
-                saved,
-                read_base_model(saved.checkpoint.folder),
-                name=(find_run(source) or source).resolve().name,
-                truncate_dim=truncate_dim,
-                hub_id=hub_id,
-                license=license,
-                language=language,
-                results=results,
-                check=_describe(check),
-                graph=GRAPH if with_onnx else "",
-            )
-            io.write_text(folder / "README.md", card)
-    print(
-        f"exported to {printable(str(output))}: {origin(saved.selection.interpolation, saved.step)}"
-    )
+            if source.saved:
+                _write_card(
+                    source.saved,
+                    folder,
+                    io.expand_path(model),
+                    check,
+                    truncate_dim=truncate_dim,
+                    **of_card,
+                )
+    print(f"exported to {printable(str(output))}: {_origin(source)}")
     print(_describe(check))
     # A masked LM has no pooler in transformers.
-    has_pooler = saved.checkpoint.pooler or saved.checkpoint.mlm_head
-    if hf.FAMILIES[saved.checkpoint.config.family].pooler and not has_pooler:
+    has_pooler = source.checkpoint.pooler or source.checkpoint.mlm_head
+    if hf.FAMILIES[source.checkpoint.config.family].pooler and not has_pooler:
         print(
             "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
-            f"{saved.pooler} does not use it. Do not use `pooler_output`"
+            f"{source.encoder.recorded.pooler} does not use it. Do not use `pooler_output`"
         )
     return check
 
 
-def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:
-    """Write configuration, weights, tokenizer and modules into an existing folder."""
-    trained = saved.checkpoint
-    sizes = trained.config
+def _read(model: str | Path, pooler: str | None, truncate_dim: int | None) -> Source:
+    """Read the encoder of a run or checkpoint, or any other."""
+    path = io.expand_path(model)
+    if find_run(path) is None:
+        checkpoint = hf.read(str(model))
+        record = sentence_folder.recorded(checkpoint)
+        encoder = SentenceEncoder.of(
+            checkpoint, record, str(model), pooler=pooler, truncate_dim=truncate_dim
+        )
+        return Source(checkpoint, encoder)
+    if pooler:
+        raise ConfigError(f"--pooler {pooler}: {path} is of a run, which has its own. Leave it out")
+    saved = read_encoder(path)
+    encoder = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim)
+    return Source(saved.checkpoint, encoder, saved)
+
+
+def _origin(source: Source) -> str:
+    """Describe where the weights are from."""
+    if source.saved is None:
+        return f"{printable(source.encoder.name)}, unchanged"
+    return origin(source.saved.selection.interpolation, source.saved.step)
+
+
+def write_folder(source: Source, folder: Path) -> None:
+    """Write all but ONNX and the card of a run into an existing folder.
+
+    This is configuration, weights, tokenizer, modules, how to search and, of a model that is not a
+    run's, its README.md.
+    """
+    checkpoint, encoder = source.checkpoint, source.encoder
+    sizes = checkpoint.config
+    pooler = encoder.recorded.pooler
     write_checkpoint(
-        trained, folder, output_hidden_states=saved.pooler in sentence_folder.TWO_LAYER_POOLERS
+        checkpoint, folder, output_hidden_states=pooler in sentence_folder.TWO_LAYER_POOLERS
     )
-    record = saved.recorded._replace(truncate_dim=truncate_dim)
+    record = encoder.recorded._replace(truncate_dim=encoder.truncate_dim)
     sentence_folder.write(folder, record, sizes.num_blocks, sizes.hidden_size)
-    length = max_length_of(trained.folder, sizes.max_length)
-    text_settings(trained.folder)._replace(max_length=length).write(folder)
+    length = max_length_of(checkpoint.folder, sizes.max_length)
+    text_settings(checkpoint.folder)._replace(max_length=length).write(folder)
+    if source.saved is None:
+        for name in (SEARCH, CARD):
+            if (checkpoint.root / name).is_file():
+                shutil.copyfile(checkpoint.root / name, folder / name)
+    elif source.saved.selection.search:
+        io.write_json(folder / SEARCH, dict(source.saved.selection.search))
+
+
+def _write_card(
+    saved: SavedEncoder,
+    folder: Path,
+    path: Path,
+    check: Mapping[str, Any],
+    *,
+    truncate_dim: int | None,
+    **options: Any,
+) -> None:
+    """Write the model card of a run."""
+    card = model_card(
+        saved,
+        read_base_model(saved.checkpoint.folder),
+        name=(find_run(path) or path).resolve().name,
+        truncate_dim=truncate_dim,
+        results=recorded_results(path, saved, truncate_dim),
+        check=_describe(check),
+        graph=GRAPH if "onnx" in check else "",
+        **options,
+    )
+    io.write_text(folder / CARD, card)
 
 
 def write_checkpoint(
@@ -192,9 +269,7 @@ def write_checkpoint(
     unlimited_tokenizer(tokenizer).save(str(folder / "tokenizer.json"))
 
 
-def check_folder(
-    saved: SavedEncoder, folder: Path, truncate_dim: int | None = None
-) -> dict[str, Any]:
+def check_folder(encoder: SentenceEncoder, folder: Path) -> dict[str, Any]:
     """Compare the embeddings of each available reader of the folder with those of the encoder.
 
     One of the texts is longer than the model reads, and one is empty.
@@ -202,8 +277,7 @@ def check_folder(
     Raises:
         CheckpointError: They differ by more than the tolerance, or they are NaN or infinite.
     """
-    encoder = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim)
-    prompts = dict.fromkeys(["", saved.prompts.query, saved.prompts.document])
+    prompts = dict.fromkeys(["", encoder.prompts.query, encoder.prompts.document])
     words = itertools.cycle(" ".join(SAMPLES).split())
     too_long = " ".join(itertools.islice(words, 2 * encoder.max_length))
     texts = [*SAMPLES, too_long, ""]
@@ -212,19 +286,14 @@ def check_folder(
         with unreported():
             return np.concatenate([encode(texts, prompt=prompt) for prompt in prompts])
 
-    expected = embeddings(encoder.encode)
-    if not np.isfinite(expected).all():
-        raise CheckpointError(
-            f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite"
-        )
+    expected = require_finite(embeddings(encoder.encode))
     differences = {}
     for name, encode in _readers(folder).items():
         with _errors_of(name):
             actual = embeddings(encode)
-        wanted = normalize(expected) if name == GRAPH else expected
-        same_shape = actual.shape == wanted.shape  # false if a reader ignores `truncate_dim`
-        differences[name] = float(np.abs(actual - wanted).max()) if same_shape else np.inf
-        scale = float(np.abs(wanted).max())
+        same_shape = actual.shape == expected.shape  # false if a reader ignores `truncate_dim`
+        differences[name] = float(np.abs(actual - expected).max()) if same_shape else np.inf
+        scale = float(np.abs(expected).max())
         if not differences[name] <= TOLERANCE * scale:
             raise CheckpointError(
                 f"the export does not match the model: read by {name}, its embeddings differ by "
@@ -241,8 +310,7 @@ def check_folder(
 def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
     """Return the readers of the folder that are installed, by name.
 
-    A warning says if sentence-transformers is installed, but cannot be imported. The ONNX graph
-    normalises embeddings.
+    A warning says if sentence-transformers is installed, but cannot be imported.
     """
     readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
     if _installed("sentence_transformers"):
@@ -259,7 +327,7 @@ def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
                 model.encode, show_progress_bar=False
             )
     if (folder / GRAPH).is_file():
-        readers[GRAPH] = functools.partial(encode_onnx, folder)
+        readers[GRAPH] = SentenceEncoder.from_pretrained(folder, backend="onnx").encode
     return readers
 
 
@@ -276,13 +344,20 @@ def _errors_of(reader: str) -> Iterator[None]:
 
 
 def _describe(check: Mapping[str, Any]) -> str:
-    """Return the differences in `export_check.json` as a sentence."""
+    """Return what `export_check.json` records as sentences."""
     readers = ", ".join(
         f"{name} {value:.1e}" for name, value in check["maximal_absolute_difference"].items()
     )
+    exact = (
+        f"Largest difference from the model's embeddings on {check['sentences']} sentences: "
+        f"{readers}."
+    )
+    if "onnx" not in check:
+        return exact
+    close = Closeness(**check["onnx"])
     return (
-        f"Largest difference from the trained model's embeddings on {check['sentences']} "
-        f"sentences: {readers}."
+        f"{exact} {GRAPH} in {close.form}: mean cosine {close.cosine:.4f}, lowest "
+        f"{close.lowest_cosine:.4f}, with the model's embeddings of {close.texts} texts."
     )
 
 
@@ -297,78 +372,3 @@ def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def write_onnx(folder: Path, truncate_dim: int | None = None) -> None:
-    """Add the whole encoder as one ONNX graph to an exported folder.
-
-    It has the transformer, pooling, truncation to `truncate_dim` and normalisation. Its inputs are
-    `input_ids`, `attention_mask` and, if the family has them, `token_type_ids`, each of shape
-    (batch, length). It returns `sentence_embedding`, (batch, dim), of length 1, and
-    `last_hidden_state`, (batch, length, hidden). The names are those of sentence-transformers'
-    `backend="onnx"`.
-    """
-    import torch
-    from sentence_transformers import SentenceTransformer
-
-    # Attention in plain operations: not every operator set has the fused one.
-    options = {"attn_implementation": "eager"}
-    with quiet_transformers():
-        model = SentenceTransformer(
-            str(folder), device="cpu", trust_remote_code=False, model_kwargs=options
-        )
-    tokenizer = load_tokenizer(folder)
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    names = [name for name in inputs if name in tokenizer.model_input_names]
-    # Two lengths, to trace padding.
-    tokens = tokenizer(
-        ["a cat", "a cat that sleeps on the warm stones"], padding=True, return_tensors="pt"
-    )
-
-    class Graph(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *inputs: Any) -> tuple[Any, Any]:
-            transformer, *poolers = self.model
-            outputs = transformer(dict(zip(names, inputs, strict=True)))
-            last = outputs["token_embeddings"]  # a pooler over two layers replaces it
-            for pooler in poolers:
-                outputs = pooler(outputs)
-            embeddings = outputs["sentence_embedding"][:, :truncate_dim]
-            return last, torch.nn.functional.normalize(embeddings, dim=-1)
-
-    (folder / GRAPH).parent.mkdir()
-    axes = {name: {0: "batch", 1: "length"} for name in [*names, "last_hidden_state"]}
-    with warnings.catch_warnings(action="ignore"):  # of the tracer
-        # The older exporter: the newer one needs one more package, onnxscript.
-        torch.onnx.export(
-            Graph().eval(),
-            tuple(tokens[name] for name in names),
-            str(folder / GRAPH),
-            input_names=names,
-            output_names=["last_hidden_state", "sentence_embedding"],
-            dynamic_axes=axes | {"sentence_embedding": {0: "batch"}},
-            # The first version with layer normalisation. ONNX Runtime reads it since 1.12.
-            opset_version=17,
-            dynamo=False,
-        )
-
-
-def encode_onnx(
-    folder: Path, sentences: Sequence[str], prompt: str = ""
-) -> Float32[np.ndarray, "sentences dim"]:
-    """Return embeddings of length 1 by ONNX Runtime on CPU.
-
-    Sentences longer than the model's positions are cut.
-    """
-    from onnxruntime import InferenceSession
-
-    session = InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
-    limit = text_settings(folder).max_length
-    options = {"padding": True, "truncation": True, "max_length": limit, "return_tensors": "np"}
-    tokens = load_tokenizer(folder)([prompt + sentence for sentence in sentences], **options)
-    inputs = {each.name: tokens[each.name].astype(np.int64) for each in session.get_inputs()}
-    (embeddings,) = session.run(["sentence_embedding"], inputs)
-    return embeddings

@@ -42,7 +42,6 @@ OF_ENCODE: Arguments = {
 OF_LOADING: Arguments = {
     "device": (None, _DEVICES),
     "trust_remote_code": (False, "code in a folder never runs"),
-    "backend": ("torch", "JAX computes embeddings. `diffcse evaluate` can compare with PyTorch"),
     "revision": (None, "name it after the id of the hub: from_pretrained('NAME@REVISION')"),
     "cache_folder": (None, "set HF_HOME before the program starts"),
     "local_files_only": (False, "set HF_HUB_OFFLINE=1 before the program starts"),

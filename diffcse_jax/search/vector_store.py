@@ -67,6 +67,7 @@ class EncoderRecord:
     dimension: int
     weights: str  # `SentenceEncoder.fingerprint()`
     prompt: str = ""  # in front of each text
+    backend: str = "jax"  # that computed the embeddings
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], source: Path) -> "EncoderRecord":
@@ -88,7 +89,7 @@ class EncoderRecord:
 
     def __str__(self) -> str:
         prompt = f", prompt {self.prompt!r}" if self.prompt else ""
-        kind = f"{self.pooler}, {self.precision}, {self.dimension} dimensions"
+        kind = f"{self.pooler}, {self.precision}, {self.dimension} dimensions, {self.backend}"
         return f"{self.model} ({kind}{prompt}, weights {self.weights[:8]})"
 
 
