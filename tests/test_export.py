@@ -25,7 +25,6 @@ from diffcse_jax.losses import Loss
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.hf import Pretrained, transformer_config
-from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.checkpoints import SavedEncoder
 from diffcse_jax.run_folder.records import Record, Selection
@@ -52,6 +51,8 @@ def saved(tmp_path, minilm_dir, monkeypatch):
             Config(), pooler=pooler, checkpoint=checkpoint, interpolation=0.5, verdict="better"
         )
         monkeypatch.setattr(export, "read_encoder", lambda path: trained)
+        (tmp_path / "workdir").mkdir(exist_ok=True)
+        (tmp_path / "workdir/config.json").write_text('{"model": {"name_or_path": "base"}}')
         return trained
 
     return make
@@ -124,7 +125,7 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
     trained.checkpoint.hf_config.update(paths)
     settings = trained.checkpoint.folder / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | paths))
-    check = export.export(tmp_path / "workdir", out, truncate_dim=6, with_onnx=True)[
+    check = export.export(tmp_path / "workdir", out, truncate_dim=6, onnx="float32")[
         "maximal_absolute_difference"
     ]
     assert set(check) == {"diffcse_jax", "sentence_transformers", "onnx/model.onnx"}
@@ -138,12 +139,10 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
     for block in blocks:
         names: dict = {}
         exec(block.replace("path/to/this/folder", str(out)), names)
-        expected = normalize(ours) if "InferenceSession" in block else ours
-        np.testing.assert_allclose(np.array(names["embeddings"]), expected, atol=1e-5)
+        np.testing.assert_allclose(np.array(names["embeddings"]), ours, atol=1e-5)
+    graph = SentenceEncoder.from_pretrained(out, backend="onnx")
     for texts in (["dog"], ["a dog and a cat", "dog", "dogs " * 20]):  # without padding and with
-        np.testing.assert_allclose(
-            export.encode_onnx(out, texts), normalize(encoder.encode(texts)), atol=1e-5
-        )
+        np.testing.assert_allclose(graph.encode(texts), encoder.encode(texts), atol=1e-5)
 
 
 def test_the_side_that_is_cut_and_the_case_are_exported(saved, tmp_path):
@@ -215,7 +214,7 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(saved, unchecke
 @pytest.mark.parametrize("scale", [1e-3, 1e5])
 def test_the_tolerance_is_relative(saved, tmp_path, monkeypatch, scale):
     """Whatever the scale of the embeddings, an error of 1e-5 of it passes and one of 1e-3 does not."""
-    trained = saved(pooler="avg")
+    encoder = SentenceEncoder.from_saved(saved(pooler="avg"))
     rng = np.random.default_rng(0)
     vectors = (scale * rng.uniform(-1, 1, (len(export.SAMPLES), 16))).astype(np.float32)
     monkeypatch.setattr(SentenceEncoder, "encode", lambda *_, **__: vectors)
@@ -223,7 +222,7 @@ def test_the_tolerance_is_relative(saved, tmp_path, monkeypatch, scale):
     def check(error: float) -> None:
         readers = {"reader": lambda _, prompt: vectors + np.float32(error * scale)}
         monkeypatch.setattr(export, "_readers", lambda *_: readers)
-        export.check_folder(trained, tmp_path)
+        export.check_folder(encoder, tmp_path)
 
     check(1e-5)
     with pytest.raises(CheckpointError, match="differ"):

@@ -41,6 +41,12 @@ from diffcse_jax.run_folder.start import is_hub_id, read_base_model
 
 TOLERANCE = 1e-4  # relative to the largest absolute value in the embeddings
 CARD = "README.md"
+NEEDED_BY_ONNX = {
+    "torch": "torch",
+    "sentence_transformers": "torch",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+}
 
 SAMPLES = (
     "A man is playing a guitar on stage.",
@@ -112,8 +118,9 @@ def export(
     output = io.expand_path(output).resolve()
     if onnx not in ("", *FORMS):
         raise ConfigError(f"onnx={onnx!r}: use one of {', '.join(FORMS)}")
-    for package in ("torch", "sentence_transformers", "onnx", "onnxruntime") if onnx else ():
-        require_extra(package, "onnx")
+    if onnx:
+        for package, extra in NEEDED_BY_ONNX.items():
+            require_extra(package, extra)
     texts = own_texts(text) if text else ()
     source = _read(model, pooler, truncate_dim)
     of_card = {"hub_id": hub_id, "license": license, "language": language}

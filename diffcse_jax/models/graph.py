@@ -32,8 +32,13 @@ class Graph:
                 f"{name} has no {GRAPH}. Write a folder that has it with `diffcse export --model "
                 f"{name} --onnx float32 --output DIR`, and name DIR"
             )
+        options = runtime.SessionOptions()
+        # A thread that waits for others sleeps. By default it keeps its processor busy.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session = runtime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
+            self._session = runtime.InferenceSession(
+                self.path, options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # one type for each status of the runtime
             raise CheckpointError(f"{self.path}: ONNX Runtime cannot read it: {error}") from error
         self._names = [each.name for each in self._session.get_inputs()]
