@@ -31,7 +31,6 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
     ("name", "shown"),
     {
         "adapt": ("before training", "step 0: mean reciprocal rank", "after"),
-        "paper_row": ("SimCSE ", "DiffCSE ", "before, "),
         "vector_store": ("documents, such as ", "TimeoutExpired: subprocess.TimeoutExpired, "),
     }.items(),
 )
