@@ -9,6 +9,7 @@ unless the configuration splits them over `data` (`mesh.fully_sharded`) or over 
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 
@@ -27,15 +28,16 @@ from diffcse_jax.models.layers import Params
 # estimated by the compiler for TPUs (docs/scaling.md).
 PACKED = {"cpu": 15, "tpu": 14}
 # The axes over which each dimension of a parameter may be split. The first rule that matches a name
-# counts. `model` splits heads, intermediate units and the vocabulary. `data` splits what is left.
-RULES = (
-    (r"embeddings\.word\.embedding|\.decoder", ("model", "data")),
-    (r"\.embedding", (None, "data")),
-    (r"\.(query|key|value|intermediate|gate)\.kernel", ("data", "model")),
-    (r"\.(query|key|value|intermediate|gate)\.bias", ("model",)),
-    (r"\.output\.kernel", ("model", "data")),
-    (r"\.kernel", ("data", None)),
-    (r"(bias|scale)", (None,)),
+# counts. `model` splits heads, intermediate units and the vocabulary. `data` splits what is left:
+# rows where possible, because parts of rows are copied before they move between devices.
+RULES: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
+    (r"embeddings\.word\.embedding|\.decoder", (("model",), ("data",))),
+    (r"\.embedding", ((), ("data",))),
+    (r"\.(query|key|value|intermediate|gate)\.kernel", (("data",), ("model",))),
+    (r"\.(query|key|value|intermediate|gate)\.bias", (("model",),)),
+    (r"\.output\.kernel", (("model", "data"), ())),
+    (r"\.kernel", (("data",), ())),
+    (r"(bias|scale)", ((),)),
 )
 
 
@@ -178,11 +180,14 @@ def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) 
     axes = next((axes for pattern, axes in RULES if re.search(pattern + "$", name)), None)
     if axes is None:
         raise ValueError(f"no sharding rule covers the parameter {name}")
-    split: list[str | None] = []
-    for axis, size in zip(axes, shape, strict=True):
-        may_split = axis == "model" or (axis == "data" and over_data)
-        splits = may_split and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
-        split.append(axis if splits else None)
+    split: list[str | tuple[str, ...] | None] = []
+    for of_dimension, size in zip(axes, shape, strict=True):
+        splitting: tuple[str, ...] = ()
+        for axis in of_dimension:
+            parts = math.prod(mesh.shape[each] for each in (*splitting, axis))
+            if (axis == "model" or over_data) and mesh.shape[axis] > 1 and size % parts == 0:
+                splitting += (axis,)
+        split.append(splitting if len(splitting) > 1 else next(iter(splitting), None))
     while split and split[-1] is None:  # the form that compiled functions return
         split.pop()
     return NamedSharding(mesh, PartitionSpec(*split))
