@@ -10,7 +10,7 @@ call without keys is deterministic. Modules hold no random state.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -204,20 +204,19 @@ class Blocks(nnx.Module):
         self,
         states: Tokens,
         rows: TokenRows,
-        keys_of_blocks: Sequence[RowKeys],
+        keys: Sequence[RowKeys],
         last_positions: int | None = None,
     ) -> list[Float[Array, "rows _length hidden"]]:
-        """Return the output of each block.
+        """Return the output of each block, which has dropout keys of its own.
 
         The last block computes only the first `last_positions` (None: all).
         """
         bias = logit_bias(rows.attention_mask, self.attention_bias)
+        of_blocks = split_keys(keys, rows, last_positions, self.blocks[0].outputs_dropped)
         outputs = []
-        for index, (block, keys) in enumerate(
-            zip(self.blocks, keys_of_blocks, strict=True), start=1
-        ):
+        for index, (block, own) in enumerate(zip(self.blocks, of_blocks, strict=True), start=1):
             positions = last_positions if index == len(self.blocks) else None
-            states = block(states, rows, bias, keys=keys, positions=positions)
+            states = block(states, rows, bias, keys=own, positions=positions)
             if index == len(self.blocks) and self.final_norm is not None:
                 states = self.final_norm(states)
             outputs.append(states if positions else unpack(states, rows))
@@ -294,7 +293,7 @@ class Block(nnx.Module):
         self.output = dense(config.intermediate_size, config.hidden_size, bias=bias)
         self.output_norm = norm()
         self.gate = units() if gated else None
-        self.unit_dropout = unit_dropout
+        self.outputs_dropped = 3 if unit_dropout else 2
         self.activation = config.activation
         self.output_dropout = config.hidden_dropout[index]
         self.attention_output_dropout = (
@@ -308,19 +307,16 @@ class Block(nnx.Module):
         rows: TokenRows,
         bias: LogitBias,
         *,
-        keys: RowKeys,
+        keys: "BlockKeys",
         positions: int | None = None,
     ) -> Float[Array, "*outputs hidden"]:
         """Return the output at all tokens or, with `positions`, at the first positions.
 
         These attend to all tokens, and are returned as rows.
         """
-        outputs = 3 if self.unit_dropout else 2
-        probabilities_keys, attention_keys, output_keys, *unit_keys = split_keys(
-            keys, rows, positions, outputs
-        )
+        attention_keys, output_keys, *unit_keys = keys.outputs
         attended = self.attention(
-            hidden_states, rows, bias, keys=probabilities_keys, positions=positions
+            hidden_states, rows, bias, keys=keys.attention, positions=positions
         )
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
@@ -580,17 +576,34 @@ def trained_where(
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
 
 
-def split_keys(
-    keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int
-) -> list[Key[Array, "..."] | None]:
-    """Return a block's dropout keys.
+class BlockKeys(NamedTuple):
+    """A block's dropout keys: for the rows of its attention, and for the tokens of its outputs."""
 
-    Attention has one for each row, and outputs have one for each token.
+    attention: RowKeys
+    outputs: tuple[Key[Array, "..."] | None, ...]
+
+
+def split_keys(
+    keys: Sequence[RowKeys], rows: TokenRows, last_positions: int | None, outputs: int
+) -> list[BlockKeys]:
+    """Return the dropout keys of each block, from a key for each row.
+
+    They are made for all blocks at once, because an accelerator takes as long for a few keys as for
+    many. The last block has outputs at its first `last_positions` only (None: all).
     """
-    of_attention, *of_outputs = new_keys(keys, 1 + outputs)
+    given = [of_block for of_block in keys if of_block is not None]
+    if not given:
+        return [BlockKeys(None, (None,) * outputs)] * len(keys)
+    split = jax.vmap(jax.vmap(partial(jax.random.split, num=1 + outputs), out_axes=1))
+    of_parts = split(jnp.stack(given))  # (blocks, 1 + outputs, rows)
+    of_attention, of_outputs = of_parts[:, 0], of_parts[:, 1:]
+    of_tokens = list(jax.vmap(jax.vmap(lambda part: token_keys(part, rows)))(of_outputs))
+    if last_positions is not None:
+        of_tokens[-1] = jax.vmap(lambda part: token_keys(part, rows, last_positions))(
+            of_outputs[-1]
+        )
     return [
-        of_attention,
-        *(None if part is None else token_keys(part, rows, positions) for part in of_outputs),
+        BlockKeys(*of_block) for of_block in zip(of_attention, map(tuple, of_tokens), strict=True)
     ]
 
 

@@ -13,10 +13,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from diffcse_jax.batch import RowKeys, TokenRows, Tokens, unpack
+from diffcse_jax.batch import TokenRows, Tokens, unpack
 from diffcse_jax.models.families import Family, Stated, bert, rotary_base
 from diffcse_jax.models.layers import dropout
-from diffcse_jax.models.transformer import Block, LogitBias, TransformerConfig, split_keys
+from diffcse_jax.models.transformer import Block, BlockKeys, LogitBias, TransformerConfig
 
 
 class ModernBertBlock(Block):
@@ -38,14 +38,14 @@ class ModernBertBlock(Block):
         rows: TokenRows,
         bias: LogitBias,
         *,
-        keys: RowKeys,
+        keys: BlockKeys,
         positions: int | None = None,
     ) -> Float[Array, "*outputs hidden"]:
-        probabilities_keys, attention_keys, unit_keys = split_keys(keys, rows, positions, outputs=2)
+        attention_keys, unit_keys = keys.outputs
         normed = (
             hidden_states if self.attention_norm is None else self.attention_norm(hidden_states)
         )
-        attended = self.attention(normed, rows, bias, keys=probabilities_keys, positions=positions)
+        attended = self.attention(normed, rows, bias, keys=keys.attention, positions=positions)
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
         hidden_states += dropout(attended, self.attention_rate, attention_keys)
