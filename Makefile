@@ -65,7 +65,7 @@ constraints: ## resolve and pin anew what the requirements need in turn (python3
 	$(PYTHON) scripts/constraints.py
 
 release-quick: $(VENV)/dev.stamp ## build the wheel and check its metadata
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/release_check.py --quick
+	PIP_BUILD_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python scripts/release_check.py --quick
 
 release-check: $(VENV)/dev.stamp ## and try it in clean environments: each Python, lowest and newest versions, each extra
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/release_check.py $(OPTIONS)
