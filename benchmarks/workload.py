@@ -166,6 +166,7 @@ def synthetic_store(
                 "columns": ["text"],
                 "max_length": length,
                 "account": [],
+                "unknown": 0,
                 "beyond_limits": [],
                 "dtype": "uint16",
             }

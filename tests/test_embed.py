@@ -65,7 +65,7 @@ class HashEncoder(SentenceEncoder):
         vectors = np.array(rows, np.float32)
         return pooling.normalize(vectors) if normalize else vectors
 
-    def mostly_unknown(self, texts):
+    def largely_unknown(self, texts):
         return np.zeros(len(texts), bool)
 
     def split(self, passages, prompt=""):
@@ -80,13 +80,15 @@ class HashEncoder(SentenceEncoder):
 def load(monkeypatch):
     """Loads the encoder of `--model` or of the record."""
 
-    def from_pretrained(name, *, dtype, pooler="avg", truncate_dim=DIMENSION):
+    def from_pretrained(name, *, dtype, pooler="avg", truncate_dim=DIMENSION, backend="jax"):
         assert (dtype, truncate_dim) == ("float32", DIMENSION)
         if name == "missing":
             raise CheckpointError("missing: no such model")
         return HashEncoder(name, pooler)
 
     monkeypatch.setattr(SentenceEncoder, "from_pretrained", from_pretrained)
+    for module in ("embed", "search"):
+        monkeypatch.setattr(f"diffcse_jax.apps.{module}.require_model", lambda name: None)
 
 
 @pytest.fixture

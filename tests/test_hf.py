@@ -594,7 +594,7 @@ def test_missing_and_damaged_files_are_named(folder):
     file.unlink()
     assert_refused(folder, r"holds neither model\.safetensors nor pytorch_model\.bin")
     (folder / "config.json").unlink()
-    assert_refused(folder, r"has no config\.json; is it a Hugging Face model folder\?")
+    assert_refused(folder, r"has no config\.json, so it is neither a Hugging Face model nor a run")
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "~nobody-of-this-name", "a/b/c", ""])

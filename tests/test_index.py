@@ -55,7 +55,7 @@ class WordEncoder:
     def record(self, prompt=""):
         return EncoderRecord(self.name, "avg", "float32", DIMENSION, self.weights, prompt)
 
-    def mostly_unknown(self, texts):
+    def largely_unknown(self, texts):
         return np.array([text.isupper() for text in texts], bool)
 
 

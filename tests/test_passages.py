@@ -215,6 +215,8 @@ def test_titles_and_passages_of_files_are_searched_and_embedded(
     tiny, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(SentenceEncoder, "from_pretrained", lambda *arguments, **options: tiny)
+    for module in ("embed", "search"):
+        monkeypatch.setattr(f"diffcse_jax.apps.{module}.require_model", lambda name: None)
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "cats.md").write_text(f"# The cat\n\nThe cat sleeps all day.\n\n## More\n\n{LONG}\n")

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import os
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -15,7 +16,6 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.files import why_pointer
 from diffcse_jax.models.plain_tokenizer import read_as_it_stands
 from diffcse_jax.models.text_settings import text_settings
-from diffcse_jax.models.unread import largely_unknown
 
 if TYPE_CHECKING:
     import transformers
@@ -24,6 +24,8 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one hold
 # Characters per wanted token that are tokenised first. English has 4 to 5 per token.
 READ_FIRST = 16
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
+LARGE_SHARE = 1 / 4  # of a text's letters, in unknown words
+WIDE = 3  # letters that a wide one, such as a Chinese character, counts as
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -301,3 +303,50 @@ def _beginning(text: str, size: int) -> str:
 def _end(text: str, size: int) -> str:
     space = text.find(" ", len(text) - size)
     return text[space:] if space >= 0 else ""
+
+
+def largely_unknown(
+    backend: tokenizers.Tokenizer,
+    texts: Sequence[str],
+    prompts: Sequence[int],
+    token_ids: Sequence[list[int]],
+    unknown_id: int | None,
+) -> list[bool]:
+    """Return which texts have a large share of their letters in words that the tokenizer lacks.
+
+    Tokens are no measure: in a script without spaces, a whole clause is one unknown token. The
+    places of tokens in a text cost time, so they are asked for only if it has an unknown one.
+
+    Args:
+        backend: The tokenizer, which may truncate texts.
+        texts: The texts.
+        prompts: How many characters at the beginning of each text are not counted.
+        token_ids: The tokens of each text.
+        unknown_id: The token of all unknown words. None: the tokenizer never gives one.
+    """
+    found = [unknown_id in ids for ids in token_ids]
+    rows = [row for row, has_unknown in enumerate(found) if has_unknown]
+    for row, encoding in zip(rows, backend.encode_batch([texts[row] for row in rows]), strict=True):
+        skipped = prompts[row]
+        # Special tokens around the text have no extent.
+        spans = [
+            (token, max(start, skipped), end)
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if max(start, skipped) < end
+        ]
+        unknown = sum(
+            _letters(texts[row][start:end]) for token, start, end in spans if token == unknown_id
+        )
+        found[row] = unknown > 0 and unknown >= LARGE_SHARE * _letters(
+            texts[row][spans[0][1] : spans[-1][2]]
+        )
+    return found
+
+
+def _letters(text: str) -> int:
+    """Return the number of characters that are not white space. Wide letters count more."""
+    return sum(
+        WIDE if char.isalpha() and unicodedata.east_asian_width(char) == "W" else 1
+        for char in text
+        if not char.isspace()
+    )

@@ -7,16 +7,10 @@ words of more than 100 characters in BERT's. Texts of such words have the same e
 import collections
 import contextlib
 import threading
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import tokenizers
-
 from diffcse_jax.errors import warn_user
-
-LARGE_SHARE = 1 / 4  # of a text's letters, in unknown words
-WIDE = 3  # letters that a wide one, such as a Chinese character, counts as
 
 
 class Reader(NamedTuple):
@@ -33,53 +27,6 @@ class _Open(threading.local):
 
 
 _open = _Open()
-
-
-def largely_unknown(
-    backend: tokenizers.Tokenizer,
-    texts: Sequence[str],
-    prompts: Sequence[int],
-    token_ids: Sequence[list[int]],
-    unknown_id: int | None,
-) -> list[bool]:
-    """Return which texts have a large share of their letters in words that the tokenizer lacks.
-
-    Tokens are no measure: in a script without spaces, a whole clause is one unknown token. The
-    places of tokens in a text cost time, so they are asked for only if it has an unknown one.
-
-    Args:
-        backend: The tokenizer, which may truncate texts.
-        texts: The texts.
-        prompts: How many characters at the beginning of each text are not counted.
-        token_ids: The tokens of each text.
-        unknown_id: The token of all unknown words. None: the tokenizer never gives one.
-    """
-    found = [unknown_id in ids for ids in token_ids]
-    rows = [row for row, has_unknown in enumerate(found) if has_unknown]
-    for row, encoding in zip(rows, backend.encode_batch([texts[row] for row in rows]), strict=True):
-        skipped = prompts[row]
-        # Special tokens around the text have no extent.
-        spans = [
-            (token, max(start, skipped), end)
-            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
-            if max(start, skipped) < end
-        ]
-        unknown = sum(
-            _letters(texts[row][start:end]) for token, start, end in spans if token == unknown_id
-        )
-        found[row] = unknown > 0 and unknown >= LARGE_SHARE * _letters(
-            texts[row][spans[0][1] : spans[-1][2]]
-        )
-    return found
-
-
-def _letters(text: str) -> int:
-    """Return the number of characters that are not white space. Wide letters count more."""
-    return sum(
-        WIDE if char.isalpha() and unicodedata.east_asian_width(char) == "W" else 1
-        for char in text
-        if not char.isspace()
-    )
 
 
 def describe_unknown(count: int, texts: int, model: str) -> str:
