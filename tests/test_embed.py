@@ -275,11 +275,11 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(
 
     message = error(index, "--model", "other", "x")
     assert (
-        "index holds embeddings of hash (avg, float32, 8 dimensions, weights hash avg), but the encoder"
+        "index holds embeddings of hash (avg, float32, 8 dimensions, jax, weights hash avg), but the encoder"
         in message
     )
     message = error(vectors, "--model", "missing", "x")
-    assert "dimensions, weights hash avg), and missing cannot be loaded" in message
+    assert "dimensions, jax, weights hash avg), and missing cannot be loaded" in message
     for options in (["--weight", "0.1"], ["--storage", "bits"], ["--no-passages"]):
         assert f"{options[0]}: {index} is already built. Leave this out" in error(
             index, *options, "x"
