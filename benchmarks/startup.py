@@ -54,7 +54,7 @@ NOT_KEPT = {"JAX_COMPILATION_CACHE_DIR": ""}
 
 
 class Program(NamedTuple):
-    """A command line, its input, and variables of its environment."""
+    """What a process runs: a command line, its input, and variables of its environment."""
 
     arguments: tuple[str, ...]
     text: str = ""

@@ -56,4 +56,4 @@ def test_a_row_becomes_a_document_through_the_files_of_the_page(tmp_path):
     assert len(way.files) <= 9
     assert way.returns <= 10
     assert set(opening.files) <= set(way.files) | NAMED_BELOW
-    assert opening.returns <= 28
+    assert opening.returns <= 24

@@ -121,6 +121,8 @@ def test_what_an_onnx_file_cannot_follow_is_refused(exported, tmp_path):
     for message, options in refused.items():
         with pytest.raises(ConfigError, match=message):
             SentenceEncoder.from_pretrained(folder, backend="onnx", **options)
+    with pytest.raises(ConfigError, match=r"--input text\.txt is what an ONNX file is compared on"):
+        export(start, tmp_path / "none", text="text.txt")
     with pytest.raises(ConfigError, match="backend='torch': use one of jax, onnx"):
         SentenceEncoder.from_pretrained(folder, backend="torch")
     with pytest.raises(CheckpointError, match=r"has no onnx/model\.onnx\. Write a folder that has"):

@@ -16,7 +16,7 @@ from diffcse_jax.search.vector_store import EncoderRecord
 
 
 def require_model(name: str) -> None:
-    """Raise `CheckpointError` if there is no such model. Text may take long to read before it."""
+    """Raise `CheckpointError` if there is no such model, before text is read for it."""
     path = expand_path(name)
     if finished_export(path) is None and not find_run(path):
         read_model_config(transformer_folder(find_folder(name)))

@@ -177,7 +177,7 @@ def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return encodable(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number and value == value else ""
+    return str(value) if is_number and value == value else ""  # NaN is not itself
 
 
 # Judgements

@@ -116,13 +116,9 @@ def export(
             earlier one stays.
     """
     output = io.expand_path(output).resolve()
-    if onnx not in ("", *FORMS):
-        raise ConfigError(f"onnx={onnx!r}: use one of {', '.join(FORMS)}")
-    if onnx:
-        for package, extra in NEEDED_BY_ONNX.items():
-            require_extra(package, extra)
-    texts = own_texts(text) if text else ()
+    _check_onnx(onnx, text)
     source = _read(model, pooler, truncate_dim)
+    texts = own_texts(text) if text else ()
     of_card = {"hub_id": hub_id, "license": license, "language": language}
     if source.saved is None and (given := [name for name, value in of_card.items() if value]):
         raise ConfigError(
@@ -162,6 +158,18 @@ def export(
             f"{source.encoder.recorded.pooler} does not use it. Do not use `pooler_output`"
         )
     return check
+
+
+def _check_onnx(form: str, text: str) -> None:
+    """Raise a `UserError` if an ONNX file cannot be written in this form, or none is asked for."""
+    if form not in ("", *FORMS):
+        raise ConfigError(f"onnx={form!r}: use one of {', '.join(FORMS)}")
+    if text and not form:
+        raise ConfigError(
+            f"--input {text} is what an ONNX file is compared on. Add --onnx, or leave it out"
+        )
+    for package, extra in NEEDED_BY_ONNX.items() if form else ():
+        require_extra(package, extra)
 
 
 def _read(model: str | Path, pooler: str | None, truncate_dim: int | None) -> Source:

@@ -153,6 +153,7 @@ def _to_int8(path: Path) -> None:
 
     model = onnx.load(path)
     _store_rows_as_int8(model)
+    disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # advice to fuse operations first, which changes nothing here
     try:
         # Without the 8th bit of weights, no processor's 16-bit sums of two products overflow.
@@ -160,7 +161,7 @@ def _to_int8(path: Path) -> None:
             model, path, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=True
         )
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
 
 
 def _store_rows_as_int8(model: Any) -> None:

@@ -16,6 +16,7 @@ from diffcse_jax.documents.tables.values import (
     Scale,
     by_column,
     listed,
+    scale_columns,
     text_columns,
 )
 from diffcse_jax.errors import DataError
@@ -131,7 +132,7 @@ def table_of(
     is_open: bool = False,
 ) -> Table:
     """Return a table whose columns are judged by a sample of its rows; see `values.sample_of`."""
-    scales = {column: Scale(column, sample.get(column, ())) for column in columns}
+    scales, undecided = scale_columns(columns, sample)
     return Table(
         name=name,
         columns=columns,
@@ -144,8 +145,8 @@ def table_of(
             for column in columns
             if any(isinstance(value, list | tuple) for value in sample.get(column, ()))
         ),
-        scale_columns=tuple(column for column, scale in scales.items() if scale.is_one),
-        undecided=tuple(column for column, scale in scales.items() if scale.is_undecided),
+        scale_columns=scales,
+        undecided=undecided,
     )
 
 

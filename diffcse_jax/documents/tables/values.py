@@ -235,6 +235,17 @@ class Scale:
         return self.is_possible and self._are_few and not self.is_one
 
 
+def scale_columns(
+    columns: Sequence[str], sample: Sample
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the columns that are scales, and those that further rows may show to be scales."""
+    scales = {column: Scale(column, sample.get(column, ())) for column in columns}
+    return (
+        tuple(column for column, scale in scales.items() if scale.is_one),
+        tuple(column for column, scale in scales.items() if scale.is_undecided),
+    )
+
+
 def number_of(value: Any) -> float | None:
     """Return a number, a truth value or the text of one as a number; None for other values."""
     if isinstance(value, bool | int | float):
