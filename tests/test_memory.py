@@ -1,5 +1,6 @@
 """Text in memory: as a file to train on, and as documents to search."""
 
+import functools
 import json
 import math
 import re
@@ -118,10 +119,38 @@ def test_dicts_keep_their_columns():
     ]
     first, second = documents_of(rows)
     assert (first.id, second.id) == ("0", "1")
-    assert dict(first.columns) == {"file": "a.pdf", "start": 3, "tags": ["x"]}
-    assert dict(second.columns) == {"file": "a.pdf", "start": 9, "extra": 1.5}
+    assert json.loads(first.columns) == {"file": "a.pdf", "start": 3, "tags": ["x"]}
+    assert json.loads(second.columns) == {"file": "a.pdf", "start": 9, "extra": 1.5}
     assert first.place == Place(row=1)
     assert [document.id for document in documents_of(rows, id_column="start")] == ["3", "9"]
+
+
+def nested(depth):
+    return functools.reduce(lambda value, _: {"in": value}, range(depth), "x")
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(nested(100_000), "is nested too deeply"), ([10**5000], "cannot be stored as JSON")],
+    ids=["deep", "digits"],
+)
+def test_a_column_that_json_cannot_hold_is_named_with_its_row(value, why):
+    with pytest.raises(DataError, match=rf"^line 2: one of the columns at, odd {why}"):
+        documents_of([{"text": "One."}, {"text": "Two.", "at": 3, "odd": value}])
+
+
+def test_columns_are_text_and_long_ones_are_left_out(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    lists = ",".join(["[]"] * 50_000)  # as objects, they would take 60 bytes each
+    path.write_text(f'{{"text": "One.", "odd": [{lists}]}}\n{{"text": "Two.", "odd": [[], NaN]}}\n')
+    ledger = Ledger("rows")
+    one, two = open_documents_to_search(path).read(ledger)
+    assert (one.columns, two.columns) == ("", '{"odd": [[], "nan"]}')
+    (warning,) = [line for line in ledger.account() if "columns" in line]
+    assert (
+        f"1 row whose other columns have more than 131,072 characters as JSON ({path}, line 1)"
+        in warning
+    )
 
 
 def test_known_keys_are_id_title_and_text():
@@ -136,7 +165,10 @@ def test_known_keys_are_id_title_and_text():
     assert second.sections[0].title == ""
     (odd,) = documents_of([{"id": {"a": 1}, "title": [{"de": "Uhr"}], "text": "x", "n": None}])
     assert (odd.id, odd.sections[0].title) == ("0", "")
-    assert odd.columns == {"id": {"a": 1}, "title": [{"de": "Uhr"}]}  # neither id nor text
+    assert json.loads(odd.columns) == {
+        "id": {"a": 1},
+        "title": [{"de": "Uhr"}],
+    }  # neither id nor text
 
 
 def test_columns_of_dicts_are_text_by_all_their_values(tmp_path):

@@ -7,8 +7,8 @@ of it carries its number.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from diffcse_jax.documents.ledger import NOWHERE, Ledger, Place
 from diffcse_jax.documents.sentences import canonical, sentences_of
@@ -38,7 +38,7 @@ class Document:
         id: Identifies the text; see `ids.py`.
         sections: The text.
         place: Where the text stands, for messages and hits.
-        columns: The other columns of its row, which hits repeat.
+        columns: The other columns of its row as JSON, which hits repeat; empty without any.
         whole: The text is a line, or a row with one text. Search keeps it whole unless the model
             reads less.
     """
@@ -46,7 +46,7 @@ class Document:
     id: str
     sections: tuple[Section, ...]
     place: Place = NOWHERE
-    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    columns: str = ""
     whole: bool = False
 
     def text(self) -> str:

@@ -221,9 +221,9 @@ def _read_to_search(
         yield from _line_documents(name, read_blocks(file, name, ledger), ledger)
     yield from _file_documents(opened.prose, ledger, with_code=True)
     if len(of_tables) > 1:
-        yield from _with_ids_of_files(_row_documents(of_tables, ledger), ledger)
+        yield from _with_ids_of_files(_row_documents(of_tables, ledger, with_columns=True), ledger)
     else:
-        yield from _row_documents(of_tables, ledger)
+        yield from _row_documents(of_tables, ledger, with_columns=True)
 
 
 def documents_to_train(opened: Opened, columns: Sequence[str]) -> Documents:
@@ -248,7 +248,7 @@ def documents_to_train(opened: Opened, columns: Sequence[str]) -> Documents:
         for file in opened.lines:
             yield from _paragraph_documents(file, ledger)
         yield from _file_documents(opened.prose, ledger, with_code=False)
-        yield from _row_documents(of_tables, ledger)
+        yield from _row_documents(of_tables, ledger, with_columns=False)
 
     # Of a txt file that the user names, the content says all.
     marks = () if opened.lines else _marks(opened, columns)
@@ -439,18 +439,21 @@ def _with_ids_of_files(documents: Iterable[Document], ledger: Ledger) -> Iterato
         ledger.note(note)
 
 
-def _row_documents(of_tables: Sequence[_LaidOut], ledger: Ledger) -> Iterator[Document]:
-    """Yield each row with text as a document."""
+def _row_documents(
+    of_tables: Sequence[_LaidOut], ledger: Ledger, *, with_columns: bool
+) -> Iterator[Document]:
+    """Yield each row with text as a document, with its other columns or without."""
     for table, layout in of_tables:
         ledger.count_file()
         if layout.note:
             ledger.note(layout.note)
-        read = dict.fromkeys((*table.columns, *layout.columns))
+        others = table.columns if with_columns else ()
+        read = dict.fromkeys((*others, *layout.columns))
         for number, values in table.rows([*read], ledger, notes_late_text=layout.is_guessed):
             if layout.id is None and table.is_open and (column := id_among(values)) is not None:
                 layout = dataclasses.replace(layout, id=column)  # later rows may have ids
             place = Place(table.name, number)
-            if document := document_of(values, layout, place, ledger):
+            if document := document_of(values, layout, place, ledger, with_columns=with_columns):
                 yield document
             elif is_emptied(values, layout):
                 ledger.emptied.add(row_id(values, layout.id, place) or place_id(place))

@@ -9,8 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +17,7 @@ import pyarrow as pa
 from jaxtyping import Float32, Int
 
 from diffcse_jax.documents.document import Document
-from diffcse_jax.errors import DataError
+from diffcse_jax.documents.text.encodings import readable
 from diffcse_jax.search.embeddings import StoredEmbeddings
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.passages import PASSAGE_RULES, Passage
@@ -147,7 +145,7 @@ def documents_table(documents: Iterable[Document], input_number: int) -> pa.Tabl
             document.place.row,
             input_number,
             digest_of(document),
-            columns_text(document.columns),
+            document.columns,
         )
         for document in documents
     ]
@@ -176,42 +174,3 @@ def digest_of(document: Document) -> bytes:
     ]
     content = json.dumps([PASSAGE_RULES, document.whole, parts])
     return hashlib.blake2b(content.encode(), digest_size=16).digest()
-
-
-def columns_text(columns: Mapping[str, Any]) -> str:
-    """Return a document's other columns as JSON. Missing values are left out; dates become text."""
-    try:
-        present = {name: value for name, value in columns.items() if not _is_missing(value)}
-        return json.dumps(_as_json(present), ensure_ascii=False) if present else ""
-    except RecursionError as error:
-        names = ", ".join(map(str, columns))
-        raise DataError(f"one of the columns {names} is nested too deeply. Leave it out") from error
-
-
-def _is_missing(value: Any) -> bool:
-    """Return whether a value is None, NaN, or pandas' NaT or NA."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(value, float | np.floating) and bool(np.isnan(value))
-
-
-def _as_json(value: Any) -> Any:
-    """Return a value made of JSON's types."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {readable(str(key)): _as_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_as_json(each) for each in value]
-    if (
-        isinstance(value, bool | int)
-        or value is None
-        or (isinstance(value, float) and math.isfinite(value))
-    ):
-        return value
-    return readable(str(value))
-
-
-def readable(text: str) -> str:
-    """Return a text in which a byte that is not UTF-8, as in names of files, is spelled out."""
-    return re.sub("[\ud800-\udfff]", lambda byte: f"\\u{ord(byte[0]):x}", text)

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 
 from diffcse_jax.documents.document import Document
 from diffcse_jax.documents.ids import IdsOfFiles
+from diffcse_jax.documents.text.encodings import readable
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, read_json_object
@@ -29,8 +30,6 @@ from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.contents import (
     DOCUMENTS,
     PASSAGES,
-    columns_text,
-    readable,
     whole_numbers,
 )
 from diffcse_jax.search.embeddings import Vectors
@@ -186,7 +185,7 @@ def row_of(document: Document, passage: Passage) -> dict[str, Any]:
         "title": passage.title,
         TEXT: passage.text,
         "start": passage.start,
-        "columns": columns_text(document.columns),
+        "columns": document.columns,
     }
 
 

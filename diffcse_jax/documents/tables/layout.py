@@ -16,6 +16,7 @@ from diffcse_jax.documents.ledger import (
     usable,
 )
 from diffcse_jax.documents.tables.names import TEXT_COLUMNS, TITLE_COLUMN
+from diffcse_jax.documents.tables.other_columns import columns_text
 from diffcse_jax.documents.tables.values import CHOOSES, text_of
 
 
@@ -100,22 +101,35 @@ def layout_of(
 
 
 def document_of(
-    values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger
+    values: Mapping[str, Any],
+    layout: Layout,
+    place: Place,
+    ledger: Ledger,
+    *,
+    with_columns: bool = True,
 ) -> Document | None:
     """Return the document of a row; None, with an entry in the ledger, if it has no text."""
     sections = _sections(values, layout, place, ledger)
     if not sections:
         return None
+    ledger.keep()
+    return Document(
+        row_id(values, layout.id, place) or place_id(place),
+        sections,
+        place,
+        _others(values, layout, place, ledger) if with_columns else "",
+        layout.is_whole or layout.are_separate,
+    )
+
+
+def _others(values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger) -> str:
+    """Return the columns that are not read as text, as JSON."""
     others = {
         name: value
         for name, value in values.items()
         if value is not None and not (layout.reads(name) and _is_text(value))
     }
-    ledger.keep()
-    is_whole = layout.is_whole or layout.are_separate
-    return Document(
-        row_id(values, layout.id, place) or place_id(place), sections, place, others, is_whole
-    )
+    return columns_text(others, place, ledger)
 
 
 def _sections(

@@ -98,6 +98,11 @@ def encodable(text: str) -> str:
     return text if text.isascii() else HALF_A_CHARACTER.sub(REPLACEMENT, text)
 
 
+def readable(text: str, mark: str = r"\u") -> str:
+    """Return a text in which a byte that is not UTF-8, as in names of files, is spelled out."""
+    return HALF_A_CHARACTER.sub(lambda byte: f"{mark}{ord(byte[0]):x}", text)
+
+
 def decoded(stream: Bytes, decoder: "Decoder") -> Iterator[str]:
     """Yield the text of a stream in blocks, which end with a line if one ends in them."""
     start = stream.read(BLOCK)
