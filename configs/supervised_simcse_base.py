@@ -21,6 +21,7 @@ def get_config() -> ConfigDict:
     config.model.projector_train_only = False
     config.contrast.hard_negative_weight = 1.0
     config.data.train_file = "nli_for_simcse.csv"
+    config.data.min_columns = 2
     config.train.batch_size = 512
     config.train.epochs = 3
     config.optim.learning_rate = 5e-5

@@ -712,3 +712,17 @@ def test_what_the_configuration_wants_left_out_is_not_a_loss():
     ledger = Ledger("a", strict=True)
     ledger.leave_out(EMPTY)
     assert not ledger.has_losses
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns"),
+    [("one.txt", "One sentence.\n", "sentence"), ("one.csv", "text\nOne sentence.\n", "text")],
+)
+def test_single_sentences_are_refused_where_pairs_are_asked_for(
+    tmp_path: Path, name: str, text: str, columns: str
+):
+    (tmp_path / name).write_text(text)
+    message = rf"each row has 1 text \({columns}\), but data.min_columns=2"
+    with pytest.raises(DataError, match=message):
+        opened(tmp_path / name, min_columns=2)
+    assert opened(tmp_path / name).columns == (columns,)

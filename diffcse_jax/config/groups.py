@@ -108,6 +108,12 @@ class DataConfig:
         "new in each epoch (Contriever)",
         choices=("columns", "dropout", *SECOND_TEXTS),
     )
+    min_columns: int = option(
+        1,
+        "with `columns`: the fewest columns of text; 2 refuses text without positives, 3 pairs "
+        "without hard negatives",
+        low=1,
+    )
     held_out: float = option(
         0.0,
         "share of the documents, chosen by a hash of their text, that is kept out of training for "

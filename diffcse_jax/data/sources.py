@@ -30,7 +30,7 @@ from diffcse_jax.documents.tables.layout import texts_of_row
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import SAMPLE_ROWS, listed
 from diffcse_jax.documents.text.lines import LineBlock, read_blocks
-from diffcse_jax.errors import DataError, NoSentencesError
+from diffcse_jax.errors import DataError, NoSentencesError, counted
 
 OPTION = "data.train_file"
 NO_ROWS = "without rows to train on (data.pairs makes some of documents)"
@@ -52,9 +52,10 @@ def open_corpus(data: DataConfig, split: Split | None = None) -> Corpus:
         follow_links=data.follow_links,
     )
     _require_one_kind(opened, data.columns)
-    if opened.lines or opened.source.is_docstrings:
-        return _corpus_of_lines(opened, data)
-    return _corpus_of_tables(opened, data)
+    is_of_lines = bool(opened.lines) or opened.source.is_docstrings
+    corpus = (_corpus_of_lines if is_of_lines else _corpus_of_tables)(opened, data)
+    _require_width(corpus, data.min_columns)
+    return corpus
 
 
 def open_split(data: DataConfig) -> Split:
@@ -87,6 +88,21 @@ def _require_one_kind(opened: Opened, columns: Sequence[str]) -> None:
     if not kinds:
         remedy = "Do not name columns" if columns else "Set data.pairs, for example to 'lead'"
         raise DataError(f"{source.name}: these files contain documents. {remedy}")
+
+
+def _require_width(corpus: Corpus, least: int) -> None:
+    """Raise `DataError` if rows have fewer texts than `data.min_columns`.
+
+    A sentence alone would be its own positive, and pairs would train without hard negatives.
+    """
+    count = len(corpus.columns)
+    if count < least:
+        raise DataError(
+            f"{corpus.name}: each row has {counted(count, 'text{s}')} "
+            f"({listed(corpus.columns)}), but data.min_columns={least}. Give rows of a sentence, "
+            "its positive and perhaps hard negatives, such as a csv file with the columns sent0, "
+            f"sent1, hard_neg. Or set data.min_columns={count} to train without what is missing."
+        )
 
 
 # Lines
