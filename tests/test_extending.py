@@ -10,6 +10,7 @@ import tomllib
 import types
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_run import environment, run_settings
@@ -28,7 +29,8 @@ from diffcse_jax.config import (
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.export.card import command_of
 from diffcse_jax.losses import Loss
-from diffcse_jax.losses.total import checked
+from diffcse_jax.losses.total import checked, named_apart
+from diffcse_jax.run_folder.summary import shared_panels
 
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
 EXAMPLE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -124,6 +126,9 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
         settings_of_losses({"mine": my_losses.Spread()})
     with pytest.raises(ConfigError, match=r"^mine\.weight: -1.0 is below 0.0"):
         settings_of_losses({"mine": my_losses.Spread(weight=-1.0)})
+    shortened = settings_of_losses({"contrast_8": my_losses.Spread(weight=0.1)})
+    with pytest.raises(ConfigError, match="the metric loss_contrast_8 would be that of contrast"):
+        configuration("adapt", {"matryoshka.sizes": (8,)} | shortened)
     with pytest.raises(ConfigError, match=r"expected an instance .* got <class"):
         settings_of_losses({"mine": my_losses.Spread})
 
@@ -158,6 +163,17 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
 def test_a_loss_that_returns_something_else_is_named(returned, message):
     with pytest.raises(ConfigError, match=message):
         checked("mine", returned)
+
+
+def test_metrics_of_one_name_are_all_kept():
+    a, b, c, d = map(jnp.asarray, range(4))
+    own = {"mine": {"norm": a, "share": b}, "other": {"norm": c, "grad_norm": d}}
+    kept = named_apart(own, taken=("loss", "grad_norm"))
+    assert kept == {"mine.norm": a, "share": b, "other.norm": c, "other.grad_norm": d}
+    panels = {"norms": ("norm",)}
+    shared = shared_panels({"mine": panels, "other": panels}, kept)
+    assert shared == {"norms": ("mine.norm", "other.norm")}
+    assert shared_panels({"mine": panels}, {"norm"}) == panels
 
 
 @pytest.mark.parametrize("key", ["spread.weight", "installed.weight", "installed"])

@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import importlib.metadata
+import itertools
 import os
 import re
 import runpy
@@ -621,6 +622,13 @@ def _contradictions_of_networks(config: Config) -> Iterator[str]:
             f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use "
             "model.projector='none'"
         )
+    for name, size in itertools.product(config.losses, matryoshka.sizes):
+        if f"{name}_{size}" in config.losses:
+            yield (
+                f"matryoshka.sizes={matryoshka.sizes}: the metric loss_{name}_{size} would be that "
+                f"of {name} with {size} dimensions and that of the loss {name}_{size}. Rename the "
+                "loss"
+            )
     if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
         yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
 

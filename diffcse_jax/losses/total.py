@@ -1,7 +1,8 @@
 """The training loss: a weighted sum of losses."""
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +18,10 @@ from diffcse_jax.options import option
 
 Inputs = dict[str, Any]  # the inputs that losses have prepared, by the name of the loss
 UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors
+# What rows of metrics hold besides the metrics of `total_loss`.
+OF_ROWS = frozenset(
+    ("step", "grad_norm", "bad_gradient", "bad_steps", "learning_rate", "sentences_per_second")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +57,16 @@ def total_loss(
     """
     total = jnp.zeros([])
     metrics = Metrics()
+    of_losses: dict[str, Metrics] = {}
     for name, loss in losses.items():
         own_key = fold_in_name(key, name)
-        value, own_metrics = checked(name, loss.loss(forward, inputs[name], own_key))
+        value, of_losses[name] = checked(name, loss.loss(forward, inputs[name], own_key))
         shorter_sizes = matryoshka.sizes if loss.compares_embeddings else ()
         for size in shorter_sizes:
             value_at_size, _ = loss.loss(forward.prefix(size), inputs[name], own_key)
             value += value_at_size
             metrics[f"loss_{name}_{size}"] = value_at_size
-        metrics |= {f"loss_{name}": value} | own_metrics
+        metrics[f"loss_{name}"] = value
         total += loss.weight * value
     # The two texts of a labelled pair are not a positive pair.
     if forward.embedded and forward.batch.labels is None:
@@ -75,7 +81,22 @@ def total_loss(
             "alignment": alignment(z1, z2).mean(),
             "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
         }
-    return total, metrics | {"loss": total}
+    metrics["loss"] = total
+    return total, metrics | named_apart(of_losses, taken=(*metrics, *OF_ROWS))
+
+
+def named_apart(metrics: Mapping[str, Metrics], *, taken: Collection[str]) -> Metrics:
+    """Return the metrics of all losses by name.
+
+    A name that several losses use, or that is taken, gets the name of the loss in front, as in
+    `mine.accuracy`.
+    """
+    uses = collections.Counter([*taken, *(name for own in metrics.values() for name in own)])
+    return {
+        metric if uses[metric] == 1 else f"{loss}.{metric}": value
+        for loss, own in metrics.items()
+        for metric, value in own.items()
+    }
 
 
 def checked(name: str, returned: Any) -> tuple[Float[Array, ""], Metrics]:

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -327,9 +327,8 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
 def curves(run: RunSummary) -> dict[str, list[Chart]]:
     """Return the charts of a run's metrics by section: `dev`, `losses` and `others`."""
     names = list(dict.fromkeys(name for row in run.rows for name in row))
-    panels: dict[str, tuple[str, ...]] = {}
-    for loss in run.config.losses.values():
-        panels |= loss.panels
+    of_losses = {name: loss.panels for name, loss in run.config.losses.items()}
+    panels = shared_panels(of_losses, names)
     chosen = f"dev/{run.metric}"
     recalls = [
         name for name in names if name.startswith("dev/") and "recall@" in name and name != chosen
@@ -368,6 +367,23 @@ def curves(run: RunSummary) -> dict[str, list[Chart]]:
         "losses": _charts(losses, run, may_be_log=True),
         "others": _charts(others, run),
     }
+
+
+def shared_panels(
+    of_losses: Mapping[str, Mapping[str, Sequence[str]]], known: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the panels of all losses. Losses that name a panel alike share it.
+
+    Args:
+        of_losses: The panels of each loss by its name.
+        known: The metrics of the run. If two losses have a metric, each has its own name in front.
+    """
+    panels: dict[str, tuple[str, ...]] = {}
+    for loss, own in of_losses.items():
+        for title, metrics in own.items():
+            names = (metric if metric in known else f"{loss}.{metric}" for metric in metrics)
+            panels[title] = (*panels.get(title, ()), *names)
+    return panels
 
 
 def _charts(
