@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -266,7 +267,7 @@ def join() -> None:
     finally:
         timer.cancel()
     if jax.process_count() > 1:
-        _Watch()
+        _Watch(_started_witness())
         devices = counted(jax.device_count(), "device{s}")
         log_line(f"{jax.process_count()} processes take part, with {devices} in all")
 
@@ -339,6 +340,34 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     return outcome["value"]
 
 
+def _started_witness() -> Callable[[], None]:
+    """Start a small process that prints a sentence if this one ends without running its code.
+
+    If process 0 is killed, JAX ends the others from a thread in C++, which no Python code sees.
+
+    Returns:
+        Sends the witness away. Otherwise it speaks when this process has ended.
+    """
+    index, count = jax.process_index(), jax.process_count()
+    sentence = (
+        f"error: process {index} of {count} was ended. It was killed, or another process is lost "
+        "and JAX ended it. Everything saved is intact; run the same command again to resume."
+    )
+    script = 'read -r word || printf "%s\\n" "$0" >&2'
+    witness = subprocess.Popen(
+        ["/bin/sh", "-c", script, sentence],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # so that Ctrl-C does not end it
+    )
+
+    def send_away() -> None:
+        witness.communicate(b"leave\n")
+
+    atexit.register(send_away)
+    return send_away
+
+
 class _Watch:
     """Ends this process, with one sentence, when another process of the job is lost.
 
@@ -348,7 +377,8 @@ class _Watch:
 
     FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
 
-    def __init__(self) -> None:
+    def __init__(self, send_away: Callable[[], None]) -> None:
+        self._send_away = send_away  # the witness, before this process ends
         self._state = _distributed_state()
         # The last sign of life of each process (its host and a number), and when it came.
         count = self._state.num_processes
@@ -391,6 +421,7 @@ class _Watch:
             file=sys.stderr,
             flush=True,
         )
+        self._send_away()
         os._exit(1)  # without exit handlers, because JAX's waits for the lost process
 
     def _on_error(self, kind: type[BaseException], *error: Any) -> None:

@@ -134,6 +134,7 @@ def meetings() -> Iterator[dict[str, list[subprocess.Popen]]]:
     started = {
         "first hangs": meet(),
         "second hangs": meet(),
+        "first is killed": meet(),
         "one fails": meet(own=(os.devnull, "/dev/full")),
     }
     started |= {
@@ -158,6 +159,16 @@ def test_a_process_that_hangs_is_named_and_ends_the_other(meetings):
         assert processes[1 - lost].returncode == 1
         named = f"error: process {lost} of 2, on host {socket.gethostname()}, is lost: it has been "
         assert output.splitlines()[-1].startswith(named), output
+
+
+@pytest.mark.slow
+def test_a_kill_of_the_first_process_ends_the_other_with_a_sentence(meetings):
+    first, second = meetings["first is killed"]
+    assert any(line == "working\n" for line in second.stdout)
+    first.kill()
+    output = second.communicate(timeout=BOUND)[0]
+    assert second.returncode
+    assert output.splitlines()[-1].startswith("error: process 1 of 2 was ended. It was killed, or")
 
 
 @pytest.mark.slow
