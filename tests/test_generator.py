@@ -1,5 +1,6 @@
 """The run's own generator: its head is trained, stored, and read again."""
 
+import itertools
 import json
 import signal
 import sys
@@ -16,6 +17,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError, Interrupted
+from diffcse_jax.hosts import StopRequest
 from diffcse_jax.models.tokenizer import load_tokenizer
 from diffcse_jax.training import generator
 from diffcse_jax.training.generator import own_generator, with_fitting_head
@@ -66,31 +68,31 @@ def test_an_interrupted_head_is_the_same_as_an_uninterrupted_one(
 ):
     config = config_with(9)
     monkeypatch.setattr(generator, "SAVED_EVERY", 4)
-    monkeypatch.setattr(generator, "WORTH_TIMING", 1)
+    monkeypatch.setattr(generator, "WORTH_TIMING", 9)
 
     def own(folder: str):
         return own_generator(
             config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path / folder
         )
 
-    def at_step(stop: int, raise_error):
-        progress = generator._Timer.report
+    def after_steps(count: int, stop):
+        agreed, steps = StopRequest.is_agreed, itertools.count(1)
 
-        def report(self, step: int) -> None:
-            if step == stop:
-                raise_error()
-            progress(self, step)
+        def is_agreed(self, *, may_ask: bool) -> bool:
+            if next(steps) == count:
+                stop()
+            return agreed(self, may_ask=may_ask)
 
-        return report
+        return is_agreed
 
     whole = own("whole")
     assert not [*(tmp_path / "whole/generator").glob("training*")]
     assert "training the masked-LM head takes about 1 s" in capfd.readouterr().err
-    # A signal after step 3 loses nothing; a kill in step 6 loses what follows step 4.
-    ask = at_step(3, lambda: signal.raise_signal(signal.SIGTERM))
-    for report, error in ((ask, Interrupted), (at_step(6, sys.exit), SystemExit)):
+    # A signal after step 3 loses nothing; a kill three steps later loses what follows step 4.
+    ask = after_steps(3, lambda: signal.raise_signal(signal.SIGTERM))
+    for is_agreed, error in ((ask, Interrupted), (after_steps(3, sys.exit), SystemExit)):
         with monkeypatch.context() as patched:
-            patched.setattr(generator._Timer, "report", report)
+            patched.setattr(StopRequest, "is_agreed", is_agreed)
             with pytest.raises(error):
                 own("stopped")
     assert "resuming the masked-LM head after step 3" in capfd.readouterr().err
@@ -98,9 +100,12 @@ def test_an_interrupted_head_is_the_same_as_an_uninterrupted_one(
     assert "resuming the masked-LM head after step 4" in capfd.readouterr().err
     jax.tree.map(np.testing.assert_array_equal, whole.mlm_head, resumed.mlm_head)
     reports = [
-        (tmp_path / name / "generator/report.json").read_text() for name in ("whole", "stopped")
+        json.loads((tmp_path / name / "generator/report.json").read_text())
+        for name in ("whole", "stopped")
     ]
-    assert reports[0] == reports[1]
+    for score in ("accuracy", "perplexity", "steps"):
+        assert reports[0][score] == reports[1][score]
+    assert reports[0]["step_seconds"] > 0 == reports[1]["step_seconds"]
     assert not [*(tmp_path / "stopped/generator").glob("training*")]
 
 

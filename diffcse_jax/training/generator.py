@@ -40,12 +40,12 @@ from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, s
 if TYPE_CHECKING:
     import grain
 
+FOLDER, REPORT = "generator", "report.json"  # of the head, in the folder of a run
 HELD_OUT_BATCHES = 8  # batches on which the masked-LM head is measured
 STEPS_OF_A_STEP = 5  # the most steps of the masked-LM head for each step of the run
 SAVED_EVERY = 50  # steps between checkpoints of the masked-LM head
 ASKED_EVERY = 10  # steps after which several processes ask one another whether to stop
-WORTH_TIMING = 20  # steps of a head, whose time is said before they begin
-TIMED_FROM, TIMED_TO = 3, 6  # the steps that tell it; the first ones compile
+WORTH_TIMING = 20  # steps of a head, whose time is measured and said before they begin
 
 # (head, optimizer state, *batch) -> (head, optimizer state, loss)
 HeadStep = Callable[..., tuple[Params, optax.OptState, Float[Array, ""]]]
@@ -158,15 +158,15 @@ def own_generator(
     Raises:
         Interrupted: A signal asked to stop while the head was trained. Everything is saved.
     """
-    folder = workdir / "generator"
-    weights, record = folder / "mlm_head.safetensors", folder / "report.json"
+    folder = workdir / FOLDER
+    weights, record = folder / "mlm_head.safetensors", folder / REPORT
     if record.is_file():
         log_line(f"generator: using the masked-LM head in {folder}")
         scores = read_sealed(record, _remedy(folder))
         head = load_file(weights)
     else:
         steps = counted(config.generator.head_steps, "step{s}")
-        log_line(f"generator: training a masked-LM head for {steps}, before the run's own steps")
+        log_line(f"generator: the run first trains a masked-LM head, for {steps}")
         head, scores = train_masked_lm_head(
             config, encoder, store, vocabulary, mesh=mesh, folder=folder
         )
@@ -221,7 +221,7 @@ def train_masked_lm_head(
 
     Returns:
         The parameters of the head, and scores: accuracy (%) and perplexity on masked tokens of the
-        batches that would come next, and the number of steps.
+        batches that would come next, the number of steps, and the seconds of one (0: not measured).
     """
     options = config.generator
     initial, loss, step = make_masked_lm_training(config, encoder.config, vocabulary, mesh)
@@ -238,9 +238,23 @@ def train_masked_lm_head(
     head, opt_state = jax.jit(initial, out_shardings=replicated(mesh))()
     frozen = layers.prefixed(encoder.transformer, "transformer")
     frozen = jax.device_put(frozen, replicated(mesh))
+    checkpoints = _HeadCheckpoints(folder)
+    (head, opt_state), done_before = checkpoints.restore((head, opt_state), delivered, mesh)
     training = HeadTraining(head, opt_state, step)
+    step_seconds = 0.0
+    if (left := options.head_steps - done_before) >= WORTH_TIMING:
+        step_seconds = _time_step(training, frozen, shard_batch(source[done_before], mesh))
+        log_line(
+            f"generator: training the masked-LM head takes about {duration(left * step_seconds)}"
+        )
     head = _train_from_checkpoint(
-        training, frozen, delivered, options.head_steps, mesh=mesh, folder=folder
+        training,
+        frozen,
+        delivered,
+        options.head_steps,
+        done_before=done_before,
+        mesh=mesh,
+        checkpoints=checkpoints,
     )
     batches = (shard_batch(batch, mesh) for batch in delivered)
     measure = jax.jit(loss)
@@ -254,9 +268,24 @@ def train_masked_lm_head(
         "accuracy": 100 * float(accuracy),
         "perplexity": float(np.exp(mean_loss)),
         "steps": options.head_steps,
+        "step_seconds": step_seconds,
     }
     trained = layers.subset(head, "head")
     return {name: np.asarray(value) for name, value in trained.items()}, scores
+
+
+def _time_step(training: HeadTraining, frozen: Params, batch: Batch) -> float:
+    """Return the seconds of a step, without training: it changes copies.
+
+    The first of two steps compiles.
+    """
+    seconds = 0.0
+    for index in range(2):
+        head, opt_state = jax.tree.map(jnp.copy, (training.head, training.opt_state))
+        began = time.perf_counter()
+        jax.block_until_ready(training.step(head, opt_state, frozen, batch, np.int32(index)))
+        seconds = time.perf_counter() - began
+    return seconds
 
 
 def _train_from_checkpoint(
@@ -265,33 +294,29 @@ def _train_from_checkpoint(
     batches: "grain.DatasetIterator",
     steps: int,
     *,
+    done_before: int,
     mesh: Mesh,
-    folder: Path,
+    checkpoints: "_HeadCheckpoints",
 ) -> Params:
-    """Train a masked-LM head, from its last checkpoint in the folder if there is one.
+    """Train a masked-LM head from a checkpoint, and save others.
 
     Args:
-        training: The start of a new head.
+        training: The head of the checkpoint, or a new one.
         frozen: The parameters of the encoder.
-        batches: The batches of all steps. They are taken up to the last step.
-        steps: The number of steps.
+        batches: The batches of all steps that are left. They are taken up to the last step.
+        steps: The number of steps, with those that were done before.
+        done_before: The step of the checkpoint. 0: a new head.
         mesh: The devices.
-        folder: Where checkpoints are written.
+        checkpoints: Where checkpoints are written.
 
     Raises:
         Interrupted: A signal asked to stop. Everything is saved.
     """
-    checkpoints = _HeadCheckpoints(folder)
-    (head, opt_state), done_before = checkpoints.restore(
-        (training.head, training.opt_state), batches, mesh
-    )
-    timer = _Timer(steps, done_before)
     numbered = enumerate(batches, start=done_before)
     arguments = ((frozen, shard_batch(batch, mesh), np.int32(index)) for index, batch in numbered)
     with stop_requested() as stop:
 
         def after(step: int, head: Params, opt_state: optax.OptState) -> None:
-            timer.report(step)
             stops = stop.is_agreed(may_ask=step % ASKED_EVERY == 0)
             if stops or step % SAVED_EVERY == 0 or step == steps:
                 checkpoints.save((head, opt_state), step, batches)
@@ -302,31 +327,8 @@ def _train_from_checkpoint(
                 )
 
         return train_head(
-            "masked-LM head",
-            HeadTraining(head, opt_state, training.step),
-            arguments,
-            steps,
-            after,
-            done_before=done_before,
+            "masked-LM head", training, arguments, steps, after, done_before=done_before
         )
-
-
-class _Timer:
-    """Says how long the training of a head takes, once a few steps have shown it."""
-
-    def __init__(self, steps: int, done_before: int):
-        self._steps, self._done_before = steps, done_before
-        self._began = 0.0
-
-    def report(self, step: int) -> None:
-        """Note that a step has begun. The earlier ones have ended, but for the one before it."""
-        done = step - self._done_before
-        if done == TIMED_FROM:
-            self._began = time.perf_counter()
-        if done == TIMED_TO and self._steps - step >= WORTH_TIMING:
-            seconds = (time.perf_counter() - self._began) / (TIMED_TO - TIMED_FROM)
-            left = duration(seconds * (self._steps - step))
-            log_line(f"generator: training the masked-LM head takes about {left}")
 
 
 class _HeadCheckpoints:

@@ -16,7 +16,8 @@ from diffcse_jax.apps.study.run import NOT_STARTED, StudyRun
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import counted
 from diffcse_jax.hosts import duration, log_line
-from diffcse_jax.io import replace_dir
+from diffcse_jax.io import read_sealed, replace_dir
+from diffcse_jax.training import generator
 from diffcse_jax.training.callbacks import Callback, Training
 
 STEPS = 12  # that are timed, with a dev evaluation after each half
@@ -34,6 +35,7 @@ class Cost:
     evaluation_seconds: float  # of one dev evaluation
     other_seconds: float  # before the first steps: reading the text, scoring the start, compiling
     checkpoint_bytes: int
+    head_seconds: float = 0.0  # training the generator's masked-LM head, if the run has its own
 
     def seconds(self, every: int) -> float:
         """Return the duration of a run with a dev evaluation after `every` steps.
@@ -45,6 +47,7 @@ class Cost:
             self.steps * self.step_seconds
             + evaluations * self.evaluation_seconds
             + self.other_seconds
+            + self.head_seconds
         )
 
     @property
@@ -107,12 +110,16 @@ class _Stopwatch(Callback):
         self.steps: dict[int, float] = {}
         self.evaluation = 0.0
         self.bytes = 0
+        self.head_seconds = 0.0  # of a step of the generator's masked-LM head
         self.training: Training | None = None
 
     def on_start(self, training: Training) -> None:
         if training.total_steps < STEPS:
             raise _Ended
         self.training = training
+        report = training.workdir / generator.FOLDER / generator.REPORT
+        if report.is_file():
+            self.head_seconds = read_sealed(report, "Start the study again")["step_seconds"]
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps[step] = time.perf_counter()
@@ -138,6 +145,9 @@ def probe(config: Config, folder: Path) -> Cost | None:
     # Nothing may end the run before everything is measured, but a guard is scored as usual.
     values |= {"eval.patience": 0, "eval.max_drop": 0.0}
     values |= {"eval.guard": config.eval.guard or config.eval.max_drop > 0}
+    # A head is trained no longer than its steps need to be timed.
+    head_steps = min(config.generator.head_steps, generator.WORTH_TIMING)
+    values["generator.head_steps"] = head_steps
     watch = _Stopwatch()
     # The next one removes what a killed process leaves.
     with contextlib.suppress(_Ended), replace_dir(folder / "timing") as temporary:
@@ -151,12 +161,14 @@ def probe(config: Config, folder: Path) -> Cost | None:
         if step != STEPS // 2 + 1  # follows the evaluation
     ]
     seconds = statistics.median(between)
+    fitting = generator.with_fitting_head(config, watch.training.total_steps)
     return Cost(
         steps=watch.training.total_steps,
         step_seconds=seconds,
         evaluation_seconds=watch.evaluation,
         other_seconds=watch.steps[FIRST] - watch.began - FIRST * seconds,
         checkpoint_bytes=watch.bytes,
+        head_seconds=watch.head_seconds * (fitting.generator.head_steps - head_steps),
     )
 
 
@@ -176,9 +188,13 @@ def describe(
     for row, total in seconds.items():
         cost = costs[row]
         number = sum(row == other for other, _ in runs)
+        head = (
+            f", {duration(cost.head_seconds)} for a generator's head" if cost.head_seconds else ""
+        )
         yield (
             f"{row}: {counted(number, 'run{s}')} of {cost.steps:,} steps, {cost.step_seconds:.3g} "
-            f"s a step and {cost.evaluation_seconds:.3g} s a dev evaluation: {duration(total)}"
+            f"s a step{head} and {cost.evaluation_seconds:.3g} s a dev evaluation: "
+            f"{duration(total)}"
         )
     size = sum(costs[row].bytes for row, _ in runs)
     together = f"{duration(sum(seconds.values()))} and {size / 1e9:,.1f} GB"
