@@ -128,6 +128,11 @@ def study(tmp_path, capsys):
         ),
         (
             VARIANTS,
+            ["--tasks", "sts,pairs_retrieval:/nowhere/pairs.tsv"],
+            "error: pairs_retrieval:/nowhere/pairs.tsv: no such file or folder: /nowhere/pairs.tsv",
+        ),
+        (
+            VARIANTS,
             ["--variants", "C"],
             "error: --variants: mine has no 'C'. It has: plain, with DCL",
         ),

@@ -13,6 +13,7 @@ from typing import Any
 import tqdm
 
 from diffcse_jax.commands import EvaluateOptions
+from diffcse_jax.documents.find import NOT_PATHS, is_pattern
 from diffcse_jax.errors import (
     CheckpointError,
     ConfigError,
@@ -37,7 +38,7 @@ from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
 from diffcse_jax.evaluation.systems import BM25, HYBRID, compare_systems
 from diffcse_jax.evaluation.trec_runs import check_run_files
-from diffcse_jax.io import write_json
+from diffcse_jax.io import expand_path, write_json
 from diffcse_jax.models.unread import added_up
 
 
@@ -124,6 +125,15 @@ def _full_name(name: str) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold())
+
+
+def require_own_files(tasks: Iterable[str]) -> None:
+    """Raise `DataError` if what a task `KIND:FILE` is named after does not exist."""
+    for name in filter(own_kind, tasks):
+        file = name.partition(":")[2]
+        path = expand_path(file)
+        if not (file in NOT_PATHS or is_pattern(file) or path.exists()):
+            raise DataError(f"{name}: no such file or folder: {path}")
 
 
 def run(options: EvaluateOptions) -> int:
@@ -234,6 +244,7 @@ def _plan(settings: EvaluationSettings) -> dict[str, Task]:
         )
     if settings.runs:
         check_run_files(settings)
+    require_own_files(names)
     return {name: find_task(name) for name in names}
 
 

@@ -16,6 +16,7 @@ from diffcse_jax.apps.study.work import SAFE, do_runs
 from diffcse_jax.commands import StudyOptions
 from diffcse_jax.config import flat
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.evaluation.runner import require_own_files
 from diffcse_jax.hosts import log_line, terminated_like_interrupted
 from diffcse_jax.io import disk_errors, expand_path, lock
 
@@ -39,7 +40,7 @@ def run_study(options: StudyOptions) -> int:
     chosen = plan.selected(options.variants)
     was_stopped = False
     if not options.report:
-        require_folders(name, chosen)
+        require_inputs(name, chosen)
         for run in plan.runs:
             with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
                 run.require_same()
@@ -66,15 +67,17 @@ def run_study(options: StudyOptions) -> int:
     return 3 if states else 0
 
 
-def require_folders(study: str, runs: Sequence[StudyRun]) -> None:
-    """Refuse a study whose runs would all fail, because a folder that they start from is missing.
+def require_inputs(study: str, runs: Sequence[StudyRun]) -> None:
+    """Refuse a study whose runs would fail, because an input is missing.
 
     Raises:
         ConfigError: The path of a starting checkpoint or of a generator does not exist.
+        DataError: A file that scores the runs does not exist.
     """
     for run in runs:
         if run.start or run.look()[0]:
             continue
+        require_own_files((*run.tasks, *run.dev_tasks))
         values = flat(run.config.to_dict())
         needed = ["model.name_or_path"]
         if run.seed is not None and run.config.needs("generator"):
