@@ -25,7 +25,7 @@ from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT, MODES, STORAGES
 from diffcse_jax.search.passages import Passage
 from diffcse_jax.search.recommended import recommended
-from diffcse_jax.search.settings import IndexSettings
+from diffcse_jax.search.settings import IndexSettings, is_number
 from diffcse_jax.search.vector_store import EncoderRecord, find_store, rows_table, vector_table
 
 DIMENSION = 33
@@ -260,6 +260,11 @@ def test_invalid_options_are_refused():
         ask(index, query, mode="hybrid")
     with pytest.raises(ConfigError, match=r"threshold=0\.5: the scores of a hybrid search"):
         ask(index_of(vectors, "hybrid"), query, threshold=0.5)
+    assert is_number(np.float32(0.5))
+    assert not any(map(is_number, ("0.5", True, None)))
+    words = Index(texts=["red foxes"], mode="lexical", language="none")
+    with pytest.raises(DataError, match="query 2 is empty"):
+        words.search(["red", " "])
     for weight in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match=f"weight={weight}: expected a number from 0"):
             IndexSettings("hybrid", weight=weight).check()
@@ -308,7 +313,7 @@ def test_words_are_searched_without_an_encoder(tmp_path):
     assert not [*(tmp_path / "lexical").glob("vectors*")]
     index = Index.load(tmp_path / "lexical")
     scores = index.lexical.scores(QUERY)
-    hits, *none = index.search([QUERY, "zebra", ""])
+    hits, *none = index.search([QUERY, "zebra", "!"])
     assert [hit.text for hit in hits] == [
         TEXTS[row] for row in np.argsort(-scores) if scores[row] > 0
     ]

@@ -382,8 +382,14 @@ class Index:
 
         Returns:
             The hits of each query. Documents with equal scores are in the order of the index.
+
+        Raises:
+            UserError: A query is not text or is blank, or an option cannot be used.
         """
         texts = checked_sentences(queries)
+        for number, text in enumerate(texts, 1):
+            if not text.strip():
+                raise DataError(f"query {number} is empty. Give a text to search for")
         vectors = None
         if self.checked_mode(mode) != "lexical":
             encoder = self._require_encoder()

@@ -2,7 +2,6 @@
 
 import collections
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from diffcse_jax.search.embeddings import Queries
 from diffcse_jax.search.fusion import CANDIDATES, combine
 from diffcse_jax.search.hits import Hit, Hits, matches, plain_words, snippet
 from diffcse_jax.search.lexical import best_rows, found_by_words
+from diffcse_jax.search.settings import is_number
 
 # The closeness of a query to its best passage below which a note says so (docs/records/search.md).
 CLOSE = 0.35
@@ -67,9 +67,11 @@ def rank(contents: Contents, request: Request, weight: float) -> list[Hits]:
 
 def _check_threshold(request: Request) -> None:
     threshold = request.threshold
-    if threshold is not None and math.isnan(threshold):
-        raise ConfigError("threshold=nan: expected a number, or None for any score")
-    if threshold is not None and request.mode == "hybrid":
+    if threshold is None:
+        return
+    if not is_number(threshold):
+        raise ConfigError(f"threshold={threshold!r}: expected a number, or None for any score")
+    if request.mode == "hybrid":
         raise ConfigError(
             f"threshold={threshold}: the scores of a hybrid search only compare the texts that one "
             "query finds. Leave the threshold out, or search in the mode 'dense'"

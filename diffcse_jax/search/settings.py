@@ -1,6 +1,8 @@
 """How an index is built, and what it was read from. Both stay the same when documents change."""
 
 import dataclasses
+import math
+import numbers
 import os
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,10 @@ class IndexSettings:
     def check(self) -> None:
         """Raise `UserError` before texts are encoded, which may take hours."""
         check_mode(self.mode)
-        if not 0 <= self.weight <= 1:
+        if not (is_number(self.weight) and 0 <= self.weight <= 1):
             raise ConfigError(
-                f"weight={self.weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)"
+                f"weight={self.weight!r}: expected a number from 0 (embeddings only) to 1 (BM25 "
+                "only)"
             )
         check_storage(self.storage)
         if self.mode != "dense":
@@ -47,6 +50,12 @@ class IndexSettings:
             Words(self.language or "english")
             if not self.language:
                 detector()
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number. NaN and truth values are not."""
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_real and not math.isnan(value)
 
 
 def check_mode(mode: str) -> str:
