@@ -38,7 +38,13 @@ from diffcse_jax.models.poolers import check_pooler
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.text_settings import max_length_of
-from diffcse_jax.models.their_names import ATTRIBUTES, OF_ENCODE, OF_LOADING, check_arguments
+from diffcse_jax.models.their_names import (
+    ATTRIBUTES,
+    OF_ENCODE,
+    OF_LOADING,
+    also_named,
+    check_arguments,
+)
 from diffcse_jax.models.tokenizer import (
     FastTokenizer,
     Tokenizer,
@@ -203,6 +209,7 @@ class SentenceEncoder:
     max_seq_length = max_length  # its name in sentence-transformers
 
     @classmethod
+    @also_named(model_name_or_path="path_or_id")
     def from_pretrained(
         cls,
         path_or_id: str | Path,
@@ -343,6 +350,7 @@ class SentenceEncoder:
         )
         return make, (), {"_index": self._index}
 
+    @also_named(inputs="sentences")
     def encode(
         self,
         sentences: Sentences,
@@ -423,6 +431,7 @@ class SentenceEncoder:
             return vectors[0]
         return vectors[[distinct[text] for text in texts]]
 
+    @also_named(inputs="queries")
     def encode_query(
         self,
         queries: Sentences,
@@ -438,6 +447,7 @@ class SentenceEncoder:
         chosen = self._prompt(prompt, prompt_name, self.prompts.query)
         return self.encode(queries, prompt=chosen, **options)
 
+    @also_named(inputs="documents")
     def encode_document(
         self,
         documents: Sentences,
@@ -494,6 +504,7 @@ class SentenceEncoder:
         """
         return self._tokenize(texts, self.max_length).unknown
 
+    @also_named(embeddings1="a", embeddings2="b")
     def similarity(
         self,
         a: Sentences | ArrayLike,
@@ -524,6 +535,7 @@ class SentenceEncoder:
                     return rows.astype(np.float32, copy=False)
         return self.encode(texts)
 
+    @also_named(embeddings1="a", embeddings2="b")
     def similarity_pairwise(
         self,
         a: Sentences | ArrayLike,

@@ -133,6 +133,12 @@ def test_names_without_a_meaning_here_say_what_to_use(tmp_path):
         encoder.truncate_dim = 4
     with pytest.raises(ConfigError, match=r"max_length=41: .* reads at most 40 tokens"):
         encoder.max_seq_length = 41
+    np.testing.assert_array_equal(
+        encoder.similarity(embeddings1=encoder.encode(inputs="a"), embeddings2=["a"]),
+        encoder.similarity("a", ["a"]),
+    )
+    with pytest.raises(ConfigError, match="sentences is given twice"):
+        encoder.encode(sentences="a", inputs="a")
     encoder.max_seq_length = 8
     assert (encoder.max_length, copy.copy(encoder).max_length) == (8, 8)
     with pytest.raises(ConfigError, match="are not pairs"):

@@ -4,8 +4,9 @@ docs/from_sentence_transformers.md lists them. Arguments have the value that cha
 which is accepted, and advice for all others.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from diffcse_jax.errors import ConfigError
 
@@ -111,6 +112,34 @@ ATTRIBUTES: Mapping[str, str] = {
     ),
     **dict.fromkeys(("append", "extend", "insert", "pop"), "modules are those of the folder"),
 }
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def also_named(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a method take arguments also by the names that sentence-transformers has for them.
+
+    Args:
+        **names: Our name by theirs.
+    """
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        call: Callable[..., R] = method
+
+        @functools.wraps(method)
+        def renamed(*arguments: P.args, **options: P.kwargs) -> R:
+            ours: dict[str, Any] = {}
+            for name, value in options.items():
+                if (name := names.get(name, name)) in ours:
+                    raise ConfigError(f"{name} is given twice")
+                ours[name] = value
+            return call(*arguments, **ours)
+
+        return renamed
+
+    return decorate
 
 
 def check_arguments(function: str, arguments: Mapping[str, Any], known: Arguments) -> None:
