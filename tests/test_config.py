@@ -217,3 +217,18 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
 def test_impossible_combination_is_refused(values, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         Config.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "message"),
+    [
+        ("model", {"train.step": 1}, r"unknown key train\.step; did you mean train\.steps\?"),
+        ("model", {"train.steps": 1}, r"model=.*: use Config\.from_dict\(values\)"),
+        ("train", {"step": 1}, r"unknown key train\.step; did"),
+    ],
+)
+def test_values_where_groups_belong_are_refused(group, values, message):
+    config = Config()
+    vars(config)[group] = values  # tests check the types of arguments
+    with pytest.raises(ConfigError, match=message):
+        config.__post_init__()

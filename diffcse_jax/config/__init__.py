@@ -100,6 +100,20 @@ class Config:
     # to `train`. Their keys are next to the other losses' keys.
     installed: Table = Table()
 
+    def __post_init__(self) -> None:
+        """Refuse values where groups belong, such as those of `Config({"train.steps": 1})`."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(field.type, type) or isinstance(value, field.type):
+                continue
+            if isinstance(value, Mapping):
+                is_first = field.name == "model"  # that of an argument without a name
+                Config.from_dict(value if is_first else {field.name: value})  # names wrong keys
+            raise ConfigError(
+                f"{field.name}={value!r:.60}: use Config.from_dict(values), which takes values in "
+                "groups or by key"
+            )
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, for_reading: bool = False) -> "Config":
         """Build a checked configuration from what differs from the defaults.
