@@ -218,7 +218,7 @@ def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, cap
     config = config_of(
         {"train": {"batch_size": 256, "chunk_size": chunk_size}, "mesh": {"data": devices}}
     )
-    with pytest.raises(DataError, match="gives 1 training example, too few"):
+    with pytest.raises(DataError, match="1 training example, too few"):
         with_fitting_batch(config, 1, make_mesh(config))
     fitting = with_fitting_batch(config, examples, make_mesh(config))
     assert fitting.train.batch_size == expected

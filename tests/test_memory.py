@@ -46,6 +46,7 @@ def test_text_is_a_file_named_by_its_content():
     ]
     path = write_sentences(sentences)
     assert path == write_sentences(iter(sentences)) != write_sentences(sentences[::-1])
+    assert open_corpus(DataConfig(train_file=str(path))).name == "the text given to train"
     assert [row for (row,) in rows_of(path)] == sentences
     files = sorted(file.suffix for file in path.parent.iterdir())
     assert files == [".jsonl", ".jsonl"]  # nothing partial

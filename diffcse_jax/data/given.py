@@ -26,6 +26,12 @@ def write_sentences(texts: Iterable[Text]) -> Path:
     return _write(map(as_json, _columns(texts)), ".jsonl")
 
 
+def shown_name(train_file: str) -> str:
+    """Return how messages name a run's text. What `write_sentences` has written has no name."""
+    is_given = Path(train_file).parent == cache_folder("text")
+    return "the text given to train" if is_given else train_file
+
+
 def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     """Write pairs (or triples, ...) to two files: rows to train on, and pairs to score.
 

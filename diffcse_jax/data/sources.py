@@ -18,6 +18,7 @@ from diffcse_jax.data.columns import (
     training_columns,
     why_not,
 )
+from diffcse_jax.data.given import shown_name
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.data.split import Split
 from diffcse_jax.data.token_store import Corpus, Row
@@ -44,13 +45,7 @@ def open_corpus(data: DataConfig, split: Split | None = None) -> Corpus:
     """
     if data.pairs != "columns":
         return corpus_of(split or open_split(data), data)
-    opened = open_source(
-        data.train_file,
-        OPTION,
-        columns=data.columns,
-        of_rows=True,
-        follow_links=data.follow_links,
-    )
+    opened = _opened(data, of_rows=True)
     _require_one_kind(opened, data.columns)
     is_of_lines = bool(opened.lines) or opened.source.is_docstrings
     corpus = (_corpus_of_lines if is_of_lines else _corpus_of_tables)(opened, data)
@@ -65,11 +60,22 @@ def open_split(data: DataConfig) -> Split:
             f"{data.train_file}, data.columns={data.columns}: name a title and a text, or set "
             "data.pairs='columns'"
         )
-    opened = open_source(
-        data.train_file, OPTION, columns=data.columns, follow_links=data.follow_links
-    )
+    opened = _opened(data)
     documents = documents_to_train(opened, data.columns)
     return Split(documents, data.held_out, strict=data.on_bad_line == "error")
+
+
+def _opened(data: DataConfig, *, of_rows: bool = False) -> Opened:
+    """Open the text, and name it as messages shall."""
+    opened = open_source(
+        data.train_file,
+        OPTION,
+        columns=data.columns,
+        of_rows=of_rows,
+        follow_links=data.follow_links,
+    )
+    source = opened.source._replace(name=shown_name(data.train_file))
+    return dataclasses.replace(opened, source=source)
 
 
 def _require_one_kind(opened: Opened, columns: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.config.groups import MASKED_ACCURACY
+from diffcse_jax.data.given import shown_name
 from diffcse_jax.data.pairs import short_passages
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import Split
@@ -123,7 +124,7 @@ def _texts(
     if metric == "halves_retrieval":
         if len(halves := training_halves(training, most)) < 2:
             raise DataError(
-                f"data.train_file={config.data.train_file} has too few sentences. The dev metric "
+                f"{shown_name(config.data.train_file)}: too few sentences. The dev metric "
                 "halves_retrieval needs two different sentences of at least two words"
             )
         return texts | {"queries": halves}

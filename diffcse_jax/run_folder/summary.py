@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.config import Config
+from diffcse_jax.data.given import shown_name
 from diffcse_jax.errors import CheckpointError, counted, require_extra
 from diffcse_jax.io import expand_path, read_json_object, replace_file
 from diffcse_jax.run_folder import records
@@ -111,7 +112,8 @@ class RunSummary:
         described = "; ".join(
             filter(None, (loss.data_description for loss in self.config.losses.values()))
         )
-        return described or f"{self.config.data.train_file} (pairs: {self.config.data.pairs})"
+        data = self.config.data
+        return described or f"{shown_name(data.train_file)} (pairs: {data.pairs})"
 
     def applied(self, pooler: str) -> str:
         """Return the name of a pooler and of the modules that the start has after it."""

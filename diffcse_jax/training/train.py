@@ -14,6 +14,7 @@ from jaxtyping import PRNGKeyArray
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
+from diffcse_jax.data.given import shown_name
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.sampling import Crops, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus, open_split
@@ -238,7 +239,8 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     if train.chunks > 1 and examples >= chunk:
         unit = chunk_size = chunk  # not larger ones, which the devices may not divide
     size = examples // unit * unit
-    amount = f"{config.data.train_file} gives {counted(examples, 'training example{s}')}"
+    name = shown_name(config.data.train_file)
+    amount = f"{name}: {counted(examples, 'training example{s}')}"
     if size < 2:
         raise DataError(
             f"{amount}, too few for a batch on {counted(devices, 'device{s}')}. Give more text."
