@@ -120,7 +120,10 @@ def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tm
     decision = decide(BETTER, CLEAR, keep_start=True, compared=[words, start, dense, hybrid])
     assert (decision.recommended, decision.search) == (words, words)
     first, *details = describe(decision, WORDING).splitlines()
-    assert first.endswith("is better than tiny. Search with BM25, which needs no training.")
+    assert first.endswith(
+        "is better than tiny. But no search with it is clearly better than BM25, which needs no "
+        "training. Search with BM25."
+    )
     assert "BM25" not in "".join(details)  # no other search has a higher score
     way, printed = searched(decision)
     assert way == ("lexical", None)

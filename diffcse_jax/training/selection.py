@@ -201,9 +201,12 @@ def _summary(decision: Decision, wording: Wording) -> str:
     """Say whether training helped, which model the run gives and how to search, without numbers."""
     sentences = [_result(decision, wording)]
     if advised := decision.advised:
-        is_untrained = advised.encoder != THIS_MODEL and not decision.keeps_start
-        remark = ", which needs no training" if is_untrained else ""
-        sentences.append(f"Search with {advised.name}{remark}.")
+        if advised.encoder != THIS_MODEL and not decision.keeps_start:
+            sentences.append(
+                f"But no search with it is clearly better than {advised.name}, which needs no "
+                "training."
+            )
+        sentences.append(f"Search with {advised.name}.")
     return " ".join(sentences)
 
 
@@ -486,7 +489,7 @@ def _candidate(
         judged = evaluation.chosen.judged(measured[candidates[0].weight])
         count = int(judged > _judged_start(run, baseline))
     if count and hold:
-        log_line(f"Checking that general quality ({', '.join(hold)}) did not drop.")
+        log_line(f"Checking whether other queries got worse (eval.hold: {', '.join(hold)}).")
         held = evaluation.held(run.base.encoder(run.config))
         for index, each in enumerate(candidates[:count]):
             lost = evaluation.regressions(held, evaluation.held(mixtures.encoder(each.weight)))
