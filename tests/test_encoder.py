@@ -127,9 +127,9 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
         (b"bytes", "expected a string or an iterable of strings, got bytes"),
         ({"a": "b"}, "got dict"),
         ({"a", "b"}, "a set has no order"),
-        (["a", None], r"sentence 1 is None \(NoneType\), not a string"),
+        (["a", None], r"sentence 2 is None \(NoneType\), not a string"),
         ([("a", "b")], "an embedding of its own: give one flat list"),
-        (["the cat", "caf\udce9"], r"sentence 1: 'caf\\udce9' contains a lone surrogate"),
+        (["the cat", "caf\udce9"], r"sentence 2: 'caf\\udce9' contains a lone surrogate"),
     ],
 )
 def test_what_is_not_text_is_refused(sentences, message):

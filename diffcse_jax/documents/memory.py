@@ -162,8 +162,8 @@ def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Documen
         return document_of(values_of(text), layout, place, ledger)
     if not isinstance(text, str):
         raise DataError(
-            f"text {number} is {text!r:.60}. Give a list of strings, or of dicts, whose keys are "
-            "columns"
+            f"text {place.row} is {text!r:.60}. Give a list of strings, or of dicts, whose keys "
+            "are columns"
         )
     stripped = usable((text,), place, ledger)
     if stripped is None:

@@ -19,7 +19,7 @@ def checked_sentences(sentences: Any) -> list[str]:
     if isinstance(sentences, Set):
         raise DataError("a set has no order, so no row could be told from another. Give a list")
     texts = [sentences] if isinstance(sentences, str) else list(sentences)
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
             raise DataError(
                 f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each "
