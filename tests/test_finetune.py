@@ -32,6 +32,7 @@ from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.start import HEADS
 from diffcse_jax.training import train as train_module
+from diffcse_jax.training.loop import Run
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.step import make_train_step
 
@@ -307,16 +308,25 @@ def test_heads_are_trained_again_if_the_rows_have_changed(config, tmp_path, monk
     config = Config.from_dict(
         flat(config.to_dict()) | {"finetune.data_dir": str(folder), "eval.every": 0}
     )
-    monkeypatch.setattr(
-        finetune_train, "train_and_select", lambda run: "stopped before the first checkpoint"
-    )
+    runs = []
+
+    def stopped(run: Run) -> str:
+        runs.append(run)
+        return "stopped before the first checkpoint"
+
+    monkeypatch.setattr(finetune_train, "train_and_select", stopped)
     monkeypatch.setattr(
         heads, "train_task_head", lambda config, data, head, frozen: jax.device_get(head)
     )
-    for added, is_trained in ("", True), ("", False), ("r60,A new film .,1\n", True):
+    unknown = "ฐศฌฎ ฌฎฏฐศ ฐศฌฏฎ"  # to MiniLM
+    new = "".join(f"r{n},{unknown} film {n} .,1\n" for n in range(60, 70))
+    for added, is_trained in ("", True), ("", False), (new, True):
         (folder / "classes.csv").write_text((folder / "classes.csv").read_text() + added)
-        tune(config, tmp_path / "run")
+        tasks, _ = tune(config, tmp_path / "run")
         assert ("stage 1" in capsys.readouterr().err) == is_trained
+    texts = [text for data in tasks for row in data.train for text in row.texts]
+    share = np.mean([unknown in text for text in texts])
+    assert runs[0].unknown == 0.0 < runs[-1].unknown == pytest.approx(share)
 
 
 @pytest.mark.slow
