@@ -31,6 +31,7 @@ from diffcse_jax.documents.find import find_source
 from diffcse_jax.documents.ledger import LONGEST_TEXT, Ledger
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.documents.tables import arrow as columnar
+from diffcse_jax.documents.tables import arrow_values, parquet
 from diffcse_jax.documents.tables import json as json_rows
 from diffcse_jax.documents.tables.arrow import data_set_folders
 from diffcse_jax.documents.tables.formats import KINDS, open_table
@@ -894,3 +895,33 @@ def test_values_of_json_are_counted_before_they_take_memory(tmp_path, monkeypatc
     tracemalloc.stop()
     assert rows == 0
     assert most < 30 << 20
+
+
+def test_values_that_parquet_and_arrow_store_once_are_read_with_little_memory(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(parquet, "MOST_DECODED", 1 << 20)
+    monkeypatch.setattr(arrow_values, "MOST_OF_SMALL", 1 << 24)
+    monkeypatch.setattr(arrow_values, "COST_OF_A_ROW", 1 << 14)
+    zeros = pa.ListArray.from_arrays([0, 200_000], np.zeros(200_000, np.int8))
+    words = pa.array([["word " * 2000] * 2000])
+    parts = pa.table({"text": ["One text."], "zeros": zeros, "words": words})
+    pq.write_table(parts, tmp_path / "a.parquet")
+    rows, notes = read(open_table(tmp_path / "a.parquet", "a.parquet"))
+    assert rows == [(1, {"text": "One text.", "words": None})]
+    assert (
+        "not read, because their values take more than 1 MB in a group of rows: zeros" in notes[1]
+    )
+    what = "1 row with lists of more than 1,048,576 values or 8,388,608 characters"
+    assert f"{what} (a.parquet, line 1): read without them" in notes
+
+    repeated = pa.table({"text": ["a" * 50_000] * 1000})
+    pq.write_table(repeated, tmp_path / "b.parquet")
+    nothing = pa.table({"text": pa.nulls(10**9)})
+    with pa.ipc.new_file(tmp_path / "b.arrow", nothing.schema) as file:
+        file.write_table(nothing)
+    for name in ("b.parquet", "b.arrow"):
+        with pytest.raises(
+            DataError, match=rf"{name} after row [1-9][0-9,]{{2,4}}: its values repeat so often"
+        ):
+            read(open_table(tmp_path / name, name))

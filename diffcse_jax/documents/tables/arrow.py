@@ -5,6 +5,7 @@ Neither `datasets` nor TensorFlow is needed. Memory holds a part of a file.
 
 import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from diffcse_jax.documents.ledger import Ledger
+from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.tables import parquet
+from diffcse_jax.documents.tables.arrow_values import TOO_LARGE, TooRepetitive, Values
 from diffcse_jax.documents.tables.table import Table, table_of
 from diffcse_jax.documents.tables.values import (
     NumberedRow,
@@ -27,10 +29,9 @@ from diffcse_jax.documents.tables.values import (
 )
 from diffcse_jax.documents.text.encodings import decode
 from diffcse_jax.documents.text.lines import COMPRESSED
-from diffcse_jax.errors import DataError, counted, require_extra
+from diffcse_jax.errors import DataError, require_extra
 from diffcse_jax.io import why_unreadable
 
-BATCH_ROWS = 1000  # whose values are in memory as Python objects
 BLOCK_RECORDS = 10_000  # of ArrayRecord; single records are read a hundred times slower
 ARROW_FILE = b"ARROW1"  # how a file of Arrow begins, in contrast to a stream
 
@@ -41,26 +42,18 @@ FEATURES = "features.json"  # only by tensorflow-datasets
 DATA_SETS = ({SAVED_SPLITS}, {SAVED, DESCRIBED}, {DESCRIBED, FEATURES})  # what a folder has
 OLD_KEYS = ("_indices_files", "_indices_data_files")
 
-# What pyarrow raises for damaged files, and for values that Python cannot hold.
+# What pyarrow raises for damaged files.
 DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, MemoryError, pa.ArrowException)
-NOT_IN_PYTHON = (ArithmeticError, ValueError, TypeError, pa.ArrowException)
 
 # Files
 
 
 def open_parquet(path: Path, name: str) -> Table:
-    """Open a Parquet file, of which a row group is read at once."""
+    """Open a Parquet file, of which a batch of rows is read at once."""
     _check(path, name)
-
-    def batches(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(BATCH_ROWS, columns=[*columns])
-
-    def names() -> list[str]:
-        with pq.ParquetFile(path) as file:
-            return file.schema_arrow.names
-
-    return _Stored(name, "Parquet", names, batches).table()
+    names = functools.partial(parquet.column_names, path)
+    batches = functools.partial(parquet.batches, path)
+    return _Stored(name, "Parquet", (path,), names, batches).table()
 
 
 def open_arrow(path: Path, name: str) -> Table:
@@ -74,14 +67,14 @@ def _arrow_files(paths: tuple[Path, ...], name: str) -> Table:
         for path in paths:
             for batch in _arrow_batches(path):
                 batch.validate(full=True)  # reading a damaged one would end the process
-                for start in range(0, len(batch), BATCH_ROWS):
-                    yield batch.slice(start, BATCH_ROWS)
+                for start in range(0, len(batch), parquet.BATCH_ROWS):
+                    yield batch.slice(start, parquet.BATCH_ROWS)
 
-    def names() -> list[str]:
+    def names() -> tuple[list[str], str]:
         with pa.memory_map(str(paths[0])) as source:
-            return _arrow_reader(source).schema.names
+            return _arrow_reader(source).schema.names, ""
 
-    return _Stored(name, "Arrow", names, batches).table()
+    return _Stored(name, "Arrow", paths, names, batches).table()
 
 
 def _arrow_reader(source: Any) -> Any:
@@ -112,16 +105,21 @@ class _Stored(NamedTuple):
 
     name: str
     kind: str
-    names: Callable[[], list[str]]
+    files: Sequence[Path]
+    names: Callable[[], tuple[list[str], str]]  # and a note
     batches: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]  # with the named columns
 
     def table(self) -> Table:
         """Open the table. Columns of the same name are told apart."""
         try:
-            stored = self.names()
+            stored, note = self.names()
         except DAMAGED as error:
             raise DataError(f"{self.name} cannot be read as {self.kind}: {error}") from error
         columns, notes = unique_names(stored, self.name)
+        if note:
+            notes = (*notes, f"{self.name}: {note}")
+        if note and not columns:
+            raise DataError(notes[-1])
         places = {column: place for place, column in enumerate(columns)}
 
         def read(wanted: Sequence[str], ledger: Ledger) -> Iterator[NumberedRow]:
@@ -136,7 +134,7 @@ class _Stored(NamedTuple):
     def _read(
         self, stored: list[str], places: dict[str, int], ledger: Ledger
     ) -> Iterator[NumberedRow]:
-        values = _Values()
+        values = Values(sum(file.stat().st_size for file in self.files))
         number = 0
         copies = _copies(stored)
         try:
@@ -146,14 +144,23 @@ class _Stored(NamedTuple):
                     same[column].append(place)
                 wanted = [same[stored[place]][copies[place]] for place in places.values()]
                 columns = [values.of(batch.column(place)) for place in wanted]
-                for row in range(len(batch)):
+                # Without columns there is nothing to count rows by.
+                for row in zip(*columns, strict=True) if columns else [()] * len(batch):
                     number += 1
-                    yield number, {name: c[row] for name, c in zip(places, columns, strict=True)}
+                    yield number, dict(zip(places, row, strict=True))
+                    if values.end_row():
+                        ledger.change(TOO_LARGE, "read without them", Place(self.name, number))
+        except TooRepetitive as error:
+            raise DataError(f"{self.name}{_after(number)}: {error}") from error
         except DAMAGED as error:
-            at = f" after row {number:,}" if number else ""
-            raise DataError(f"{self.name} cannot be read as {self.kind}{at}: {error}") from error
+            kind = f"{self.kind}{_after(number)}"
+            raise DataError(f"{self.name} cannot be read as {kind}: {error}") from error
         for note in values.notes():
             ledger.note(f"{self.name}: {note}")
+
+
+def _after(number: int) -> str:
+    return f" after row {number:,}" if number else ""
 
 
 def _copies(names: Sequence[str]) -> list[int]:
@@ -164,55 +171,6 @@ def _copies(names: Sequence[str]) -> list[int]:
         copies.append(counts[name])
         counts[name] += 1
     return copies
-
-
-class _Values:
-    """The values of columns as Python objects, and what could not become one."""
-
-    def __init__(self) -> None:
-        self.not_utf8 = 0
-        self.unreadable = 0
-
-    def of(self, column: pa.Array) -> list[Any]:
-        """Return the values of a column."""
-        try:
-            values = column.to_pylist()
-        except NOT_IN_PYTHON:
-            values = [self._value(scalar) for scalar in column]
-        if pa.types.is_floating(column.type):
-            values = [as_stored(value, str(column.type)) for value in values]
-        return [*map(without_missing, values)]
-
-    def _value(self, scalar: pa.Scalar) -> Any:
-        try:
-            return scalar.as_py()
-        except UnicodeDecodeError:
-            if isinstance(scalar, pa.BinaryScalar):  # strings are among them
-                self.not_utf8 += 1
-                return decode(scalar.as_buffer().to_pybytes()).text
-            return self._inside(scalar)
-        except NOT_IN_PYTHON:
-            return self._inside(scalar)
-
-    def _inside(self, scalar: pa.Scalar) -> Any:
-        """Return a value that may have parts."""
-        if isinstance(scalar, pa.ListScalar):
-            return [self._value(each) for each in scalar.values]
-        if isinstance(scalar, pa.StructScalar):
-            return {key: self._value(scalar[key]) for key in scalar}
-        if isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar):
-            return self._value(scalar.value)
-        self.unreadable += 1
-        return None
-
-    def notes(self) -> Iterator[str]:
-        """Yield what was found, for people."""
-        if self.not_utf8:
-            values = counted(self.not_utf8, "value{s}")
-            yield f"not UTF-8 in {values}; read there in the encoding that fits best"
-        if self.unreadable:
-            values = counted(self.unreadable, "value{s}")
-            yield f"left out {values} that Python cannot hold, such as dates after the year 9999"
 
 
 # Folders

@@ -17,6 +17,7 @@ from diffcse_jax.documents.ledger import EMPTY, NOT_OBJECT, Ledger, Place
 from diffcse_jax.documents.tables.table import Table, table_of
 from diffcse_jax.documents.tables.values import (
     LONGEST_ROW,
+    MOST_VALUES,
     WORDS_OF_A_PHRASE,
     NumberedRow,
     chosen_split,
@@ -31,7 +32,6 @@ from diffcse_jax.documents.text.lines import extension, read_lines, read_text
 from diffcse_jax.errors import DataError, counted
 
 LONGEST_OBJECT = 1 << 28  # characters of a file with one object, which is read as a whole
-MOST_VALUES = 1 << 20  # of a row; each may take a hundred bytes of memory
 MOST_VALUES_OF_OBJECT = 1 << 22
 STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?')
 ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")

@@ -49,9 +49,9 @@ def _is_missing(value: Any) -> bool:
 
 def _as_json(values: Mapping[str, Any]) -> str:
     """Return JSON, in which numbers that it does not have, such as infinity, are text."""
-    text = json.dumps(values, ensure_ascii=False, default=_of_known_type)
+    text = ENCODER.encode(values)
     if "NaN" in text or "Infinity" in text:
-        text = json.dumps(json.loads(text, parse_constant=_spelled), ensure_ascii=False)
+        text = ENCODER.encode(json.loads(text, parse_constant=_spelled))
     return text
 
 
@@ -66,3 +66,6 @@ def _of_known_type(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return [*value] if isinstance(value, set | frozenset) else str(value)
+
+
+ENCODER = json.JSONEncoder(ensure_ascii=False, default=_of_known_type)

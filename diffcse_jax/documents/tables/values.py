@@ -12,6 +12,7 @@ from diffcse_jax.documents.text.encodings import decode
 from diffcse_jax.errors import DataError, printable
 
 LONGEST_ROW = 1 << 23  # characters of a line that holds a row, which may have many texts
+MOST_VALUES = 1 << 20  # of a row; each may take a hundred bytes of memory
 SAMPLE_ROWS = 1000  # from which columns are found and judged
 SAMPLE_CHARACTERS = 1 << 24
 CHOOSES = "--columns (for training: data.columns) chooses others"
