@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,10 +63,31 @@ def test_a_file_that_cannot_be_read_costs_only_itself(tmp_path, monkeypatch):
     found = list(parse_files([slow, good, large, cut, empty, missing, good], with_code=True))
     assert found[1] == found[6] == parsed(good, good.read_text())
     reasons = [each.reason for each in found if isinstance(each, Unreadable)]
-    assert reasons[0] == "took longer than 3 seconds"
+    assert reasons[0] == "took longer than 3 seconds of processor time"
     assert reasons[1] == "larger than 256 MB"
     assert reasons[2].startswith("damaged archive")
     assert reasons[3:] == ["empty", "no such file"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+def test_a_file_is_left_out_for_its_processor_time_and_only_much_later_for_the_clock(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "a.md").write_text("Text.")
+    (tmp_path / "b.rst").write_text(SLOW)
+    assert pool.MOST_SECONDS == 10 * pool.SECONDS
+    process = pool._Process.take()
+    process.give_back()
+    monkeypatch.setattr(pool, "SECONDS", 1)
+    os.kill(process._process.pid, signal.SIGSTOP)  # as on a machine that is busy
+    threading.Timer(1.5, os.kill, (process._process.pid, signal.SIGCONT)).start()
+    (first,) = parse_files([tmp_path / "a.md"], with_code=True)
+    assert isinstance(first, Parsed)
+    monkeypatch.setattr(pool, "SECONDS", 60)
+    monkeypatch.setattr(pool, "MOST_SECONDS", 2)
+    assert [*parse_files([tmp_path / "b.rst"], with_code=True)] == [
+        Unreadable("took longer than 2 seconds", is_limit=True)
+    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not every system can limit memory")

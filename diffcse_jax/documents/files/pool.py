@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -25,8 +26,10 @@ from diffcse_jax.documents.files.formats import Parsed, Unreadable
 from diffcse_jax.documents.text.lines import extension, open_bytes
 from diffcse_jax.errors import DataError, UserError
 
-SECONDS = 60  # for a file
+SECONDS = 60  # of processor time for a file, so that none is left out because others work
+MOST_SECONDS = 600  # by the clock, for one that waits; SECONDS where only the clock can be limited
 MEMORY = 4 << 30  # bytes of addresses of a process
+SECONDS_TO_END = 5  # for a process that has closed its answers
 SMALL = 1 << 20  # bytes of plain text, decompressed, that take no time worth a limit
 MOST_PROCESSES = 16
 AHEAD = 4  # files for each process that are read before they are asked for
@@ -177,6 +180,7 @@ class _Process:
             "with_code": with_code,
             "size": len(content),
             "seconds": SECONDS,
+            "most_seconds": MOST_SECONDS,
             "memory": MEMORY,
         }
         start = time.monotonic()
@@ -186,15 +190,23 @@ class _Process:
             self._process.stdin.flush()
         answer = self._answer()
         if not answer.endswith(b"\n"):
-            self.stop()
-            is_late = time.monotonic() - start >= SECONDS
-            reason = f"took longer than {SECONDS} seconds" if is_late else CRASHED
-            return Unreadable(reason, is_limit=True)
+            return Unreadable(self._why_ended(time.monotonic() - start), is_limit=True)
         document = json.loads(answer)
         if "reason" in document:
             return Unreadable(**document)
         sections = tuple((title, lines) for title, lines in document["sections"])
         return Parsed(sections, document["left_out"], tuple(document["notes"]))
+
+    def _why_ended(self, seconds: float) -> str:
+        """Stop the process, which has answered nothing for so many seconds, and return why."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=SECONDS_TO_END)
+        code = self._process.returncode
+        self.stop()
+        if code is not None and -code == getattr(signal, "SIGXCPU", None):
+            return f"took longer than {SECONDS} seconds of processor time"
+        most = MOST_SECONDS if hasattr(signal, "SIGXCPU") else SECONDS
+        return f"took longer than {most} seconds" if seconds >= most else CRASHED
 
     def stop(self) -> None:
         """End the process."""
