@@ -622,6 +622,34 @@ def test_a_file_beyond_a_limit_is_named_again_by_later_commands(tmp_path, monkey
         cli.main(arguments(tmp_path, input=f"{tmp_path}/texts"))
 
 
+@pytest.mark.parametrize("is_late_first", [True, False])
+def test_parts_that_an_earlier_try_read_otherwise_are_embedded_again(
+    tmp_path, monkeypatch, capsys, is_late_first
+):
+    (tmp_path / "texts").mkdir()
+    for name in "abcde":
+        (tmp_path / f"texts/{name}.md").write_text(f"A text {name}.")
+    late = Unreadable("took longer than 60 seconds of processor time", is_limit=True)
+    again = arguments(tmp_path, input=f"{tmp_path}/texts", rows_per_file="2")
+
+    def without_first(files, *, with_code):
+        yield from (late, *itertools.islice(parse_files(files, with_code=with_code), 1, None))
+
+    with monkeypatch.context() as patched:
+        if is_late_first:
+            patched.setattr("diffcse_jax.documents.open.parse_files", without_first)
+        # The first try ends after all of its two or three parts, and before it is recorded.
+        interrupted = mock.Mock(side_effect=KeyboardInterrupt)
+        patched.setattr(app._Job, "remove_parts_after", interrupted)
+        error_of(capsys, *again, code=130)
+    if not is_late_first:
+        monkeypatch.setattr("diffcse_jax.documents.open.parse_files", without_first)
+    cli.main(again)
+    assert "texts.000000.parquet has other texts than are read now" in capsys.readouterr().err
+    files = [Path(row["file"]).stem for row in itertools.chain(*read(tmp_path / "out").values())]
+    assert files == [*("abcde" if is_late_first else "bcde")]
+
+
 def test_what_has_changed_since_the_folder_was_begun_is_refused(
     tmp_path, shards, monkeypatch, capsys
 ):

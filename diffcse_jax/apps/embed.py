@@ -3,7 +3,7 @@
 `embed` names its Parquet files after the input: `papers.csv.000000.parquet`, and so on. Each holds
 a few thousand texts in order, with the settings in its metadata, and gets its name when it is
 complete. The folder `OUTPUT.state` holds the SHA-256 of each input and the list of its files. The
-same command, started again after a crash, embeds what is missing.
+same command, started again after a crash, embeds what is missing, and what it now reads otherwise.
 """
 
 import dataclasses
@@ -63,6 +63,7 @@ from diffcse_jax.search.vector_store import (
 
 FORMATS = (".jsonl", ".npy")
 STDOUT = "-"
+CHUNK = "texts"  # in the metadata of a Parquet file: a hash of what it holds
 
 Placed = tuple[Document, Passage]
 
@@ -299,6 +300,16 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
         )
 
 
+def _part_name(path: str, number: int) -> str:
+    """Return the name of a Parquet file of an input."""
+    return f"{Path(path).name}.{number:06d}.parquet"
+
+
+def _chunk_digest(chunk: Sequence[Placed]) -> str:
+    """Return a hash of the texts of a chunk and their places. The files may have moved."""
+    return json_digest([passage for _, passage in chunk])
+
+
 @dataclasses.dataclass
 class _Job:
     """One call of `embed`."""
@@ -384,15 +395,39 @@ class _Job:
         parts: list[str] = []
         rows = _placed(source, ledger)
         while chunk := list(itertools.islice(rows, self.settings["rows_per_file"])):
-            parts.append(f"{Path(path).name}.{len(parts):06d}.parquet")
-            if not (self.output / parts[-1]).is_file():
+            parts.append(_part_name(path, len(parts)))
+            if not self.has_part(parts[-1], chunk):
                 self.write_part(parts[-1], chunk)
                 self.embedded += len(chunk)
             progress.update(len(chunk))
+        self.remove_parts_after(path, len(parts))
         if not parts:
             ledger.note(f"{path}: it contains no text")
         report(ledger)
         return parts
+
+    def has_part(self, name: str, chunk: Sequence[Placed]) -> bool:
+        """Return whether the Parquet file of a chunk exists.
+
+        An earlier try may have read other texts, because a limit left a file out then or now.
+        """
+        file = self.output / name
+        if not file.is_file():
+            return False
+        if read_settings(file).get(CHUNK) == _chunk_digest(chunk):
+            return True
+        log_line(
+            f"notice: {file} has other texts than are read now, for example because a file was "
+            "left out by a limit. Embedding them again"
+        )
+        return False
+
+    def remove_parts_after(self, path: str, count: int) -> None:
+        """Remove the Parquet files of an earlier try that read more texts of an input."""
+        while (file := self.output / _part_name(path, count)).is_file():
+            log_line(f"notice: removing {file}: an earlier try read more texts of {path}")
+            file.unlink()
+            count += 1
 
     def write_part(self, name: str, chunk: Sequence[Placed]) -> None:
         """Embed texts and write their Parquet file."""
@@ -406,7 +441,9 @@ class _Job:
             prompt=self.encoder.prompts.or_warned(prompt),
         )
         stored = vector_table(
-            rows_table(rows), vectors.astype(self.settings["dtype"]), self.settings
+            rows_table(rows),
+            vectors.astype(self.settings["dtype"]),
+            {**self.settings, CHUNK: _chunk_digest(chunk)},
         )
         with replace_file(self.output / name, beside=state_of(self.output) / name) as file:
             pq.write_table(
