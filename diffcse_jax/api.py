@@ -21,8 +21,10 @@ from diffcse_jax import hosts
 from diffcse_jax.config import (
     Config,
     ConvertsToDict,
+    checked_values,
     configuration,
     flat,
+    nearest_key,
     settings_of_losses,
     unknown_key_message,
 )
@@ -79,6 +81,7 @@ def train(
     overrides: Mapping[str, Any] = MappingProxyType({}),
     callbacks: Sequence[Callback] = (),
     losses: Mapping[str, Loss] = MappingProxyType({}),
+    **others: Any,
 ) -> Trained:
     """Train a sentence encoder and export it. If training was stopped, the same call resumes it.
 
@@ -101,6 +104,7 @@ def train(
         losses: Losses of your own beside those of the configuration, such as `{"mine":
             MyLoss(weight=0.1)}`. The run records where their classes are defined. To resume, it
             must still find them there.
+        **others: None. An error names the key of `overrides` that is meant.
 
     Raises:
         UserError: A configuration, text, checkpoint or run folder cannot be used. The message says
@@ -108,7 +112,9 @@ def train(
         Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. This is a
             `KeyboardInterrupt`.
     """
-    name, checked = configuration(config, settings_of_losses(losses) | flat(overrides))
+    _refuse_arguments(others)
+    changes = flat(checked_values("overrides", overrides))
+    name, checked = configuration(config, settings_of_losses(losses) | changes)
     if checked.distributed:
         hosts.join()  # before a message asks JAX for its devices
     if sentences_or_path is not None:
@@ -126,6 +132,14 @@ def train(
         verdict=verdict,
         workdir=folder,
     )
+
+
+def _refuse_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for arguments that `train` does not have, such as `epochs=3`."""
+    for name, value in arguments.items():
+        key = nearest_key(name)
+        advice = f". Write overrides={{{key!r}: {value!r:.40}}}" if key else ""
+        raise ConfigError(f"train has no argument {name!r}{advice}")
 
 
 def _text_settings(text: str | os.PathLike[str] | Iterable[Text], config: Config) -> dict[str, Any]:

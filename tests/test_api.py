@@ -181,3 +181,16 @@ def test_a_workdir_has_the_values_of_its_run(pattern, expected, monkeypatch):
     message = r"workdir runs/\{train\.sed\}: unknown key train\.sed.*train\.seed.* Use \{seed\}, \{name\} or"
     with pytest.raises(ConfigError, match=message):
         named_workdir("runs/{train.sed}", *named)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"epochs": 3}, r"'epochs'\. Write overrides=\{'train\.epochs': 3\}$"),
+        ({"lr": 1e-5}, r"'lr'\. Write overrides=\{'optim\.learning_rate': 1e-05\}$"),
+        ({"zzz": 1}, r"'zzz'$"),
+    ],
+)
+def test_keys_given_as_arguments_are_named(arguments, advice):
+    with pytest.raises(ConfigError, match=rf"^train has no argument {advice}"):
+        train(SENTENCES, **arguments)

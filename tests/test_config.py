@@ -5,7 +5,14 @@ import re
 
 import pytest
 
-from diffcse_jax.config import Config, default_config, flat, known_keys, read_overrides
+from diffcse_jax.config import (
+    Config,
+    checked_values,
+    default_config,
+    flat,
+    known_keys,
+    read_overrides,
+)
 from diffcse_jax.errors import ConfigError
 
 KEYS = known_keys()
@@ -232,3 +239,11 @@ def test_values_where_groups_belong_are_refused(group, values, message):
     vars(config)[group] = values  # tests check the types of arguments
     with pytest.raises(ConfigError, match=message):
         config.__post_init__()
+
+
+@pytest.mark.parametrize(
+    ("values", "got"), [(["train.steps=1"], "list"), ({5: 1}, "the key 5"), (None, "NoneType")]
+)
+def test_values_are_a_dict(values, got):
+    with pytest.raises(ConfigError, match=f"^overrides: give a dict of values, .* not {got}$"):
+        checked_values("overrides", values)

@@ -125,7 +125,7 @@ class Config:
         A run is only read, and not trained, with `for_reading`. Then it does not matter if the
         class of a loss that was given to `train` is not found here.
         """
-        by_key = flat(values)
+        by_key = flat(checked_values("Config.from_dict", values))
         group_types: dict[str, Any] = {
             field.name: field.type
             for field in dataclasses.fields(cls)
@@ -448,7 +448,7 @@ def known_keys(
     }
 
 
-def _nearest_key(key: str) -> str:
+def nearest_key(key: str) -> str:
     """Return the known key that is nearest to an unknown one, or an empty string."""
     keys = [*known_keys([key])]
     group, dot, name = key.rpartition(".")
@@ -465,7 +465,7 @@ def _nearest_key(key: str) -> str:
 
 def unknown_key_message(key: str) -> str:
     """Return `unknown key K; did you mean L?`, with the nearest known key if one is near."""
-    near = _nearest_key(key)
+    near = nearest_key(key)
     return f"unknown key {key}" + (f"; did you mean {near}?" if near else "")
 
 
@@ -489,6 +489,17 @@ def resume_keys(config: Config) -> frozenset[str]:
     free = frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
     # With a limit, it decides when training ends, and which checkpoints may be the best.
     return free - {"eval.interpolate"} if config.eval.max_drop else free
+
+
+def checked_values(what: str, values: Any) -> Mapping[str, Any]:
+    """Return values by key or in groups; raise `ConfigError` for anything else."""
+    if not isinstance(values, Mapping):
+        got = type(values).__name__
+    elif wrong := [key for key in values if not isinstance(key, str)]:
+        got = f"the key {wrong[0]!r}"
+    else:
+        return values
+    raise ConfigError(f"{what}: give a dict of values, such as {{'train.steps': 60}}, not {got}")
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -536,12 +547,17 @@ def configuration(
     if isinstance(config, Mapping | ConvertsToDict):
         name = "custom"
         values = config if isinstance(config, Mapping) else config.to_dict()
+    elif not isinstance(config, str | os.PathLike):
+        raise ConfigError(
+            f"config={config!r:.60}: give the name of a configuration, the path of a file, a dict "
+            "of values or a Config"
+        )
     else:
         path = Path(config)
         path = path if path.suffix == ".py" else SHIPPED / f"{path}.py"
         name = path.stem
         values = _read(path, str(config))
-    return name, Config.from_dict(flat(values) | flat(changes))
+    return name, Config.from_dict(flat(checked_values("config", values)) | flat(changes))
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -578,7 +594,7 @@ def read_overrides(arguments: Iterable[str], flag: str = "config") -> dict[str, 
         bare = name.lstrip("-")
         key = bare.removeprefix(f"{flag}.")
         if key == bare or not name.startswith("-"):
-            if meant := _nearest_key(bare):
+            if meant := nearest_key(bare):
                 advice = f"Write --{flag}.{meant}={text or 'VALUE'}."
             else:
                 advice = f"Overrides are written --{flag}.KEY=VALUE."

@@ -123,6 +123,11 @@ class Index:
         show_progress: bool = False,
         strict: bool = False,
     ):
+        if isinstance(encoder, str | Path):
+            raise ConfigError(
+                f"encoder={str(encoder)!r}: load it with "
+                f"SentenceEncoder.from_pretrained({str(encoder)!r})"
+            )
         weight = DEFAULT_WEIGHT if weight is None else weight
         self.settings = IndexSettings(mode, language, weight, storage, passages, id_column)
         self.settings.check()
