@@ -424,10 +424,13 @@ def test_few_pairs_do_not_tell_how_many_seeds_are_needed():
     assert "needed" not in difference(first, other, "STS-B")
 
 
-def test_runs_that_are_too_short_to_time_are_not_trained(tmp_path, monkeypatch):
+def test_runs_that_are_too_short_to_time_are_not_trained(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("diffcse_jax.api.run", None)
-    steps = {"train.steps": estimate.STEPS - 1}
-    assert estimate.probe(configuration("simcse_base", steps)[1], tmp_path) is None
+    runs = plan_of(tmp_path, f"--config.train.steps={estimate.STEPS - 1}").runs
+    assert estimate.probe(runs[0].config, tmp_path) is None
+    estimate.log_needs(runs, tmp_path)
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in printed] == [f"{row} is not timed" for row in TWO]
 
 
 def test_the_cost_of_a_study_adds_up():

@@ -75,7 +75,6 @@ def log_needs(runs: Sequence[StudyRun], folder: Path) -> None:
     costs: dict[str, Cost | None] = {}
     for run in rest:
         if run.row not in costs:
-            log_line(f"timing a few steps of {run.row}")
             costs[run.row] = _probe(run, folder)
     known = {row: cost for row, cost in costs.items() if cost}
     timed = [(run.row, run.config.eval.every) for run in rest if run.row in known]
@@ -89,6 +88,8 @@ def _probe(run: StudyRun, folder: Path) -> Cost | None:
     Return None for a run that is too short or fails. It will fail again when it is done.
     """
     try:
+        if not _is_too_short(run.config):
+            log_line(f"timing a few steps of {run.row}")
         cost = probe(run.config, folder)
     except Exception as error:  # whatever a run may raise
         log_line(f"notice: {run.row} was not timed: {error}")
@@ -96,6 +97,11 @@ def _probe(run: StudyRun, folder: Path) -> Cost | None:
     if cost is None:
         log_line(f"{run.row} is not timed: its runs have fewer than {STEPS} steps")
     return cost
+
+
+def _is_too_short(config: Config) -> bool:
+    """Return whether a run has too few steps to time. Of epochs, only the run knows the steps."""
+    return 0 < config.train.steps < STEPS
 
 
 class _Ended(Exception):
@@ -139,7 +145,7 @@ def probe(config: Config, folder: Path) -> Cost | None:
 
     Return None for a run that has fewer steps. It trains none of them.
     """
-    if 0 < config.train.steps < STEPS:
+    if _is_too_short(config):
         return None
     values = flat(config.to_dict()) | {"eval.every": STEPS // 2, "train.log_every": 1}
     # Nothing may end the run before everything is measured, but a guard is scored as usual.
