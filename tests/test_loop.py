@@ -26,7 +26,7 @@ from diffcse_jax import Callback, Config, WandB, hosts
 from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.errors import DataError, UserError, reported_to_user
 from diffcse_jax.evaluation.dev import DevEvaluation
-from diffcse_jax.hosts import stop_requested, terminated_like_interrupted
+from diffcse_jax.hosts import Progress, stop_requested, terminated_like_interrupted
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.run_folder.checkpoints import Checkpoints
@@ -135,14 +135,18 @@ def saved(events) -> str:
     return " ".join(event.removeprefix("saved ") for event in events if event.startswith("saved"))
 
 
-def test_a_row_is_read_while_the_next_step_runs(start, tmp_path):
+def test_a_row_is_read_while_the_next_step_runs(start, tmp_path, monkeypatch):
     """At most two steps are in flight: before a third one starts, the first one has ended."""
+    monkeypatch.setattr(CompiledShapes, "announce", lambda *_: False)  # it has been compiled
+    leave_out = mock.Mock()
+    monkeypatch.setattr(Progress, "leave_out", leave_out)
     _, events = start([5.0, 4.0, 3.0, 2.0, 1.0], log_every=2)
     expected = (
         "row 0, step 1, step 2, waited for 1, row 1, step 3, waited for 2, row 2, step 4, waited for 3, step 5, "
         "waited for 4, row 4, row 5, evaluated 5, row 5, saved 5!"
     )
     assert events == expected.split(", ")
+    leave_out.assert_called_once()  # the first step, from the rate
     rows = rows_of(tmp_path)
     assert [(row["step"], row["loss"]) for row in rows] == [(1, 5.0), (2, 4.0), (4, 2.0), (5, 1.0)]
     assert ["sentences_per_second" in row for row in rows] == [False, True, True, True]

@@ -157,7 +157,8 @@ def loop(
         ended = stops = False
         while not (ended or stops):
             batch = shard_batch(next(batches), run.mesh)
-            if compiled.announce(batch):
+            # The first step of a process is traced, even if it has been compiled meanwhile.
+            if compiled.announce(batch) or not previous:
                 progress.leave_out()
             state, metrics = train_step(state, frozen, batch, root)
             step += 1
