@@ -18,6 +18,7 @@ from diffcse_jax.evaluation.metrics import RetrievalMetric, general_sentences, p
 from diffcse_jax.evaluation.queries import halve, held_out_queries, queries_of_documents
 from diffcse_jax.evaluation.runner import find_task
 from diffcse_jax.evaluation.systems import HYBRID, System
+from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
 TRAINING = [
     "one two three four five six",
@@ -469,7 +470,11 @@ def test_systems_are_compared_by_the_queries_that_judge():
     assert [len(each.reciprocal_ranks) for each in (bm25, dense, hybrid)] == [10, 10, 10]
     assert dense.score == 100
     assert bm25.reciprocal_ranks == pytest.approx(100 / 5.5)
-    assert hybrid.weight > 0  # the others, which words alone answer, chose it
+    assert hybrid.weight > DEFAULT_WEIGHT  # the others, which words alone answer, chose it
+    assert not bm25.is_favoured
+    made = dataclasses.replace(metric, document_of=range(20))
+    bm25, dense, hybrid = systems.compare_systems({"letters": letters()}, made)
+    assert (bm25.is_favoured, hybrid.weight) == (True, DEFAULT_WEIGHT)
 
 
 def test_copies_of_a_text_are_one_target_for_every_system(capsys):
@@ -517,29 +522,41 @@ def test_intervals_draw_pairs_that_share_a_text_together():
     assert one_group.units == "500 queries of 1 group with equal texts"
 
 
-def test_simple_systems_are_recommended_unless_they_are_worse():
-    def system(name, ranks):
-        return System(name, "dense", name, 0.0, 100 / np.array(ranks))
+def test_bm25_is_part_of_the_recommendation_unless_it_is_clearly_worse():
+    def system(encoder, mode, rank, first=None):
+        name = f"{encoder} {mode}"
+        return System(name, mode, encoder, 0.3, 100 / np.array([first or rank] + [rank] * 39))
 
-    start, adapted = system("start", [2] * 40), system("adapted", [1] * 40)
-    assert systems.recommend([start, adapted]) is adapted
-    assert systems.describe_advice([start, adapted], adapted) == ""
-    assert systems.describe_advice([start, adapted], start) == (
-        "The score of adapted is 50.00 higher than that of start (95% interval +50.00 to +50.00)."
+    words, start = system("", "lexical", 2, first=1), system("start", "dense", 2)
+    with_words, adapted = system("start", "hybrid", 2), system("adapted", "dense", 2)
+    both = system("adapted", "hybrid", 2)
+    five = [words, start, with_words, adapted, both]  # no interval is above 0
+    assert systems.recommend(five) is with_words
+    assert systems.recommend(five, "adapted") is both
+    described = systems.describe_difference(words, both)
+    assert "is 1.25 higher than that of adapted hybrid, but this may be chance (" in described
+    better = system("adapted", "dense", 1)
+    clearly = [words, start, with_words, better, both]
+    assert systems.recommend(clearly) is systems.recommend(clearly, "adapted") is better
+    assert systems.describe_difference(better, both) == (
+        "The score of adapted dense is 50.00 higher than that of adapted hybrid (95% interval "
+        "+50.00 to +50.00)."
     )
-    hardly = system("hardly", [1] + [2] * 39)
-    assert systems.recommend([start, hardly]) is start
-    described = systems.describe_advice([start, hardly], start)
-    assert "hardly is 1.25 higher than that of start, but this may be chance (" in described
-    hybrid = dataclasses.replace(start, name="start + BM25", mode="hybrid")
-    weights = [line.partition(")  ")[2] for line in systems.describe([start, hybrid])]
-    assert weights == ["", "weight of BM25: 0, which leaves BM25 out"]
-    (line,) = systems.describe([dataclasses.replace(hybrid, weight=0.3)])
-    assert line.endswith(")  weight of BM25: 0.3")
-    assert systems.recommend([adapted, start]) is adapted
-    low, high = hardly.interval()
-    assert low < hardly.score < high
-    assert start.interval(system("same", [2] * 40)) == (0, 0)
+    other = [words, start, system("start", "hybrid", 1), adapted, both]
+    assert systems.recommend(other, "adapted") is other[2]  # of two with BM25, the better one
+    by_words = [system("", "lexical", 1), *five[1:]]
+    assert systems.recommend(by_words, "adapted") is by_words[0]
+    favoured = dataclasses.replace(by_words[0], is_favoured=True)
+    assert systems.recommend([favoured, *five[1:]], "adapted") is both
+    assert systems.describe_difference(favoured, both).endswith("so they favour BM25.")
+    left_out = dataclasses.replace(with_words, weight=0.0)
+    assert systems.recommend([start, left_out]) is start
+    table = [line.partition(")  ")[2] for line in systems.describe([start, left_out, both])]
+    weights = ["", "weight of BM25: 0, which leaves BM25 out", "weight of BM25: 0.3"]
+    assert table == weights
+    low, high = words.interval()
+    assert low < words.score < high
+    assert start.interval(with_words) == (0, 0)
 
 
 def test_documents_are_compared_without_labels(tmp_path):

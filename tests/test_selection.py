@@ -137,6 +137,20 @@ def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tm
         "recommends --model tiny --mode hybrid --weight 0.5. Its own model is searched with --mode "
         "hybrid" in printed
     )
+    equal = [
+        words,
+        start,
+        other,
+        dense,
+        dataclasses.replace(hybrid, reciprocal_ranks=np.linspace(66.5, 74.5, 30)),
+    ]
+    helped = decide(BETTER, CLEAR, keep_start=True, compared=equal)
+    assert helped.recommended is helped.search is equal[-1]  # not clearly better than the start's
+    assert describe(helped, WORDING).endswith(
+        "\n  The score of both is 0.50 higher than that of BM25, but this may be chance (95% interval -0.35 to +1.32)."
+    )
+    unclear = decide(BETTER, UNCLEAR, keep_start=True, compared=[start, other, hybrid])
+    assert unclear.recommended is unclear.search is other
     advice = {"mode": "lexical", "weight": 0, "instead": {"model": "tiny", "mode": "hybrid"}}
     write_json(tmp_path / SEARCH, advice)
     assert recommended(str(tmp_path)) == ("lexical", None)

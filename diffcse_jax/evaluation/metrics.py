@@ -139,6 +139,11 @@ class RetrievalMetric(QueryMetric):
         columns: Iterator[Any] = map(list, zip(*rows, strict=True))
         return cls(name, batch_size, *columns, judges=judges)
 
+    @property
+    def is_made(self) -> bool:
+        """Whether the queries were made of documents, and so repeat words of their targets."""
+        return self.document_of is not None
+
     @functools.cached_property
     def answers(self) -> Answers:
         """Which distinct targets answer which queries."""

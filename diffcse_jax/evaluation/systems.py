@@ -2,6 +2,10 @@
 
 BM25, and an encoder with BM25, need no training. A gain by training says little if one of these is
 better.
+
+Queries that are made of documents repeat words of their texts, so they favour BM25 more than
+people's questions do (docs/records/search.md). They neither choose its weight nor recommend it
+alone.
 """
 
 import dataclasses
@@ -20,10 +24,12 @@ from diffcse_jax.hosts import log_line
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.modes import DEFAULT_WEIGHT
 from diffcse_jax.search.words import choose_language
 
 BM25 = "BM25"
 HYBRID = "mrr with BM25"
+PREFERRED_MODES = ("hybrid", "dense", "lexical")
 
 Scores = Float32[np.ndarray, "queries texts"]
 Ranks = Float[np.ndarray, " queries"]
@@ -69,11 +75,18 @@ class System:
     name: str  # `BM25`, the name of an encoder, or `NAME + BM25`
     mode: str  # `lexical`, `dense` or `hybrid`, as in `SentenceEncoder.build_index`
     encoder: str  # the name of the encoder; empty for BM25
-    weight: float  # of BM25 in hybrid search, chosen on the queries that choose
+    weight: float  # of BM25 in hybrid search
     # 100 / rank of the target of each query that judges. In hybrid search, other queries have
-    # chosen the weight.
+    # chosen the weight, unless it is the default.
     reciprocal_ranks: Float[np.ndarray, " queries"]
     groups: Int[np.ndarray, " queries"] | None = None  # for intervals; see `paired_interval`
+    is_favoured: bool = False  # by queries that repeat words of their texts
+
+    @property
+    def may_be_recommended(self) -> bool:
+        """Whether its score says how well people find texts, and no other system does the same."""
+        leaves_bm25_out = self.mode == "hybrid" and not self.weight
+        return not (self.is_favoured or leaves_bm25_out)
 
     @property
     def score(self) -> float:
@@ -99,7 +112,7 @@ def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) ->
     """Search for the targets of a dev metric: by BM25, then by encoders, alone and with BM25.
 
     If the queries of the metric are divided, those that judge are compared, and the others choose
-    weights.
+    weights. Queries that were made of documents do not choose weights.
     """
     answers = metric.answers
     groups = metric.groups[metric.judging]
@@ -110,7 +123,8 @@ def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) ->
 
     words = answers.scores(_word_scores(metric))
     ranks = retrieval.ranks_among(words, answers.target, ignored)[metric.judging]
-    systems = [system(BM25, "lexical", "", 1.0, ranks)]
+    bm25 = system(BM25, "lexical", "", 1.0, ranks)
+    systems = [dataclasses.replace(bm25, is_favoured=metric.is_made)]
     for name, encoder in encoders.items():
         embeddings = encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size)
         queries, targets = map(normalize, embeddings)
@@ -136,9 +150,11 @@ def _word_scores(metric: RetrievalMetric) -> Scores:
 def _hybrid(contest: Contest, metric: RetrievalMetric) -> tuple[float, Ranks]:
     """Return the weight of BM25, and the ranks of the queries that judge.
 
-    If all queries choose and judge, each half of the groups is ranked with the weight of the other
-    half.
+    Queries that were made of documents have the default weight. If all others choose and judge,
+    each half of the groups is ranked with the weight of the other half.
     """
+    if metric.is_made:
+        return DEFAULT_WEIGHT, contest.of(metric.judging).ranks(DEFAULT_WEIGHT)
     if metric.judges is not None:
         weight = contest.of(metric.choosing).weight()
         return weight, contest.of(metric.judging).ranks(weight)
@@ -149,14 +165,24 @@ def _hybrid(contest: Contest, metric: RetrievalMetric) -> tuple[float, Ranks]:
     return contest.weight(), ranks
 
 
-def recommend(systems: Sequence[System]) -> System:
-    """Return the first system, in their order, that is not significantly worse than the best one.
+def recommend(systems: Sequence[System], preferred: str = "") -> System:
+    """Return the first system, by preference, that is not significantly worse than the best one.
 
-    The order is from simple to complex, so a system is recommended over simpler ones only if they
-    are worse.
+    Encoders with BM25 are preferred to encoders alone, and these to BM25 alone: on people's
+    questions, BM25 with its default weight was never significantly worse than leaving it out, and
+    often better (docs/records/search.md).
+
+    Args:
+        systems: The systems, from simple to complex.
+        preferred: The name of the encoder that comes first among the systems of a mode. Without
+            one, the simplest comes first.
     """
-    best = max(systems, key=lambda system: system.score)
-    return next(system for system in systems if system is best or best.interval(system)[0] <= 0)
+    candidates = [system for system in systems if system.may_be_recommended]
+    best = max(candidates, key=lambda system: system.score)
+    in_order = sorted(
+        candidates, key=lambda each: (PREFERRED_MODES.index(each.mode), each.encoder != preferred)
+    )
+    return next(system for system in in_order if system is best or best.interval(system)[0] <= 0)
 
 
 def describe(systems: Sequence[System]) -> list[str]:
@@ -178,13 +204,12 @@ def describe_weight(mode: str, weight: float) -> str:
     return f"{weight:g}" if weight else "0, which leaves BM25 out"
 
 
-def describe_advice(systems: Sequence[System], advised: System) -> str:
-    """Return how much higher the best score is than that of the advised search, if it is higher."""
-    best = max(systems, key=lambda system: system.score)
-    if advised is best:
-        return ""
-    low, high = best.interval(advised)
-    gain = f"{best.score - advised.score:.2f} higher than that of {advised.name}"
+def describe_difference(higher: System, lower: System) -> str:
+    """Return how much higher one score is than another, with an interval."""
+    low, high = higher.interval(lower)
+    gain = f"{higher.score - lower.score:.2f} higher than that of {lower.name}"
     doubt = "" if low > 0 else ", but this may be chance"
     interval = f"95% interval {low:+.2f} to {high:+.2f}"
-    return f"The score of {best.name} is {gain}{doubt} ({interval})."
+    reason = " These queries repeat words of their texts, so they favour BM25."
+    remark = reason if higher.is_favoured else ""
+    return f"The score of {higher.name} is {gain}{doubt} ({interval}).{remark}"

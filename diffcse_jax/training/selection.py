@@ -6,7 +6,7 @@ better, may be better by chance, or breaks a limit.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -138,16 +138,18 @@ def decide(
     elif is_higher and evidence.interval[0] <= 0:
         doubt = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
-    keeps_start = keep_start and (not is_higher or bool(doubt) or breaks_limit)
+    helped = is_higher and not doubt and not breaks_limit
+    keeps_start = keep_start and not helped
 
     def is_usable(system: System) -> bool:
         return not system.encoder or (system.encoder == THIS_MODEL) != keeps_start
 
-    recommended = systems.recommend(compared) if compared else None
+    preferred = THIS_MODEL if helped else ""
+    recommended = systems.recommend(compared, preferred) if compared else None
     search = recommended
     if recommended and not is_usable(recommended):
         usable = [*filter(is_usable, compared)]
-        search = systems.recommend(usable) if usable else None
+        search = systems.recommend(usable, preferred) if usable else None
     return Decision(
         candidate,
         evidence,
@@ -191,8 +193,7 @@ def describe(decision: Decision, wording: Wording) -> str:
         details.append(f"Other queries got worse: {', '.join(candidate.lost)} (eval.hold).")
     exported = f"Exported {_exported(decision, wording)}."
     details.append(f"{exported} {_best_weights(decision, wording)}".rstrip())
-    if decision.advised:
-        details.append(systems.describe_advice(decision.compared, decision.advised))
+    details += _comparisons(decision)
     details.append(wording.remark)
     return "\n  ".join([_summary(decision, wording), *filter(None, details)])
 
@@ -208,6 +209,21 @@ def _summary(decision: Decision, wording: Wording) -> str:
             )
         sentences.append(f"Search with {advised.name}.")
     return " ".join(sentences)
+
+
+def _comparisons(decision: Decision) -> Iterator[str]:
+    """Compare the advised search with the best one, and with the best one without training."""
+    advised = decision.advised
+    if not advised:
+        return
+    best = max(decision.compared, key=lambda system: system.score)
+    if best.score > advised.score:
+        yield systems.describe_difference(best, advised)
+    if advised.encoder == THIS_MODEL:
+        untrained = [system for system in decision.compared if system.encoder != THIS_MODEL]
+        other = max(untrained, key=lambda system: system.score)
+        if other.score < advised.score:
+            yield systems.describe_difference(advised, other)
 
 
 def _result(decision: Decision, wording: Wording) -> str:
